@@ -16,15 +16,14 @@ import typer
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 
-from llmtap.bench.run.registry import TESTS, test_named
+from llmtap.bench.run.test import TESTS, test_named
 from llmtap.cli.main import app, load_commands
 from llmtap.config import Settings
 from llmtap.meter.admin.openapi import document
-from llmtap.meter.options import SloOptions
+from llmtap.metrics.slo import SloOptions
 from llmtap.settings import explained
-from llmtap.sim.model_options import explain
+from llmtap.sim.model_options import explain_model_options, explain_serving
 from llmtap.sim.server.options import keys
-from llmtap.sim.serving import explain_serving
 from llmtap.units import Bytes, Duration, encode_special, format_ns
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def options_page() -> str:
     out.append("### An engine that iterates\n\n`--serving NAME=VALUE`, also of `llmtap sim run`.\n\n")
     out.append(_named(explain_serving()))
     out.append("### An engine of whole batches\n\n`--reading NAME=VALUE`: how seed 004 is read.\n\n")
-    out.append(_named(explain()))
+    out.append(_named(explain_model_options()))
     out.append("## llmtap bench\n\nBy `--set NAME=VALUE`, or in `[tests.TEST]` of the bench file.\n\n")
     for name in TESTS:
         test = test_named(name)

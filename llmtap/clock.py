@@ -1,9 +1,7 @@
 """The only reader of clocks, with `native/reading.c`.
 
-Everyone else is given a Clock or handed a stamp. Monotonic time is for measuring, wall time for
-labels, and no expression mixes them: a WallAnchor turns one into the other at the edge.
-All stamps are integer nanoseconds of CLOCK_MONOTONIC, which every process of a host shares, so a
-stamp taken in the relay can be compared with one taken in the meter or in a local load program.
+Monotonic time is for measuring, wall time for labels; only a WallAnchor converts between them. Stamps are
+integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 import time
@@ -14,7 +12,7 @@ __all__ = ["Clock", "ManualClock", "SystemClock", "WallAnchor"]
 
 
 class Clock(Protocol):
-    """Where stamps come from."""
+    """Source of stamps."""
 
     def mono_ns(self) -> int:
         """Now, on CLOCK_MONOTONIC, in nanoseconds."""
@@ -40,7 +38,7 @@ class SystemClock:
 
 @dataclass(slots=True)
 class ManualClock:
-    """A clock that moves when told to, for tests; it refuses to go back."""
+    """A clock for tests that moves forward by `advance`."""
 
     now_ns: int = 0
     wall_offset_ns: int = 1_700_000_000_000_000_000
@@ -67,11 +65,11 @@ class WallAnchor:
     mono_ns: int
     wall_ns: int
     width_ns: int
-    """How long the pair of readings took: the anchor is right within this."""
+    """Duration of the readings, which bounds the anchor's error."""
 
     @classmethod
     def sample(cls, clock: Clock, tries: int = 5) -> "WallAnchor":
-        """The tightest of a few bracketed readings (mono, wall, mono)."""
+        """Return the tightest of a few bracketed readings (mono, wall, mono)."""
         best: WallAnchor | None = None
         for _ in range(tries):
             before = clock.mono_ns()

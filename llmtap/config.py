@@ -1,17 +1,17 @@
-"""Puts the rooms' options together: defaults, then the config file, then the environment, then flags.
+"""All settings: defaults, then the config file, then the environment, then flags.
 
-One TOML file, one table per room (`[relay]`, `[meter]`, `[log]`), and one for each class of tenants
+A TOML file has a table for each package (`[relay]`, `[meter]`, `[log]`), and for each class of tenants
 (`[slo.NAME]`). Every key is an environment variable too: `relay.idle_timeout` is `LLMTAP_RELAY_IDLE_TIMEOUT`,
-`slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`. A value that does not fit is a ConfigError that names the key,
-where it was set, and the nearest key there is.
+`slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`.
 """
 
 import difflib
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -20,20 +20,22 @@ from llmtap.channel.experiment import ExperimentOptions
 from llmtap.errors import ConfigError
 from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.log import LogSetup
-from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, check_slos
-from llmtap.units import read_special
+from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
+from llmtap.metrics.slo import SloOptions, check_slos
+from llmtap.units import encode_special, read_special
 from llmtap.user_files import decode_json, read_toml
 from llmtap.vantage.relay.options import RelayOptions
 
 __all__ = ["Settings", "fingerprint", "keys", "load_settings"]
 
+T = TypeVar("T", bound=msgspec.Struct)
 ENV_PREFIX: Final = "LLMTAP_"
 SLO: Final = "slo"
 """The table whose keys are tables."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set, by room."""
+    """Everything that can be set."""
 
     relay: RelayOptions = RelayOptions()
     meter: MeterOptions = MeterOptions()
@@ -48,19 +50,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
-    "relay": RelayOptions,
-    "meter": MeterOptions,
-    "tenants": TenantOptions,
-    "cost": CostOptions,
-    "experiment": ExperimentOptions,
-    "capture": CaptureOptions,
-    "otlp": OtlpOptions,
-    "log": LogSetup,
+    field.name: field.type for field in msgspec.structs.fields(Settings) if field.name != SLO
 }
 
 
 def keys() -> dict[str, str]:
-    """Every key as `table.name`, with its help."""
+    """Return every key as `table.name`, with its help."""
     found = {}
     for table, kind in (*_TABLES.items(), (f"{SLO}.NAME", SloOptions)):
         for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
@@ -71,9 +66,9 @@ def keys() -> dict[str, str]:
 
 
 def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
-    """Settings from a file (or none), the environment, and flags as `{"relay.listen": ...}`.
+    """Return settings from a file (or none), the environment, and flags as `{"relay.listen": ...}`.
 
-    Raises ConfigError.
+    Raises ConfigError, which names the key, the place where it was set, and the nearest key.
     """
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     classes: dict[str, dict[str, Any]] = {}
@@ -125,9 +120,12 @@ def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
     for key, value in flags.items():
         if value is not None:
             put(key, value, "command line")
-    slos = {name: _convert_class(name, content, places) for name, content in classes.items()}
+    slos = {name: _convert(f"{SLO}.{name}", SloOptions, content, places) for name, content in classes.items()}
     check_slos(slos)
-    return msgspec.structs.replace(_convert({name: tables[name] for name in _TABLES}, places), slo=slos)
+    made: dict[str, Any] = {
+        name: _convert(name, kind, tables[name], places) for name, kind in _TABLES.items()
+    }
+    return Settings(**made, slo=slos)
 
 
 def _put_classes(content: dict[str, Any], put: Callable[[str, Any, str], None], place: str) -> None:
@@ -144,7 +142,7 @@ def _all_keys(classes: Iterable[str]) -> list[str]:
 
 
 def _from_json(text: str) -> Any:
-    """Where a key wants a list or a table, the environment and flags say it in JSON."""
+    """Read lists and tables, which the environment and flags write in JSON."""
     if text.startswith(("[", "{")):
         try:
             return decode_json(text)
@@ -153,26 +151,26 @@ def _from_json(text: str) -> Any:
     return text
 
 
-def _convert(tables: dict[str, dict[str, Any]], places: dict[str, str]) -> Settings:
+def _convert(table: str, kind: type[T], values: dict[str, Any], places: dict[str, str]) -> T:
     try:
         # Not strict: a variable of the environment is text, whatever its key wants.
-        return msgspec.convert(tables, Settings, strict=False, dec_hook=read_special)
+        return msgspec.convert(values, kind, strict=False, dec_hook=read_special)
     except msgspec.ValidationError as exc:
         text = str(exc)
-        m = re.search(r"\$\.([a-z_]+\.[a-z_]+)([^`]*)", text)
-        key = m[1] + m[2] if m else "?"
+        m = re.search(r"`\$\.([a-z_]+)([^`]*)", text)
+        key, place, hint = table, None, None
+        if m is not None:
+            key += f".{m[1]}{m[2]}"
+            place = places.get(f"{table}.{m[1]}")
+            if not m[2]:
+                wanted = get_type_hints(kind).get(m[1])
+                hint = _choices(wanted) or _as_list(wanted, values.get(m[1]))
         problem = re.sub(r"\s*- at `.*`$", "", text)
-        place = places.get(m[1]) if m else None
-        hint = None
-        if m is not None and not m[2]:
-            table, _, name = m[1].partition(".")
-            kind = get_type_hints(_TABLES[table]).get(name)
-            hint = _choices(kind) or _as_list(kind, tables[table].get(name))
         raise ConfigError(f"{key} ({place})" if place else key, problem, hint) from None
 
 
 def _choices(kind: Any) -> str | None:
-    """What a key with a closed set of values may be; None for others."""
+    """Return the hint for a key with a closed set of values."""
     choices = get_args(kind)
     if not choices or not all(isinstance(choice, str) for choice in choices):
         return None
@@ -180,7 +178,7 @@ def _choices(kind: Any) -> str | None:
 
 
 def _as_list(kind: Any, value: object) -> str | None:
-    """How a list is written, for who wrote one name, or several with commas; None for other keys."""
+    """Return the hint how to write a list, for one name, or several with commas."""
     if get_origin(kind) not in (list, tuple) or not isinstance(value, str):
         return None
     shown = '[{"key": "value"}]'
@@ -191,7 +189,7 @@ def _as_list(kind: Any, value: object) -> str | None:
 
 
 def _names_a_table(table: str, place: str) -> ConfigError:
-    """What a key's name lacks: `LLMTAP_CAPTURE` names none."""
+    """Return the error for a table without a key, such as `LLMTAP_CAPTURE`."""
     if table.startswith(SLO):
         first = f"{table.partition('.')[2] or 'NAME'}_objectives"
         table = SLO
@@ -201,24 +199,7 @@ def _names_a_table(table: str, place: str) -> ConfigError:
     return ConfigError(place, f"names the table {table!r}, and no key in it", f"did you mean {variable}?")
 
 
-def _convert_class(name: str, content: dict[str, Any], places: dict[str, str]) -> SloOptions:
-    try:
-        return msgspec.convert(content, SloOptions, strict=False)
-    except msgspec.ValidationError as exc:
-        text = str(exc)
-        m = re.search(r"`\$\.([a-z_]+)", text)
-        key = f"{SLO}.{name}" + (f".{m[1]}" if m else "")
-        place = places.get(key)
-        problem = re.sub(r"\s*- at `.*`$", "", text)
-        hint = _as_list(get_type_hints(SloOptions).get(m[1]), content.get(m[1])) if m else None
-        raise ConfigError(f"{key} ({place})" if place else key, problem, hint) from None
-
-
 def fingerprint(settings: Settings) -> str:
-    """A short hash of all settings, to tell two configurations apart in logs and captures."""
-    import hashlib
-
-    from llmtap.units import encode_special
-
+    """Return a short hash of all settings, to tell two configurations apart in logs and captures."""
     text = msgspec.json.encode(settings, enc_hook=encode_special, order="sorted")
     return hashlib.sha256(text).hexdigest()[:12]

@@ -1,16 +1,15 @@
-"""The root of llmtap's exceptions and its few children.
+"""llmtap's exceptions.
 
-Three kinds of error get three treatments. Our own mistake is an `assert`. The world's (a peer that
-breaks the protocol, an upstream that is away) becomes an outcome of one exchange and the run goes
-on. The user's (a bad option, an unreadable file) is one sentence that names the place, with a hint,
-and exit code 2.
+Our own mistake is an `assert`. A fault of a peer (it breaks the protocol, or is away) becomes an outcome of
+one exchange. A user's mistake (a bad option, an unreadable file) is one sentence that names the place, with a
+hint, and exit code 2.
 """
 
 __all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "install_hint"]
 
 
 class LlmtapError(Exception):
-    """Root of everything llmtap raises on purpose."""
+    """Base class."""
 
 
 class ConfigError(LlmtapError):
@@ -24,12 +23,12 @@ class ConfigError(LlmtapError):
 
 
 def install_hint(name: str) -> str:
-    """The hint where an optional package is missing: how the extra that brings it is installed."""
+    """Return the hint for a missing optional package: how to install the extra `name`."""
     return f"in a clone of llmtap: .venv/bin/pip install -c constraints.txt -e '.[{name}]'"
 
 
 class PeerProtocolError(LlmtapError):
-    """A peer broke HTTP. `status` is what a client that did so is told."""
+    """A peer broke HTTP. `status`: the answer to a client that did so."""
 
     def __init__(self, problem: str, status: int = 400) -> None:
         super().__init__(problem)

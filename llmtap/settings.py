@@ -1,4 +1,4 @@
-"""Options as people write them, `NAME=VALUE`: read by name and type, and explained from the class alone."""
+"""Options as `NAME=VALUE`: read and explained by the fields of a struct."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -18,9 +18,9 @@ _BOOLS = {"true": True, "on": True, "false": False, "off": False}
 
 
 def read_options(kind: type[S], settings: Mapping[str, str], noun: str) -> S:
-    """The options with some of them set, by name, from text; `noun` is what one of them is called.
+    """Return the options, some of them set from text; `noun` is the word for an option.
 
-    Raises ValueError: it names the nearest to an unknown name, and begins with the name of a value's option.
+    Raises ValueError, which names the option, or the nearest to an unknown one.
     """
     known = {field.name: field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
@@ -38,10 +38,7 @@ def read_options(kind: type[S], settings: Mapping[str, str], noun: str) -> S:
 
 
 def explained(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any, str]]:
-    """Each option's name, default, as people write it, and meaning, with the values it may have.
-
-    None is no text: whoever asks knows what it stands for.
-    """
+    """Yield each option's name, default as text (None for None), and meaning with its choices."""
     for field in msgspec.structs.fields(kind):
         info = type_info(field.type)
         assert isinstance(info, Metadata)
@@ -64,7 +61,7 @@ def _text(default: Any) -> str | None:
 
 
 def _inner(kind: object) -> Any:
-    """What `Annotated` is of; of something that may be None, the rest."""
+    """Return the type in `Annotated`, without None."""
     inner = get_args(kind)[0]
     if get_origin(inner) in (Union, UnionType):
         [inner] = [one for one in get_args(inner) if one is not type(None)]
@@ -72,7 +69,7 @@ def _inner(kind: object) -> Any:
 
 
 def _choices(inner: object) -> list[str]:
-    """The texts that a field may be, as they are written in the class; none where it is no choice."""
+    """Return the values of a Literal, else nothing."""
     return list(get_args(inner)) if get_origin(inner) is Literal else []
 
 

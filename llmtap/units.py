@@ -1,8 +1,8 @@
-"""Nanoseconds, bytes and rates, from and to the text people write.
+"""Durations and sizes, from and to text.
 
-Inside, every duration is an `int` of nanoseconds and every size an `int` of bytes. In config files
-and on the command line a duration is a number of seconds or a text with a unit (`"500ms"`, `"2m"`),
-a size a number of bytes or a text with a unit (`"64KiB"`).
+Inside, a duration is an `int` of nanoseconds and a size an `int` of bytes. In config files and on the command
+line a duration is a number of seconds or text (`"500ms"`, `"2m"`), a size a number of bytes or text
+(`"64KiB"`).
 """
 
 import re
@@ -33,7 +33,7 @@ BYTES_MAX: Final = 1 << 63
 """Upper bound (exclusive) of a size that is read."""
 _SHOWN_CHARS_MAX: Final = 60
 SHARE_OF_MIN: Final = 1_000
-"""Of fewer one is more than a tenth of a percent, and counts say it better."""
+"""Below this, counts are clearer than a percentage."""
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h|d)?\s*")
 _NS_PER: Final = {
@@ -47,22 +47,22 @@ _BYTES_PER: Final = {
 
 
 class Duration(int):
-    """A duration in nanoseconds; a type of its own so that config knows how to read it."""
+    """A duration in nanoseconds, as a type for config."""
 
 
 class Bytes(int):
-    """A size in bytes; a type of its own so that config knows how to read it."""
+    """A size in bytes, as a type for config."""
 
 
 def decode_special(kind: type, value: object) -> object:
-    """For msgspec between our own processes: durations and sizes travel as plain ints of ns and bytes."""
+    """Decode durations and sizes between our own processes: plain ints of ns and bytes."""
     if kind in (Duration, Bytes) and isinstance(value, int):
         return kind(value)
     raise NotImplementedError(kind.__name__)
 
 
 def read_special(kind: type, value: object) -> object:
-    """For msgspec where people write: durations and sizes as text with a unit, or read already."""
+    """Decode durations and sizes that people write, with a unit."""
     if kind in (Duration, Bytes) and isinstance(value, kind):
         return value
     if kind is Duration:
@@ -73,14 +73,14 @@ def read_special(kind: type, value: object) -> object:
 
 
 def encode_special(value: object) -> object:
-    """The other way: msgspec knows `int`, not its children."""
+    """Encode durations and sizes as plain ints."""
     if isinstance(value, Duration | Bytes):
         return int(value)
     raise NotImplementedError(type(value).__name__)
 
 
 def encode_seconds(value: object) -> object:
-    """The same for public JSON: a duration in seconds."""
+    """Encode durations in seconds, for public JSON."""
     if isinstance(value, Duration):
         return to_seconds(value)
     raise NotImplementedError(type(value).__name__)
@@ -107,7 +107,7 @@ def parse_duration_ns(value: object) -> int:
         m = _DURATION.fullmatch(value)
         ns = None if m is None else float(m[1]) * _NS_PER[m[2] or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        # Compared first: an integer of many digits is no float. NaN fails the comparison.
+        # Compared first: a huge integer is no float, and NaN fails the comparison.
         ns = value * NS_PER_S if 0 <= value <= DURATION_S_MAX else -1
     if ns is None:
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {shown(value)}")
@@ -133,14 +133,14 @@ def parse_bytes(value: object) -> int:
 
 
 def to_seconds(ns: int | float) -> float:
-    """Seconds of nanoseconds, for everything public."""
+    """Return seconds, for everything public."""
     return ns / NS_PER_S
 
 
 def format_ns(ns: int | float) -> str:
-    """A duration for people: three significant digits and the unit that suits (`1.23 ms`)."""
+    """Return a duration with three significant digits and a suitable unit (`1.23 ms`)."""
     for unit, scale in (("s", NS_PER_S), ("ms", 1_000_000), ("us", 1_000)):
-        # 999.6 us already reads as 1 ms: the unit is chosen by what will be shown.
+        # 999.6 us is shown as 1 ms.
         if abs(ns) >= 0.9995 * scale:
             shown = f"{ns / scale:.3g}"
             return f"{ns / scale:.0f} {unit}" if "e" in shown else f"{shown} {unit}"
@@ -148,7 +148,7 @@ def format_ns(ns: int | float) -> str:
 
 
 def format_bytes(n: int | float) -> str:
-    """A size for people, in powers of 1024 (`6.4 KiB`)."""
+    """Return a size in powers of 1024 (`6.4 KiB`)."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(n) >= scale:
             return f"{n / scale:.1f} {unit}"
@@ -156,9 +156,9 @@ def format_bytes(n: int | float) -> str:
 
 
 def format_share(k: int, n: int) -> str:
-    """`k` of `n` for people: counts (`1 of 10`), and from SHARE_OF_MIN on a share (`97.5 %`).
+    """Return `k` of `n` as counts (`1 of 10`), or from SHARE_OF_MIN on as a share (`97.5 %`).
 
-    A share is never finer than one of `n`, and neither 0 nor 100 where it is not quite.
+    A share is never finer than one of `n`, and 0 or 100 only if exact.
     """
     if n < SHARE_OF_MIN:
         return f"{k:,} of {n:,}"

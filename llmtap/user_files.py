@@ -1,4 +1,4 @@
-"""Files that people write: TOML and JSON, read with bounds, so that no nesting ends in a traceback."""
+"""TOML and JSON of users, read with bounds on size and nesting."""
 
 import re
 import tomllib
@@ -15,8 +15,7 @@ TOML_BYTES_MAX: Final = 512 << 10
 """`tomllib` takes 2.4 s for 1 MB of table headers."""
 T = TypeVar("T")
 DEPTH_MAX: Final = 64
-"""Of tables and lists within each other. `tomllib` takes quadratic time for a key of many parts, and recurses
-for lists."""
+"""Maximum nesting: `tomllib` takes quadratic time for a key of many parts, and recurses for lists."""
 
 _TOO_DEEP: Final = "is nested too deeply"
 # Strings and comments are skipped. Between `=`, `,`, brackets and line ends, dots join the parts of one key.
@@ -40,8 +39,8 @@ def decode_json(data: bytes | str, kind: Any = Any) -> Any:
 def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
     """Return the content of a TOML file.
 
-    Raises ConfigError with the file, and with the line where nesting is too deep. `place` names an option in
-    place of the file where it cannot be read.
+    Raises ConfigError with the file, and the line where nesting is too deep. `place`: name of an option for
+    files that cannot be read.
     """
     try:
         with path.open("rb") as file:

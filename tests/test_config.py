@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import llmtap.cli.proxy  # noqa: F401  it adds the command
+import llmtap.cli.tap  # noqa: F401  it adds the command
 from llmtap.cli.main import app
 from llmtap.config import Settings, fingerprint, keys, load_settings
 from llmtap.errors import ConfigError
 from llmtap.log import LogSetup
-from llmtap.meter.options import MeterOptions, SloOptions, TenantRule
+from llmtap.meter.options import MeterOptions, TenantRule
+from llmtap.metrics.slo import SloOptions
 from llmtap.supervisor.supervisor import check_settings
 from llmtap.vantage.relay.options import RelayOptions
 

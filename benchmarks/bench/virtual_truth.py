@@ -13,11 +13,9 @@ from random import Random
 
 from llmtap.metrics.fairness import jain_readings
 from llmtap.metrics.statistics import percentile
-from llmtap.sim.engine import Engine
-from llmtap.sim.model_options import read_settings
+from llmtap.sim.engine import Engine, run_virtual
+from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import ServingSetup, read_serving
-from llmtap.sim.virtual import play
 from llmtap.workload.requests import Requests
 
 __all__ = ["Shape", "backlog_rps", "compared", "gaps", "jain", "knee", "ttfts"]
@@ -55,9 +53,9 @@ def _played(shape: Shape, arrival_ns: Sequence[int]) -> tuple[dict[int, Sequence
     made = array("q", [shape.classes[kind][2] for kind in kinds])
     given = array("q", [shape.classes[kind][1] for kind in kinds])
     requests = Requests(array("q", arrival_ns), given, made, array("q", made))
-    setup = ServingSetup(readings=read_settings({}), serving=read_serving(dict(shape.serving)))
+    setup = ServingSetup(readings=read_model_options({}), serving=read_serving(dict(shape.serving)))
     times = _Times()
-    play(requests, Engine(SCHEDULERS[shape.scheduler].build(requests, setup)), watch=times)
+    run_virtual(requests, Engine(SCHEDULERS[shape.scheduler].build(requests, setup)), watch=times)
     return times.tokens, kinds
 
 

@@ -40,8 +40,8 @@ from llmtap.channel.frames import BatchReader, FrameKind, Hello, pack_batch
 from llmtap.clock import SystemClock
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recorder import Recorder
-from llmtap.meter.pipeline.tally import Tally
 from llmtap.traces.convert import convert
 from llmtap.units import Bytes, Duration
 
@@ -134,13 +134,13 @@ def frames(exchanges: list[Exchange]) -> list[bytes]:
     close = json.dumps({"outcome": "complete", "lag_ns": 100_000}).encode()
     rows: list[tuple[int, int, int, int, int, bytes]] = []
     for seq, x in enumerate(exchanges, 1):
-        rows.append((x.arrival_ns, int(FrameKind.SENT), seq, x.arrival_ns, x.arrival_ns + 50_000, x.request))
+        rows.append((x.arrival_ns, FrameKind.SENT, seq, x.arrival_ns, x.arrival_ns + 50_000, x.request))
         first = x.chunks[0][0]
-        rows.append((first - 1, int(FrameKind.RESPONSE_HEAD), seq, first, 30_000, x.head))
+        rows.append((first - 1, FrameKind.RESPONSE_HEAD, seq, first, 30_000, x.head))
         for t_ns, data in x.chunks:
-            rows.append((t_ns, int(FrameKind.RESPONSE_DATA), seq, t_ns, 30_000, data))
-        rows.append((t_ns + 1, int(FrameKind.RESPONSE_END), seq, t_ns, 0, b""))
-        rows.append((t_ns + 2, int(FrameKind.CLOSE), seq, t_ns + 60_000, 0, close))
+            rows.append((t_ns, FrameKind.RESPONSE_DATA, seq, t_ns, 30_000, data))
+        rows.append((t_ns + 1, FrameKind.RESPONSE_END, seq, t_ns, 0, b""))
+        rows.append((t_ns + 2, FrameKind.CLOSE, seq, t_ns + 60_000, 0, close))
     rows.sort(key=lambda row: row[0])
     return [
         pack_batch(number, [item for row in rows[at : at + 400] for item in row[1:]])
@@ -150,7 +150,7 @@ def frames(exchanges: list[Exchange]) -> list[bytes]:
 
 def play(packed: list[bytes], recorder: Recorder | None) -> float:
     """CPU seconds of all threads."""
-    tally = Tally(MeterOptions(), SystemClock())
+    tally = ExchangePipeline(MeterOptions(), SystemClock())
     if recorder is not None:
         recorder.start()
         tally.keep(recorder)

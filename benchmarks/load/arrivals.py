@@ -25,7 +25,7 @@ from pathlib import Path
 
 from llmtap.metrics.arrivals import strongest_autocorrelation
 from llmtap.units import NS_PER_S, format_ns
-from llmtap.workload.arrivals.arrivals import Arrivals, parse_arrivals
+from llmtap.workload.arrivals import Arrivals, parse_arrivals
 
 Z_999 = 3.2905267314919255
 KS_999 = 1.9495

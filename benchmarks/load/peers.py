@@ -149,7 +149,7 @@ def _schedule(case: Case, seed: int, load: dict[str, Any]) -> list[int] | None:
     """When the plan wanted each request out, drawn here once more; None where that is another plan."""
     if not case.rate_rps:
         return None
-    from llmtap.workload.arrivals.arrivals import parse_arrivals
+    from llmtap.workload.arrivals import parse_arrivals
 
     endless = parse_arrivals("poisson", rate_rps=case.rate_rps, seed=seed)
     planned = list(itertools.islice(endless, case.requests))

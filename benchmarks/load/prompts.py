@@ -25,13 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker, BodyOptions
-from llmtap.load.prepared import prepare
-from llmtap.workload.prompts.counter import TokenCounter, load_counter
-from llmtap.workload.prompts.fitted_prompts import RowPrompts
+from llmtap.load.bodies import BodyMaker, BodyOptions, prepare
+from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import Words
-from llmtap.workload.prompts.tokenizer import Tokenizer
+from llmtap.workload.prompts.tokenizer import TokenCounter, Tokenizer, load_counter
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
 

@@ -33,7 +33,7 @@ from llmtap.channel.frames import BatchReader, Closing, FrameKind, Hello, pack_b
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 
 STREAMS = 200
 """Open at once."""
@@ -220,7 +220,7 @@ def batches(kind: str) -> tuple[list[bytes], int]:
     return out, len(events) * STREAMS
 
 
-def digest(packed: list[bytes], tally: Tally) -> int:
+def digest(packed: list[bytes], tally: ExchangePipeline) -> int:
     """CPU ns for one wave."""
     hello = Hello(relay="r", pid=1, clock="kernel", anchor_mono_ns=0, anchor_wall_ns=1_760_000_000 * 10**9)
     assembler, reader = Assembler(hello, tally), BatchReader()
@@ -234,7 +234,7 @@ def digest(packed: list[bytes], tally: Tally) -> int:
 def run_digest(rounds: int, console: Console) -> dict[str, Any]:
     waves = {kind: batches(kind) for kind in KINDS}
     # Every exchange is kept as in production: the newest thousand, with their events.
-    tallies = {kind: Tally(MeterOptions(), SystemClock()) for kind in KINDS}
+    tallies = {kind: ExchangePipeline(MeterOptions(), SystemClock()) for kind in KINDS}
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for number in range(rounds + 1):
         for kind, (packed, n) in waves.items():
@@ -270,14 +270,14 @@ async def flood(path: str, seconds: float, loop_events: int) -> dict[str, Any]:
     while (now := clock.mono_ns()) < end_ns:
         live = [seq for seq, ok in (tap.open(now, opening, now, FrameKind.SENT) for _ in range(20)) if ok]
         for seq in live:
-            tap.offer(int(FrameKind.RESPONSE_HEAD), seq, now, 0, HEAD)
+            tap.offer(FrameKind.RESPONSE_HEAD, seq, now, 0, HEAD)
         for at, event in enumerate(events):
             for seq in live:
-                offered += tap.offer(int(FrameKind.RESPONSE_DATA), seq, now, 0, event)
+                offered += tap.offer(FrameKind.RESPONSE_DATA, seq, now, 0, event)
             if at % loop_events == 0:
                 await asyncio.sleep(0)
         for seq in live:
-            tap.offer(int(FrameKind.RESPONSE_END), seq, clock.mono_ns(), 0)
+            tap.offer(FrameKind.RESPONSE_END, seq, clock.mono_ns(), 0)
             tap.close_exchange(seq, clock.mono_ns(), closing)
         await asyncio.sleep(0)
     await tap.drain(60)

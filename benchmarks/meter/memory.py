@@ -23,8 +23,10 @@ from llmtap.channel.frames import LAG_EDGES_NS, Hello, RelayStatus
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, TokenSource
-from llmtap.meter.options import WINDOWS, MeterOptions, SloOptions, TenantOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.admin.views import metrics_of, summary_of
+from llmtap.meter.options import WINDOWS, MeterOptions, TenantOptions
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.metrics.slo import SloOptions
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -81,7 +83,7 @@ def main() -> int:
     args = parser.parse_args()
     rng = random.Random(1)
     clock = ManualClock(now_ns=S)
-    tally = Tally(
+    tally = ExchangePipeline(
         MeterOptions(), clock, tenants=TenantOptions(max=args.tenants),
         slos={"all": SloOptions(objectives="ttft:500ms tpot:50ms")},
     )  # fmt: skip
@@ -124,7 +126,7 @@ def main() -> int:
         "us_per_exchange": spent_ns / 1e3 / n, "us_worst": worst_ns / 1e3,
     }  # fmt: skip
     begin = time.perf_counter()
-    frozen = tally.freeze()
+    frozen = metrics_of(tally)
     result["scrape_freeze_s"] = time.perf_counter() - begin
     begin = time.perf_counter()
     body, _ = frozen.render("")
@@ -138,7 +140,7 @@ def main() -> int:
     for window in (*WINDOWS, "all"):
         for by in ((), ("tenant", "model")):
             begin = time.perf_counter()
-            work = tally.summary(window, by)
+            work = summary_of(tally, window, by)
             loop_s = time.perf_counter() - begin
             begin = time.perf_counter()
             work()

@@ -48,6 +48,6 @@ async def stream(
 
 app: Callable[..., Awaitable[None]] = stream
 if (_socket := os.environ.get("LLMTAP_BENCH_SOCKET")) is not None:
-    from llmtap.vantage.middleware.asgi import LlmtapMiddleware
+    from llmtap.middleware.asgi import LlmtapMiddleware
 
     app = LlmtapMiddleware(stream, socket=_socket)

@@ -27,13 +27,11 @@ import aiohttp
 import uvloop
 from started import cpu_of, wait_ready
 
-from llmtap.sim.engine import Engine
-from llmtap.sim.model_options import read_settings
+from llmtap.sim.engine import Engine, run_virtual
+from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.prompts import prefix_blocks
-from llmtap.sim.serving import ServingSetup, read_serving
-from llmtap.sim.virtual import play
-from llmtap.workload.prompts.words import say
+from llmtap.sim.server.answers import prefix_blocks
+from llmtap.workload.prompts.text import say
 from llmtap.workload.requests import Requests
 
 BINS = "1,20,50"
@@ -119,7 +117,7 @@ def _one(name: str, args: argparse.Namespace) -> dict[str, Any]:
             server.wait(10)
         truths = [json.loads(line) for line in truth.read_text().splitlines()][1:]
     setup = ServingSetup(
-        readings=read_settings({"bin_edges": BINS}),
+        readings=read_model_options({"bin_edges": BINS}),
         serving=read_serving(dict(item.split("=", 1) for item in serving)),
     )
     tokens, equal = _compare(name, setup, truths, prompts)
@@ -187,7 +185,7 @@ def _compare(
     blocks = [prefix_blocks(prompts[request], size) for _, _, request, _ in asked] if size else []
     requests = Requests(arrivals, given, made, told, blocks, size)
     times = Times()
-    play(requests, Engine(SCHEDULERS[name].build(requests, setup)), watch=times)
+    run_virtual(requests, Engine(SCHEDULERS[name].build(requests, setup)), watch=times)
     tokens = equal = 0
     for number, _, _, real in asked:
         virtual = times.tokens[number]

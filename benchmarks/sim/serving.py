@@ -20,9 +20,8 @@ from typing import Any
 from tables import table
 
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.serving import read_serving
-from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.model_options import ModelOptions, read_serving
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.workload.synthetic import WORKLOADS, draw
 from llmtap.workload.trace import Trace
 
@@ -39,7 +38,9 @@ def flown(workload: str, rate: float, scheduler: str, seed: int, count: int, **s
     trace = Trace(draw(WORKLOADS[workload], count, seed))
     assert trace.rate_rps is not None
     requests = trace.requests_at(count=count, scale=rate / trace.rate_rps)
-    return fly(scheduler, requests, ModelOptions(), serving=read_serving(settings), objectives=SLO).to_dict()
+    return simulate(
+        scheduler, requests, ModelOptions(), serving=read_serving(settings), objectives=SLO
+    ).to_dict()
 
 
 def spread(values: Iterable[float], digits: int) -> str:

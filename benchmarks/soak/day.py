@@ -17,7 +17,7 @@ from itertools import islice
 from random import Random
 from typing import cast
 
-from llmtap.workload.arrivals.arrivals import parse_arrivals
+from llmtap.workload.arrivals import parse_arrivals
 
 __all__ = ["Client", "Day", "Request"]
 

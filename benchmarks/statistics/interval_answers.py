@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from math import log, sqrt
 
 import numpy as np
-from laws import EXPONENTIAL, LAWS, LOGNORMAL, NORMAL, queue
+from laws import LAWS, NORMAL, queue
 from scipy import stats
 from tables import Effort, Table, percent
 
 from llmtap.metrics.intervals import (
     Interval,
-    bootstrap_interval,
     clustered_quantile_interval,
     mean_interval,
     quantile_interval,
@@ -111,23 +110,6 @@ def shares(effort: Effort) -> Iterator[Table]:
             rows.append([f"{n:,}", name, *(f"{100 * share:.1f}" for share in covers)])
     heads = ["n", "true share", "Wilson (ours)", "Clopper and Pearson"]
     yield Table("Coverage of `share_interval`, %, exactly", heads, rows)
-
-
-def bootstraps(effort: Effort) -> Iterator[Table]:
-    """The standard deviation (jitter) by BCa, the trimmed case in which percentiles fall short."""
-    repeats = effort.times(300)
-    rows = []
-    for law in (NORMAL, EXPONENTIAL, LOGNORMAL):
-        row = [law.name]
-        for n in (30, 100, 1_000):
-            hits = 0
-            for seed in range(repeats):
-                sample = law.draw(effort.random, n)
-                hits += encloses(bootstrap_interval(sample, np.std, resamples=999, seed=seed), law.deviation)
-            row.append(percent(hits, repeats))
-        rows.append(row)
-    title = f"Coverage of `bootstrap_interval` of a standard deviation, %, of {repeats:,} samples each"
-    yield Table(title, ["law", "n = 30", "n = 100", "n = 1,000"], rows)
 
 
 def clusters(effort: Effort) -> Iterator[Table]:

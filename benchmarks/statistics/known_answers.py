@@ -5,7 +5,7 @@
 
 Samples are drawn from a law, the function under test is called as a report would call it, and its answer is
 held against what is true of that law. `--scale 0.1` draws a tenth as often. `--dip-table` prints the table of
-llmtap/metrics/dip.py, made anew. README.md has the last results, and what follows from them.
+llmtap/metrics/modality.py, made anew. README.md has the last results, and what follows from them.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tables import Effort, Table
 
 TABLES: dict[str, Callable[[Effort], Iterator[Table]]] = {
     "quantiles": intervals.quantiles, "exact-quantiles": intervals.exact_quantiles,
-    "means": intervals.means, "shares": intervals.shares, "bootstraps": intervals.bootstraps,
+    "means": intervals.means, "shares": intervals.shares,
     "clusters": intervals.clusters, "queues": intervals.queues, "samples": intervals.samples,
     "false-positives": comparisons.false_positives, "shifts": comparisons.shifts,
     "powers": comparisons.powers, "dips": shapes.dips, "places": shapes.places,

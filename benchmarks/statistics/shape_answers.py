@@ -7,8 +7,7 @@ import numpy as np
 from laws import BIMODAL, EXPONENTIAL, LOGNORMAL, NORMAL, PARETO, UNIFORM, WIDE, Values
 from tables import Effort, Table, percent
 
-from llmtap.metrics.dip import DIP_SHARES, DIP_SIZES, dip
-from llmtap.metrics.modality import dip_test, modes, tail
+from llmtap.metrics.modality import DIP_SHARES, DIP_SIZES, dip, dip_test, modes, tail
 
 SIZES = (50, 200, 1_000, 5_000, 20_000)
 
@@ -75,7 +74,7 @@ def tails(effort: Effort) -> Iterator[Table]:
 
 
 def dip_table(effort: Effort) -> None:
-    """Quantiles of sqrt(n) times the dip of n uniform values, as llmtap/metrics/dip.py has them."""
+    """Quantiles of sqrt(n) times the dip of n uniform values, as llmtap/metrics/modality.py has them."""
     for n in DIP_SIZES:
         repeats = effort.times(30_000 if n <= 1_000 else 20_000)
         found = [sqrt(n) * dip(effort.random.random(n)) for _ in range(repeats)]

@@ -4,25 +4,33 @@ Flat columns, because every reader can filter on them; offsets are whole microse
 that a reader needs to the nanosecond are in `arrival_ns`; `arrival` is the same moment as a date.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 import pyarrow as pa
 
+from llmtap.errors import ConfigError
+from llmtap.exchange.outcome import EventClass
+from llmtap.user_files import decode_json
+
 __all__ = [
     "EVENT_CLASS_NAMES",
     "META_KEY",
     "SCHEMA",
+    "STEPS",
     "VERSION",
     "CaptureInfo",
     "CaptureLedger",
+    "CaptureVersionError",
     "RelayCount",
+    "Step",
+    "Steps",
     "info_of",
+    "migrate",
     "with_info",
 ]
 
-from llmtap.exchange.outcome import EventClass
-from llmtap.user_files import decode_json
 
 VERSION: Final = 1
 """Of the columns and the metadata. A reader takes this and all older ones (`migrations.py`)."""
@@ -82,38 +90,37 @@ SCHEMA: Final = pa.schema([pa.field(name, kind) for name, kind in _COLUMNS])
 
 
 class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a relay said of itself: by these its missing exchanges are told."""
+    """A relay's report on its exchanges."""
 
     opened: int
     """Exchanges begun: they have the numbers 1 to `opened`."""
     dropped: dict[str, int] = {}
-    """Not measured, by reason (tap/ledger.py)."""
+    """Not measured, by reason (`channel/channel.py`)."""
     unsettled: int = 0
     """Under way, or not acknowledged yet."""
     since: int = 0
-    """Numbers up to this one, and what was dropped of them (`before`), are not this capture's: the relay was
-    there before it began."""
+    """Numbers up to this one, and their drops (`before`), are older than this capture."""
     before: dict[str, int] = {}
 
 
 class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known, when a file ends, of what it does not hold."""
+    """What is known at the end of a file of exchanges that it does not hold."""
 
     relays: dict[str, RelayCount] = {}
     dropped: dict[str, int] = {}
-    """Exchanges that were measured and could not be kept, by reason, since the meter started."""
+    """Exchanges that were measured and not kept, by reason, since the meter started."""
     meter: str = ""
-    """Which run of the meter counted `dropped`: of each, the last count holds."""
+    """Run of the meter that counted `dropped`: its last count holds."""
     closed: bool = False
-    """These are the last words: the capture was ended in order, and no exchange was to come."""
+    """The capture was ended in order: no exchange follows."""
 
 
 class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a file says of itself, as JSON in the schema's metadata."""
+    """Metadata of a file, as JSON in the schema's metadata."""
 
     schema_version: int = VERSION
     capture: str = ""
-    """Id of the capture: of one start of the proxy. Block hashes compare within one capture only."""
+    """Id of one start of the proxy. Block hashes compare within one capture only."""
     tap_version: str = ""
     config: str = ""
     """Fingerprint of the configuration."""
@@ -125,27 +132,69 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     arrivals: str = "wall"
     """`wall`: `arrival_ns` counts from 1970 UTC. `trace`: from the trace's own zero."""
     blocks: str = "salted"
-    """`salted`: keyed hashes. `trace`: the ids that the source had, which tell nothing."""
+    """`salted`: keyed hashes. `trace`: ids of the source, which tell no text."""
     source: str = ""
     """Format that the rows were converted from; empty for live traffic."""
-    style: dict[str, str] = {}
-    """How the source wrote what has several spellings, so that it can be written the same way."""
     began_ns: int = 0
     """Wall clock when the file was begun."""
     ledger: CaptureLedger = CaptureLedger()
     damaged: dict[str, int] = {}
-    """What was lost of the spool that this file was made from: `batches`, `bytes`."""
+    """Lost `batches` and `bytes` of its spool."""
 
 
 def with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
-    """The schema with `info` in its metadata."""
+    """Return the schema with `info` in its metadata."""
     return schema.with_metadata({META_KEY: msgspec.json.encode(info)})
 
 
 def info_of(schema: pa.Schema) -> CaptureInfo | None:
-    """What the file says of itself; None where it is no capture of ours.
-
-    Raises msgspec.MsgspecError for metadata that is not as it should be.
-    """
+    """Return the metadata of a file; None if it is no capture of ours. Raises msgspec.MsgspecError."""
     raw = (schema.metadata or {}).get(META_KEY)
     return None if raw is None else decode_json(raw, CaptureInfo)
+
+
+Step = Callable[[pa.RecordBatch], pa.RecordBatch]
+Steps = Mapping[int, Step]
+
+STEPS: Final[Steps] = {}
+"""Step to the next version, by the version that it takes: for a column with another name or meaning."""
+
+
+class CaptureVersionError(ConfigError):
+    """A capture is newer than this llmtap."""
+
+    def __init__(self, where: str, version: int, newest: int = VERSION) -> None:
+        super().__init__(
+            where, f"schema version {version}, and this llmtap reads up to {newest}",
+            "read it with the llmtap that wrote it, or a newer one",
+        )  # fmt: skip
+        self.where = where
+        self.version = version
+
+
+def migrate(
+    batch: pa.RecordBatch, version: int, *, steps: Steps = STEPS, schema: pa.Schema = SCHEMA,
+    newest: int = VERSION, where: str = "capture",
+) -> pa.RecordBatch:  # fmt: skip
+    """Bring a batch of `version` to `schema`.
+
+    A version that only added columns needs no step: they are null. Unknown columns are dropped. Raises
+    CaptureVersionError for a newer version, pa.ArrowInvalid for values that do not fit.
+    """
+    if version > newest:
+        raise CaptureVersionError(where, version, newest)
+    for number in range(version, newest):
+        step = steps.get(number)
+        if step is not None:
+            batch = step(batch)
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for field in schema:
+        at = batch.schema.get_field_index(field.name)
+        if at < 0:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        else:
+            column = batch.column(at)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

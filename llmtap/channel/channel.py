@@ -1,8 +1,17 @@
-"""The relay's end of the tap: a bounded, never blocking channel to the meter.
+"""The relay's end of the channel to the meter: bounded, never blocking; and the ledger of what was measured.
 
-The relay appends; a timer or a size packs what has gathered into one batch and hands it to a local
-socket. When the meter is slow, stopped or dead the channel fills to its bound; from then on exchanges
-that want to add are dropped whole, and counted, and traffic goes on untouched.
+The relay appends; a timer or a size packs the frames into one batch and hands it to a local socket. When the
+meter is slow, stopped or dead the channel fills to its bound; from then on exchanges that want to add are
+dropped whole, and counted, and traffic goes on untouched.
+
+Every exchange gets a number, without gaps. It is then in exactly one of these states:
+
+    open -> closed, waiting for the meter's acknowledgement -> measured
+      \\____________________\\____> dropped, for one reason
+
+so that `opened = measured + dropped + unsettled` holds at any moment. An exchange counts as measured only
+when the meter has acknowledged the batch with its last frame; those that a dying meter held are dropped.
+Exchanges that a dying relay held are not counted here: see `Reckoning` in `meter/relays.py`.
 """
 
 import asyncio
@@ -15,9 +24,62 @@ from typing import Final
 import msgspec
 
 from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, RelayStatus, make_frame_rows
-from llmtap.channel.ledger import Ledger
 
-__all__ = ["SOCKET_PATH_BYTES_MAX", "Tap"]
+__all__ = ["SOCKET_PATH_BYTES_MAX", "Ledger", "Tap"]
+
+
+class Ledger:
+    """Counts of one relay, since it started."""
+
+    __slots__ = ("_closed", "_live", "dropped", "measured", "opened")
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.measured = 0
+        self.dropped: dict[str, int] = {}
+        self._live: set[int] = set()
+        self._closed: dict[int, int] = {}
+
+    @property
+    def unsettled(self) -> int:
+        """Exchanges neither measured nor dropped yet."""
+        return len(self._live) + sum(self._closed.values())
+
+    @property
+    def live(self) -> set[int]:
+        return self._live
+
+    def open(self) -> int:
+        """A new exchange's number; it counts as dropped unless `begin` follows."""
+        self.opened += 1
+        return self.opened
+
+    def begin(self, seq: int) -> None:
+        """Send its frames to the meter from now on."""
+        self._live.add(seq)
+
+    def close(self, seq: int, batch_no: int) -> None:
+        """Its last frame is in batch `batch_no`."""
+        self._live.discard(seq)
+        self._closed[batch_no] = self._closed.get(batch_no, 0) + 1
+
+    def drop(self, seq: int, reason: str) -> None:
+        """It is not, or no longer, measured."""
+        self._live.discard(seq)
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def acknowledge(self, batch_no: int) -> None:
+        """Count what was in batches up to this one: the meter has processed them."""
+        for number in [n for n in self._closed if n <= batch_no]:
+            self.measured += self._closed.pop(number)
+
+    def lose_meter(self) -> None:
+        """What the meter had not acknowledged is lost, and so is every exchange still running."""
+        lost = self.unsettled
+        self._live.clear()
+        self._closed.clear()
+        if lost:
+            self.dropped["meter_lost"] = self.dropped.get("meter_lost", 0) + lost
 
 
 FLUSH_S: Final = 0.01
@@ -26,13 +88,6 @@ FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
 SOCKET_PATH_BYTES_MAX: Final = 107
 """unix(7): sun_path has 108 bytes, one of them for the end."""
-
-# By name: an enum's member costs a look-up in its class, and its value another, for every frame.
-OPEN: Final = int(FrameKind.OPEN)
-CLOSE: Final = int(FrameKind.CLOSE)
-ARM: Final = int(FrameKind.ARM)
-DROP: Final = int(FrameKind.DROP)
-HELLO: Final = int(FrameKind.HELLO)
 
 log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder()
@@ -86,7 +141,7 @@ class Tap:
         return self._sock is not None
 
     def open(
-        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN, arm: bytes | None = None
+        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN, arm: bytes | None = None
     ) -> tuple[int, bool]:
         """Number a new exchange; True when it will be measured. `kind` is OPEN or SENT; `arm`: Assigned."""
         ledger = self.ledger
@@ -101,7 +156,7 @@ class Tap:
         ledger.begin(seq)
         self._append(kind, seq, t_ns, extra_ns, data)
         if arm is not None:
-            self._append(ARM, seq, t_ns, 0, arm)
+            self._append(FrameKind.ARM, seq, t_ns, 0, arm)
         return seq, True
 
     def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
@@ -120,8 +175,7 @@ class Tap:
         return True
 
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
-        """The exchange's last frame."""
-        offered = self.offer(CLOSE, seq, t_ns, 0, _json.encode(closing))
+        offered = self.offer(FrameKind.CLOSE, seq, t_ns, 0, _json.encode(closing))
         # The offer may have flushed, and so have found that the meter is gone: ask the ledger again.
         if offered and seq in self.ledger.live:
             self.ledger.close(seq, self._batch_no + 1 if self.rows else self._batch_no)
@@ -132,12 +186,12 @@ class Tap:
             self.ledger.drop(seq, reason)
             self.rows.epoch += 1
             # Beyond the bound, too: by it the meter lets go of what it has. It is small, and the last one.
-            self._append(DROP, seq, t_ns, 0, b"")
+            self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:
-        """The relay about itself."""
+        """Send the status of the relay."""
         if self._sock is not None and self.pending_bytes < self._bytes_max:
-            self._append(int(FrameKind.STATUS), 0, status.t_ns, 0, _json.encode(status))
+            self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
 
     def close(self) -> None:
         """Send what can be sent at once, then hang up."""
@@ -263,7 +317,7 @@ class Tap:
         self.ledger.lose_meter()
 
     def connect(self) -> None:
-        """Look for the meter now, and again until it is there."""
+        """Connect to the meter now, and try again until it is there."""
         if self._closed or self._sock is not None:
             return
         sock = None
@@ -279,5 +333,5 @@ class Tap:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._sock = sock
         self._loop.add_reader(sock, self._readable)
-        self._append(HELLO, 0, 0, 0, _json.encode(self._hello()))
+        self._append(FrameKind.HELLO, 0, 0, 0, _json.encode(self._hello()))
         self._flush()

@@ -1,14 +1,23 @@
-"""An experiment: what can be set about it, and what relays and meter agree on while it runs.
+"""An experiment: its options, how units are assigned to arms, and what relays and meter share while it runs.
 
 The `[experiment]` table of the config file names arms with weights, of which each changes one thing (the
 upstream, some request headers, or some top-level fields of the JSON body) or nothing: then it is a control.
 `resolve` turns the options into the Experiment that every process is given. A switch word, sent on the
-tap's socket among the acknowledgements, turns a running experiment on and off.
+channel's socket among the acknowledgements, turns a running experiment on and off.
+
+A keyed hash (BLAKE2b, RFC 7693) of the experiment's name and the unit gives 128 bits. The upper half, read
+as a number in [0, 1), picks the arm by the cumulated weights; the lower half is the unit's public id, which
+ties its exchanges together and from which neither the unit nor its arm can be guessed. So the assignment is
+sticky over connections, relays and restarts as long as key, name and weights stay, and whoever has the key
+can work it out again: `Assigner(key, name, weights).arm(unit)`.
 """
 
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from datetime import datetime
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -18,7 +27,11 @@ from llmtap.channel.frames import CONTROL
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes, encode_special, parse_duration_ns
 
-__all__ = ["NO_ROOM", "Arm", "Experiment", "ExperimentOptions", "read_switch", "resolve", "switch_word"]
+__all__ = [
+    "NO_ROOM", "Arm", "Assigner", "Experiment", "ExperimentOptions", "read_switch", "request_unit", "resolve",
+    "switch_word",
+]  # fmt: skip
+
 
 ARMS_MAX: Final = 8
 """Each has histograms of its own in the meter, and every comparison costs certainty."""
@@ -211,7 +224,6 @@ class Experiment(Struct, frozen=True, kw_only=True):
     disclosure: dict[str, Any]
 
     def over(self, wall_ns: int) -> bool:
-        """Its end has come."""
         return self.until_wall_ns is not None and wall_ns >= self.until_wall_ns
 
     def without_key(self) -> "Experiment":
@@ -283,5 +295,44 @@ def switch_word(experiment_id: int, on: bool) -> int:
 
 
 def read_switch(word: int) -> tuple[int, bool]:
-    """Experiment id and state of a switch word."""
     return word & 0xFFFF_FFFF, bool(word & _ON)
+
+
+_DIGEST_BYTES: Final = 16
+
+
+class Assigner:
+    """Assigns units to arms, by weight. Arms are known by their place.
+
+    Args:
+        key: the salt, any text; whoever knows it can predict arms.
+        name: the experiment's; another one deals the same units anew.
+        weights: one positive number an arm.
+    """
+
+    __slots__ = ("_bounds", "_seed")
+
+    def __init__(self, key: str, name: str, weights: Sequence[float]) -> None:
+        assert weights and min(weights) > 0
+        # RFC 7693 2.1 takes keys of up to 64 bytes: the digest of the text is one.
+        secret = blake2b(key.encode()).digest()
+        self._seed = blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES, key=secret)
+        total = sum(weights)
+        # Upper bounds on the scale of the digest's half; the last is the whole of it, whatever was rounded.
+        self._bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
+
+    def assign(self, unit: bytes) -> tuple[int, str]:
+        """The arm's place, and the unit's public id (16 hex digits)."""
+        digest = self._seed.copy()
+        digest.update(unit)
+        raw = digest.digest()
+        return bisect_right(self._bounds, int.from_bytes(raw[:8])), raw[8:].hex()
+
+    def arm(self, unit: bytes) -> int:
+        """The arm's place alone: for whoever checks an assignment."""
+        return self.assign(unit)[0]
+
+
+def request_unit(relay: str, seq: int) -> bytes:
+    """The unit of a single request: its relay's name and its number there, as in the exchange's `id`."""
+    return f"{relay}-{seq}".encode()

@@ -12,14 +12,13 @@ no object per frame:
 
 All integers are in the host's byte order: both ends are processes of one machine. The meter answers a
 batch that it has fully digested with its batch number (u64), which is how the relay knows, to the
-exchange, what was measured (see `tap/ledger.py`). A u64 with the CONTROL bit is no acknowledgement but a
-word to the relay (see `tap/experiment.py`).
+exchange, what was measured (see `channel/channel.py`). A u64 with the CONTROL bit is no acknowledgement but a
+word to the relay (see `channel/experiment.py`).
 """
 
 import struct
 from array import array
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -27,25 +26,10 @@ import msgspec
 from llmtap import native
 
 __all__ = [
-    "ACK",
-    "CONTROL",
-    "FRAME_BYTES",
-    "LAG_EDGES_NS",
-    "Anchored",
-    "Assigned",
-    "BatchReader",
-    "Closing",
-    "Frame",
-    "FrameBatch",
-    "FrameKind",
-    "FrameRows",
-    "Hello",
-    "PythonFrameBatch",
-    "PythonFrameRows",
-    "RelayStatus",
-    "make_frame_rows",
-    "pack_batch",
-]
+    "ACK", "CONTROL", "FRAME_BYTES", "LAG_EDGES_NS", "Anchored", "Assigned", "BatchReader", "Closing",
+    "Frame", "FrameBatch", "FrameKind", "FrameRows", "Hello", "PythonFrameBatch", "PythonFrameRows",
+    "RelayStatus", "make_frame_rows", "pack_batch",
+]  # fmt: skip
 
 
 LAG_EDGES_NS: Final = (
@@ -59,56 +43,59 @@ Frame = tuple[int, int, int, int, bytes]
 """`(kind, seq, t_ns, extra_ns, data)`"""
 
 
-class FrameKind(IntEnum):
-    """What a frame says; `t` and `extra` are its two stamps, in ns."""
+class FrameKind:
+    """What a frame says, as plain ints: a member of an Enum costs two look-ups for every frame.
 
-    HELLO = 1
+    `t` and `extra` are a frame's two stamps, in ns.
+    """
+
+    HELLO: Final = 1
     """First frame of a connection. data: Hello as JSON."""
-    OPEN = 2
+    OPEN: Final = 2
     """An exchange begins. t: first byte of its request read; data: the request head as received. Where the
     request was complete at once, extra is the stamp of its last byte and data holds its body, too."""
-    REQUEST_DATA = 3
+    REQUEST_DATA: Final = 3
     """t: read; data: body bytes with their HTTP framing."""
-    REQUEST_END = 4
+    REQUEST_END: Final = 4
     """t: the read that held the request's last byte."""
-    SUBMIT = 5
+    SUBMIT: Final = 5
     """t: the upstream's socket took the last byte; extra: added, from that byte's read."""
-    INTERIM = 6
+    INTERIM: Final = 6
     """t: read; data: a 1xx head."""
-    RESPONSE_HEAD = 7
+    RESPONSE_HEAD: Final = 7
     """t: read; extra: added; data: the response head as received."""
-    RESPONSE_DATA = 8
+    RESPONSE_DATA: Final = 8
     """t: read; extra: added; data: body bytes with their HTTP framing."""
-    RESPONSE_END = 9
+    RESPONSE_END: Final = 9
     """t: the read that held the response's last byte."""
-    UPGRADED = 10
+    UPGRADED: Final = 10
     """t: the connection now is a tunnel (WebSocket)."""
-    TUNNEL_UP = 11
+    TUNNEL_UP: Final = 11
     """t: read from the client; extra: added; data: the bytes."""
-    TUNNEL_DOWN = 12
+    TUNNEL_DOWN: Final = 12
     """t: read from the upstream; extra: added; data: the bytes."""
-    CLOSE = 13
+    CLOSE: Final = 13
     """The exchange is over. t: last byte accepted by the client's socket; data: Closing as JSON."""
-    DROP = 14
+    DROP: Final = 14
     """Forget this exchange: not all of its frames could be sent. The relay has counted it."""
-    STATUS = 15
+    STATUS: Final = 15
     """The relay about itself, twice a second. data: RelayStatus as JSON."""
-    SENT = 17
+    SENT: Final = 17
     """An exchange begins, and its request is on its way already: OPEN, REQUEST_DATA, REQUEST_END and SUBMIT
     in one, for a request that came in one read and that a waiting connection took at once. t: the read;
     extra: when the upstream's socket had taken it; data: head and body as received."""
-    ANSWER = 16
+    ANSWER: Final = 16
     """A whole answer in one read. t: read; extra: added; data: head and body as received."""
-    ARM = 18
+    ARM: Final = 18
     """The exchange takes part in an experiment. data: Assigned as JSON. Sent as soon as the arm is known, so
     that a slow arm's exchanges are counted as early as a fast one's."""
-    ANCHOR = 19
+    ANCHOR: Final = 19
     """The wall clock was set, or has drifted: from here on another pair of readings dates the stamps. t: the
     monotonic clock, extra: the wall clock, both read together; data: Anchored as JSON."""
 
 
 class Hello(msgspec.Struct, kw_only=True):
-    """Who is speaking, in the first frame of each connection."""
+    """First frame of a connection: who sends."""
 
     relay: str
     """Name, unique among the relays of this proxy and over its restarts."""
@@ -134,7 +121,7 @@ class Hello(msgspec.Struct, kw_only=True):
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Since when a new anchor is in force."""
+    """When a new anchor came into force."""
 
     steps: int = 0
     """How often the wall clock was set since the relay started; drift does not count."""
@@ -153,7 +140,7 @@ class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How the relay saw an exchange end."""
+    """How an exchange ended, as the relay saw it."""
 
     outcome: str
     status: int | None = None
@@ -224,7 +211,6 @@ BATCH_BYTES_MAX: Final = 64 << 20
 """A batch longer than this is not one of ours."""
 FRAME_BYTES: Final = 128
 """What a frame is taken to cost in memory beside its data."""
-_HELLO: Final = int(FrameKind.HELLO)
 
 
 def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
@@ -271,7 +257,7 @@ class FrameRows(Protocol):
 
 
 class PythonFrameRows:
-    """The reference."""
+    """Reference implementation."""
 
     __slots__ = ("_rows", "bound", "epoch", "size")
 
@@ -299,7 +285,7 @@ class PythonFrameRows:
     def pack(self, batch_no: int, news: Frame | None = None) -> bytes:
         rows = self._rows
         if news is not None:
-            at = 5 if rows and rows[0] == _HELLO else 0
+            at = 5 if rows and rows[0] == FrameKind.HELLO else 0
             rows[at:at] = news
         batch = pack_batch(batch_no, rows)
         self.clear()
@@ -364,7 +350,7 @@ class FrameBatch(Protocol):
 
 
 class PythonFrameBatch:
-    """The reference."""
+    """Reference implementation."""
 
     __slots__ = ("_frames", "_n", "last_ns")
 

@@ -2,26 +2,33 @@
 
 import asyncio
 import shlex
-import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.test import TESTS
 from llmtap.cli.main import app
-from llmtap.cli.outputs import STDOUT, need_outputs, write_output
-from llmtap.cli.signals import Heard
+from llmtap.cli.shared import (
+    FAILED,
+    Heard,
+    Outputs,
+    json_text,
+    loop_signals,
+    need_warmup,
+    print_rich,
+    write_output,
+)
 from llmtap.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from llmtap.bench.run.perform import Bench
-    from llmtap.cli.bench_progress import BenchLines
+    from llmtap.cli.progress import BenchLines
 
-__all__ = ["bench"]
+__all__ = ["bench", "bench_texts"]
 
-_FAILED: Final = 1
 _ALL: Final = "all"
 
 GROUP_EPILOG = """Examples:
@@ -114,17 +121,17 @@ def _run(
     ] = None,
 ) -> None:
     _need_bench()
-    places = need_outputs(json=json, html=html, markdown=markdown)
-    _need_warmup(warmup)
+    outputs = Outputs(json=json, html=html, markdown=markdown)
+    need_warmup(warmup)
     if again and results is None:
         raise ConfigError("--again", "is of results that are there", "name their folder by --results")
-    from llmtap.bench.report.minimum import minimum_text
     from llmtap.bench.report.report import load_document
+    from llmtap.bench.report.texts import minimum_text
     from llmtap.bench.run.folder import Folder
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.run.session import Interrupted
     from llmtap.bench.sut.file import load_bench
-    from llmtap.cli.bench_progress import watching
+    from llmtap.cli.progress import watching_bench
 
     name = context.info_name or ""
     names = list(TESTS) if name == _ALL else [name]
@@ -132,7 +139,7 @@ def _run(
     place = results if results is not None else _fresh_folder(name)
     command = _command(place)
     heard = Heard()
-    with watching() as watcher:
+    with watching_bench() as watcher:
         one = Bench(
             file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
             command=command,
@@ -145,18 +152,11 @@ def _run(
             raise typer.Exit(heard.code) from None
     # The folder's own are of all that is in it, also of tests that were run before.
     whole = load_document(place) | {"not_run": document["not_run"]} if document["tests"] else document
-    write_output("--results", place / "report.md", _told("--markdown", whole))
+    write_output("--results", place / "report.md", bench_texts(whole)["--markdown"]())
     write_output("--results", place / "minimum.txt", minimum_text(whole).rstrip("\n"))
-    for option, written in places.items():
-        write_output(option, written, _told(option, document))
-    stdout = {"--json": json, "--html": html, "--markdown": markdown}
-    to_stdout = [option for option, given in stdout.items() if given == STDOUT]
-    if to_stdout:
-        print(_told(to_stdout[0], document))
-    else:
-        _show(document, place)
+    outputs.tell(bench_texts(document), lambda: _show(document, place))
     if not document["verdict"]["valid"] or any(one["begun"] for one in document["not_run"]):
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(FAILED)
 
 
 for _name, (_section, _title) in TESTS.items():
@@ -175,7 +175,7 @@ def show_tests(
 ) -> None:
     """The tests, their sections, and their parameters with defaults and meanings."""
     _need_bench()
-    from llmtap.bench.run.listing import tests_said
+    from llmtap.bench.run.test import tests_said
 
     for line in tests_said(tests or None):
         print(line)
@@ -201,7 +201,7 @@ def init(
         raise ConfigError(str(file), "is there", "--force writes over it")
     from llmtap.bench.sut.detect import detect
     from llmtap.bench.sut.starter import open_declarations, starter_text
-    from llmtap.bench.sut.target import BenchTarget
+    from llmtap.bench.sut.sut import BenchTarget
 
     found = asyncio.run(detect(BenchTarget(url=target, key_env=api_key_env, ca=ca)))
     text = starter_text(found)
@@ -232,15 +232,11 @@ def compliance() -> None:
 
 
 async def _performed(one: "Bench", watcher: "BenchLines", names: list[str], heard: Heard) -> dict[str, Any]:
-    loop = asyncio.get_running_loop()
-
-    def stop(number: int) -> None:
-        heard.numbers.append(number)
+    def stop() -> None:
         watcher.stopping()
         one.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+    loop_signals(heard, stop)
     return await one.run(names)
 
 
@@ -249,12 +245,6 @@ def _need_bench() -> None:
 
     if find_spec("scipy") is None:
         raise ConfigError("llmtap bench", "needs SciPy", install_hint("bench"))
-
-
-def _need_warmup(warmup: str) -> None:
-    number = warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
-    if warmup not in ("auto", "none") and not number:
-        raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
 
 
 def _fresh_folder(name: str) -> Path:
@@ -275,32 +265,28 @@ def _command(place: Path) -> str:
     return shlex.join(["llmtap", *given])
 
 
-def _told(option: str, document: dict[str, Any]) -> str:
-    """What an option asks to be written."""
-    if option == "--html":
-        from llmtap.report.bench_page import bench_html
+def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
+    """The report in each form, by option."""
+
+    def html() -> str:
+        from llmtap.report.bench import bench_html
 
         return bench_html(document)
-    if option == "--markdown":
-        from llmtap.bench.report.full import full_markdown
+
+    def markdown() -> str:
+        from llmtap.bench.report.texts import full_markdown
 
         return full_markdown(document).rstrip("\n")
-    import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(document)).decode()
+    return {"--json": lambda: json_text(document), "--html": html, "--markdown": markdown}
 
 
 def _show(document: dict[str, Any], folder: Path) -> None:
-    from rich.console import Console
 
-    from llmtap.bench.report.minimum import minimum_text
+    from llmtap.bench.report.texts import minimum_text
     from llmtap.report.bench import render_bench
 
-    if sys.stdout.isatty():
-        Console(highlight=False).print(render_bench(document, minimum_follows=True))
-    else:  # for grep: a line is a line
-        shown = render_bench(document, minimum_follows=True)
-        Console(highlight=False, width=200).print(shown, soft_wrap=True)
+    print_rich(render_bench(document, minimum_follows=True))
     print(minimum_text(document), end="")
     if document["repeats"]:
         print("runs: what is shown is the first; llmtap report RESULTS --compare OTHER uses all")

@@ -1,19 +1,14 @@
 """`llmtap bench exo`: prefill and generation rates over a grid, as exo-bench measures them."""
 
 import asyncio
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from llmtap.cli.bench import bench
-from llmtap.cli.outputs import STDOUT, need_outputs, write_output
-from llmtap.cli.signals import Heard
+from llmtap.cli.shared import FAILED, Heard, Outputs, loop_signals, option_duration, print_rich
 from llmtap.errors import ConfigError
-from llmtap.units import Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,8 +31,6 @@ Examples:
 
 Exit codes: 0 ok; 1 some requests failed (the table says how many); 2 a wrong option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with what was measured until then."""
-
-_FAILED: Final = 1
 
 
 @bench.command(epilog=EPILOG)
@@ -112,10 +105,10 @@ def exo(
     """Prefill and generation rates over a grid of lengths and concurrency, as exo-bench has them."""
     if not target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
-    places = need_outputs(json=json, html=None)
+    outputs = Outputs(json=json)
     from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
     from llmtap.bench.exo.server import KINDS
-    from llmtap.cli.bench_progress import watching
+    from llmtap.cli.progress import watching_bench
     from llmtap.load.bodies import parse_body_fields
     from llmtap.load.replay.options import read_headers
 
@@ -129,18 +122,18 @@ def exo(
     options = ExoOptions(
         target=target, model=model, server=server, tokenizer=tokenizer,  # type: ignore[arg-type]
         headers=read_headers(header or [], None, api_key_env), fields=parse_body_fields(body_field or []),
-        ca=ca, timeout=_duration("--timeout", timeout), metrics=metrics, seed=seed,
+        ca=ca, timeout=option_duration("--timeout", timeout), metrics=metrics, seed=seed,
     )  # fmt: skip
     heard = Heard()
-    with watching() as watcher:
+    with watching_bench() as watcher:
         one = ExoBench(options, grid, watcher)
         result = asyncio.run(_run(one, heard))
-    _tell(result, json, places)
+    outputs.tell({"--json": result.to_json}, lambda: print_rich(render_exo(result)))
     if one.stopped:
         assert heard.code is not None
         raise typer.Exit(heard.code)
     if any(row.failed for row in _rows(result)):
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(FAILED)
 
 
 def render_exo(result: "ExoResult") -> "RenderableType":
@@ -220,29 +213,8 @@ _COLUMNS: Final[Sequence[tuple[str, Callable[["ExoRow"], str]]]] = (
 
 
 async def _run(one: "ExoBench", heard: Heard) -> "ExoResult":
-    loop = asyncio.get_running_loop()
-
-    def stop(number: int) -> None:
-        heard.numbers.append(number)
-        one.stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+    loop_signals(heard, one.stop)
     return await one.run()
-
-
-def _tell(result: "ExoResult", json: str | None, places: dict[str, Path]) -> None:
-    if json == STDOUT:
-        print(result.to_json())
-        return
-    for option, place in places.items():
-        write_output(option, place, result.to_json())
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        Console(highlight=False).print(render_exo(result))
-    else:  # for grep: a line is a line
-        Console(highlight=False, width=200).print(render_exo(result), soft_wrap=True)
 
 
 def _rows(result: "ExoResult") -> "list[ExoRow]":
@@ -258,10 +230,3 @@ def _numbers(option: str, text: str) -> list[int]:
         if not (word.isascii() and word.isdigit()):
             raise ConfigError(option, f"{word!r} is no number", f"such as {option} 512,4096")
     return list(dict.fromkeys(map(int, words)))
-
-
-def _duration(option: str, text: str) -> Duration:
-    try:
-        return Duration(parse_duration_ns(text))
-    except ValueError as exc:
-        raise ConfigError(option, str(exc)) from None

@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from llmtap.cli.demo_load import RATE_RPS, burst_workload, demo_plan
-from llmtap.cli.demo_stage import ENGINE, OBJECTIVES, TENANT_HEADER, DemoStage
+from llmtap.cli.demo_stage import (
+    ENGINE,
+    OBJECTIVES,
+    RATE_RPS,
+    TENANT_HEADER,
+    DemoStage,
+    burst_workload,
+    demo_plan,
+)
 from llmtap.cli.main import app
-from llmtap.cli.signals import Stopped, stoppable
+from llmtap.cli.shared import Stopped, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.meter.labels import DEFAULT
+from llmtap.meter.tenants import DEFAULT
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.plan import ReplayPlan
-    from llmtap.load.workers.messages import Progress
+    from llmtap.load.workers.worker_handle import Progress
     from llmtap.workload.requests import Requests
 
 __all__ = ["demo"]
@@ -294,7 +301,7 @@ class _Demo:
                 status.stop()
 
     def _line(self, summary: Mapping[str, Any]) -> str:
-        from llmtap.report.terminal import figure_text
+        from llmtap.report.values import figure_text
 
         progress = self._sent.progress
         said = [f"{(SystemClock.mono_ns() - self._began_ns) / NS_PER_S:.0f} s"]
@@ -339,7 +346,9 @@ class _Demo:
         from rich.text import Text
 
         from llmtap.report.experiment import arms_table, experiment_lines
-        from llmtap.report.terminal import milliseconds, render_summary
+        from llmtap.report.render import rich_table
+        from llmtap.report.summary import render_summary
+        from llmtap.report.values import milliseconds
 
         outcomes, metrics = result["outcomes"], result["metrics"]
         if self._as_json:
@@ -352,7 +361,7 @@ class _Demo:
         # In a file, lines of 80 columns would be cut that a terminal shows whole.
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         console.print(render_summary(summary))
-        console.print(arms_table(experiment))
+        console.print(rich_table(arms_table(experiment)))
         for line in experiment_lines(experiment):
             console.print(Text(line), soft_wrap=True)
         said = ", ".join(f"{name} {n:,}" for name, n in outcomes.items())

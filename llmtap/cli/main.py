@@ -13,10 +13,7 @@ from llmtap.errors import ConfigError, LlmtapError
 __all__ = ["app", "load_commands", "main"]
 
 _INTERRUPTED: Final = 130
-_MODULES: Final = (
-    "proxy", "sim", "sim_run", "replay", "inspect", "demo", "convert", "report", "bench", "bench_exo",
-    "slo", "meter", "top",
-)  # fmt: skip
+_MODULES: Final = ("tap", "sim", "replay", "files", "demo", "report", "bench", "bench_exo")
 _COMMANDS: Final = (
     "proxy", "replay", "inspect", "demo", "convert", "report", "meter", "top", "sim", "bench", "slo",
 )  # fmt: skip

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.outputs import need_capture
-from llmtap.cli.signals import Heard, Stopped, stoppable
+from llmtap.cli.report import tell_replay, write_beside
+from llmtap.cli.shared import (
+    FAILED,
+    Heard,
+    Outputs,
+    Stopped,
+    need_capture,
+    need_warmup,
+    option_duration,
+    stoppable,
+)
 from llmtap.errors import ConfigError
-from llmtap.units import NS_PER_S, Duration, parse_duration_ns
+from llmtap.units import NS_PER_S, Duration
 
 if TYPE_CHECKING:
-    from llmtap.cli.replay_progress import ReplayLines
+    from llmtap.cli.progress import ReplayLines
     from llmtap.load.replay.perform import Replay
 
 __all__ = ["replay"]
@@ -41,9 +50,6 @@ Keys come from the environment (OPENAI_API_KEY, or --api-key-env) or a file (--h
 result."""
 
 RETRY_WAIT: Final = "30s"
-_LONGEST_NS: Final = 1_000 * 86_400 * NS_PER_S
-"""Of a duration: longer than any run, and short of what stamps can hold."""
-_FAILED: Final = 1
 _ENDPOINTS: Final = {
     "chat": "chat.completions", "chat.completions": "chat.completions", "completions": "completions",
     "responses": "responses",
@@ -234,26 +240,20 @@ def replay(
         raise ConfigError("--endpoint", f"{endpoint!r} is none of chat, completions, responses")
     if server not in ("auto", "openai", "vllm", "sglang"):
         raise ConfigError("--server", f"{server!r} is none of auto, openai, vllm, sglang")
-    from llmtap.cli.replay_outputs import Outputs, write_beside
-
     outputs = Outputs(json=json, html=html, markdown=markdown)
     for option, number in (("--speed", speed), ("--rate", rate)):
         if number is not None and not 0 < number <= 1e6:
             raise ConfigError(option, f"expected a number above 0, at most 1e6, got {number:g}")
     if limit_in_flight is not None and closed is not None:
         raise ConfigError("--limit-in-flight", "only an open loop has one", "leave out --closed")
-    if warmup not in ("auto", "none") and not (
-        warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
-    ):
-        raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
-    from llmtap.cli.replay_progress import watching
+    need_warmup(warmup)
+    from llmtap.cli.progress import watching_replay
     from llmtap.load.bodies import BodyOptions, parse_body_fields
-    from llmtap.load.error_limit import parse_stop_errors
-    from llmtap.load.replay.options import ReplayOptions, read_headers
+    from llmtap.load.replay.options import ReplayOptions, protocol_of, read_headers, refuse_meaningless
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
     from llmtap.load.replay.plan import ReplayQuestion, make_plan
-    from llmtap.load.replay.protocols import protocol_of, refuse_meaningless
+    from llmtap.load.run import parse_stop_errors
     from llmtap.metrics.objectives import Objectives
 
     if slo is not None:
@@ -267,16 +267,16 @@ def replay(
         },
     )  # fmt: skip
     named = _ENDPOINTS[endpoint]
-    timeout_ns = _duration("--timeout", timeout)
+    timeout_ns = option_duration("--timeout", timeout)
     from_ns, for_ns = _window(window)
     options = ReplayOptions(
         target=target, endpoint=named, model=model,
         headers=read_headers(header or [], header_file, api_key_env), tenant_header=tenant_header, ca=ca,
         insecure=insecure, closed=closed, processes=processes, ray=ray, realtime=realtime, fresh=fresh,
-        timeout=timeout_ns, connect_timeout=_duration("--connect-timeout", connect_timeout),
-        duration=None if duration is None else _duration("--duration", duration),
-        drain=Duration(timeout_ns + NS_PER_S) if drain is None else _duration("--drain", drain),
-        retries=retries, retry_wait=_duration("--retry-wait", retry_wait), warmup=warmup,
+        timeout=timeout_ns, connect_timeout=option_duration("--connect-timeout", connect_timeout),
+        duration=None if duration is None else option_duration("--duration", duration),
+        drain=Duration(timeout_ns + NS_PER_S) if drain is None else option_duration("--drain", drain),
+        retries=retries, retry_wait=option_duration("--retry-wait", retry_wait), warmup=warmup,
         limit_in_flight=limit_in_flight, request_ids="" if no_request_ids else "llmtap",
         stop_errors=None if stop_errors is None else parse_stop_errors(stop_errors),
         slo=slo, capture=capture, scrape=metrics,
@@ -289,7 +289,7 @@ def replay(
         need_capture(capture)
     try:
         with stoppable() as heard:
-            with watching() as audience:
+            with watching_replay() as audience:
                 plan = make_plan(
                     ReplayQuestion(
                         source=trace, source_format=source_format, requests=requests, rate_rps=rate,
@@ -303,7 +303,7 @@ def replay(
                 result = asyncio.run(_run(one, audience, heard))
             if capture is not None:
                 write_beside(capture, result)
-            outputs.tell(result)
+            tell_replay(outputs, result)
     except Stopped as exc:
         print("llmtap: stopped", file=sys.stderr)
         raise typer.Exit(exc.code) from None
@@ -314,11 +314,11 @@ def replay(
     if heard.code is not None:
         raise typer.Exit(heard.code)
     if not result["verdict"]["valid"]:
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(FAILED)
 
 
 async def _run(one: "Replay", audience: "ReplayLines", heard: Heard) -> dict[str, Any]:
-    from llmtap.cli.replay_stopping import Answering
+    from llmtap.cli.progress import Answering
 
     heard.instead = Answering(one, audience, asyncio.get_running_loop())
     return await one.run()
@@ -328,17 +328,7 @@ def _window(text: str | None) -> tuple[int, int | None]:
     if text is None:
         return 0, None
     begin, plus, length = text.partition("+")
-    return _duration("--window", begin), _duration("--window", length) if plus else None
-
-
-def _duration(option: str, text: str) -> Duration:
-    try:
-        ns = parse_duration_ns(text)
-    except ValueError as exc:
-        raise ConfigError(option, str(exc)) from None
-    if ns > _LONGEST_NS:
-        raise ConfigError(option, f"{text!r} is longer than 1,000 days")
-    return Duration(ns)
+    return option_duration("--window", begin), option_duration("--window", length) if plus else None
 
 
 def _show_workloads() -> None:

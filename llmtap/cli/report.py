@@ -1,23 +1,31 @@
-"""`llmtap report`: what a capture, a trace or a benchmark is, in numbers."""
+"""`llmtap report`: a capture, a trace, a replay or a benchmark in numbers.
 
+`llmtap replay` and `llmtap report RESULT` print the same. A replay leaves its result in the folder of its
+capture, too, so that `llmtap report` of the capture knows whether its figures are valid.
+"""
+
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.outputs import STDOUT, need_outputs, write_output
-from llmtap.errors import ConfigError, LlmtapError
+from llmtap.cli.shared import FAILED, STDOUT, Outputs, json_text, print_json, print_rich, write_output
+from llmtap.errors import ConfigError, LlmtapError, install_hint
 
-__all__ = ["report"]
+__all__ = ["load_result", "report", "tell_replay", "verdicts_beside", "write_beside"]
 
-_FAILED: Final = 1
-"""Also where systems had other loads: their figures are no comparison."""
+RESULT_BYTES_MAX: Final = 256 << 20
+"""A result has some MB: a value for each second and series."""
+BESIDE: Final = "replay-*.json"
+"""Name of a result in a capture's folder, whose own files are `llmtap-*`."""
 
 EPILOG = """CAPTURE is a file, a folder, a pattern of files or a URL (s3://bucket/prefix) of captures,
 also of one that is running (of a URL only what is uploaded; name the spool's folder beside it for the rest);
@@ -76,20 +84,14 @@ def report(
     ] = None,
 ) -> None:
     """Sum up a capture: latencies, workload, conversations, what is missing; or tell other results again."""
+    stdout = STDOUT if as_json else None
     if compare:
-        from llmtap.cli.report_compare import compared
-
-        told_of_all, alike = compared(places, compare, as_json=as_json, html=html, markdown=markdown)
-        _show_compared(told_of_all, as_json=as_json)
-        if not alike:
-            raise typer.Exit(_FAILED)
+        _compare(places, compare, stdout, html, markdown)
         return
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
-        _show_bench(Path(places[0]), html, markdown, as_json=as_json)
+        _show_bench(Path(places[0]), Outputs(json=stdout, html=html, markdown=markdown))
         return
     _refuse_bench(places)
-    from llmtap.cli.replay_outputs import Outputs, load_result, verdicts_beside
-
     result = load_result(places[0]) if len(places) == 1 else None
     if result is not None:
         for option, refused in (
@@ -97,7 +99,7 @@ def report(
         ):  # fmt: skip
             if refused:
                 raise ConfigError(option, "is of a capture; the result of a replay is summed up already")
-        Outputs(json=STDOUT if as_json else None, html=html, markdown=markdown).tell(result)
+        tell_replay(Outputs(json=stdout, html=html, markdown=markdown), result)
         return
     for option, given in (("--html", html), ("--markdown", markdown)):
         if given is not None:
@@ -105,16 +107,19 @@ def report(
     from llmtap.capture.read.describe import BY, describe
     from llmtap.capture.read.reader import read
     from llmtap.metrics.objectives import Objectives
+    from llmtap.report.capture import render_capture, render_integrity
 
     for label in by or ():
         if label not in BY:
             raise ConfigError("--by", f"{label!r} is none of {', '.join(BY)}")
     objectives = None if slo is None else Objectives.parse(slo, "--slo")
     options: dict[str, Any] = {"by": by or (), "objectives": objectives}
+    told: dict[str, Any]
     if _is_trace(places):
         if integrity:
             raise ConfigError("--integrity", "a trace of another tool has no numbers to tell it by")
-        _show(_of_trace(places[0], options), as_json=as_json)
+        told = _of_trace(places[0], options)
+        print_json(told) if as_json else print_rich(render_capture(told))
         return
     try:
         capture = read(places, skip_broken=skip_broken)
@@ -122,100 +127,38 @@ def report(
         raise
     except LlmtapError as exc:  # of a later version
         raise ConfigError("capture", str(exc)) from None
+    checked = capture.integrity()
     if integrity:
-        checked = capture.integrity()
-        _show_integrity(checked.to_dict(), as_json=as_json)
-        raise typer.Exit(0 if checked.ok else 1)
+        told = checked.to_dict()
+        print_json(told) if as_json else print_rich(render_integrity(told))
+        raise typer.Exit(0 if checked.ok else FAILED)
     with _progress(len(capture)) as progress:
         told = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)
-    told["capture"] |= {  # type: ignore[operator]
+    capture_told: Any = told["capture"]
+    capture_told |= {
         "files": len(capture.files), "spools": sum(f.spool for f in capture.files),
         "bytes": sum(f.bytes for f in capture.files),
         "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
     }  # fmt: skip
-    told["integrity"] = capture.integrity().to_dict()
+    told["integrity"] = checked.to_dict()
     verdicts = dict(verdicts_beside(places))
     if verdicts:
         told["replays"] = verdicts
-    _show(told, as_json=as_json)
-
-
-def _refuse_bench(places: list[str]) -> None:
-    """Captures of several systems, or of a benchmark's warm and cold and fast and slow loads, taken for one
-    would be figures of nothing."""
-    results: list[str] = []
-    others: list[str] = []
-    for place in places:
-        found = [str(folder) for at in _matching(place) for folder in _results_in(at)]
-        results += found
-        others += [] if found else [place]
-    if not results:
+    if as_json:
+        print_json(told)
         return
-    first, *rest = (shlex.quote(one) for one in results)
-    if others:
-        problem, hint = f"{results[0]} is bench results, and {others[0]} is none", f"llmtap report {first}"
-    elif rest:
-        problem = "these are bench results"
-        hint = f"llmtap report {first}" + "".join(f" --compare {one}" for one in rest)
-    else:
-        problem, hint = f"{results[0]} is bench results", f"llmtap report {first}"
-    raise ConfigError("CAPTURE", problem, hint)
+    print_rich(render_capture(told))
+    if verdicts:
+        from llmtap.report.replay import render_verdicts
+
+        print_rich(render_verdicts(verdicts))
 
 
-def _matching(place: str) -> list[Path]:
-    """What a place names; the whole of a pattern."""
-    if "://" in place:
-        return []
-    path = str(Path(place).expanduser())
-    return [Path(found) for found in sorted(glob(path))] if has_magic(path) else [Path(path)]
-
-
-def _results_in(place: Path) -> list[Path]:
-    """Results folders of benchmarks: the place itself, or those that lie in it."""
-    if (place / "bench.json").is_file():
-        return [place]
-    return [asked.parent for asked in sorted(place.glob("*/bench.json"))] if place.is_dir() else []
-
-
-def _show_compared(told: str | dict[str, Any], *, as_json: bool) -> None:
-    if isinstance(told, str):
-        print(told)
-    elif as_json:
-        _print_json(told)
-    else:
-        from llmtap.report.compare import render_compare
-
-        _print(render_compare(told))
-
-
-def _show_bench(folder: Path, html: str | None, markdown: str | None, *, as_json: bool) -> None:
-    from llmtap.bench.report.report import load_document
-    from llmtap.report.bench import render_bench
-
-    outputs = need_outputs(json=STDOUT if as_json else None, html=html, markdown=markdown)
-    document = load_document(folder)
-    texts = {}
-    if html is not None:
-        from llmtap.report.bench_page import bench_html
-
-        texts["--html"] = bench_html(document)
-    if markdown is not None:
-        from llmtap.bench.report.full import full_markdown
-
-        texts["--markdown"] = full_markdown(document).rstrip("\n")
-    for option, place in outputs.items():
-        write_output(option, place, texts[option])
-    to_stdout = [text for option, text in texts.items() if option not in outputs]
-    if to_stdout:
-        print(to_stdout[0])
-    elif as_json:
-        _print_json(document)
-    else:
-        _print(render_bench(document))
+# ---------------------------------------------------------------- captures and traces
 
 
 def _is_trace(places: list[str]) -> bool:
-    """One file that is neither Parquet nor a spool: `read` finds the words for everything else."""
+    """One file that is neither Parquet nor a spool; `read` reports everything else."""
     if len(places) != 1:
         return False
     try:
@@ -236,7 +179,6 @@ def _of_trace(path: str, options: dict[str, Any]) -> dict[str, object]:
     try:
         with opened(path, SNIFF_BYTES, None) as file:
             found = detect(path.removesuffix(".gz").removesuffix(".zst"), file.head)
-            assert found.read is not None
             source = found.read(file.stream)
             with _progress(None) as progress:
                 told = describe([source.info], source.batches, progress=progress, **options)
@@ -250,7 +192,7 @@ def _of_trace(path: str, options: dict[str, Any]) -> dict[str, object]:
 
 @contextmanager
 def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
-    """A bar of the rows read, where there is somebody to see it."""
+    """A bar of the rows read, in a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -262,39 +204,139 @@ def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def _show(told: dict[str, object], *, as_json: bool) -> None:
-    if as_json:
-        _print_json(told)
+# ---------------------------------------------------------------- results of replays
+
+
+class _Marks(msgspec.Struct):
+    """Fields of a replay's result, and of hardly anything else."""
+
+    load: dict[str, msgspec.Raw]
+    sender: dict[str, msgspec.Raw]
+    plan: dict[str, msgspec.Raw]
+    metrics: dict[str, msgspec.Raw]
+    verdict: dict[str, msgspec.Raw]
+
+
+def load_result(place: str | Path) -> dict[str, Any] | None:
+    """The result that `llmtap replay --json` wrote there; None where that is something else."""
+    path = Path(place)
+    try:
+        if not path.is_file() or path.stat().st_size > RESULT_BYTES_MAX:
+            return None
+        with path.open("rb") as file:
+            begin = file.read(64)
+            if not begin.lstrip().startswith(b"{"):
+                return None
+            raw = begin + file.read()
+        msgspec.json.decode(raw, type=_Marks)
+        result: dict[str, Any] = msgspec.json.decode(raw)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return None
+    return result
+
+
+def tell_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
+    """Write and print what is wanted of a replay's result."""
+    from llmtap.report.replay import render_replay, replay_html, replay_markdown
+
+    texts = {
+        "--json": lambda: json_text(result), "--html": lambda: replay_html(result),
+        "--markdown": lambda: replay_markdown(result),
+    }  # fmt: skip
+    outputs.tell(texts, lambda: print_rich(render_replay(result)))
+
+
+def write_beside(capture: str, result: Mapping[str, Any]) -> None:
+    """Leave the result in the capture's folder, where that is a local one.
+
+    Raises ConfigError where it cannot be written.
+    """
+    from llmtap.capture.store.places import open_place
+
+    folder = open_place(capture).folder
+    if folder is not None:
+        when = re.sub(r"\W", "", str(result["window"]["start"]))
+        write_output("--capture", folder / BESIDE.replace("*", when), json_text(result))
+
+
+def verdicts_beside(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Names and verdicts of the results that lie in these folders, the oldest first."""
+    for place in places:
+        for path in sorted(Path(place).glob(BESIDE)) if Path(place).is_dir() else ():
+            result = load_result(path)
+            if result is not None:
+                yield path.name, result["verdict"]
+
+
+# ---------------------------------------------------------------- results of benchmarks
+
+
+def _refuse_bench(places: list[str]) -> None:
+    """A benchmark's captures are of several systems, and of warm and cold and fast and slow loads: their sum
+    would mean nothing."""
+    results: list[str] = []
+    others: list[str] = []
+    for place in places:
+        found = [str(folder) for at in _matching(place) for folder in _results_in(at)]
+        results += found
+        others += [] if found else [place]
+    if not results:
         return
-    from llmtap.report.capture import render_capture
-
-    _print(render_capture(told))
-    verdicts: Any = told.get("replays")
-    if verdicts:
-        from llmtap.report.replay import render_verdicts
-
-        _print(render_verdicts(verdicts))
-
-
-def _show_integrity(told: dict[str, object], *, as_json: bool) -> None:
-    if as_json:
-        _print_json(told)
-        return
-    from llmtap.report.integrity import render_integrity
-
-    _print(render_integrity(told))
+    first, *rest = (shlex.quote(one) for one in results)
+    problem, hint = f"{results[0]} is bench results", f"llmtap report {first}"
+    if others:
+        problem += f", and {others[0]} is none"
+    elif rest:
+        problem, hint = "these are bench results", hint + "".join(f" --compare {one}" for one in rest)
+    raise ConfigError("CAPTURE", problem, hint)
 
 
-def _print_json(told: dict[str, object]) -> None:
-    import msgspec
+def _matching(place: str) -> list[Path]:
+    """What a place names; the whole of a pattern."""
+    if "://" in place:
+        return []
+    path = str(Path(place).expanduser())
+    return [Path(found) for found in sorted(glob(path))] if has_magic(path) else [Path(path)]
 
-    print(msgspec.json.format(msgspec.json.encode(told)).decode())
+
+def _results_in(place: Path) -> list[Path]:
+    """Results folders of benchmarks: the place itself, or those that lie in it."""
+    if (place / "bench.json").is_file():
+        return [place]
+    return [asked.parent for asked in sorted(place.glob("*/bench.json"))] if place.is_dir() else []
 
 
-def _print(shown: Any) -> None:
-    from rich.console import Console
+def _show_bench(folder: Path, outputs: Outputs) -> None:
+    from llmtap.bench.report.report import load_document
+    from llmtap.cli.bench import bench_texts
+    from llmtap.report.bench import render_bench
 
-    if sys.stdout.isatty():
-        Console(highlight=False).print(shown)
-    else:  # for grep: a line is a line
-        Console(highlight=False, width=200).print(shown, soft_wrap=True)
+    document = load_document(folder)
+    outputs.tell(bench_texts(document), lambda: print_rich(render_bench(document)))
+
+
+def _compare(
+    places: Sequence[str], others: Sequence[str], json: str | None, html: str | None, markdown: str | None
+) -> None:
+    if len(places) != 1:
+        raise ConfigError(
+            "--compare",
+            f"{len(places)} results to compare with",
+            "one, then --compare for each of the others",
+        )
+    outputs = Outputs(json=json, html=html, markdown=markdown)
+    from importlib.util import find_spec
+
+    if find_spec("scipy") is None:
+        raise ConfigError("--compare", "needs SciPy", install_hint("bench"))
+    from llmtap.bench.report.compare import compare_results
+    from llmtap.report.bench import compare_html, compare_markdown, render_compare
+
+    told = compare_results(Path(places[0]), [Path(other) for other in others])
+    texts = {
+        "--json": lambda: json_text(told), "--html": lambda: compare_html(told),
+        "--markdown": lambda: compare_markdown(told),
+    }  # fmt: skip
+    outputs.tell(texts, lambda: print_rich(render_compare(told)))
+    if any(test["unlike"] for test in told["tests"]):  # systems that had other loads are no comparison
+        raise typer.Exit(FAILED)

@@ -1,19 +1,33 @@
-"""`llmtap sim`: the simulated engine."""
+"""`llmtap sim`: the simulated engine as a server, and a trace through schedulers in virtual time."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmtap.cli.main import app
+from llmtap.cli.shared import (
+    FAILED,
+    Outputs,
+    Stopped,
+    json_text,
+    need_capture,
+    print_table,
+    read_pairs,
+    stoppable,
+)
 from llmtap.errors import ConfigError
 
-__all__ = ["serve", "tokenizer"]
+if TYPE_CHECKING:
+    from llmtap.sim.sweep.runner import SweepRunner
+
+__all__ = ["run", "serve", "tokenizer"]
 
 sim = typer.Typer(no_args_is_help=True, help="The simulated engine.")
 app.add_typer(sim, name="sim")
 
-SERVE_EPILOG = """Examples:
+_SERVE_EPILOG = """Examples:
 
   llmtap sim serve --listen 127.0.0.1:8000 --ttft 200ms --itl 15ms
 
@@ -33,12 +47,12 @@ Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/mes
 /v1/realtime (a WebSocket) /metrics /health /sim/truth?since=N"""
 
 
-@sim.command(epilog=SERVE_EPILOG)
+@sim.command(epilog=_SERVE_EPILOG)
 def serve(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:8000",
     grpc: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve llmtap.inference.v1 over gRPC there, too."),
+        typer.Option(metavar="HOST:PORT", help="Also serve vLLM's engine service over gRPC there."),
     ] = None,
     ttft: Annotated[
         str | None, typer.Option(help="From a request to its first token; default 150ms.")
@@ -110,15 +124,15 @@ def serve(
     }  # fmt: skip
     values = {key: str(value) for key, value in flags.items() if value is not None}
     places = {key: "--" + key.rpartition(".")[2].replace("_", "-") for key in values}
-    for key, value in _pairs("--set", "KEY=VALUE", assign).items():
+    for key, value in read_pairs("--set", assign, once=True).items():
         if key in values:
             raise ConfigError(places[key], f"is given by --set {key}, too", "one of the two")
         values[key], places[key] = value, f"--set {key}"
     options = load_options(values, places)
     engine = load_engine(
-        scheduler, values, serving=_pairs("--serving", "NAME=VALUE", serving),
-        readings=_pairs("--reading", "NAME=VALUE", reading), predictor=predictor, servers=servers,
-        places=places,
+        scheduler, values, serving=read_pairs("--serving", serving, "NAME=VALUE", once=True),
+        readings=read_pairs("--reading", reading, "NAME=VALUE", once=True), predictor=predictor,
+        servers=servers, places=places,
     )  # fmt: skip
 
     import gc
@@ -177,19 +191,6 @@ def serve(
     )
 
 
-def _pairs(option: str, form: str, items: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for item in items or ():
-        key, sep, value = item.partition("=")
-        if not sep:
-            raise ConfigError(option, f"expected {form}, got {item!r}")
-        key = key.strip()
-        if key in pairs:
-            raise ConfigError(f"{option} {key}", "is given twice")
-        pairs[key] = value.strip()
-    return pairs
-
-
 def _list_keys() -> None:
     from llmtap.sim.server.options import Key, keys
 
@@ -199,8 +200,8 @@ def _list_keys() -> None:
 
 
 def _list_servings() -> None:
+    from llmtap.sim.model_options import explain_serving
     from llmtap.sim.schedulers.registry import SCHEDULERS
-    from llmtap.sim.serving import explain_serving
 
     for name, default, text in explain_serving():
         print(f"{name:14} {default:10} {text}")
@@ -216,7 +217,7 @@ def tokenizer(
     """Write the tokenizer by which `sim serve` counts, as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
 
-    from llmtap.workload.prompts.words import tokenizer_json
+    from llmtap.workload.prompts.text import tokenizer_json
 
     text = json.dumps(tokenizer_json(), ensure_ascii=False)
     if str(file) == "-":
@@ -226,3 +227,271 @@ def tokenizer(
         file.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise ConfigError(str(file), f"cannot be written: {exc.strerror}") from None
+
+
+# ---------------------------------------------------------------- llmtap sim run
+
+_RUN_EPILOG = """TRACE is anything that `llmtap convert --list` reads, a capture, or a workload that is drawn
+(--presets lists them). Figures are those of a model of a GPU, seed 004's unless --latency fits another. The
+seed leaves much open, and which scheduler looks best depends on how it is read: --readings lists how.
+
+Options with several values are multiplied out, and the runs are spread over processes, or over Ray:
+
+  llmtap sim run trace.csv --scheduler static_fifo,dynamic_no_bins,multi_bin_dynamic --scale 100
+
+  llmtap sim run trace.csv --scale 1,10,100 --servers 1,2,4 --vary bins=1,2,4,8 --results runs.jsonl
+
+  llmtap sim run trace.csv --preset grid --requests 10000 --html grid.html
+
+  llmtap sim run chat --scheduler continuous_batching,chunked_prefill --rate 1,2,4 --slo "ttft:1s"
+
+  llmtap sim run trace.csv --preset methods --results runs.jsonl --ray local"""
+
+
+@sim.command(epilog=_RUN_EPILOG)
+def run(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="What to run.")] = "",
+    source_format: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Schedulers; default: the three of seed 004.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(metavar="X,...", help="Arrivals X times as dense; bursts stay bursts.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="RPS,...", help="The same, by the mean rate that comes of it.")
+    ] = None,
+    requests: Annotated[
+        str | None, typer.Option(metavar="N,...", help="The first N rows; a shorter trace is repeated.")
+    ] = None,
+    servers: Annotated[str | None, typer.Option(metavar="N,...", help="How many GPUs; default 1.")] = None,
+    bins: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K|EDGE,...",
+            help="How many bins, or the lower edge of each: 4 is a number, 0,64,256 are edges.",
+        ),
+    ] = None,
+    eps: Annotated[str | None, typer.Option(help="Half width of the band around the token SLA.")] = None,
+    predictor: Annotated[
+        str | None, typer.Option(metavar="perfect|prompt|noisy|shuffled", help="Of output lengths.")
+    ] = None,
+    reading: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another reading; may be repeated.")
+    ] = None,
+    serving: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="How schedulers that iterate serve; may be repeated."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=V,V,...",
+            help="Several values of a reading or of --serving; by | where they hold commas. May be repeated.",
+        ),
+    ] = None,
+    readings: Annotated[
+        bool, typer.Option("--readings", help="List readings and options of serving, and what they mean.")
+    ] = False,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A sweep that has a name; options replace its axes.")
+    ] = None,
+    presets: Annotated[bool, typer.Option("--presets", help="List presets and workloads.")] = False,
+    latency: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CSV|CAPTURE",
+            help="Fit the model to a grid of batch_size, max_seq_len, mean_latency_sec, or to a capture.",
+        ),
+    ] = None,
+    fit_chunk: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            min=1,
+            help="The CAPTURE of --latency is of a server that takes prompts in in pieces of so many tokens.",
+        ),
+    ] = None,
+    capacity: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Also search the rate at which this share is outside the SLA."),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(metavar="BOUNDS", help="Objectives that goodput counts by: 'ttft:1s tbc_max:200ms'."),
+    ] = None,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="All metrics of live traffic, or only seed 004's; default: where schedulers iterate.",
+        ),
+    ] = None,
+    capture: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write each run's exchanges as a capture in a folder.")
+    ] = None,
+    seed: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Of predictors and workloads; default 42.")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep results as they come; what is in it is not run again."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes; default: as many as CPUs.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; local starts one here.")
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the summaries; - is stdout.")
+    ] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a page with curves; - is stdout.")
+    ] = None,
+) -> None:
+    """Run a trace through schedulers in virtual time, and compare them."""
+    if readings or presets:
+        (_show_readings if readings else _show_presets)()
+        return
+    if not trace:
+        raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
+    from llmtap.cli.sim_sweep import (
+        AxesRead,
+        models_fitted,
+        objectives_text,
+        preset_named,
+        run_sweep,
+        scheduler_names,
+    )
+
+    given = AxesRead()
+    given.schedulers(scheduler)
+    given.load(scale, rate)
+    for name, text in (("requests", requests), ("servers", servers), ("seed", seed)):
+        given.numbers(name, text, int)
+    if capacity is not None and not 0 <= capacity < 1:
+        raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {capacity:g}")
+    given.settings(reading or [], "--reading")
+    given.text("bin_edges" if bins and "," in bins else "bins", bins, "--bins")
+    given.text("eps", eps, "--eps")
+    given.text("predictor", predictor, "--predictor")
+    given.settings(serving or [], "--serving")
+    given.settings(vary or [], "--vary")
+    named = preset_named(preset)
+    axes = given.whole(named, preset or "")
+    common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
+        "objectives": objectives_text(slo, named), "measure": measure, "capacity": capacity,
+        "capture": capture,
+    }  # fmt: skip
+    if measure is False and (common["objectives"] or capture is not None):
+        what = "objectives are" if common["objectives"] else "a capture is"
+        raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
+    if ray is not None and ray != "local" and jobs is not None:
+        raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
+    outputs = Outputs(json=json, html=html)
+    if capture is not None:
+        if ray in (None, "local"):
+            need_capture(capture)
+        elif "://" not in capture and not Path(capture).is_absolute():
+            raise ConfigError(
+                "--capture", f"each node of --ray has a folder {capture} of its own",
+                "a URL, or an absolute path of a folder that all nodes share",
+            )  # fmt: skip
+    swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
+    loud = swept or named is not None or results is not None
+    sweepers: list[SweepRunner] = []
+    try:
+        with stoppable():
+            told, notes, failed = run_sweep(
+                trace, source_format, axes, named, common, results=results, workers=jobs, ray=ray, loud=loud,
+                sweepers=sweepers,
+            )  # fmt: skip
+            if not told:  # a page of nothing cannot be made
+                outputs.files.pop("--html", None)
+                outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
+            texts = {"--json": lambda: json_text(told), "--html": lambda: _page(told)}
+            outputs.tell(texts, lambda: _show(told, notes))
+    except Stopped as exc:
+        done = sum(len(sweeper.attempts) for sweeper in sweepers)
+        print(f"llmtap: {_stopped(done, results)}", file=sys.stderr)
+        raise typer.Exit(exc.code) from None
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _stopped(done: int, results: Path | None) -> str:
+    if results is None:
+        return f"stopped; {done:,} were done, and nothing is kept without --results FILE"
+    return f"stopped; what is done is in {results} ({done:,}): the same command goes on from there"
+
+
+def _page(told: list[dict[str, Any]]) -> str:
+    from llmtap.cli.sim_sweep import option_defaults
+    from llmtap.report.sweep_page import sweep_html
+
+    return sweep_html(told, defaults=option_defaults())
+
+
+def _show(told: list[dict[str, Any]], notes: list[str]) -> None:
+    from llmtap.report.sweep import sweep_lines, sweep_table
+
+    if told:
+        _figures_table(*sweep_table(told))
+        for line in sweep_lines(told):
+            print(line)
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _show_readings() -> None:
+    from llmtap.sim.model_options import explain_model_options, explain_serving
+
+    print_table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()])
+    print()
+    print_table(["serving", "default", "meaning"], [list(row) for row in explain_serving()])
+
+
+def _show_presets() -> None:
+    from llmtap.sim.sweep.grid import PRESETS
+    from llmtap.workload.registry import workloads
+
+    rows = []
+    for name, preset in PRESETS.items():
+        axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
+        rows.append([name, preset.about, preset.source, axes])
+    print_table(["preset", "about", "source", "axes"], rows)
+    print()
+    print_table(["workload", "about"], [list(one) for one in workloads().items()])
+
+
+def _figures_table(columns: list[str], rows: list[list[str]]) -> None:
+    """As many tables as it takes to cut no figure."""
+    parts = [list(range(len(columns)))]
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        parts = _parts_that_fit(columns, rows, Console().width)
+    for part in parts:
+        print_table(
+            [columns[i] for i in part], [[row[i] for i in part] for row in rows],
+            right=frozenset(columns[1:]), nowrap=lambda column: True,
+        )  # fmt: skip
+
+
+def _parts_that_fit(columns: list[str], rows: list[list[str]], width: int) -> list[list[int]]:
+    """Columns by number, in as many tables as it takes to cut no figure; each begins with the settings."""
+    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
+    keys = list(range(columns.index("req/s"))) if "req/s" in columns else [0]
+    parts: list[list[int]] = []
+    left = 0
+    for i in range(len(keys), len(columns)):
+        if not parts or widths[i] > left:
+            parts.append(keys.copy())
+            left = width + 2 - sum(widths[k] for k in keys)
+        parts[-1].append(i)
+        left -= widths[i]
+    return parts

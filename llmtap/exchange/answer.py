@@ -1,9 +1,8 @@
 """The body of an answer, decoded: payload bytes to Deltas.
 
-Whether it is an event stream, lines of JSON or one JSON value is told by the content type and by the first
-bytes, never by what the request asked for: errors come as JSON where a stream was wanted, and the other way
-round. A body that is none of these is timed by its reads. What comes down a tunnel is read as messages of a
-WebSocket, and timed by its reads where it is none.
+The content type and the first bytes decide whether it is an event stream, lines of JSON or one JSON value,
+never the request: errors come as JSON where a stream was wanted, and the other way round. Of any other body
+only the reads are timed. Bytes from a tunnel are read as messages of a WebSocket.
 
 Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer); RFC 6455.
 """
@@ -11,13 +10,12 @@ Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer); RFC 6
 from enum import Enum
 from typing import Final
 
-from llmtap.exchange.budget import Share
+from llmtap.exchange.bounds import Share
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.dialects.registry import Undecided
-from llmtap.protocol.ndjson import LineParser
-from llmtap.protocol.repetition import BLOCK_BYTES_MAX, Repetition, find_repetition
-from llmtap.protocol.sse import EVENT_BYTES_MAX, SseEvent, SseParser
+from llmtap.protocol.repetition import Repetition, RepetitionFinder
+from llmtap.protocol.sse import EVENT_BYTES_MAX, LineParser, SseEvent, SseParser
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 __all__ = ["AnswerReader", "BodyKind"]
@@ -32,16 +30,12 @@ _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
 """Of a JSON body, where a line may tell that more of them follow."""
-_WORTH_EVENTS: Final = 16
-"""Finding out what repeats takes as long as it saves over about five events."""
-_PATIENCE: Final = 8
-"""How often that may be found out in vain."""
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
 """Ends of the types of bodies that are JSON by the line."""
 
 
 class BodyKind(Enum):
-    """What a body turned out to be."""
+    """Kind of a body."""
 
     UNDECIDED = 0
     SSE = 1
@@ -61,8 +55,8 @@ class AnswerReader:
     """
 
     __slots__ = (
-        "_body", "_found_at", "_held", "_keeps", "_last_found", "_lines", "_messages", "_one_value",
-        "_parser", "_patience", "_repetition", "_share", "_size", "_type", "dialect", "kind",
+        "_body", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_repeats", "_share",
+        "_size", "_type", "dialect", "kind",
     )  # fmt: skip
 
     def __init__(self, content_type: bytes | None, path: str, share: Share | None = None) -> None:
@@ -70,10 +64,7 @@ class AnswerReader:
         self.dialect = Undecided(path)
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
-        self._repetition: Repetition | None = None
-        self._last_found: Repetition | None = None  # it may hold no more, and tells what is loose
-        self._found_at = 0  # where in the body it was looked for last
-        self._patience = _PATIENCE
+        self._repeats = RepetitionFinder()
         self._lines: LineParser | None = None
         self._messages: MessageParser | None = None
         self._held = b""  # while undecided
@@ -85,7 +76,6 @@ class AnswerReader:
 
     @classmethod
     def of_tunnel(cls, path: str) -> "AnswerReader":
-        """Reads what comes down a tunnel in place of a body."""
         reader = cls(None, path)
         reader.kind = BodyKind.MESSAGES
         reader._messages = MessageParser("upstream", masked=False)
@@ -93,13 +83,12 @@ class AnswerReader:
 
     @property
     def skipped(self) -> int:
-        """Events that were too long to be kept."""
         return self._parser.skipped + (self._lines.skipped if self._lines is not None else 0)
 
     @property
     def streamed(self) -> bool:
-        """It is a stream of events or lines, or was to be one when its reader gave up or before its first
-        byte came. A tunnel is none: what comes down it need not answer the request that opened it."""
+        """Whether it is a stream of events or lines, or was announced as one. A tunnel is none: what comes
+        down it need not answer the request that opened it."""
         announced = self.kind in (BodyKind.OPAQUE, BodyKind.UNDECIDED) and (
             self._type == b"text/event-stream" or self._type.endswith(_LINES)
         )
@@ -109,15 +98,15 @@ class AnswerReader:
         """What these bytes, at least one, complete. Never raises."""
         if self.kind is BodyKind.SSE:
             out = []
-            read_event = self.dialect.read_event
-            for event in self._parser.feed(payload):
+            parser, read_event = self._parser, self.dialect.read_event
+            for event in parser.feed(payload):
                 delta = read_event(event)
                 delta.size = event.end - event.start
                 out.append(delta)
                 if not delta.repeatable:
-                    self._repetition = None  # its reader may have changed its mind
-            if len(out) == 1 and delta.repeatable:
-                self._look_for_repetition(payload, delta)
+                    self._repeats.repetition = None  # its reader may have changed its mind
+            if len(out) == 1 and delta.repeatable and parser.idle and delta.size == len(payload):
+                self._repeats.look(payload, delta, parser.offset, self.dialect)
             return out
         if self.kind is BodyKind.JSON:
             return self._keep(payload)
@@ -132,32 +121,12 @@ class AnswerReader:
     @property
     def repetition(self) -> Repetition | None:
         """The event that may come again, or None. While nothing else comes it need not be fed: the parser is
-        between two events and would stay there, and the dialect would remember nothing of it."""
-        return self._repetition if self._parser.idle else None
+        between two events and would stay there."""
+        return self._repeats.repetition if self._parser.idle else None
 
     def passed(self, payload_bytes: int) -> None:
-        """So many bytes were such events, and not fed."""
+        """Take note of bytes of such events that were not fed."""
         self._parser.offset += payload_bytes
-
-    def _look_for_repetition(self, payload: bytes, delta: Delta) -> None:
-        """Once these bytes were one event, of a kind that may come again."""
-        parser = self._parser
-        if (
-            not self._patience
-            or not parser.idle
-            or delta.size != len(payload)
-            or delta.size > BLOCK_BYTES_MAX
-            or not delta.text
-            or delta.blank
-        ):
-            return
-        if parser.offset - self._found_at < _WORTH_EVENTS * len(payload):
-            self._patience -= 1
-        self._found_at = parser.offset
-        dialect = self.dialect
-        found = find_repetition(payload, delta, dialect.read_event, dialect.names_read, self._last_found)
-        self._repetition = found
-        self._last_found = found or self._last_found
 
     def close(self, *, whole: bool) -> list[Delta]:
         """What the end of the body completes; `whole` says whether HTTP calls it complete."""
@@ -168,12 +137,7 @@ class AnswerReader:
             self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
             return self.feed(held) + self.close(whole=whole)
         if self.kind is BodyKind.SSE:
-            out = []
-            for event in self._parser.close():
-                delta = self.dialect.read_event(event)
-                delta.size = event.end - event.start
-                out.append(delta)
-            return out
+            return [self._read_line(event) for event in self._parser.close()]
         if self.kind is BodyKind.NDJSON and self._lines is not None:
             lines = self._lines.close()
             # The part of a line that was cut off says nothing.
@@ -194,7 +158,7 @@ class AnswerReader:
     def give_up(self) -> None:
         """Understand nothing more of this body: from here on, time its reads."""
         self.kind = BodyKind.OPAQUE
-        self._repetition = None
+        self._repeats.repetition = None
         self._held = b""
         self._lines = self._messages = None
         self._let_go()
@@ -261,7 +225,7 @@ class AnswerReader:
         return delta
 
     def _decide(self, payload: bytes) -> list[Delta]:
-        """As `feed`, as long as the kind of the body is open."""
+        """As `feed`, while the kind of the body is undecided."""
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")
         out: list[Delta] = []
         held = self._held + payload

@@ -1,8 +1,12 @@
-"""Maximum length of every string in an Exchange, and the memory that an Exchange takes.
+"""Maximum length of every string in an Exchange, its memory, and the memory of bodies under way.
 
 A string is bounded before it is stored: `bounded` where one enters, and `bound` for all of them when the
 exchange is complete. What clients and upstreams choose is cut KEY_CHARS behind its bound, searched for keys,
 and then cut at its bound, so that a key across the bound is recognised.
+
+A request's body, and an answer of one piece, can be understood only when they are whole. `Budget` bounds what
+all exchanges keep of them together; a body that finds no room is not kept, and its exchange is measured
+without it.
 
 SECURITY.md shows BOUNDS as a table. `tests/exchange/test_bounds.py` compares the two, and fails for a string
 of the Exchange that has no row.
@@ -20,7 +24,8 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.paths import NAME_CHARS_MAX, PATH_CHARS_MAX, clean_name, clean_path
 from llmtap.protocol.http1 import METHOD_CHARS_MAX
 
-__all__ = ["BOUNDS", "Bound", "bound", "bounded", "memory_bytes"]
+__all__ = ["BOUNDS", "Bound", "Budget", "Share", "bound", "bounded", "memory_bytes"]
+
 
 _WORD_CHARS_MAX: Final = 64
 """Of a reason, a code or a category, as programs write them."""
@@ -196,3 +201,58 @@ def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
         else:
             names.append(prefix + name)
     return fixed_bytes, names
+
+
+class Budget:
+    """What all exchanges may take together.
+
+    Args:
+        bytes_max: of all of them.
+        short: told of each body that is not kept for want of room.
+
+    Attributes:
+        left: bytes that can still be taken.
+    """
+
+    __slots__ = ("_short", "left")
+
+    def __init__(self, bytes_max: int, short: Callable[[], None]) -> None:
+        self.left = bytes_max
+        self._short = short
+
+    def take(self, n: int) -> bool:
+        """Takes `n` bytes, or none: then there is no room for them."""
+        if n > self.left:
+            self._short()
+            return False
+        self.left -= n
+        return True
+
+    def give(self, n: int) -> None:
+        self.left += n
+
+
+class Share:
+    """What one exchange has taken of a budget; without a budget there is always room."""
+
+    __slots__ = ("_budget", "_taken")
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    def take(self, n: int) -> bool:
+        """As `Budget.take`."""
+        if self._budget is not None and not self._budget.take(n):
+            return False
+        self._taken += n
+        return True
+
+    def give(self, n: int) -> None:
+        if self._budget is not None:
+            self._budget.give(n)
+        self._taken -= n
+
+    def close(self) -> None:
+        """Gives back what is left: the exchange is over. A second call does nothing."""
+        self.give(self._taken)

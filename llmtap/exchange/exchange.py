@@ -1,8 +1,8 @@
 """The noun of the project: one request and its answer, with the timeline of what passed.
 
-Live traffic makes Exchanges; windows, exporters, the admin API and (later) captures and reports take
-them. All stamps are integer nanoseconds of the host's monotonic clock; None where a point was never
-reached. Seconds appear only in `to_dict`, the public form (design: "Public contract").
+All stamps are integer nanoseconds of the host's monotonic clock; None where a point was never reached.
+Seconds appear only in `to_dict`, the public form. `RequestShape`, `Turn` and `CapturedText` are filled in by
+`capture/`; live measuring needs none of them.
 """
 
 from array import array
@@ -12,12 +12,73 @@ from datetime import UTC, datetime
 from typing import Final
 
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 
-__all__ = ["BLANK", "OUTPUT", "Added", "EventLog", "Exchange", "Timeline", "Tokens"]
+__all__ = [
+    "BLANK", "OUTPUT", "Added", "CapturedText", "EventLog", "Exchange", "RequestShape", "Timeline", "Tokens",
+    "Turn",
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class RequestShape:
+    """The shape of a request: no word of it."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    tools: int | None = None
+    """Tools offered."""
+    images: int | None = None
+    """Pictures, sounds and files in the prompt: they count no bytes below."""
+    response_format: str | None = None
+    """`text`, `json_object`, `json_schema`, or another single word."""
+    roles: list[str] = field(default_factory=list)
+    """Of each message, in order; a completion's prompt is one message of the role `prompt`."""
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each message: bytes of UTF-8, and four for each token id where a prompt is given as ids."""
+    blocks: "array[int]" = field(default_factory=lambda: array("q"))
+    """Chained hashes of the prompt's blocks: two prompts begin alike as far as their leading ids agree."""
+    block_size: int | None = None
+    block_unit: str | None = None
+    """`tokens` or `bytes`; both None where nothing was hashed."""
+    tokens: int | None = None
+    """Of the prompt, by the configured tokenizer."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """The place of an exchange in its conversation."""
+
+    session: str
+    source: str
+    """`explicit`: the request named its conversation. `prefix`: its messages go on from an earlier one's."""
+    number: int
+    """From 0."""
+    parent: str | None = None
+    """Id of the exchange before, where it was seen."""
+    think_ns: int | None = None
+    """From the end of the previous answer to this arrival: what a person, or a tool, took."""
+    by: str | None = None
+    """`human`, or `tool` where the last message is the result of a call (an agent's loop)."""
+
+
+@dataclass(slots=True)
+class CapturedText:
+    """What was said, redacted. Only at the level `full`."""
+
+    request_body: str | None = None
+    response_text: str | None = None
+    redactions: int = 0
+
 
 EVENT_CLASSES = tuple(EventClass)
 """By code, as kept in EventLog.classes."""
+_POINTS: Final = (
+    "request_end", "submit", "head", "first_byte", "first_any", "first_token", "first_reasoning",
+    "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
+)  # fmt: skip
+"""Names in the public timeline, in its order; each is a field of `Timeline` without `_ns`."""
 BLANK: Final = 1
 """Flag of an event whose content was only white space."""
 OUTPUT: Final = 2
@@ -161,7 +222,7 @@ class Exchange:
     """The response was an event stream."""
     finish_reason: str | None = None
     refusal: dict[str, object] | None = None
-    """Who refused (`kind`), by which sign (`source`), `detail` and `confidence`; see `record/refusal.py`."""
+    """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/refusal.py`."""
     guardrail: dict[str, object] | None = None
     """What a filter, rail or hook did: `phase`, `action`, `signal`, `event`, `category`; `late` and
     `tokens_before` where tokens had gone out before it acted."""
@@ -184,7 +245,7 @@ class Exchange:
     """ITL option C: gaps between tokens by the server's own clock, where it tells one for each event."""
     invalid_values: dict[str, int] | None = None
     """Values from the server that could not be true and are in no figure, by reason
-    (`record/plausibility.py`)."""
+    (`exchange/verdict.py`)."""
     error: str | None = None
     """What went wrong, in one sentence that names the side; never text of a body."""
     added: Added = field(default_factory=Added)
@@ -220,7 +281,6 @@ class Exchange:
         return f"{self.relay}-{self.seq}"
 
     def since_arrival(self, t_ns: int | None) -> float | None:
-        """Seconds from arrival, or None."""
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9
 
     def to_dict(
@@ -239,14 +299,7 @@ class Exchange:
             "endpoint": self.endpoint, "dialect": self.dialect, "method": self.method, "path": self.path,
             "request_id": self.request_id, "status": self.status, "stream": self.stream,
             "outcome": self.outcome.value,
-            "timeline": {
-                "request_end": s(t.request_end_ns), "submit": s(t.submit_ns), "head": s(t.head_ns),
-                "first_byte": s(t.first_byte_ns), "first_any": s(t.first_any_ns),
-                "first_token": s(t.first_token_ns), "first_reasoning": s(t.first_reasoning_ns),
-                "first_tool_call": s(t.first_tool_call_ns), "first_refusal": s(t.first_refusal_ns),
-                "first_content": s(t.first_content_ns), "last_token": s(t.last_token_ns),
-                "response_end": s(t.response_end_ns), "delivered": s(t.delivered_ns),
-            },
+            "timeline": {name: s(getattr(t, f"{name}_ns")) for name in _POINTS},
             "metrics": metrics,
             "tokens": {
                 "input": self.tokens.input, "output": self.tokens.output, "reasoning": self.tokens.reasoning,
@@ -259,10 +312,8 @@ class Exchange:
             "clock": self.clock, "uncertainty": self.uncertainty_ns / 1e9, "uncertain": self.uncertain,
             "paused": t.paused_ns / 1e9,
             "added": {
-                "request": None if self.added.request_ns is None else self.added.request_ns / 1e9,
-                "connect": None if self.added.connect_ns is None else self.added.connect_ns / 1e9,
-                "first_chunk": None if self.added.first_chunk_ns is None else self.added.first_chunk_ns / 1e9,
-                "chunk_max": None if self.added.chunk_max_ns is None else self.added.chunk_max_ns / 1e9,
+                name: None if (ns := getattr(self.added, f"{name}_ns")) is None else ns / 1e9
+                for name in ("request", "connect", "first_chunk", "chunk_max")
             },
             "request_bytes": self.request_bytes, "response_bytes": self.response_bytes,
         }  # fmt: skip

@@ -1,9 +1,10 @@
-"""Builds one Exchange from stamped bytes: sans-IO, so that a live relay and a saved file play it alike.
+"""Builds one Exchange from stamped bytes: sans-IO, so that a live relay and a saved file use it alike.
 
-The relay says what it saw and when; here the heads are read, HTTP framing and content-encoding are
-undone, events are classified, and the points of the timeline set. Every event has the stamp of the read
-that completed it. Bad bytes never raise: what cannot be understood degrades to the timing of reads, and
-is counted in `Exchange.unparsed_events`.
+It reads the heads, undoes HTTP framing and content-encoding, classifies events, and sets the points of the
+timeline. Every event has the stamp of the read that completed it. Bad bytes never raise: where a body cannot
+be understood only its reads are timed, and `Exchange.unparsed_events` counts them.
+
+Long because its methods change the state of one exchange.
 
 Source: design.md sections 2 and 5; shared/dialects/dialects.md sections 1, 5 and 8.
 """
@@ -15,44 +16,39 @@ from typing import Final, NamedTuple
 
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.answer import AnswerReader
-from llmtap.exchange.bounds import BOUNDS, bound, bounded
-from llmtap.exchange.budget import Budget, Share
-from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
-from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.exchange.plausibility import TOKEN_COUNT, remove_implausible
+from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded
+from llmtap.exchange.exchange import BLANK, OUTPUT, CapturedText, Exchange, Timeline
+from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.exchange.request import Hear, Identify, RequestReader
-from llmtap.exchange.request_shape import CapturedText
-from llmtap.exchange.server_timing import ServerTiming
-from llmtap.exchange.token_run import TokenRun, make_token_run
-from llmtap.exchange.verdict import WORD_CHARS_MAX, figures_of, is_word, judge, no_token_reason
-from llmtap.protocol.delta import Delta, EventClass, UsageCounts
-from llmtap.protocol.encoding import Decoder
-from llmtap.protocol.http1 import (
-    ChunkedDecoder,
-    Framing,
-    header_value,
-    parse_response_head,
+from llmtap.exchange.verdict import (
+    TOKEN_COUNT,
+    WORD_CHARS_MAX,
+    ServerTiming,
+    TokenLadder,
+    figures_of,
+    is_word,
+    judge,
+    no_token_reason,
+    remove_implausible,
 )
-from llmtap.protocol.repetition import Repetition
+from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.encoding import Decoder
+from llmtap.protocol.http1 import ChunkedDecoder, Framing, header_value, parse_response_head
+from llmtap.protocol.repetition import Repetition, TokenRun, make_token_run
 
 __all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
 
 EVENTS_MAX: Final = 1 << 18
 """Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
 UNSEEN_NS: Final = 11_100_000
-"""A loop that stalls for less is not noticed: its timers are probed every 10 ms, with a grain of 1.1 ms. A
+"""A shorter stall of the loop is not noticed: its timers are probed every 10 ms, with a grain of 1.1 ms. A
 kernel's stamp is right however long the read waited, but it is that of the read's last piece; so of events
-that share a read all but the last may have waited so long unseen. Or the server sent them together: nobody
-can tell."""
-TOKENS_MAX: Final = 1 << 20
-"""Tokens that the events of one exchange may declare: no answer is as long, and what is counted from them
-takes memory."""
-_TOKENIZED_CHARS_MAX: Final = 1 << 16
-"""Of one event; a tokenizer is given up at a longer one, which would hold up all other exchanges."""
+that share a read all but the last may have waited this long. Or the server sent them together: both look the
+same."""
 _TEXT_CHARS_MAX: Final = BOUNDS["said.response_text"].chars
 _USAGE_BYTES_MAX: Final = 1 << 16
-"""Of an event whose usage object is kept as sent until the end; of a longer event its figures are."""
+"""Of an event whose usage object is kept as sent until the end; of a longer one only the figures are kept."""
 LINES_PER_BYTE: Final = 2
 """Lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us: without a bound,
 1 MB of gzip that holds 250 MB of line feeds would take minutes. Streams of equal events reach 0.6."""
@@ -87,7 +83,7 @@ class Observer:
         head: the request head as received.
         clock: how the stamps were taken, `mono` or `kernel`.
         identify: tells the tenant of a request; without it all are `default`.
-        patterns: words of a refusal, for `record/refusal.py`.
+        patterns: words of a refusal, for `exchange/refusal.py`.
         count_tokens: counts the tokens in a text, for streams that declare nothing themselves.
         hear: is shown the whole request, and may ask for the answer's text (`Exchange.said`).
         bodies: what bodies under way may take, of all exchanges together; without it there is always room.
@@ -130,13 +126,7 @@ class Observer:
         self._last_read_ns = arrival_ns
         # What the events said.
         self._model: str | None = None
-        self._counts: UsageCounts | None = None
-        self._counts_total = False
-        self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
-        self._declared_sum = 0
-        self._chunks = 0
-        self._count_tokens = count_tokens
-        self._counted = 0
+        self._tokens = TokenLadder(count_tokens)
         self._interventions = Interventions(patterns)
         self._server = ServerTiming()
         self._error_type: str | None = None
@@ -148,11 +138,10 @@ class Observer:
     # The request.
 
     def request_data(self, data: bytes, t_ns: int) -> None:
-        """Body bytes of the request, HTTP framing included, read at `t_ns`."""
+        """Take body bytes of the request, with their HTTP framing, read at `t_ns`."""
         self._request.feed(data)
 
     def request_end(self, t_ns: int) -> None:
-        """The request's last byte was read at `t_ns`."""
         self._t.request_end_ns = t_ns
         self._end_request()
 
@@ -226,12 +215,7 @@ class Observer:
         answer = self._answer
         if answer is None:
             answer = self._answer = AnswerReader(None, "", self._share)
-        outputs = 0
-        for delta in answer.feed(data):
-            self._add(delta, t_ns)
-            outputs += delta.output
-        if outputs > 1:
-            self._shared = True
+        self._add_all(answer.feed(data), t_ns)
         repetition = answer.repetition
         if repetition is not None and self._decoder is None:
             self._expect(repetition)
@@ -253,18 +237,13 @@ class Observer:
         """Bytes that passed a tunnel, up or down, read at `t_ns`.
 
         Those from the upstream are timed, as messages of a WebSocket if that is what they are. All responses
-        of a session (OpenAI Realtime) are timed on this one exchange, whose submission is that of the request
-        that opened the tunnel: when each was asked for is not told apart, so the points are no latencies.
+        of a session (OpenAI Realtime) are on this one exchange, submitted when the tunnel was opened, so its
+        points are no latencies.
         """
         if data_down:
             self._count_read(t_ns, added_ns)
             if self._answer is not None:
-                outputs = 0
-                for delta in self._answer.feed(data_down):
-                    self._add(delta, t_ns)
-                    outputs += delta.output
-                if outputs > 1:
-                    self._shared = True
+                self._add_all(self._answer.feed(data_down), t_ns)
 
     def finish(
         self,
@@ -302,9 +281,9 @@ class Observer:
         x.response_model = self._model
         if x.model is None:
             x.model = x.response_model
-        x.tokens = self._tokens()
-        if self._counts is not None and self._counts.refused:
-            x.invalid_values = {TOKEN_COUNT: self._counts.refused}
+        x.tokens = self._tokens.result(stream=x.stream)
+        if self._tokens.refused:
+            x.invalid_values = {TOKEN_COUNT: self._tokens.refused}
         if self._texts is not None:
             x.said = CapturedText(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
             self._texts = None
@@ -337,7 +316,7 @@ class Observer:
         return True
 
     def abandon(self) -> None:
-        """In place of `finish`: nobody wants to know of it any more."""
+        """Release memory in place of `finish`: the exchange is not wanted any more."""
         self._share.close()
 
     # While it runs.
@@ -348,14 +327,12 @@ class Observer:
         return self._x
 
     def under_way(self) -> UnderWay:
-        """What is known by now. Not for every event: it logs what was set aside."""
+        """Return what is known by now; it logs what was set aside, so do not call it for every event."""
         self._log_run()
         answer = self._answer
         if answer is None:
             return UnderWay(self._x, None, self._request.wants_stream, 0, 0)
-        return UnderWay(
-            self._x, answer.dialect.name, answer.streamed, self._events_seen, self._tokens_so_far()
-        )
+        return UnderWay(self._x, answer.dialect.name, answer.streamed, self._events_seen, self._tokens.so_far)
 
     # What was seen.
 
@@ -375,7 +352,6 @@ class Observer:
         self._answer.give_up()
 
     def _count_read(self, t_ns: int, added_ns: int) -> None:
-        """A read with bytes of the body in it."""
         x = self._x
         x.reads += 1
         self._last_read_ns = t_ns
@@ -388,21 +364,22 @@ class Observer:
         if x.reads <= EVENTS_MAX:
             added.chunks_ns.append(added_ns)
 
+    def _add_all(self, deltas: list[Delta], t_ns: int) -> None:
+        outputs = 0
+        for delta in deltas:
+            self._add(delta, t_ns)
+            outputs += delta.output
+        if outputs > 1:
+            self._shared = True
+
     def _add(self, delta: Delta, t_ns: int) -> None:
-        """An event that the read at `t_ns` completed."""
         t = self._t
         log = t.events
         tokens = delta.tokens
         if delta.verdict is not None:
-            self._interventions.add(delta.verdict, self._events_seen, self._tokens_so_far())
-        if tokens > 0:
-            self._declared_sum += tokens
-            if self._declared_sum <= TOKENS_MAX:
-                self._declared[delta.token_source] += tokens
-            else:
-                tokens = -1
-        elif self._count_tokens is not None and delta.text:
-            tokens = self._tokenize(delta.text)
+            self._interventions.add(delta.verdict, self._events_seen, self._tokens.so_far)
+        if tokens > 0 or self._tokens.tokenizes:
+            tokens = self._tokens.add(delta)
         if len(log.classes) < EVENTS_MAX:
             flags = (OUTPUT if delta.output else 0) | (BLANK if delta.blank else 0)
             log.add(t_ns, delta.event_class, delta.size, tokens, flags)
@@ -423,7 +400,7 @@ class Observer:
             if t.first_refusal_ns is None and delta.refusal:
                 t.first_refusal_ns = t_ns
             if delta.text:
-                self._chunks += len(delta.choices)
+                self._tokens.chunks += len(delta.choices)
                 # Of several choices the first one's words are read: mixed up they would be nobody's.
                 if delta.event_class is _CONTENT and delta.choices[0] == 0:
                     if self._interventions.reading:
@@ -431,7 +408,7 @@ class Observer:
                     if self._texts is not None:
                         self._keep_text(delta.text)
         elif delta.choices:
-            self._chunks += len(delta.choices)  # a marker: no text, and yet generated
+            self._tokens.chunks += len(delta.choices)  # a marker: no text, and yet generated
         if delta.finish_reason is not None:
             # The last one counts (dialects.md section 1).
             reason = delta.finish_reason
@@ -439,10 +416,10 @@ class Observer:
         if delta.server_times or delta.server_clock_ns >= 0:
             self._server.read_event(self._events_seen - 1, delta)
         if delta.counts is not None:
-            self._counts, self._x.usage = delta.counts, delta.usage
+            self._tokens.count(delta.counts, total=not delta.usage_running)
+            self._x.usage = delta.usage
             if delta.usage is not None and delta.size > _USAGE_BYTES_MAX:
                 self._x.usage = figures_of(delta.usage)
-            self._counts_total = not delta.usage_running
         if delta.model is not None and self._model is None:
             self._model = bounded("response_model", delta.model)
         if delta.error_type is not None:
@@ -475,7 +452,7 @@ class Observer:
             self.token_run = self._run
 
     def _expect_nothing(self) -> None:
-        """Something else comes: what was set aside is logged first."""
+        """Log what was set aside: another kind of read comes."""
         self._log_run()
         self.token_run = None
 
@@ -483,14 +460,14 @@ class Observer:
         """Keep texts in the run only as long as somebody reads them. The run is empty."""
         if self._run is not None and self._repetition is not None:
             read = self._interventions.reading or self._texts is not None
-            self._run.keeps_texts = self._count_tokens is not None or (
+            self._run.keeps_texts = self._tokens.tokenizes or (
                 read and _is_first_content(self._repetition.delta)
             )
 
     def _log_run(self) -> None:
-        """Does for all reads in the run at once what `_count_read` and `_add` would have done for each.
+        """Do for all reads in the run at once what `_count_read` and `_add` would have done for each.
 
-        There is nothing but a text in them, and the first of their kind is known: they are left to be logged.
+        They hold nothing but a text, and were not the first of their kind.
         """
         run, repetition, answer = self._run, self._repetition, self._answer
         if not run or repetition is None or answer is None:
@@ -503,10 +480,10 @@ class Observer:
         added.chunks_ns.extend(added_ns[: max(0, EVENTS_MAX - x.reads)])
         x.reads += n
         self._last_read_ns = t.last_token_ns = times[-1]
-        self._chunks += n
+        self._tokens.chunks += n
         answer.passed(sum(sizes))
         flags = blanks.translate(_FLAGS) if delta.event_class is _CONTENT else bytes((OUTPUT,)) * n
-        tokens = _UNTOLD * n if self._count_tokens is None else array("l", map(self._tokenize, texts))
+        tokens = array("l", map(self._tokens.tokenize, texts)) if self._tokens.tokenizes else _UNTOLD * n
         room = max(0, EVENTS_MAX - len(t.events))
         classes = bytes((delta.event_class,)) * n
         t.events.add_many(times[:room], classes[:room], sizes[:room], tokens[:room], flags[:room])
@@ -524,24 +501,6 @@ class Observer:
     @property
     def _events_seen(self) -> int:
         return len(self._t.events.classes) + self._x.unlogged_events
-
-    def _tokenize(self, text: str) -> int:
-        """Tokens in the text of an event; -1 from the first text on that cannot be counted."""
-        count = self._count_tokens
-        try:
-            if count is None or len(text) > _TOKENIZED_CHARS_MAX:
-                raise ValueError
-            n = count(text)
-        except Exception:  # whatever a tokenizer minds in a text, the exchange is measured without it
-            self._count_tokens = None
-            self._counted = 0
-            return -1
-        self._counted += n
-        return n
-
-    def _tokens_so_far(self) -> int:
-        """Tokens of the events until now, by the best that they tell."""
-        return next((n for n in self._declared.values() if n), 0) or self._counted or self._chunks
 
     def _is_expected(self) -> bool:
         """Whether this answer ought to be understood: other people's files need not be."""
@@ -565,25 +524,6 @@ class Observer:
         self._x.unparsed_events += answer.skipped
         self._x.stream = answer.streamed
         self._x.dialect = answer.dialect.name
-
-    # What it comes to.
-
-    def _tokens(self) -> Tokens:
-        """Counts by the ladder of IETF seed 000, 4.4: the best source that said anything."""
-        counts = self._counts or UsageCounts()
-        tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
-        if self._counts_total and counts.output is not None:
-            tokens.output, tokens.source = counts.output, TokenSource.USAGE
-            return tokens
-        for source, n in self._declared.items():
-            if n:
-                tokens.output, tokens.source = n, source
-                return tokens
-        if self._counted and self._x.stream:
-            tokens.output, tokens.source = self._counted, TokenSource.TOKENIZER
-        elif self._chunks and self._x.stream:
-            tokens.output, tokens.source = self._chunks, TokenSource.CHUNKS
-        return tokens
 
 
 def _is_first_content(delta: Delta) -> bool:

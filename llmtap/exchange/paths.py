@@ -14,15 +14,9 @@ from typing import Final
 from urllib.parse import unquote
 
 __all__ = [
-    "KEY_CHARS",
-    "KEY_PATTERN",
-    "NAME_CHARS_MAX",
-    "PATH_CHARS_MAX",
-    "clean_name",
-    "clean_path",
-    "holds_key",
+    "KEY_CHARS", "KEY_PATTERN", "NAME_CHARS_MAX", "PATH_CHARS_MAX", "clean_name", "clean_path", "holds_key",
     "looks_secret",
-]
+]  # fmt: skip
 
 PATH_CHARS_MAX: Final = 256
 _SEGMENT_CHARS_MAX: Final = 80

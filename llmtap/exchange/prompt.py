@@ -21,8 +21,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from llmtap.exchange.bounds import BOUNDS
+from llmtap.exchange.exchange import RequestShape
 from llmtap.exchange.paths import looks_secret
-from llmtap.exchange.request_shape import RequestShape
 
 __all__ = ["ID_BYTES", "MESSAGES_MAX", "PARTS_MAX", "Part", "PromptMessage", "PromptShape", "read_prompt"]
 
@@ -245,7 +245,6 @@ class _Reader:
         return said.made(role, result=role in ("tool", "function") or _only_results(content))
 
     def _item(self, item: Any) -> PromptMessage:
-        """One item of a Responses input."""
         if not isinstance(item, dict):
             return self._made("user", item)
         kind = item.get("type")

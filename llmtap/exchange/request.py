@@ -12,8 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import PeerProtocolError
-from llmtap.exchange.bounds import bounded
-from llmtap.exchange.budget import Share
+from llmtap.exchange.bounds import Share, bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.protocol.encoding import Decoder
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
@@ -159,7 +158,6 @@ class RequestReader:
             self.wants_text = self._hear(self._x, head, body)
 
     def _let_go(self) -> None:
-        """Nothing of the body is kept any more."""
         self._keeps = False
         self._body.clear()
         self._share.give(self._taken)

@@ -47,7 +47,7 @@ class SavedError(LlmtapError):
 
 @dataclass(slots=True)
 class Saved:
-    """An answer as found, and what is known around it."""
+    """An answer as found, and its context."""
 
     what: str
     """`HTTP response`, `HAR entry 3`, `event stream`, `NDJSON`, `JSON`."""
@@ -86,7 +86,7 @@ class Explained:
 
 
 class _Noting(Observer):
-    """An Observer that also keeps what it was told."""
+    """An Observer that keeps the Deltas."""
 
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
@@ -186,7 +186,6 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
 
 
 def _read_json(data: bytes) -> Any:
-    """A JSON value, or None."""
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError):

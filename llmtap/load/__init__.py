@@ -1,1 +1,1 @@
-"""Load: requests sent on time, and what became of them."""
+"""Send requests on schedule and record their exchanges."""

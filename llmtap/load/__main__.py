@@ -1,4 +1,4 @@
-"""A sending process."""
+"""Entry point of a sending process."""
 
 import sys
 

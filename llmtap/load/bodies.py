@@ -1,28 +1,43 @@
-"""A prompt as the JSON body of a request.
+"""JSON bodies of requests, and a file of all bodies prepared before a run.
 
-Three endpoints, as exchanges name them: chat.completions, completions, responses. How long the answer is to
-be goes into the field that the endpoint has for it; `ignore_eos` and `min_tokens` are vLLM's and SGLang's,
-and servers that do not know them may refuse a body for them, so they are sent only where they are known.
+Three endpoints, named as in exchanges: chat.completions, completions, responses. `ignore_eos` and
+`min_tokens` are fields of vLLM and SGLang; other servers may reject them, so they are sent only to servers
+that know them.
+
+Prepared bodies are stored one after another in an unnamed file, identical ones once, so that nothing is made
+between two sends. Sending processes inherit the descriptor and read with `os.pread`, which moves no shared
+position.
 
 Source: openai/openai-openapi; vllm/entrypoints/openai (its Responses have no min_tokens); sglang's
 srt/entrypoints/openai/protocol.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import IO, Any, Final, Literal, Protocol, Self
 
 import msgspec
 
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.counter import as_text
-from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.fitting import Fitted, FittedSource, in_batches
+from llmtap.workload.prompts.prompt import Prompt, PromptSource
+from llmtap.workload.prompts.tokenizer import as_text
+from llmtap.workload.requests import Requests
 
-__all__ = ["BodyMaker", "BodyOptions", "Decode", "parse_body_fields", "server_of"]
+__all__ = [
+    "BodyMaker", "BodyOptions", "Decode", "Maker", "Prepared", "PromptLengths", "model_ids",
+    "parse_body_fields", "prepare", "server_of",
+]  # fmt: skip
+
 
 Endpoint = Literal["chat.completions", "completions", "responses"]
 Server = Literal["auto", "openai", "vllm", "sglang"]
 Decode = Callable[[Sequence[int]], str | None]
-"""The text of token ids; None where the tokenizer cannot say."""
+"""Text of token ids; None if the tokenizer cannot decode."""
 
 _KNOW_EOS: Final = {
     "vllm": {"chat.completions", "completions", "responses"},
@@ -41,35 +56,31 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BodyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in each body beside the prompt."""
+    """Contents of each body besides the prompt."""
 
     endpoint: Endpoint = "chat.completions"
     server: Server = "auto"
-    """Whose fields are known; `auto` that nobody found out is taken for `openai`."""
+    """Server type; decides which vendor-specific fields are sent. An undetected `auto` counts as `openai`."""
     model: str | None = None
-    """None: captured bodies keep theirs, others have none."""
+    """None: captured bodies keep their model, others have none."""
     stream: bool = True
     usage: bool = True
-    """Ask for usage at the end of a stream."""
+    """Request usage at the end of a stream."""
     exact_output: bool = True
-    """Answers are to have as many tokens as the workload says: ignore_eos, where it is known."""
+    """Request exactly as many output tokens as the workload says: ignore_eos, where the server knows it."""
     min_tokens: bool = False
-    """Send min_tokens, too: it also keeps stop strings from ending the answer, and costs the server a look
-    at each token."""
+    """Also send min_tokens, which prevents early stop strings but costs the server a check of each token."""
     max_tokens_field: str | None = None
-    """Where a chat's limit stands: `max_tokens`, or `max_completion_tokens`, which is what is taken for
-    OpenAI, whose newer models know no other."""
+    """Field of a chat's limit: `max_tokens` or `max_completion_tokens` (default for OpenAI)."""
     temperature: float | None = None
     seed: int | None = None
     fields: dict[str, msgspec.Raw] = {}
-    """The user's own, JSON each; they replace ours."""
+    """Additional fields as JSON; they override the others."""
 
 
 class BodyMaker:
-    """Makes bodies for one endpoint."""
-
     def __init__(self, options: BodyOptions, *, decode: Decode | None = None) -> None:
-        """`decode` makes text of prompts that are token ids, where the endpoint wants text."""
+        """`decode` converts prompts of token ids where the endpoint requires text."""
         self.options = options
         self.endpoint = options.endpoint
         self._decode = decode
@@ -98,11 +109,12 @@ class BodyMaker:
 
     @property
     def output_exact(self) -> bool:
-        """Answers will have as many tokens as asked for, unless the server errs."""
+        """Whether answers will have exactly the requested number of tokens."""
         return self._ignore_eos
 
     def describe(self) -> dict[str, object]:
-        """For the result: which fields go along. Values of the user's own stay out: they may be secret."""
+        """Return the fields that are sent, as JSON, without the values of the user's fields: they may be
+        secret."""
         return {
             "endpoint": self.endpoint, "server": self.options.server, "model": self.options.model,
             "output_limit": self._limit, "ignore_eos": self._ignore_eos, "min_tokens": self._min_tokens,
@@ -112,9 +124,9 @@ class BodyMaker:
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """The body of a request for `output` tokens, at least one.
+        """Return the body of a request for `output` tokens, at least one.
 
-        Raises ConfigError for a prompt of token ids that this endpoint cannot take.
+        Raises ConfigError for a prompt of token ids that this endpoint does not accept.
         """
         output = max(1, output)
         value: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
@@ -126,11 +138,10 @@ class BodyMaker:
         return _encode(value)
 
     def captured(self, body: bytes) -> bytes:
-        """A request's own body, with the model and the way of answering that are wanted now, and the user's
-        fields. Lengths stay as they were asked for.
+        """Return a captured body with the current model, streaming mode and user fields; lengths stay.
 
-        All other values keep their bytes; what needs no change is the same bytes altogether, and so is what
-        is no JSON object. White space between fields is lost, of a field that came twice the last one stays.
+        All other values keep their bytes. A body that needs no change, or is not a JSON object, is returned
+        unchanged. White space between fields is lost; of duplicate fields the last is kept.
         """
         try:
             fields = _decode_fields(body)
@@ -180,9 +191,9 @@ class BodyMaker:
 
 
 def parse_body_fields(texts: Sequence[str], place: str = "--body-field") -> dict[str, msgspec.Raw]:
-    """The fields of `NAME=JSON`, as bodies get them.
+    """Parse `NAME=JSON` fields.
 
-    Raises ConfigError that names `place`: for what is no JSON, comes twice, or has an option of its own.
+    Raises ConfigError naming `place` for invalid JSON, a duplicate, or a field that has its own option.
     """
     fields: dict[str, msgspec.Raw] = {}
     for text in texts:
@@ -206,35 +217,223 @@ def parse_body_fields(texts: Sequence[str], place: str = "--body-field") -> dict
 
 
 def server_of(models: bytes) -> Server:
-    """Which server answered `GET /v1/models` so: by who it says owns them; `auto` where that is nobody known.
+    """Return the type of the server that answered `GET /v1/models`, by its `owned_by`; `auto` if unknown.
 
-    vLLM writes `"owned_by": "vllm"`, SGLang `"sglang"`; our simulated engine knows vLLM's fields.
+    The simulated engine knows vLLM's fields.
     """
-    try:
-        listed = msgspec.json.decode(models, type=_Models)
-    except (ValueError, RecursionError):
-        return "auto"
     known: Mapping[str, Server] = {
         "vllm": "vllm", "sglang": "sglang", "llmtap": "vllm", "openai": "openai", "system": "openai",
         "openai-internal": "openai",
     }  # fmt: skip
-    owners = {known.get(model.owned_by.lower(), "auto") for model in listed.data}
+    owners = {known.get(str(model.owned_by).lower(), "auto") for model in _models(models)}
     return owners.pop() if len(owners) == 1 else "auto"
 
 
+def model_ids(models: bytes) -> list[str]:
+    """Return the ids of `GET /v1/models`."""
+    return [model.id for model in _models(models) if model.id]
+
+
 class _Model(msgspec.Struct):
-    owned_by: str = ""
+    id: str = ""
+    owned_by: Any = ""
 
 
 class _Models(msgspec.Struct):
     data: list[_Model] = []
 
 
+def _models(raw: bytes) -> list[_Model]:
+    try:
+        return msgspec.json.decode(raw, type=_Models).data
+    except (ValueError, RecursionError):
+        return []
+
+
 def _with_usage(raw: msgspec.Raw | None) -> dict[str, Any]:
-    """The stream options that were, with usage."""
     given = None if raw is None else _decoded(raw)
     return (given if isinstance(given, dict) else {}) | {"include_usage": True}
 
 
 def _decoded(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)
+
+
+WRITE_BYTES: Final = 1 << 20
+KNOWN_MAX: Final = 1 << 18
+"""Distinct bodies remembered, about 40 MB; further identical ones are written again."""
+
+
+class Maker(Protocol):
+    def body(self, prompt: Prompt, output: int) -> bytes: ...
+
+    def captured(self, body: bytes) -> bytes: ...
+
+
+@dataclass(slots=True)
+class PromptLengths:
+    """Lengths of fitted prompts against the wanted lengths, in tokens."""
+
+    n: int = 0
+    exact: int = 0
+    missed_min: int = 0
+    """Largest shortfall, as a negative number."""
+    missed_max: int = 0
+    ways: dict[str, int] = field(default_factory=dict)
+    """Number of prompts by counting method."""
+
+    def add(self, fitted: Fitted) -> None:
+        self.n += 1
+        self.exact += fitted.exact
+        self.missed_min = min(self.missed_min, fitted.missed)
+        self.missed_max = max(self.missed_max, fitted.missed)
+        self.ways[fitted.way] = self.ways.get(fitted.way, 0) + 1
+
+    def describe(self) -> dict[str, object]:
+        return {
+            "n": self.n, "exact": self.exact, "missed_min": self.missed_min, "missed_max": self.missed_max,
+            "ways": dict(self.ways),
+        }  # fmt: skip
+
+
+class Prepared:
+    """Bodies by row. Close it after the last read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.begins, self.ends = array("q"), array("q")
+        """Range of each row's body in the file."""
+        self.tokens = array("q")
+        """Counted prompt tokens of each row; -1 if not counted."""
+        self.lengths = PromptLengths()
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the file, for processes that inherit it."""
+        return self._file.fileno()
+
+    @property
+    def bytes_total(self) -> int:
+        """Total size of all rows' bodies."""
+        return sum(self.ends) - sum(self.begins)
+
+    @property
+    def bytes_stored(self) -> int:
+        """Size of the file."""
+        return os.fstat(self.fd).st_size
+
+    def body(self, row: int) -> bytes:
+        begin = self.begins[row]
+        return os.pread(self.fd, self.ends[row] - begin, begin)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def prepare(
+    requests: Requests,
+    prompts: PromptSource | None,
+    maker: Maker,
+    progress: Callable[[int, int], None] | None = None,
+) -> Prepared:
+    """Prepare the bodies of all rows: the row's own if the trace has one, else made from its prompt.
+
+    Raises ConfigError if there is no room (`TMPDIR`) or the endpoint does not accept a prompt.
+    """
+    try:
+        # Without a name from its first moment, so that nothing is left behind however we end.
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+    except OSError as exc:
+        raise _no_room(exc) from None
+    prepared = Prepared(file)
+    writer = _Writer(prepared)
+    count = len(requests)
+    try:
+        for batch in in_batches(range(count), requests.input or array("q", bytes(8 * count))):
+            for row, body, tokens in _bodies(requests, prompts, maker, batch, prepared.lengths):
+                assert row == len(prepared)
+                writer.add(body)
+                prepared.tokens.append(tokens)
+            if progress is not None:
+                progress(len(prepared), count)
+        writer.flush()
+    except OSError as exc:
+        prepared.close()
+        raise _no_room(exc) from None
+    except BaseException:
+        prepared.close()
+        raise
+    return prepared
+
+
+def _bodies(
+    requests: Requests, prompts: PromptSource | None, maker: Maker, rows: list[int], lengths: PromptLengths
+) -> Iterable[tuple[int, bytes, int]]:
+    """Yield row, body and counted tokens in row order."""
+    own = {row: requests.bodies[row] for row in rows if requests.bodies and requests.bodies[row]}
+    missing = [row for row in rows if row not in own]
+    made: dict[int, tuple[Prompt, int]] = {}
+    if missing:
+        if prompts is None:
+            raise ConfigError("the workload", f"row {missing[0]} has neither a body nor a prompt")
+        if isinstance(prompts, FittedSource):
+            for row, (prompt, fitted) in zip(missing, prompts.prompts(missing), strict=True):
+                made[row] = (prompt, fitted.tokens)
+                lengths.add(fitted)
+        else:
+            made = {row: (prompts.prompt(row), -1) for row in missing}
+    for row in rows:
+        if row in own:
+            yield row, maker.captured(own[row]), -1
+        else:
+            prompt, tokens = made[row]
+            yield row, maker.body(prompt, requests.output[row]), tokens
+
+
+class _Writer:
+    """Writes each distinct body once."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._pending = bytearray()
+        self._at = 0
+        """File offset of the next body."""
+        self._known: dict[bytes, int] = {}
+
+    def add(self, body: bytes) -> None:
+        # 16 bytes of a digest: two bodies that differ in a run of a billion share one by a chance of 1e-21.
+        digest = blake2b(body, digest_size=16).digest()
+        begin = self._known.get(digest)
+        if begin is None:
+            begin = self._at
+            self._at += len(body)
+            self._pending += body
+            if len(self._known) < KNOWN_MAX:
+                self._known[digest] = begin
+            if len(self._pending) >= WRITE_BYTES:
+                self.flush()
+        self._prepared.begins.append(begin)
+        self._prepared.ends.append(begin + len(body))
+
+    def flush(self) -> None:
+        left = memoryview(self._pending)
+        while left:
+            left = left[os.write(self._prepared.fd, left) :]
+        left.release()
+        self._pending = bytearray()
+
+
+def _no_room(exc: OSError) -> ConfigError:
+    return ConfigError(
+        "TMPDIR", f"cannot hold the prepared bodies in {tempfile.gettempdir()}: {exc.strerror or exc}",
+        "set it to a folder with more room, or ask for fewer requests",
+    )  # fmt: skip

@@ -1,45 +1,253 @@
-"""A run: rows from a schedule to a sender, each at its time, until all have ended or somebody stops it."""
+"""A run: schedules, and the loop that sends each row at its time until all have ended.
+
+Open loop: a row is sent at its arrival, whatever happens to the others. Only later turns of conversations
+wait for the end of the answer before them and the think time; turns after a failed one are dropped. Closed
+loop: a number of slots, each sending its next request when its last one ended.
+"""
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import msgspec
 
 from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.error_limit import ErrorWatch, StopErrors
-from llmtap.load.schedule import Schedule
 from llmtap.load.sending import Sending, Underway
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
+from llmtap.workload.requests import Requests
 
-__all__ = ["LoadRun"]
+__all__ = [
+    "ClosedSchedule", "ErrorWatch", "LoadRun", "OpenSchedule", "Schedule", "StopErrors",
+    "parse_stop_errors",
+]  # fmt: skip
+
+
+LATEST = 100
+LATEST_MAX = 1 << 20
+_HINT = "write it like 50%, or 50%/200 for the latest 200 answers"
+
+
+class StopErrors(msgspec.Struct, frozen=True):
+    """Stop when more than `share` of the latest `latest` answers failed."""
+
+    share: float
+    """0 to less than 1."""
+    latest: int = LATEST
+
+
+def parse_stop_errors(text: str, place: str = "--stop-errors") -> StopErrors:
+    """Parse `50%`, `0.5` or `50%/200`. Raises ConfigError naming `place`."""
+    whole, slash, latest = text.partition("/")
+    number, percent, rest = whole.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+        n = int(latest) if slash else LATEST
+    except ValueError:
+        raise ConfigError(place, f"{text!r} is no share of errors", _HINT) from None
+    if rest or not 0 <= share < 1:
+        raise ConfigError(place, f"{text!r} is no share of errors: it is at least 0 % and below 100 %", _HINT)
+    if not 1 <= n <= LATEST_MAX:
+        raise ConfigError(place, f"{text!r}: the latest 1 to {LATEST_MAX:,} answers can be looked at", _HINT)
+    return StopErrors(share, n)
+
+
+class ErrorWatch:
+    def __init__(self, rule: StopErrors) -> None:
+        self._rule = rule
+        self._latest: deque[bool] = deque()
+        self._failed = 0
+
+    def ended(self, *, failed: bool) -> str | None:
+        """Return the reason to stop, or None."""
+        rule, latest = self._rule, self._latest
+        latest.append(failed)
+        self._failed += failed
+        if len(latest) > rule.latest:
+            self._failed -= latest.popleft()
+        if len(latest) == rule.latest and self._failed > rule.share * rule.latest:
+            return f"{self._failed} of the latest {rule.latest} answers failed"
+        return None
+
+
+class Schedule(Protocol):
+    """Order and times of a sender's rows. All times are offsets in ns from the start of the run."""
+
+    @property
+    def next_ns(self) -> int:
+        """Time of the next row; `NEVER` if none is due."""
+        ...
+
+    @property
+    def left(self) -> int:
+        """Rows neither taken nor dropped."""
+        ...
+
+    @property
+    def dropped(self) -> int:
+        """Turns not sent because an earlier one failed."""
+        ...
+
+    def take(self, now_ns: int) -> tuple[int, int | None] | None:
+        """Return a row that is due and its scheduled time (None: not planned), or None if none is due."""
+        ...
+
+    def followed(self, row: int) -> bool:
+        """Whether other rows depend on the result of this one."""
+        ...
+
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        """Record the end of an answer; `served`: its conversation continues."""
+        ...
+
+
+class _Turns:
+    """Later turns of conversations: by preceding row, and a heap of those with a known time."""
+
+    def __init__(self, requests: Requests, rows: Sequence[int]) -> None:
+        self._think_ns = requests.think_ns
+        self._followers: dict[int, list[int]] = {}
+        self.heap: list[tuple[int, int]] = []
+        self.dropped = 0
+        if requests.after:
+            ours = bytearray(len(requests))
+            for row in rows:
+                ours[row] = 1
+                before = requests.after[row]
+                if before >= 0:
+                    assert ours[before], "a turn is of the same sender as the one before it"
+                    self._followers.setdefault(before, []).append(row)
+
+    def followed(self, row: int) -> bool:
+        return row in self._followers
+
+    def ended(self, row: int, end_ns: int, *, served: bool) -> int:
+        """Return the number of following turns."""
+        followers = self._followers.pop(row, [])
+        if served:
+            for follower in followers:
+                heapq.heappush(self.heap, (end_ns + self._think_ns[follower], follower))
+            return len(followers)
+        while followers:
+            self.dropped += 1
+            followers += self._followers.pop(followers.pop(), [])
+        return 0
+
+
+class OpenSchedule:
+    """Rows at their arrivals. `rows`: this sender's, by arrival, with whole conversations."""
+
+    def __init__(self, requests: Requests, rows: Sequence[int]) -> None:
+        self._arrival_ns = requests.arrival_ns
+        after = requests.after
+        self._firsts = deque(row for row in rows if not after or after[row] < 0)
+        self._turns = _Turns(requests, rows)
+        self._left = len(rows)
+
+    @property
+    def next_ns(self) -> int:
+        first_ns = self._arrival_ns[self._firsts[0]] if self._firsts else NEVER
+        heap = self._turns.heap
+        return min(first_ns, heap[0][0]) if heap else first_ns
+
+    @property
+    def left(self) -> int:
+        return self._left - self.dropped
+
+    @property
+    def dropped(self) -> int:
+        return self._turns.dropped
+
+    def take(self, now_ns: int) -> tuple[int, int | None] | None:
+        due_ns = self.next_ns
+        if due_ns > now_ns:
+            return None
+        self._left -= 1
+        heap = self._turns.heap
+        if heap and heap[0][0] == due_ns:
+            return heapq.heappop(heap)[1], due_ns
+        return self._firsts.popleft(), due_ns
+
+    def followed(self, row: int) -> bool:
+        return self._turns.followed(row)
+
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        self._turns.ended(row, end_ns, served=served)
+
+
+class ClosedSchedule:
+    """`slots` rows at a time, in row order. A slot serves one conversation until it is over, think times
+    included. Only later turns have a scheduled time. If several turns follow one, all are sent, and no
+    conversation starts until fewer than `slots` are left."""
+
+    def __init__(self, requests: Requests, rows: Sequence[int], slots: int) -> None:
+        after = requests.after
+        self._firsts = deque(row for row in rows if not after or after[row] < 0)
+        self._turns = _Turns(requests, rows)
+        self._left = len(rows)
+        self._free = slots  # less than none while more turns follow than there are slots
+
+    @property
+    def next_ns(self) -> int:
+        if self._free > 0 and self._firsts:
+            return 0
+        heap = self._turns.heap
+        return heap[0][0] if heap else NEVER
+
+    @property
+    def left(self) -> int:
+        return self._left - self.dropped
+
+    @property
+    def dropped(self) -> int:
+        return self._turns.dropped
+
+    def take(self, now_ns: int) -> tuple[int, int | None] | None:
+        heap = self._turns.heap
+        if heap and heap[0][0] <= now_ns:
+            self._left -= 1
+            due_ns, row = heapq.heappop(heap)
+            return row, due_ns
+        if self._free > 0 and self._firsts:
+            self._left -= 1
+            self._free -= 1
+            return self._firsts.popleft(), None
+        return None
+
+    def followed(self, row: int) -> bool:
+        return self._turns.followed(row)
+
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        self._free += 1 - self._turns.ended(row, end_ns, served=served)
+
 
 TURN_NS_MAX: Final = 1_000_000
-"""After so long of sending what is due, the loop gets to read its sockets; the rest follows at once."""
+"""Longest time of sending before the loop reads its sockets."""
 SPIN_NS: Final = 150_000
-"""What is due so soon is waited for here: going to sleep and waking up would take about as long, and an
-exponential's shortest gaps would become equal."""
+"""Rows due this soon are awaited by spinning: sleeping takes about as long and would equalise short gaps."""
 _SERVED: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
-"""A conversation goes on after these."""
+"""Outcomes after which a conversation continues."""
 
 mono_ns = SystemClock.mono_ns
 
 
 class LoadRun:
-    """One run from one loop.
+    """One run on one loop.
 
     Args:
-        schedule: rows and when they are due, as offsets from `start_ns`.
-        body: the request body of a row; called as it is sent, so it has to be at hand.
-        headers: fields that a row has besides the target's own.
-        keep: is handed each exchange with its row, at once.
+        body: returns the body of a row when it is sent.
+        headers: returns additional header fields of a row.
+        keep: called with each exchange and its row.
         start_ns: time 0 of the schedule (mono).
-        duration_ns: nothing is sent after so long.
-        drain_ns: how long answers may still come after that, or after the last one was sent.
-        limit_in_flight: with so many under way a row that is due is not sent: it is counted in `skipped`, and
-            never sent later, which would make the open loop a closed one.
-        stop_errors: when to give up.
+        duration_ns: time after which nothing is sent.
+        drain_ns: time to wait for outstanding answers after that, or after the last request.
+        limit_in_flight: with so many in flight a due row is counted in `skipped` and never sent: sending it
+            later would close the loop.
     """
 
     def __init__(
@@ -72,16 +280,16 @@ class LoadRun:
         self._drain: asyncio.TimerHandle | None = None
         self._drain_end_ns = NEVER
         self._free: set[int] = set()
-        """Rows whose answers are there and not yet read: the schedule knows that they have ended."""
+        """Rows whose end was reported to the schedule before their answer was parsed."""
         self.skipped = 0
-        """Rows that were not sent because too many were under way."""
+        """Rows not sent because of `limit_in_flight`."""
         self.gave_up: str | None = None
-        """Which rule of `stop_errors` was broken."""
+        """Broken rule of `stop_errors`."""
         self.stopped: str | None = None
-        """Why it ended before its plan did."""
+        """Reason for an early end."""
 
     async def go(self) -> None:
-        """Returns when nothing is left to send and nothing under way."""
+        """Run until nothing is left to send or in flight."""
         self._waker.sooner(self._due_ns())
         self._sender.later.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None
@@ -100,7 +308,7 @@ class LoadRun:
                     timer.cancel()
 
     def stop(self, why: str, *, drain_ns: int | None = None) -> None:
-        """Send no more; what is under way may end, within `drain_ns`. A second call may shorten that."""
+        """Send no more; requests in flight may end within `drain_ns`. A second call may shorten that."""
         if self.stopped is None and self._schedule.left:
             self.stopped = why
         self._last_ns = min(self._last_ns, mono_ns())
@@ -113,7 +321,7 @@ class LoadRun:
         return NEVER if due_ns == NEVER else self.start_ns + due_ns
 
     def _send_due(self, now_ns: int) -> int:
-        """The pacer's call: sends what is due; when to be called again."""
+        """Send what is due; return the time of the next call (for the pacer)."""
         schedule, sender, start_ns = self._schedule, self._sender, self.start_ns
         end_ns = now_ns + TURN_NS_MAX
         while now_ns <= end_ns:
@@ -141,7 +349,7 @@ class LoadRun:
         return self._due_ns()
 
     def _answered(self, call: Underway, end_ns: int) -> None:
-        """The place of a request that nobody follows is free at once; others wait for what it came to."""
+        """Free the slot of a request that no other row depends on as soon as its answer has arrived."""
         row = call.row
         if not self._schedule.followed(row):
             self._free.add(row)
@@ -187,7 +395,7 @@ class LoadRun:
         self._settle()
 
     def _settle(self) -> None:
-        """Looks whether it is over."""
+        """End the run if it is over."""
         if self._over.done():
             return
         if self._schedule.left and mono_ns() < self._last_ns:

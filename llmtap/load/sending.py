@@ -1,24 +1,203 @@
-"""What a run needs of whoever sends for it: `sender.py` over HTTP, `asking.py` over anything else."""
+"""What senders of one loop share: deferred work, lateness of the loop, and the interface to a run.
+
+Many answers may end at one moment, and the next requests are due then. So requests are sent and sockets read
+first, and other work is done in slices. Kernel timestamps do not age, so with many streams the loop sleeps
+for a moment and reads together what has arrived: fewer wake-ups.
+
+The uncertainty of timestamps is the lateness of the loop: measured by a timer, or with kernel timestamps by
+each read. See `net/lag.py`.
+"""
 
 import asyncio
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.deferred import Later
-from llmtap.load.lateness import Lateness
+from llmtap.net.lag import make_lag_meter
+from llmtap.net.pacing import Pacer
+from llmtap.net.stream import Timebase
+from llmtap.units import NS_PER_S
 
-__all__ = ["Done", "OnAnswer", "Sending", "Underway"]
+__all__ = ["Done", "Lateness", "Later", "OnAnswer", "Sending", "Underway"]
+
+
+SLICE_NS: Final = 200_000
+"""Longest slice of work before the loop reads its sockets; a piece takes about 100 us."""
+WAITING_MAX: Final = 8_192
+"""Pending pieces, about 10 KB each; further ones are done at once."""
+GATHER_NS: Final = 1_000_000
+"""Longest sleep."""
+WAKING_NS: Final = 100_000
+"""Possible lateness of the end of a sleep."""
+BEHIND_NS: Final = 2 * GATHER_NS
+"""Lateness of a read that a sleep does not explain."""
+READS_MIN: Final = 2_000
+"""Reads per second below which a sleep gathers nothing."""
+READS_OF_STREAM_MAX: Final = 100
+"""Reads per second and stream above which several pieces of a stream would be read together."""
+
+mono_ns = SystemClock.mono_ns
+
+
+class Later:
+    """Deferred work of one loop, urgent pieces first, each kind in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, gathers: bool = False) -> None:
+        """`gathers`: late reads have correct timestamps (kernel)."""
+        self._loop = loop
+        self._may_gather = gathers
+        self._gathers = False
+        self._reads = 0
+        self._judged_ns = mono_ns()
+        self._urgent: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._called = False
+        self._behind = False
+        """The last read was late: there is more to read."""
+        self.pacer: Pacer | None = None
+        """Pacer of the run; due requests wait for neither work nor sleep."""
+
+    def add(self, work: Callable[[], None], *, urgent: bool = False) -> None:
+        """Do `work` soon, or at once if too much is pending."""
+        if urgent:
+            self._urgent.append(work)
+        else:
+            self._waiting.append(work)
+            if len(self._waiting) > WAITING_MAX:
+                self._waiting.popleft()()
+        self._call()
+
+    def is_behind(self, t_ns: int) -> bool:
+        """Whether data that arrived at `t_ns` should be parsed later because there is more to read."""
+        self._reads += 1
+        if mono_ns() - t_ns > BEHIND_NS:
+            self._behind = True
+        return self._behind
+
+    def after_read(self) -> None:
+        """Called after each read: gather more, and send what is due."""
+        if self._gathers and not self._called:
+            self._call()
+        if self.pacer is not None:
+            self.pacer.catch_up()
+
+    def judge(self, streams: int) -> None:
+        """Decide from the recent read rate whether gathering pays."""
+        now_ns = mono_ns()
+        rate = self._reads * NS_PER_S / max(1, now_ns - self._judged_ns)
+        self._reads, self._judged_ns = 0, now_ns
+        self._gathers = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
+
+    def finish(self) -> None:
+        """Do all pending work now."""
+        urgent, waiting = self._urgent, self._waiting
+        while urgent or waiting:
+            (urgent or waiting).popleft()()
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._called = False
+        if self._urgent or self._waiting:
+            if self._behind:
+                self._behind = False
+                self._call()
+            else:
+                self._work()
+        elif self._gathers:
+            self._sleep()
+
+    def _work(self) -> None:
+        urgent, waiting, pacer = self._urgent, self._waiting, self.pacer
+        end_ns = mono_ns() + SLICE_NS
+        while urgent or waiting:
+            (urgent or waiting).popleft()()
+            if pacer is not None:
+                pacer.catch_up()
+            if mono_ns() >= end_ns:
+                break
+        if urgent or waiting:
+            self._call()  # the loop polls before it comes back to us
+
+    def _sleep(self) -> None:
+        wait_ns = GATHER_NS
+        if self.pacer is not None:
+            wait_ns = min(wait_ns, self.pacer.next_ns - mono_ns() - WAKING_NS)
+        if wait_ns > 0:
+            time.sleep(wait_ns / NS_PER_S)  # the loop has nothing to do that could not wait so long
+
+
+PROBE_NS: Final = 10_000_000
+GRAIN_NS: Final = 1_100_000
+"""Grain of the loop's timers: only what exceeds it counts as lateness."""
+KERNEL_FLOOR_NS: Final = 50_000
+"""Accuracy of the mapping from the kernel's clock to ours."""
+CHECKS: Final = 5
+"""Probes between two readings of the wall clock: 50 ms."""
+
+
+class Lateness:
+    """Lateness of one loop, measured until `close`."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, kernel: bool, each: Callable[[int], None] | None = None
+    ) -> None:
+        """`kernel`: connections have kernel timestamps. `each` is called with the time every 10 ms."""
+        self._loop = loop
+        self._kernel = kernel
+        self._each = each
+        blind_ns = PROBE_NS + GRAIN_NS
+        self.meter = (
+            make_lag_meter(KERNEL_FLOOR_NS, blind_ns=blind_ns, blind_from_ns=blind_ns)
+            if kernel
+            else make_lag_meter(GRAIN_NS, blind_ns=blind_ns, turns=2)
+        )
+        self.timebase = Timebase(SystemClock(), self.meter)
+        self._count = 0
+        self._start()
+
+    def worst_since(self, t_ns: int) -> int:
+        """Return the longest time that a byte may have waited unread since `t_ns`."""
+        now_ns = mono_ns()
+        # The loop reads its sockets before it looks at its timers: after a stall the probe is still to come.
+        late_ns = now_ns - self._due_ns - GRAIN_NS
+        if late_ns > 0:
+            self.meter.note(now_ns, late_ns)
+        return self.meter.worst_since(t_ns)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _start(self) -> None:
+        self._due_ns = mono_ns() + PROBE_NS
+        self._timer = self._loop.call_later(PROBE_NS / 1e9, self._probe)
+
+    def _probe(self) -> None:
+        now_ns = mono_ns()
+        late_ns = now_ns - self._due_ns
+        if not self._kernel or late_ns > GRAIN_NS:
+            self.meter.note(now_ns, max(0, late_ns - GRAIN_NS))
+        self._count += 1
+        if self._count % CHECKS == 0:
+            self.timebase.resample()
+        if self._each is not None:
+            self._each(now_ns)
+        self._start()
 
 
 class Underway(Protocol):
-    """A request on its way."""
+    """A request in flight."""
 
     row: int
 
     def cancel(self, why: str) -> None:
-        """We want no more of it; its Exchange comes, now or in a moment."""
+        """Cancel it; its Exchange follows now or shortly."""
         ...
 
 
@@ -41,11 +220,10 @@ class Sending(Protocol):
     retries: Counter[str]
     lateness: Lateness
     later: Later
-    """Where work is put that can wait, and who sees to it that no request does."""
 
     @property
     def calls(self) -> _Calls:
-        """Those under way."""
+        """Requests in flight."""
         ...
 
     @property
@@ -64,15 +242,15 @@ class Sending(Protocol):
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: OnAnswer | None = None,
     ) -> Underway:
-        """Begin a request now.
+        """Send a request now.
 
-        `done` is called with its Exchange, once, and never before this returns. `on_answer` may be called
-        before, with the time (mono), when all of an answer is there and nobody has read what it says.
+        `done` is called once with its Exchange, never before this returns. `on_answer` may be called earlier
+        with the time (mono) at which the whole answer had arrived, before it is parsed.
         """
         ...
 
     async def open(self, connections: int) -> int:
-        """Open so many connections beforehand; how many there are now."""
+        """Open connections in advance; return the number of idle ones."""
         ...
 
     def stop_retrying(self) -> None: ...

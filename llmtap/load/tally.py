@@ -1,9 +1,8 @@
-"""What a sender counts of its run: the Summary of its exchanges, and how well it kept to its plan.
+"""Counts of a run: Summary of its exchanges, dispatch lateness, and corrected latencies.
 
-Latency counts from `submit`, as everywhere. Where a plan said when a request was to be sent, `corrected`
-counts from there: what a user waits who is not kept from asking because the sender, or the server before it,
-is slow (seed 000, 4.3.1, wants an open loop; Tene's "coordinated omission" is the name of the mistake). Every
-latency from submit moves by the same time, so each needs no second measuring.
+Latency counts from `submit`. Where a schedule exists, `corrected` latencies count from the scheduled time,
+which avoids coordinated omission (Tene; seed 000, 4.3.1 asks for an open loop). Both differ by submit -
+scheduled.
 """
 
 from array import array
@@ -41,26 +40,25 @@ _decode = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class LoadTally:
-    """Counts exchanges as they end. Times that it gives are ns of the monotonic clock."""
+    """Counts exchanges as they end. Times are monotonic ns."""
 
     def __init__(self, objectives: Objectives | None = None) -> None:
         self.summary = Summary(objectives)
         self.lateness = Histogram()
-        """Dispatch - scheduled, of those that had a schedule."""
+        """Dispatch - scheduled."""
         self.corrected = {name: Histogram() for name in CORRECTED}
         self.sent_ns = array("q")
-        """When each was dispatched, in the order in which they ended."""
+        """Dispatch times, in the order of the ends."""
         self.planned = 0
-        """Rows there were to send."""
+        """Rows to send."""
         self.dropped = 0
-        """Later turns of conversations that broke off, never sent."""
+        """Turns not sent because an earlier one failed."""
         self.skipped = 0
-        """Not sent because too many were under way."""
+        """Rows not sent because too many were in flight."""
         self.retries: Counter[str] = Counter()
-        """Times that a request was sent again, by reason (`load/retries.py`)."""
+        """Retries by reason."""
 
     def add(self, x: Exchange) -> Measured:
-        """Counts an exchange that has ended."""
         m = measure(x)
         self.summary.add(x, m)
         sent_ns = x.timeline.arrival_ns
@@ -81,7 +79,6 @@ class LoadTally:
             self.corrected["e2e"].record(m.e2e_ns + late_ns)
 
     def merge(self, other: "LoadTally") -> None:
-        """Adds what another sender of the same run counted."""
         self.merge_bytes(other.to_bytes())
 
     def to_bytes(self) -> bytes:
@@ -94,7 +91,7 @@ class LoadTally:
         )  # fmt: skip
 
     def merge_bytes(self, packed: bytes, ours: Callable[[int], int] | None = None) -> None:
-        """Adds what `to_bytes` gave; `ours` makes times of another host's clock ours."""
+        """Add the counts of `to_bytes`; `ours` converts times of another host's clock."""
         p = _decode(packed)
         self.summary.merge_bytes(p.summary)
         self.lateness.merge_bytes(p.lateness)
@@ -109,16 +106,16 @@ class LoadTally:
         self.retries.update(p.retries)
 
     def corrected_dict(self) -> dict[str, object] | None:
-        """The corrected latencies as a Summary tells them; None where nothing had a schedule."""
+        """Return corrected latencies as JSON; None without a schedule."""
         if not self.lateness.n:
             return None
         return {name: summarise_ns(histogram) for name, histogram in self.corrected.items()}
 
     def plan_dict(self) -> dict[str, object]:
-        """How well the plan was kept, as public JSON: requests, and lateness in seconds.
+        """Return how well the plan was kept, as JSON: requests, and lateness in seconds.
 
-        `planned = sent + skipped + dropped + unsent`; `unsent` are those behind the end of a run that was
-        stopped, or of a sending process that was lost. Retries are no requests of their own.
+        `planned = sent + skipped + dropped + unsent`; unsent: after an early stop, or of a lost process.
+        Retries are not counted as requests.
         """
         sent = self.summary.opened or 0
         return {

@@ -1,4 +1,4 @@
-"""Where a load is sent: the URL's parts, and the request head that is the same for every request."""
+"""Target of a load: parts of its URL, and the request head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,24 +16,22 @@ PATHS: Final = {
     "completions": "/v1/completions",
     "responses": "/v1/responses",
 }
-"""Of each endpoint, as exchanges name them."""
+"""Path of each endpoint."""
 _TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"connection"})
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """An endpoint of a server."""
-
     origin: Origin
     path: bytes
     headers: Headers = field(default_factory=list)
-    """Beside Host, Content-Type and Content-Length. May hold keys: they go onto the wire and nowhere else."""
+    """Besides Host, Content-Type and Content-Length. May hold keys: sent and shown nowhere else."""
 
     def head(
         self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False
     ) -> bytes:
-        """The request head for a body of so many bytes."""
+        """Return the request head for a body of this size."""
         lines = [
             b"POST " + self.origin.prefix + self.path + b" HTTP/1.1",
             b"Host: " + self.origin.authority,
@@ -48,10 +46,10 @@ class LoadTarget:
 
 
 def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--target") -> LoadTarget:
-    """The target of `http://host:port[/prefix]`; a prefix that ends in /v1 is taken as the API's own.
-    `endpoint` is one of PATHS, or a path.
+    """Parse `http://host:port[/prefix]`; a prefix ending in /v1 is the API's own. `endpoint`: one of PATHS,
+    or a path.
 
-    Raises ConfigError that names `place`, or `--header` for a field that cannot be sent.
+    Raises ConfigError naming `place`, or `--header` for an invalid field.
     """
     origin = parse_origin(url, place)
     path = endpoint if endpoint.startswith("/") else PATHS[endpoint]
@@ -62,7 +60,7 @@ def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--targ
 
 
 def check_fields(headers: Headers, place: str = "--header") -> None:
-    """Raises ConfigError that names `place` for a field that cannot be sent; it has no value in it."""
+    """Raise ConfigError naming `place` for a field that cannot be sent; the message has no value in it."""
     for name, value in headers:
         if not name or not _TOKEN.issuperset(name):
             raise ConfigError(place, "a field's name has letters, digits and hyphens")
@@ -73,7 +71,7 @@ def check_fields(headers: Headers, place: str = "--header") -> None:
 
 
 def shown_url(url: str) -> str:
-    """A URL without what may be a secret: user, password, query."""
+    """Return a URL without user, password and query, which may be secret."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}" + (

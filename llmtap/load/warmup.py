@@ -1,13 +1,12 @@
-"""Warming a server up before anything is measured, and seeing whether it is warm.
+"""Warm-up of a server before measuring, and probes for stable latency.
 
-Seed 000, 4.5.1: at least 100 requests or 10,000 output tokens, whichever is greater, so both; then the queue
-drains. 4.5.2: a probe before and after, and probes until their latency no longer varies by 10 %. 4.5.3: where
-a cold start is what is measured there is no warm-up, and the result says so.
+Seed 000, 4.5.1: at least 100 requests and 10,000 output tokens, then the queue drains. 4.5.2: probes before
+and after until their latency varies by less than 10 %. 4.5.3: no warm-up for a cold start, which the result
+states.
 
-Only answers that ended well count as processed. The probes are one and the same request, one at a time: a
-server that keeps prefixes has this one, which is right for "has it settled" and wrong for "how long does a
-first token take". Their variation is (longest - shortest) / mean of three in a row, of TTFT and of E2E; where
-answers have other lengths each time, E2E will not settle.
+Only answers that ended well count. All probes are the same request, one at a time: correct for stability, but
+cached prefixes make their TTFT too short. Variation is (longest - shortest) / mean of three consecutive
+probes, of TTFT and E2E; with varying answer lengths E2E does not become stable.
 
 Source: IETF seed 000, 4.5.
 """
@@ -23,7 +22,7 @@ import msgspec
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.workers.messages import WorkerSetup
+from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.load.workers.worker_pool import WorkerPool
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import ENDED_WELL
@@ -34,31 +33,29 @@ __all__ = ["Probe", "WarmUp", "WarmUpOptions", "warm_up"]
 
 IN_A_ROW: Final = 3
 ROUNDS_MAX: Final = 8
-"""Each asks for what was missing after the one before."""
+"""Each round sends what was missing after the one before."""
 
 
 class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is enough."""
-
     requests: int = 100
     tokens: int = 10_000
-    """Of output. Both have to be reached."""
+    """Minimum output tokens; both minimums must be reached."""
     slots: int = 8
-    """So many at a time."""
+    """Concurrent requests."""
     requests_max: int = 20_000
-    """Answers of one token would need 10,000; a server that declares none would need more than there are."""
+    """Bound for servers whose answers report few or no tokens."""
     variation: float = 0.10
-    """Of the latency of three consecutive probes, below which it is stable."""
+    """Variation of three consecutive probes below which latency is stable."""
     probes_max: int = 30
     probe: bool = True
-    """Before, and until latency is stable; False: `requests` are sent, and nothing else."""
+    """Probe before and after; False: only `requests` are sent."""
     cold: bool = False
-    """A cold start is measured: send nothing."""
+    """Send nothing: a cold start is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One request, alone. None where it never came to that."""
+    """One request alone."""
 
     outcome: str
     ttft_ns: int | None
@@ -70,35 +67,32 @@ class Probe:
 
 @dataclass(slots=True)
 class WarmUp:
-    """What a warm-up came to."""
-
     skipped: str | None = None
-    """Why there was none."""
+    """Reason for no warm-up."""
     requests: int = 0
-    """Processed: answers that ended well. Probes are not counted."""
+    """Answers that ended well, without probes."""
     failed: int = 0
     tokens: int = 0
     duration_ns: int = 0
-    """Probes not included."""
+    """Without probes."""
     enough: bool = False
-    """As many requests and tokens as were asked for."""
+    """Both minimums were reached."""
     before: Probe | None = None
     probes: list[Probe] = field(default_factory=list)
-    """After it, in order."""
+    """Probes after the warm-up, in order."""
     variation_ttft: float | None = None
-    """Of the last three; None where one of them has no such latency."""
+    """Of the last three; None if one has no such latency."""
     variation_e2e: float | None = None
     stable: bool = False
     problem: str | None = None
-    """Why it was not enough, or is not stable."""
+    """Why it was not enough or is not stable."""
 
     @property
     def after(self) -> Probe | None:
-        """The last probe."""
         return self.probes[-1] if self.probes else None
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON; times in seconds."""
+        """Return public JSON; times in seconds."""
         return {
             "skipped": self.skipped,
             "requests": self.requests,
@@ -122,10 +116,10 @@ async def warm_up(
     body_ends: "array[int]",
     options: WarmUpOptions | None = None,
 ) -> WarmUp:
-    """Sends rows of `requests` in turn, again from the first when there are no more, each by itself: nobody
-    waits for a turn before it. The probe is the first row.
+    """Send rows of `requests` in turn, repeating from the first, without their times and turns. The probe is
+    row 0.
 
-    `setup` is that of the run, of which target, headers, sender and bodies are used. Raises as `Crew.run`.
+    Raises as `WorkerPool.run`.
     """
     options = options or WarmUpOptions()
     if options.cold:
@@ -162,7 +156,7 @@ async def warm_up(
 
 
 def _missing(found: WarmUp, options: WarmUpOptions) -> int:
-    """Requests still to send, by what the answers until now have brought."""
+    """Return the number of requests still to send, estimated from the answers so far."""
     by_requests = options.requests - found.requests
     left = options.tokens - found.tokens
     if left <= 0 or not found.requests:
@@ -186,7 +180,7 @@ async def _settle(source: "_Source", found: WarmUp, options: WarmUpOptions) -> N
 
 
 def _variation(latest: Sequence[int | None]) -> float | None:
-    """(longest - shortest) / mean; None where there are too few."""
+    """Return (longest - shortest) / mean; None for too few."""
     known = [ns for ns in latest if ns is not None]
     if len(known) < IN_A_ROW or not sum(known):
         return None
@@ -194,8 +188,6 @@ def _variation(latest: Sequence[int | None]) -> float | None:
 
 
 class _Source:
-    """Rows of a workload, without their times and turns."""
-
     def __init__(
         self, setup: WorkerSetup, requests: Requests, body_begins: "array[int]", body_ends: "array[int]"
     ) -> None:
@@ -205,7 +197,6 @@ class _Source:
         self._ends = body_ends
 
     async def ask(self, numbers: Sequence[int], slots: int, found: WarmUp) -> None:
-        """Sends them, `slots` at a time, and counts what came."""
         began_ns = SystemClock.mono_ns()
         for x in await self._exchanges([number % len(self._begins) for number in numbers], slots):
             if x.outcome in ENDED_WELL:
@@ -216,7 +207,6 @@ class _Source:
         found.duration_ns += SystemClock.mono_ns() - began_ns
 
     async def probe(self, n: int) -> list[Probe]:
-        """So many probes, one after the other."""
         probes = []
         for x in await self._exchanges([0] * n, 1):
             m = measure(x)

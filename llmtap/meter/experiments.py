@@ -1,17 +1,17 @@
-"""The running experiment as the meter sees it: who was dealt to which arm, what came of it, on or off.
+"""The running experiment: assignments and results of each arm, and the switch.
 
-Relays deal; here the exchanges of each arm are counted, the arms compared with the control, and the switch
-kept. The switch is a word to every relay, given when it says hello and whenever it changes. A meter that was
-killed learns the state from the first relay that was told by its predecessor.
+Relays assign; the meter counts the exchanges of each arm, compares the arms with the control, and keeps the
+switch, a word sent to every relay when it connects and whenever it changes. A meter that was killed learns
+the state from the first relay that was told by its predecessor.
 
-Every exchange counts in the arm it was dealt to, also where the arm's change could not be made to it, and
-also where it failed: what is left out of a comparison is what biases it.
+Every exchange counts in the arm it was assigned to, also where the arm's change could not be made to it, and
+where it failed: exclusions would bias the comparison.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -19,20 +19,22 @@ from llmtap.channel.experiment import NO_ROOM, Experiment, read_switch, switch_w
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.experiment import (
     ArmSample,
     Difference,
     Figure,
     Interval,
+    anytime_p,
     mean_difference,
     mean_interval,
+    multinomial_e_log,
     quantile_difference,
     quantile_interval,
     share_difference,
     share_interval,
 )
 from llmtap.metrics.latency import Measured
-from llmtap.metrics.sequential import anytime_p, multinomial_e_log
 from llmtap.metrics.statistics import marks
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
@@ -75,36 +77,21 @@ class _Arm:
     refusals: Counter[str] = field(default_factory=Counter)
     chunking: Counter[str] = field(default_factory=Counter)
     uncertainty_ns: int = 0
+    figures: dict[str, Figure] = field(default_factory=dict)
+    """Of a copy only, as `forgotten`: taken from the sample."""
+    forgotten: int = 0
 
-    def copy(self) -> "_Frozen":
-        return _Frozen(
-            {name: figure.copy() for name, figure in self.sample.figures.items()},
-            self.sample.forgotten,
-            self.assigned,
-            self.single,
-            self.units,
-            dict(self.excluded),
-            dict(self.outcomes),
-            dict(self.refusals),
-            dict(self.chunking),
-            self.uncertainty_ns,
+    def copy(self) -> "_Arm":
+        """The arm at this moment, for any thread."""
+        return replace(
+            self,
+            excluded=self.excluded.copy(),
+            outcomes=self.outcomes.copy(),
+            refusals=self.refusals.copy(),
+            chunking=self.chunking.copy(),
+            figures={name: figure.copy() for name, figure in self.sample.figures.items()},
+            forgotten=self.sample.forgotten,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    """An arm at one moment, for any thread."""
-
-    figures: dict[str, Figure]
-    forgotten: int
-    assigned: int
-    single: int
-    units: int
-    excluded: dict[str, int]
-    outcomes: dict[str, int]
-    refusals: dict[str, int]
-    chunking: dict[str, int]
-    uncertainty_ns: int
 
 
 class Experiments:
@@ -194,7 +181,7 @@ class Experiments:
         if self._ratio_p <= RATIO_ALPHA and not rang:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
 
-    def ended(self, x: Exchange, m: Measured) -> None:
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """An exchange is over; counts it if it was in one of the arms."""
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:
@@ -259,7 +246,7 @@ def _values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
     yield "tokens_per_chunk", m.tokens_per_chunk or ()
 
 
-def _results(e: Experiment, arms: dict[str, _Frozen], ratio_p: float, capped: bool) -> dict[str, object]:
+def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool) -> dict[str, object]:
     control = arms[e.control]
     others = {name: arm for name, arm in arms.items() if name != e.control}
     comparisons = len(others) * (len(METRICS) + len(SHARES))
@@ -290,9 +277,7 @@ def _results(e: Experiment, arms: dict[str, _Frozen], ratio_p: float, capped: bo
     }  # fmt: skip
 
 
-def _arm(
-    e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Frozen
-) -> dict[str, object]:
+def _arm(e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Arm) -> dict[str, object]:
     c = arm.chunking
     sized = c.get("sized_chunks", 0)
     metrics: dict[str, object] = {}
@@ -334,7 +319,7 @@ def _arm(
 
 
 def _differences(
-    e: Experiment, name: str, arm: _Frozen, control: _Frozen
+    e: Experiment, name: str, arm: _Arm, control: _Arm
 ) -> dict[str, dict[str, dict[str, object]]]:
     """By metric and statistic: the arm less the control."""
     out: dict[str, dict[str, dict[str, object]]] = {}

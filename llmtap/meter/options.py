@@ -9,32 +9,25 @@ from msgspec import Meta, Struct
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.refusal import TEXT_PATTERNS
-from llmtap.metrics.burn import STANDARD_ALARMS, check_objective, check_reachable
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
-from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration
 
 __all__ = [
     "WINDOWS",
     "CostOptions",
     "MeterOptions",
-    "SloOptions",
     "TenantOptions",
     "TenantRule",
-    "check_slos",
     "split_address",
 ]
 
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 """The rolling windows, shortest first."""
-ALARMS: Final = {"1h": STANDARD_ALARMS[0], "6h": STANDARD_ALARMS[1]}
-"""The burn-rate alarms that the meter watches itself, by their long window."""
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 OURS: Final = "default"
-"""Among `refusal_patterns`: those of `record/refusal.py`."""
+"""Among `refusal_patterns`: those of `exchange/refusal.py`."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,28 +201,6 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 )  # fmt: skip
 
 
-class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One class of tenants and what they were promised; checked by `check_slos`, which knows its name."""
-
-    objectives: Annotated[
-        str, Meta(description="Bounds that an exchange must meet all at once: `ttft:500ms tpot:50ms`.")
-    ]
-    target: Annotated[float, Meta(description="Share of the exchanges that must meet them.")] = 0.99
-    tenants: Annotated[
-        tuple[str, ...],
-        Meta(description="Names, or patterns with * and ?; none: the class of all who are in no other."),
-    ] = ()
-    burn: Annotated[
-        dict[str, float],
-        Meta(description='Burn rates that ring, by long window (short: a twelfth): { "1h" = 14.4 }.'),
-    ] = {}
-
-    @property
-    def parsed(self) -> Objectives:
-        """The bounds."""
-        return Objectives.parse(self.objectives)
-
-
 class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is paid for what the gateway serves. Without a price there are no costs."""
 
@@ -245,32 +216,6 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if not (self.gpus or self.input_million or self.output_million):
             return None
         return Price(self.gpus, self.gpu_hour, self.input_million, self.output_million, self.currency)
-
-
-def check_slos(classes: dict[str, SloOptions]) -> None:
-    """What one class cannot see of itself: its name, and the others. Raises ConfigError."""
-    default: str | None = None
-    owner: dict[str, str] = {}
-    for name, slo in classes.items():
-        place = f"slo.{name}"
-        if not _CLASS.fullmatch(name):
-            raise ConfigError(place, f"{name!r} is no name for a class", "letters, digits and _ . - only")
-        Objectives.parse(slo.objectives, f"{place}.objectives")
-        check_objective(slo.target, f"{place}.target")
-        for window, factor in slo.burn.items():
-            if window not in ALARMS:
-                raise ConfigError(
-                    f"{place}.burn", f"no alarm has a long window of {window!r}", f"use {' or '.join(ALARMS)}"
-                )
-            check_reachable(slo.target, factor, f"{place}.burn.{window}")
-        if not slo.tenants and default is not None:
-            raise ConfigError(
-                f"{place}.tenants", f"is empty, as that of slo.{default}: both are of all others", "name some"
-            )
-        default = default if slo.tenants else name
-        for tenant in slo.tenants:
-            if owner.setdefault(tenant, name) != name:
-                raise ConfigError(f"{place}.tenants", f"{tenant!r} is in slo.{owner[tenant]} already")
 
 
 def _check_rule(rule: TenantRule, place: str) -> None:

@@ -24,14 +24,12 @@ from llmtap.capture.tokenizer import Encode, load_tokenizer
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.log import set_up
-from llmtap.meter.admin.server import admin_app
-from llmtap.meter.admin.tls import AdminTls
-from llmtap.meter.handover import Successor
+from llmtap.meter.admin.server import AdminTls, admin_app
 from llmtap.meter.options import split_address
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
-from llmtap.meter.pipeline.tally import Tally
 from llmtap.meter.setup import Changeable, MeterSetup
-from llmtap.meter.shutdown import Ending
+from llmtap.meter.shutdown import Ending, Successor
 from llmtap.units import decode_special
 
 if TYPE_CHECKING:
@@ -107,7 +105,9 @@ def _counter(encode: Encode | None) -> Callable[[str], int] | None:
     return None if encode is None else lambda text: len(encode(text))
 
 
-def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "Recorder | None":
+def _start_recorder(
+    setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode | None
+) -> "Recorder | None":
     # Arrow takes 40 MB and 200 ms, so only for who captures.
     from llmtap.capture.schema import CaptureInfo
     from llmtap.meter.pipeline.recorder import Recorder
@@ -125,7 +125,7 @@ def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "
     try:
         recorder = Recorder(
             options,
-            tally.clock,
+            pipeline.clock,
             info,
             salt=bytes.fromhex(setup.capture_salt),
             after=setup.capture_after,
@@ -134,23 +134,23 @@ def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "
         )
         recorder.start()
     except Exception as exc:  # measuring goes on without
-        tally.failed("capture", exc)
+        pipeline.failed("capture", exc)
         return None
-    tally.keep(recorder)
+    pipeline.keep(recorder)
     return recorder
 
 
-def _start_exporter(setup: MeterSetup, tally: Tally) -> "OtlpExporter | None":
+def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExporter | None":
     # 25 MB and 100 ms, so only for who exports: protobuf and gRPC.
     from llmtap.export.opentelemetry.exporter import OtlpExporter
 
     try:
-        exporter = OtlpExporter(setup.otlp, tally.clock, __version__, setup.servers)
+        exporter = OtlpExporter(setup.otlp, pipeline.clock, __version__, setup.servers)
     except LlmtapError as exc:  # measuring goes on without
-        tally.failed("otlp", exc)
+        pipeline.failed("otlp", exc)
         return None
-    tally.listeners.append(exporter)
-    tally.exporters.append(exporter.state)
+    pipeline.sinks.append(exporter)
+    pipeline.exporters.append(exporter.state)
     exporter.start()
     log.info("event=otlp_exporter protocol=%s semconv=%s", setup.otlp.protocol, setup.otlp.semconv)
     return exporter
@@ -173,7 +173,7 @@ async def _run(
 
     ending = Ending(loop, setup.changeable.drain_s, change, supervised=sock is None)
     encode = _start_tokenizer(setup.options.tokenizer)
-    tally = Tally(
+    pipeline = ExchangePipeline(
         setup.options,
         SystemClock(),
         setup.experiment,
@@ -183,12 +183,12 @@ async def _run(
         price=setup.cost.price,
         count_tokens=_counter(encode),
     )
-    exporter = _start_exporter(setup, tally) if setup.otlp.endpoint else None
-    recorder = _start_recorder(setup, tally, encode) if setup.capture.to else None
-    receiver = Receiver(tally)
+    exporter = _start_exporter(setup, pipeline) if setup.otlp.endpoint else None
+    recorder = _start_recorder(setup, pipeline, encode) if setup.capture.to else None
+    receiver = Receiver(pipeline)
     await receiver.start(listen_on(setup.socket) if sock is None else sock)
     logging.getLogger("aiohttp.server").addFilter(_is_own_fault)
-    runner = web.AppRunner(admin_app(tally, setup.options.admin_token), access_log=None)
+    runner = web.AppRunner(admin_app(pipeline, setup.options.admin_token), access_log=None)
     await runner.setup()
     tls = AdminTls.of(setup.options)
     context = None if tls is None else tls.context
@@ -198,7 +198,7 @@ async def _run(
     else:
         host, port = split_address(setup.options.admin, "meter.admin")
         site = web.TCPSite(runner, host, port, ssl_context=context)
-    opening = loop.create_task(_open_admin(site, tally, at_once=not setup.takes_over))
+    opening = loop.create_task(_open_admin(site, pipeline, at_once=not setup.takes_over))
     if not setup.takes_over:
         await opening
     renewing = None if tls is None else asyncio.create_task(tls.renew())
@@ -216,7 +216,7 @@ async def _run(
     if ending.successor is not None:
         # From here on the other meter answers, also those who are connected to us.
         closing = loop.create_task(runner.cleanup())
-        successor = Successor(ending.successor, tally)
+        successor = Successor(ending.successor, pipeline)
         successor.start()
         if recorder is not None:
             recorder.give_way()
@@ -228,11 +228,11 @@ async def _run(
     if successor is not None:
         await successor.finish()
     if recorder is not None:
-        relays = tally.relays.states(tally.clock.mono_ns())
+        relays = pipeline.relays.states(pipeline.clock.mono_ns())
         # All of them ended in order, and this is their last word: nothing more can be missing.
         whole = all(not r.connected and r.status is not None and r.status.draining for r in relays)
         for relay in relays:
-            if relay.status is not None and not tally.relays.is_elsewhere(relay.name):
+            if relay.status is not None and not pipeline.relays.is_elsewhere(relay.name):
                 said = relay.status
                 recorder.relay_said(relay.name, said.opened, said.dropped, said.unsettled)
         # Where another meter goes on with the capture, it is not ours to close.
@@ -250,10 +250,10 @@ def _is_own_fault(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
-async def _open_admin(site: web.BaseSite, tally: Tally, *, at_once: bool) -> None:
+async def _open_admin(site: web.BaseSite, pipeline: ExchangePipeline, *, at_once: bool) -> None:
     """At once, or when a relay is ready: until then another meter has the port, and knows more."""
     looks = 0 if at_once else ADMIN_LOOKS_MAX
-    while looks and not tally.relays.ready(tally.clock.mono_ns()):
+    while looks and not pipeline.relays.ready(pipeline.clock.mono_ns()):
         looks -= 1
         await asyncio.sleep(ADMIN_LOOK_S)
     await site.start()

@@ -1,19 +1,42 @@
-"""What a meter process is told, by whoever starts it. It imports no meter, which is 19 MB more."""
+"""Settings of a meter process, and the messages that it understands. Imports no meter: that is 19 MB more."""
 
+import os
+import signal
+import socket
+import stat
 from typing import Final
 
 import msgspec
 
 from llmtap.capture.options import CaptureOptions
+from llmtap.channel.channel import SOCKET_PATH_BYTES_MAX
 from llmtap.channel.experiment import Experiment
+from llmtap.errors import ConfigError
 from llmtap.export.options import OtlpOptions
 from llmtap.log import LogSetup
-from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions
+from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
+from llmtap.metrics.slo import SloOptions
 
-__all__ = ["FROM_NOW_ON", "Changeable", "MeterSetup"]
+__all__ = [
+    "FROM_NOW_ON",
+    "HAND_OVER",
+    "RENEW",
+    "Changeable",
+    "MeterSetup",
+    "check_socket_path",
+    "need_no_meter",
+]
+
 
 FROM_NOW_ON: Final = b"from now on "
 """With a Changeable as JSON, a line on the stdin of a running meter."""
+HAND_OVER: Final = b"another meter takes over at "
+"""With the path of its socket, a line on stdin. Not a signal: one for the supervisor may be sent to the whole
+group."""
+RENEW: Final = signal.SIGUSR1
+"""End now: another meter takes over, and the relays stay."""
+PROBE_S: Final = 1.0
+"""How long a meter may take to accept a connection; the kernel does so for it in microseconds."""
 
 
 class Changeable(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,3 +89,27 @@ def _lasting(setup: MeterSetup) -> dict[str, object]:
     if setup.admin_fd is not None:
         told["options"] = {**msgspec.structs.asdict(setup.options), "admin": None}
     return told
+
+
+def check_socket_path(path: str) -> None:
+    """Raises ConfigError when no meter could ever listen at `path`."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise ConfigError("meter.socket", f"there is no folder {folder}")
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise ConfigError("meter.socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise ConfigError("meter.socket", f"{path} is there, and is no socket")
+
+
+def need_no_meter(path: str) -> None:
+    """Raises ConfigError when somebody listens at `path`: a second meter would take it from the first."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(path)
+        except TimeoutError:
+            pass  # too busy to accept, and so there
+        except OSError:
+            return
+    raise ConfigError("meter.socket", f"another meter listens at {path}", "one path for each meter")

@@ -1,4 +1,4 @@
-"""When the meter ends: once its relays have left, so that what ends while they drain is measured.
+"""The end of the meter: once its relays have left, so that exchanges that end while they drain are measured.
 
 | what happens | what it means | the meter waits for its relays |
 |---|---|---|
@@ -7,10 +7,14 @@
 | SIGTERM again, SIGUSR1 | now; the latter where another meter follows and the relays stay | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
-FROM_NOW_ON on stdin ends nothing: it is what a reload changes for a meter that stays.
+FROM_NOW_ON on stdin ends nothing: it carries what a reload changes for a meter that stays.
 
-A meter that was started by hand has no supervisor: its stdin means nothing, Ctrl-C and a hang-up are SIGTERM.
+A meter that was started by hand has no supervisor: its stdin is ignored, Ctrl-C and a hang-up are SIGTERM.
 Apps with the middleware are guests, and never waited for.
+
+After HAND_OVER the exchanges of the draining relays are still measured and captured here, but the other meter
+answers all requests. So each of our relays is reported to it, twice a second and once more at the end, by its
+own name: its hello and status, marked as measured elsewhere (`Successor`).
 """
 
 import asyncio
@@ -19,22 +23,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from llmtap.meter.setup import FROM_NOW_ON, Changeable
+from llmtap.channel.frames import ACK, FrameKind, Hello, RelayStatus, pack_batch
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.pipeline.receiver import Receiver
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable
 
-if TYPE_CHECKING:  # the supervisor needs RENEW, and not the 19 MB of a meter
-    from llmtap.meter.pipeline.receiver import Receiver
+__all__ = ["Ending", "Successor"]
 
-__all__ = ["HAND_OVER", "RENEW", "Ending"]
 
-RENEW: Final = signal.SIGUSR1
-"""End now: another meter takes over, and the relays stay."""
-HAND_OVER: Final = b"another meter takes over at "
-"""With the path of its socket, a line on stdin. No signal: one for the supervisor may be sent to the whole
-group."""
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
 """On top of the relays' own limit: for their last batches."""
@@ -85,7 +85,7 @@ class Ending:
         """Until somebody wants the end, or the supervisor is gone."""
         await self._asked.wait()
 
-    async def relays_left(self, receiver: "Receiver") -> None:
+    async def relays_left(self, receiver: Receiver) -> None:
         """Until no relay is connected, or there is no more time."""
         self._loop.call_later(self._limit_s, self._now.set)
         left = self._loop.create_task(receiver.relays_left())
@@ -130,3 +130,99 @@ class Ending:
         self.orphaned = self._told = True
         self._loop.call_later(min(self._limit_s, ORPHAN_S), self._now.set)
         self._asked.set()
+
+
+TELL_S: Final = 0.5
+ANSWER_S: Final = 2.0
+"""A meter that has just started answers in milliseconds, or in a second where all streams begin at once."""
+
+_json = msgspec.json.Encoder()
+
+
+class Successor:
+    """Told of the relays that are connected now, from `start` until `finish`."""
+
+    def __init__(self, path: str, pipeline: ExchangePipeline) -> None:
+        self._pipeline = pipeline
+        self._lines = {name: _Line(path) for name in pipeline.relays.connected()}
+        self._over = asyncio.Event()
+        self._telling: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._telling = asyncio.get_running_loop().create_task(self._tell_until_over())
+
+    async def finish(self) -> None:
+        """The last words: what became of all exchanges."""
+        self._over.set()
+        if self._telling is not None:
+            await self._telling
+        await self._tell()
+        for line in self._lines.values():
+            line.close()
+
+    async def _tell_until_over(self) -> None:
+        while not self._over.is_set():
+            await self._tell()
+            try:
+                await asyncio.wait_for(self._over.wait(), TELL_S)
+            except TimeoutError:
+                pass
+
+    async def _tell(self) -> None:
+        word = self._pipeline.experiments.word
+        for hello, status, more in list(self._pipeline.relays.accounts(self._lines)):
+            told = msgspec.structs.replace(hello, elsewhere=True, switch=word or hello.switch)
+            line = self._lines[hello.relay]
+            if await line.say(told, status) and not more:
+                line.close()
+                del self._lines[hello.relay]
+
+
+class _Line:
+    """A connection to it in the name of one relay."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._batch_no = 0
+        self._heard = False
+        self._useless = False
+
+    async def say(self, hello: Hello, status: RelayStatus) -> bool:
+        """Whether it was digested there; a meter that is away hears more the next time."""
+        while not self._useless:
+            known = self._heard
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._say(hello, status)
+                return True
+            except TimeoutError:
+                self.close()
+                return False
+            except (OSError, EOFError):
+                # Who hangs up without an answer does not know our frames: no use in sending more.
+                self._useless = self._streams is not None and not self._heard
+                self.close()
+                if not known:
+                    return False
+            self._heard = False  # the one we knew has gone; another one may be there
+        return False
+
+    async def _say(self, hello: Hello, status: RelayStatus) -> None:
+        rows: list[object] = [FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status)]
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(self._path)
+            rows = [FrameKind.HELLO, 0, 0, 0, _json.encode(hello), *rows]
+        reader, writer = self._streams
+        self._batch_no += 1
+        writer.write(pack_batch(self._batch_no, rows))
+        await writer.drain()
+        # Words about an experiment come on the same way, and are for relays.
+        while ACK.unpack(await reader.readexactly(ACK.size)) != (self._batch_no,):
+            pass
+        self._heard = True
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None

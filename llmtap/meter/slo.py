@@ -11,20 +11,19 @@ import fnmatch
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
-from llmtap.meter.options import ALARMS, SloOptions
-from llmtap.meter.pipeline.slices import Merging, SliceLevel, Slices
-from llmtap.metrics.burn import Alarm, burn_rate, burn_rate_max, error_ratio, events_min, reachable
-from llmtap.metrics.goodput import judge
+from llmtap.meter.pipeline.windows import Merging, SliceLevel, Slices
+from llmtap.metrics.burn import Alarm, burn_rate, burn_rate_max, error_ratio, events_min
 from llmtap.metrics.latency import Measured
-from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.objectives import judge
+from llmtap.metrics.slo import SloClass, SloOptions
 from llmtap.units import NS_PER_S
 
-__all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook", "SloClass"]
+__all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook"]
 
 _MINUTE: Final = 60 * NS_PER_S
 BURN_WINDOWS: Final = ("5m", "30m", "1h", "6h")
@@ -44,32 +43,6 @@ Key = tuple[str, str]
 """Class and tenant."""
 _Counts = dict[Key, tuple[int, int]]
 """Exchanges that counted, and those that met their objectives."""
-
-
-@dataclass(frozen=True, slots=True)
-class SloClass:
-    """One class, read and checked."""
-
-    name: str
-    objectives: Objectives
-    target: float
-    tenants: tuple[str, ...]
-    alarms: tuple[Alarm, ...]
-    """Those that can ring at this target."""
-    unreachable: tuple[Alarm, ...]
-    """Standard ones that cannot."""
-
-    @classmethod
-    def of(cls, name: str, options: SloOptions) -> "SloClass":
-        """The class that checked options describe."""
-        alarms: list[Alarm] = []
-        unreachable: list[Alarm] = []
-        for window, alarm in ALARMS.items():
-            if options.burn and window not in options.burn:
-                continue
-            alarm = replace(alarm, factor=options.burn.get(window, alarm.factor))
-            (alarms if reachable(options.target, alarm.factor) else unreachable).append(alarm)
-        return cls(name, options.parsed, options.target, options.tenants, tuple(alarms), tuple(unreachable))
 
 
 class SloBook:

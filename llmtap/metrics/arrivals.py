@@ -20,17 +20,9 @@ from typing import Any, Final
 from llmtap.metrics.statistics import deviation, percentile
 
 __all__ = [
-    "KS_95",
-    "KS_95_OWN_MEAN",
-    "LAGS",
-    "ArrivalFigures",
-    "Autocorrelation",
-    "Punctuality",
-    "compare",
-    "figures",
-    "ks_exponential",
-    "strongest_autocorrelation",
-]
+    "KS_95", "KS_95_OWN_MEAN", "LAGS", "ArrivalFigures", "Autocorrelation", "Punctuality", "compare",
+    "figures", "ks_exponential", "strongest_autocorrelation",
+]  # fmt: skip
 
 KS_95: Final = 1.358
 """Kolmogorov's distance times sqrt(n), which chance exceeds once in twenty times, where the law is known
@@ -44,7 +36,7 @@ _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Autocorrelation:
-    """The strongest of some lags."""
+    """The strongest autocorrelation of some lags."""
 
     value: float
     """From -1 to 1, by absolute value the largest."""
@@ -98,7 +90,7 @@ class ArrivalFigures:
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """What became of a plan."""
+    """Actual send times compared with a plan."""
 
     planned: int
     sent: int

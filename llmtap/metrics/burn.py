@@ -7,7 +7,6 @@ is about something, and a short one of a twelfth of its length, so that it ends 
 Source: SRE Workbook, chapter 5 (multi-window, multi-burn-rate alerts).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -15,20 +14,10 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 __all__ = [
-    "PERIOD_NS",
-    "STANDARD_ALARMS",
-    "Alarm",
-    "burn_rate",
-    "burn_rate_max",
-    "check_objective",
-    "check_reachable",
-    "error_ratio",
-    "events_min",
-    "factor",
-    "reachable",
-    "reachable_alarms",
+    "PERIOD_NS", "STANDARD_ALARMS", "Alarm", "burn_rate", "burn_rate_max", "check_objective",
+    "check_reachable", "error_ratio", "events_min", "factor", "reachable",
     "standard_alarms",
-]
+]  # fmt: skip
 
 _HOUR_NS: Final = 3_600_000_000_000
 _DAY_NS: Final = 24 * _HOUR_NS
@@ -137,8 +126,3 @@ def events_min(objective: float, factor: float) -> int:
     Below it an alarm says more about how quiet it is than about the service.
     """
     return max(1, ceil(1 / (factor * (1 - objective)) - 1e-9))
-
-
-def reachable_alarms(objective: float, alarms: Iterable[Alarm] = STANDARD_ALARMS) -> tuple[Alarm, ...]:
-    """Those of the alarms that can ring at this objective."""
-    return tuple(alarm for alarm in alarms if reachable(objective, alarm.factor))

@@ -1,11 +1,45 @@
-"""One configuration against another: caches, guardrails, throughput. Source: IETF seed 000, 5.7.4 and 5.10.4.
+"""Whether a difference is one: two-sided tests of two samples, with the size of the difference and its
+interval; and the simple differences that the draft asks for.
 
-None where the base is 0 or a figure is missing: a change of nothing is not known.
+- The same requests sent to both (guardrails on and off): `compare_paired`, or `compare_quantile` with
+  `paired`.
+- Different requests, one run each: `compare_unpaired`, or `compare_quantile` for a percentile. The result
+  holds for these two runs; it does not tell whether the next two runs would show the same.
+- Several runs of each, three at least (IETF 6.3): `compare_runs`. Requests of a run are not independent, runs
+  are.
+
+`a` is the base; a difference is b - a. With enough requests every difference is significant, so the interval
+and the effect stand beside p. `adjusted` corrects p for many comparisons at once.
+
+The shift of Hodges and Lehmann is the median of all pairwise steps: of the averages (d_i + d_j) / 2, i <= j,
+of paired differences, or of all b_j - a_i. Outliers do not move it. Ten thousand values have fifty or a
+hundred million such steps, so none is listed: those up to a value are counted, and the k-th is found by
+halving.
+
+`reduction`, `increase` and `difference` are None where the base is 0 or a figure is missing.
+
+Source: IETF seed 000, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
+3.3 and 4.2; Brunner and Munzel 2000 (samples of unequal spread); the tests' own at each function.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from math import ceil, floor, inf, isfinite, sqrt
+from typing import Final, Literal
+from warnings import catch_warnings, simplefilter
 
-__all__ = ["cache_hit_rate", "difference", "increase", "overhead", "reduction"]
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+__all__ = [
+    "Comparison", "Shift", "adjusted", "cache_hit_rate", "compare_paired", "compare_quantile", "compare_runs",
+    "compare_unpaired", "difference", "increase", "overhead", "paired_shift", "placements",
+    "reduction", "unpaired_shift",
+]  # fmt: skip
+
+Values = NDArray[np.float64]
 
 
 def reduction(base: float | None, other: float | None) -> float | None:
@@ -34,3 +68,342 @@ def overhead(base: Sequence[float | None], other: Sequence[float | None]) -> lis
 def cache_hit_rate(cached_tokens: int, prefix_tokens: int) -> float | None:
     """Share of prefix tokens that were served from the cache; None without a prefix."""
     return cached_tokens / prefix_tokens if prefix_tokens else None
+
+
+EXACT_MAX: Final = 50
+"""Pairs up to which the signed ranks' distribution is counted out, as SciPy does; beyond it is normal."""
+HALVINGS: Final = 60
+"""Of the range of all steps: finer than a float can tell two of them apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """By how much the second lies above the first, in the unit of the values."""
+
+    value: float
+    low: float
+    high: float
+
+
+def paired_shift(differences: Values, level: float) -> Shift | None:
+    """Of pairs, by their differences; None where there are too few for `level` (6 pairs for 95 %).
+
+    The interval holds the shifts that the signed-rank test would not reject.
+    """
+    n = len(differences)
+    outside = _signed_rank_outside(n, (1 - level) / 2)
+    if outside < 0:
+        return None
+    x = np.sort(differences)
+    steps = _Steps(x, x, once=True)
+    return Shift(steps.median() / 2, steps.kth(outside + 1) / 2, steps.kth(steps.total - outside) / 2)
+
+
+def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
+    """Of independent samples, of two values at least each.
+
+    The share of steps below the true shift is a half, give or take the standard error of "b lies above a"
+    (after b was moved back); the interval is between the steps at the ends of that, with Student's t. Equal
+    spread of both samples is not assumed.
+    """
+    x, y = np.sort(a), np.sort(b)
+    steps = _Steps(y, -x[::-1], once=False)
+    middle = steps.median()
+    above, below = placements(x, y - middle)
+    va, vb = float(above.var(ddof=1)) / len(x), float(below.var(ddof=1)) / len(y)
+    error = sqrt(va + vb)
+    if error == 0:  # within each sample all values are alike
+        return Shift(middle, middle, middle)
+    df = (va + vb) ** 2 / (va**2 / (len(x) - 1) + vb**2 / (len(y) - 1))
+    reach = float(stats.t.ppf((1 + level) / 2, df)) * error
+    low = max(1, floor(steps.total * (0.5 - reach)))
+    high = min(steps.total, ceil(steps.total * (0.5 + reach)) + 1)
+    return Shift(middle, steps.kth(low), steps.kth(high))
+
+
+def placements(a: Values, b: Values) -> tuple[Values, Values]:
+    """For each value of `a` the share of `b` above it, for each of `b` the share of `a` below it; ties count
+    half.
+
+    Both samples ascending. The mean of either is the probability that b exceeds a.
+    """
+
+    def below(values: Values, of: Values) -> Values:
+        left, right = np.searchsorted(of, values, "left"), np.searchsorted(of, values, "right")
+        share: Values = (left + right) / (2 * len(of))
+        return share
+
+    return 1 - below(a, b), below(b, a)
+
+
+class _Steps:
+    """All sums x_i + y_j of two ascending arrays, by rank; with `once` (x is y), those of i <= j only."""
+
+    def __init__(self, x: Values, y: Values, *, once: bool) -> None:
+        self._x, self._y, self._once = x, y, once
+        n = len(x)
+        self.total = n * (n + 1) // 2 if once else n * len(y)
+
+    def median(self) -> float:
+        upper = self.kth(self.total // 2 + 1)
+        return upper if self.total % 2 else (self.kth(self.total // 2) + upper) / 2
+
+    def kth(self, k: int) -> float:
+        low, high = float(self._x[0] + self._y[0]), float(self._x[-1] + self._y[-1])
+        if self._count(low) >= k:
+            return low
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if self._count(middle) >= k:
+                high = middle
+            else:
+                low = middle
+        # What it closes in on is one of the sums, and a difference of 0 should be 0 and not nearly.
+        places = np.searchsorted(self._y, high - self._x, "right") - 1
+        found = places >= 0
+        return float((self._x[found] + self._y[places[found]]).max())
+
+    def _count(self, most: float) -> int:
+        rest = most - self._x
+        count = int(np.searchsorted(self._y, rest, "right").sum())
+        return (count + int((self._x <= rest).sum())) // 2 if self._once else count
+
+
+@lru_cache(1_024)
+def _signed_rank_outside(n: int, tail: float) -> int:
+    """The largest sum of positive ranks that n pairs without a shift stay at or below with probability `tail`
+    at most; -1 where even 0 is more likely."""
+    if n > EXACT_MAX:
+        spread = sqrt(n * (n + 1) * (2 * n + 1) / 24)
+        return floor(n * (n + 1) / 4 + float(stats.norm.ppf(tail)) * spread - 0.5)
+    chances = np.ones(1)
+    for rank in range(1, n + 1):  # each rank is positive or not
+        chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
+    return int(np.searchsorted(np.cumsum(chances), tail, "right")) - 1
+
+
+BATCH_VALUES_MAX: Final = 1 << 20
+"""Values resampled at a time: 8 MB."""
+EACH_MIN: Final = 10
+"""Values of each sample for an unpaired test: its approximation wants no fewer."""
+BEYOND_MIN: Final = 5
+"""Values of each sample on either side of a quantile before its bootstrap means anything: 10 for P50, 500 for
+P99."""
+RUNS_MIN: Final = 3
+"""Independent runs of each, IETF 6.3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two samples show, in the unit of their values."""
+
+    n: int
+    m: int
+    """Values of a and of b; in `compare_runs`, runs."""
+    a: float
+    b: float
+    """Each one's own figure: its median, its quantile, or the mean over its runs."""
+    difference: float
+    """How much b is above a: a shift where ranks are compared, which is not b - a of the medians."""
+    low: float
+    high: float
+    """Of the difference."""
+    p: float
+    """Chance of such a difference, or a greater one, where there is none."""
+    effect: float
+    """Without a unit, positive where b is greater."""
+    effect_name: str
+    paired: bool
+    method: str
+
+    def to_dict(self) -> dict[str, object]:
+        """As public JSON; what is not finite (an effect without any spread) is None."""
+        return {
+            name: None if isinstance(value, float) and not isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
+
+def compare_paired(
+    a: Sequence[float], b: Sequence[float], *, level: float = 0.95, seed: int = 0
+) -> Comparison | None:
+    """Pairs a_i, b_i: the signed-rank test, the shift of Hodges and Lehmann, the rank-biserial correlation.
+
+    None where there are too few pairs for `level` (6 for 95 %). Pairs that are equal count as evidence for no
+    difference (Pratt). Up to 50 pairs p is exact, with ties by 9,999 random signs.
+
+    Source: Wilcoxon 1945; Pratt 1959; Kerby 2014 (the effect: rank sums for b less those for a, as a share).
+    """
+    assert len(a) == len(b)
+    x, y = _sample(a), _sample(b)
+    differences = y - x
+    shift = paired_shift(differences, level)
+    if shift is None:
+        return None
+    p, effect = 1.0, 0.0
+    if differences.any():
+        signed = np.sign(differences) * stats.rankdata(np.abs(differences))  # zeros have their ranks (Pratt)
+        effect = float(signed.sum() / np.abs(signed).sum())
+        if len(x) <= EXACT_MAX and len(np.unique(np.abs(differences))) < len(x):
+            p = _sign_flips_p(signed, seed)
+        else:
+            p = float(stats.wilcoxon(differences, zero_method="pratt").pvalue)
+    return Comparison(
+        len(x), len(x), float(np.median(x)), float(np.median(y)), shift.value, shift.low, shift.high, p,
+        effect, "rank-biserial correlation", True, "Wilcoxon's signed ranks, Hodges-Lehmann shift",
+    )  # fmt: skip
+
+
+def _sign_flips_p(signed: Values, seed: int) -> float:
+    """Of signed ranks with ties: all signs there are, or 9,999 of them."""
+
+    def total(values: Values, axis: int) -> Values:
+        summed: Values = values.sum(axis=axis)
+        return summed
+
+    found = stats.permutation_test(
+        (signed,), total, permutation_type="samples", vectorized=True, n_resamples=9_999,
+        rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    return float(found.pvalue)
+
+
+def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0.95) -> Comparison | None:
+    """Independent samples: Brunner and Munzel's test, the shift of Hodges and Lehmann, Cliff's delta.
+
+    None below 10 values each. Brunner and Munzel's and not Mann and Whitney's, which takes a system that is
+    only more variable for a slower one. Where the samples do not overlap at all, it is not defined, and p is
+    Mann and Whitney's.
+
+    Source: Brunner and Munzel 2000; Cliff 1993 (the effect: P(b > a) - P(b < a)).
+    """
+    if min(len(a), len(b)) < EACH_MIN:
+        return None
+    x, y = _sample(a), _sample(b)
+    shift = unpaired_shift(x, y, level)
+    _, below = placements(np.sort(x), np.sort(y))
+    delta = 2 * float(below.mean()) - 1
+    method = "Brunner and Munzel, Hodges-Lehmann shift"
+    if x.min() == y.max() and x.max() == y.min():
+        p = 1.0  # one value, everywhere
+    else:
+        with catch_warnings(), np.errstate(all="ignore"):
+            simplefilter("ignore")  # samples that do not overlap; looked at below
+            p = float(stats.brunnermunzel(x, y).pvalue)
+        if abs(delta) == 1 or not isfinite(p):
+            p = float(stats.mannwhitneyu(x, y, method="asymptotic").pvalue)
+            method = "Mann and Whitney (no overlap), Hodges-Lehmann shift"
+    return Comparison(
+        len(x), len(y), float(np.median(x)), float(np.median(y)), shift.value, shift.low, shift.high, p,
+        delta, "Cliff's delta", False, method,
+    )  # fmt: skip
+
+
+def compare_quantile(
+    a: Sequence[float],
+    b: Sequence[float],
+    p: float,
+    *,
+    paired: bool,
+    level: float = 0.95,
+    resamples: int = 2_000,
+    seed: int = 0,
+) -> Comparison | None:
+    """The p-th quantiles of two samples, by drawing from both again (pairs together where they are `paired`).
+
+    None below 5 values beyond the quantile in each: 10 in all for P50, 500 for P99. The p-value is that level
+    at which the interval would just reach 0, never less than 2 / (resamples + 1). The effect is the
+    difference's share of a's quantile.
+
+    Source: Efron and Tibshirani 1993, 13 (percentiles of the bootstrap); Wilcox 1995 (quantiles by it).
+    """
+    assert not paired or len(a) == len(b)
+    fewest = min(len(a), len(b))
+    if round(fewest * min(p, 1 - p), 6) < BEYOND_MIN:
+        return None
+    x, y = _sample(a), _sample(b)
+
+    def step(one: Values, other: Values, axis: int = -1) -> Values:
+        difference: Values = np.quantile(other, p, axis=axis) - np.quantile(one, p, axis=axis)
+        return difference
+
+    with catch_warnings():
+        simplefilter("ignore")  # of samples without any spread, whose interval is a point
+        drawn = stats.bootstrap(
+            (x, y), step, vectorized=True, paired=paired, n_resamples=resamples, method="percentile",
+            confidence_level=level, batch=max(1, BATCH_VALUES_MAX // max(len(x), len(y))),
+            rng=np.random.default_rng(seed),
+        )  # fmt: skip
+    steps = drawn.bootstrap_distribution
+    rarer = min(int((steps <= 0).sum()), int((steps >= 0).sum()))
+    quantile_a, quantile_b = float(np.quantile(x, p)), float(np.quantile(y, p))
+    ends = drawn.confidence_interval
+    return Comparison(
+        len(x), len(y), quantile_a, quantile_b, quantile_b - quantile_a, float(ends.low), float(ends.high),
+        min(1.0, 2 * (rarer + 1) / (resamples + 1)), _ratio(quantile_b - quantile_a, quantile_a),
+        "share of a", paired, f"bootstrap of the difference of P{100 * p:g}",
+    )  # fmt: skip
+
+
+def compare_runs(
+    a_runs: Sequence[float], b_runs: Sequence[float], *, level: float = 0.95
+) -> Comparison | None:
+    """One figure of each run, three runs of each at least (None below): Welch's t, Hedges' g.
+
+    What the runs differ by among themselves is what the difference is held against: drift, warm-up, the
+    machine's other guests, whatever else changes from run to run, as long as the runs of both were
+    interleaved. Runs without any spread (an engine in virtual time) leave no doubt: p is then 0 or 1.
+
+    Source: Welch 1947; Hedges 1981.
+    """
+    n, m = len(a_runs), len(b_runs)
+    if min(n, m) < RUNS_MIN:
+        return None
+    x, y = _sample(a_runs), _sample(b_runs)
+    mean_a, mean_b = float(x.mean()), float(y.mean())
+    difference = mean_b - mean_a
+    spread = sqrt(((n - 1) * x.var(ddof=1) + (m - 1) * y.var(ddof=1)) / (n + m - 2))
+    if np.ptp(x) == np.ptp(y) == 0:
+        difference = float(y[0] - x[0])
+        low = high = difference
+        p = 1.0 if difference == 0 else 0.0
+        spread = 0.0
+    else:
+        test = stats.ttest_ind(y, x, equal_var=False)
+        p, ends = float(test.pvalue), test.confidence_interval(level)
+        low, high = float(ends.low), float(ends.high)
+    hedges = (1 - 3 / (4 * (n + m) - 9)) * _ratio(difference, spread)
+    return Comparison(
+        n, m, mean_a, mean_b, difference, low, high, p, hedges, "Hedges' g", False, "Welch's t over runs"
+    )
+
+
+def adjusted(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> list[float]:
+    """p-values of as many comparisons made at once, in their order.
+
+    `holm`: what is then below alpha contains a false one with probability alpha at most, however the
+    comparisons hang together. `bh`: of what is then below alpha, a share alpha is false on the average; for
+    screening.
+
+    Source: Holm 1979; Benjamini and Hochberg 1995.
+    """
+    if not ps:
+        return []
+    if method == "bh":
+        return [float(p) for p in stats.false_discovery_control(ps, method="bh")]
+    found = [0.0] * len(ps)
+    least = 0.0
+    for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        least = max(least, min(1.0, (len(ps) - place) * ps[i]))
+        found[i] = least
+    return found
+
+
+def _sample(values: Sequence[float]) -> Values:
+    return np.asarray(values, dtype=float)
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole:
+        return part / whole
+    return 0.0 if not part else inf if part > 0 else -inf

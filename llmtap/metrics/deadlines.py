@@ -19,23 +19,10 @@ from operator import le, sub
 from typing import Final
 
 __all__ = [
-    "ALPHA",
-    "READER_NS_PER_TOKEN",
-    "Benefit",
-    "attainment",
-    "e2e_deadlines_ns",
-    "idle_ns",
-    "meets_deadlines",
-    "output_delay_ns",
-    "reader_wait_ns",
-    "reading_deadlines_ns",
-    "request_goodput",
-    "smooth_goodput",
-    "token_goodput",
-    "tokens_in_time",
-    "ttft_tbt_deadlines_ns",
-    "user_idle_ns",
-]
+    "ALPHA", "READER_NS_PER_TOKEN", "Benefit", "attainment", "e2e_deadlines_ns", "idle_ns", "meets_deadlines",
+    "output_delay_ns", "reader_wait_ns", "reading_deadlines_ns", "request_goodput", "smooth_goodput",
+    "token_goodput", "tokens_in_time", "ttft_tbt_deadlines_ns", "user_idle_ns",
+]  # fmt: skip
 
 READER_NS_PER_TOKEN: Final = 50_000_000
 """V of seed 001, eq. 4: a reader of 20 tokens per second (5.1) needs 50 ms for each."""

@@ -65,7 +65,6 @@ class Histogram:
         self.record_many(values)
 
     def record(self, value: int) -> None:
-        """Counts one value."""
         pending = self._pending
         pending.append(value)
         if len(pending) >= _PENDING_MAX:
@@ -98,7 +97,6 @@ class Histogram:
         self._pending = []
 
     def _open(self) -> Counter[int]:
-        """The counts, to be written."""
         if self._counts is None:
             self._counts = Counter()
         return self._counts
@@ -141,7 +139,6 @@ class Histogram:
         return head + steps + sizes
 
     def merge_bytes(self, packed: bytes) -> None:
-        """Adds what `to_bytes` gave."""
         if packed[0] == _VALUES:
             self.record_many(array("q", packed[1:]))
             return
@@ -153,7 +150,6 @@ class Histogram:
         self._add(accumulate(steps), counts, n, int.from_bytes(total, "little", signed=True), low, high)
 
     def copy(self) -> "Histogram":
-        """The same counts in an object of their own."""
         twin = Histogram()
         twin.merge(self)
         return twin

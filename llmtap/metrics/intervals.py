@@ -11,13 +11,12 @@ Source: IETF seed 000, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics);
 (BCa).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil, isfinite
+from math import ceil
 from typing import Final
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +25,9 @@ from scipy import stats
 from llmtap.metrics.statistics import percentile
 
 __all__ = [
-    "Interval",
-    "bootstrap_interval",
-    "clustered_quantile_interval",
-    "is_enough",
-    "mean_interval",
-    "quantile_interval",
-    "samples_needed",
-    "share_interval",
-]
+    "Interval", "clustered_quantile_interval", "is_enough", "mean_interval",
+    "quantile_interval", "samples_needed", "share_interval",
+]  # fmt: skip
 
 Values = NDArray[np.float64]
 
@@ -46,11 +39,6 @@ RANKS_ABOUT: Final = 3
 TAIL_MAX: Final = 0.8
 """The part of 1 - level that may be on one side: 4 % and 1 % at most, where 95 % are to be covered."""
 ROUNDING: Final = 1e-12
-BCA_VALUES_MAX: Final = 5_000
-"""BCa leaves out each value once, so its cost grows with the square of their number, and what it corrects
-shrinks with it: beyond, intervals are of plain percentiles."""
-BATCH_VALUES_MAX: Final = 1 << 20
-"""Values resampled at a time: 8 MB."""
 CHECKPOINTS: Final = 128
 """Places in the sorted pool at which each request's values are counted in advance."""
 
@@ -153,47 +141,6 @@ def share_interval(k: int, n: int, level: float = 0.95) -> Interval | None:
     assert 0 <= k <= n
     ends = stats.binomtest(k, n).proportion_ci(level, method="wilson")
     return Interval(k / n, float(ends.low), float(ends.high), n, level, "Wilson's score")
-
-
-def bootstrap_interval(
-    samples: Sequence[float],
-    statistic: Callable[[Values], float],
-    *,
-    level: float = 0.95,
-    resamples: int = 2_000,
-    seed: int = 0,
-) -> Interval | None:
-    """Around any figure of independent values, by drawing from them again; None below two values.
-
-    BCa, which corrects for bias and skewness; plain percentiles of the resamples where BCa is not defined
-    (values all alike, say) or there are more than `BCA_VALUES_MAX` values. The method says which. Quantiles
-    have `quantile_interval`, which needs no luck.
-
-    Args:
-        statistic: of an array of values, a number.
-    """
-    n = len(samples)
-    if n < 2:
-        return None
-    data = np.asarray(samples, dtype=float)
-
-    def drawn(method: str, **more: object) -> tuple[object, float, float]:
-        result = stats.bootstrap(
-            (data,), statistic, vectorized=False, confidence_level=level, method=method,
-            batch=max(1, BATCH_VALUES_MAX // n), **more,
-        )  # fmt: skip
-        ends = result.confidence_interval
-        return result, float(ends.low), float(ends.high)
-
-    with catch_warnings():
-        simplefilter("ignore")  # SciPy warns where BCa is not defined; we look
-        result, low, high = drawn("percentile", n_resamples=resamples, rng=np.random.default_rng(seed))
-        method = "bootstrap, percentiles"
-        if n <= BCA_VALUES_MAX:
-            _, low_bca, high_bca = drawn("BCa", n_resamples=0, bootstrap_result=result)
-            if isfinite(low_bca) and isfinite(high_bca):
-                low, high, method = low_bca, high_bca, "bootstrap, BCa"
-    return Interval(float(statistic(data)), low, high, n, level, method)
 
 
 def clustered_quantile_interval(

@@ -1,13 +1,19 @@
-"""Latency terms, one pure function each, from the stamps of one exchange.
+"""Latency terms, one pure function each, from the stamps of one exchange; and the bursts of its stream.
 
-Every function answers in nanoseconds and answers None where its term does not apply; nothing here
-answers 0 for "unknown". `measure` works all of them out once per exchange, for whoever sums them up;
-`metrics_of` and `chunking_of` give the public names, in seconds. What each term means, and who means
-something else by the same name, stands in DEFINITIONS.md beside this file.
+Every function returns nanoseconds, and None where its term does not apply; never 0 for "unknown". `measure`
+works all of them out once per exchange; `metrics_of` and `chunking_of` give the public names, in seconds.
+DEFINITIONS.md defines each term and lists who means something else by the same name.
 
 An event *carries output* when something generated is in it, whatever its primary class.
+
+A burst is at least `EVENTS_MIN` events that carry output, the first of them after a hold, the rest within
+`SPREAD_NS` of the first: the mark of an output filter, or of a buffer. A hold is a gap of at least `HOLD_NS`
+that is also at least `HOLD_MEDIANS` times the median gap of the same answer, so that a slow but steady stream
+holds nothing. The wait before the first event is TTFT and no hold. These numbers are ours: no source defines
+the term.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
@@ -18,34 +24,65 @@ from typing import Final
 from llmtap import native
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline
 from llmtap.exchange.outcome import EventClass, TokenSource
-from llmtap.metrics.bursts import NO_BURSTS, Bursts, bursts_of
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 
 __all__ = [
-    "DEFAULT_BENEFIT",
-    "Measured",
-    "chunking_of",
-    "e2e_ns",
-    "first_event_ns",
-    "itl_c_ns",
-    "itl_even_ns",
-    "itl_ns",
-    "jitter_ns",
-    "measure",
-    "metrics_of",
-    "output_times_ns",
-    "tbc_max_ns",
-    "tbc_ns",
-    "tokens_per_chunk",
-    "tpot_ns",
-    "ttfb_ns",
-    "ttft_any_ns",
-    "ttft_ns",
-    "ttft_reasoning_ns",
-    "ttft_tool_call_ns",
-]
+    "DEFAULT_BENEFIT", "EVENTS_MIN", "HOLD_MEDIANS", "HOLD_NS", "NO_BURSTS", "SPREAD_NS", "Bursts",
+    "Measured", "bursts_of", "chunking_of", "e2e_ns", "first_event_ns", "itl_c_ns", "itl_even_ns", "itl_ns",
+    "jitter_ns", "measure", "metrics_of", "output_times_ns", "tbc_max_ns", "tbc_ns", "tokens_per_chunk",
+    "tpot_ns", "ttfb_ns", "ttft_any_ns", "ttft_ns", "ttft_reasoning_ns", "ttft_tool_call_ns",
+]  # fmt: skip
+
+
+EVENTS_MIN: Final = 3
+"""Fewer than that come together by chance, in one segment of TCP."""
+SPREAD_NS: Final = 1_000_000
+"""No engine makes tokens this fast; a write of many events takes less."""
+HOLD_NS: Final = 50_000_000
+"""A shorter wait is no more than one token of a slow engine, or a 20 tokens/s reader's time for one."""
+HOLD_MEDIANS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """The bursts of one answer."""
+
+    count: int
+    events: int
+    """Events in them."""
+    hold_max_ns: int | None
+    """The longest hold before a burst."""
+
+
+NO_BURSTS: Final = Bursts(0, 0, None)
+
+
+def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) -> Bursts:
+    """The bursts among the events that carry output.
+
+    Args:
+        times_ns: their stamps, ascending. gaps_ns: the n - 1 gaps between them; gap_max_ns: the longest.
+    """
+    if gap_max_ns < HOLD_NS or len(times_ns) <= EVENTS_MIN:
+        return NO_BURSTS
+    least_ns = max(HOLD_NS, HOLD_MEDIANS * sorted(gaps_ns)[(len(gaps_ns) - 1) // 2])
+    count = events = hold_max_ns = 0
+    for i, gap_ns in enumerate(gaps_ns, 1):
+        if gap_ns >= least_ns:
+            together = bisect_right(times_ns, times_ns[i] + SPREAD_NS, i) - i
+            if together >= EVENTS_MIN:
+                count += 1
+                events += together
+                hold_max_ns = max(hold_max_ns, gap_ns)
+    return Bursts(count, events, hold_max_ns) if count else NO_BURSTS
+
 
 DEFAULT_BENEFIT: Final = Benefit()
+_IN_SECONDS: Final = (
+    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e", "user_idle",
+    "user_idle_from_first_token", "tbc_max", "jitter",
+)  # fmt: skip
+"""Public names of metrics in seconds, in their order; each is a field of `Measured` without `_ns`."""
 _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
 """By the flags of an event: 1 where it carries output."""
 
@@ -230,25 +267,13 @@ class Measured:
 
     def metrics(self) -> dict[str, float | None]:
         """The public names: seconds, `smooth_benefit` in tokens."""
-        return {
-            "ttft": _seconds(self.ttft_ns),
-            "ttft_any": _seconds(self.ttft_any_ns),
-            "ttft_reasoning": _seconds(self.ttft_reasoning_ns),
-            "ttft_tool_call": _seconds(self.ttft_tool_call_ns),
-            "first_event": _seconds(self.first_event_ns),
-            "ttfb": _seconds(self.ttfb_ns),
-            "tpot": _seconds(self.tpot_ns),
-            "e2e": _seconds(self.e2e_ns),
-            "user_idle": _seconds(self.user_idle_ns),
-            "user_idle_from_first_token": _seconds(self.user_idle_from_first_token_ns),
-            "tbc_max": _seconds(self.tbc_max_ns),
-            "jitter": _seconds(self.jitter_ns),
-            "smooth_benefit": self.smooth_benefit,
-        }
+        out: dict[str, float | None] = {name: _seconds(getattr(self, f"{name}_ns")) for name in _IN_SECONDS}
+        out["smooth_benefit"] = self.smooth_benefit
+        return out
 
 
 def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
-    """All terms of one exchange; `benefit` says for which reader."""
+    """Return all terms of one exchange; `benefit` describes the reader."""
     t = x.timeline
     times = output_times_ns(t.events)
     tokens = tokens_per_chunk(x)

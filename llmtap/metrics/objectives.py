@@ -1,7 +1,7 @@
-"""Objectives: bounds that an exchange must meet all at once, and which exchanges they judge.
+"""Objectives: bounds that an exchange must meet all at once, which exchanges count, and how many met them.
 
-Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: one bound broken and the exchange
-is bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
+Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
+bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
 
 Which exchanges count, by `Objectives.meets`:
 
@@ -15,28 +15,36 @@ Which exchanges count, by `Objectives.meets`:
 | a stream that ended well and brought nothing | bad |
 | `complete`, `refused` otherwise | by its figures |
 
-A bound whose figure does not apply (TPOT of a one-token answer, TTFT of a pure tool call) is taken as
-met. The bounds of streaming do not apply to an answer in one piece; one that no bound applies to does not
-count, nor does a GET or HEAD that was not streamed (a model list is no answer).
+A bound whose figure does not apply (TPOT of a one-token answer, TTFT of a pure tool call) counts as met. The
+bounds of streaming do not apply to an answer in one piece; one that no bound applies to does not count, nor
+does a GET or HEAD that was not streamed. RFC 9110 15.5 says whose fault a status is; 408, 425 and 429 ask for
+the same request again: it was right, and was not served.
 
-Whose fault a status is: RFC 9110 15.5. 408, 425 and 429 ask for the same request again: it was right, and
-was not served.
+`Goodput` keeps one count for each set of objectives, so that tenants with different bounds can be summed.
+`fluidity` and `qoe_area_step` are two rivals of user idle latency under the same bounds.
 
-Source: seed 002 (goodput as a conjunction), seed 001 section 2.2 (attainment, goodput).
+Source: seed 002 (goodput as a conjunction), seed 001 section 2.2 and eq. 5; Etalon (arXiv:2407.07000, docs
+and code of project-etalon/etalon); the area ratio is in the manner of Andes (arXiv:2404.16283), whose text
+was not at hand, so it does not carry that name.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Final
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.metrics.latency import Measured
+from llmtap.metrics.latency import Measured, output_times_ns
 from llmtap.metrics.statistics import percentile
 from llmtap.units import parse_duration_ns
 
-__all__ = ["BOUNDS", "STREAMED_BOUNDS", "Objectives"]
+__all__ = [
+    "BOUNDS", "REQUESTED", "STREAMED_BOUNDS", "Experience", "Fluidity", "Goodput", "GoodputCount",
+    "Objectives", "experience_of", "fluidity", "judge", "qoe_area_step",
+]  # fmt: skip
 
 
 def _tbc_p99_ns(m: Measured) -> float | None:
@@ -190,3 +198,218 @@ def _ordered(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 def _duration(ns: int) -> str:
     unit, scale = next((unit, scale) for unit, scale in _UNITS if ns % scale == 0)
     return f"{ns // scale}{unit}"
+
+
+REQUESTED = "as requested"
+"""The name of objectives that only the requests themselves brought, by header."""
+_NOTHING_ASKED = Objectives(())
+
+
+def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, bool] | None:
+    """The objectives of this exchange, its own requests in the place of its class's, and whether it met them.
+
+    None when there are none, or when it does not count (`Objectives.meets`).
+    """
+    asked = objectives
+    if x.slo_ttft_ns is not None or x.slo_tpot_ns is not None:
+        asked = (objectives or _NOTHING_ASKED).replaced(ttft=x.slo_ttft_ns, tpot=x.slo_tpot_ns)
+    if asked is None:
+        return None
+    met = asked.meets(m, x)
+    return None if met is None else (asked, met)
+
+
+@dataclass(slots=True)
+class GoodputCount:
+    """Counts under one set of objectives."""
+
+    counted: int = 0
+    met: int = 0
+    tokens: int = 0
+    """Output tokens of all that counted, and below of those that met their objectives."""
+    good_tokens: int = 0
+    broken: Counter[str] = field(default_factory=Counter)
+    """By bound, how often it was broken; `ended` where the exchange was bad by how it ended."""
+
+    def merge(self, other: "GoodputCount") -> None:
+        self.counted += other.counted
+        self.met += other.met
+        self.tokens += other.tokens
+        self.good_tokens += other.good_tokens
+        self.broken.update(other.broken)
+
+    def to_dict(self, seconds: float) -> dict[str, object]:
+        """Public JSON; rates over `seconds`."""
+        return {
+            "met": self.met,
+            "counted": self.counted,
+            "attainment": self.met / self.counted if self.counted else None,
+            "requests_per_second": self.met / seconds if seconds > 0 else None,
+            "tokens_per_second": self.good_tokens / seconds if seconds > 0 else None,
+            "token_attainment": self.good_tokens / self.tokens if self.tokens else None,
+            "broken": dict(sorted(self.broken.items())),
+        }
+
+
+class Goodput:
+    """Counts by the objectives' canonical text."""
+
+    __slots__ = ("by_objectives",)
+
+    def __init__(self) -> None:
+        self.by_objectives: dict[str, GoodputCount] = {}
+
+    def add(self, objectives: Objectives | None, m: Measured, x: Exchange) -> bool | None:
+        """Judges and counts one exchange; says whether it met its objectives, None if it does not count."""
+        verdict = judge(objectives, m, x)
+        if verdict is None:
+            return None
+        asked, met = verdict
+        # What a header asked for is not part of the name: clients could make names without end.
+        name = REQUESTED if objectives is None else objectives.text
+        count = self.by_objectives.get(name)
+        if count is None:
+            count = self.by_objectives[name] = GoodputCount()
+        tokens = x.tokens.output or 0
+        count.counted += 1
+        count.tokens += tokens
+        if met:
+            count.met += 1
+            count.good_tokens += tokens
+        else:
+            count.broken.update(asked.broken(m, x) or ("ended",))
+        return met
+
+    def merge(self, other: "Goodput") -> None:
+        for name, count in other.by_objectives.items():
+            self.by_objectives.setdefault(name, GoodputCount()).merge(count)
+
+    def total(self) -> GoodputCount:
+        """All objectives together: each exchange by its own."""
+        total = GoodputCount()
+        for count in self.by_objectives.values():
+            total.merge(count)
+        return total
+
+    def to_dict(self, seconds: float) -> dict[str, object] | None:
+        """Public JSON, None where there were no objectives: the total, and under `by` each set of them."""
+        counts = self.by_objectives
+        if not counts:
+            return None
+        return {
+            "objectives": next(iter(counts)) if len(counts) == 1 else "several, see by",
+            **self.total().to_dict(seconds),
+            "by": {name: count.to_dict(seconds) for name, count in sorted(counts.items())},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Fluidity:
+    """Token deadlines of one answer, met and missed."""
+
+    tokens: int
+    in_time: int
+    missed: int
+    """As Etalon's code counts: every deadline that passed during a late gap."""
+
+    @property
+    def doc(self) -> float:
+        """The fluidity index of Etalon's documentation: tokens in time / tokens."""
+        return self.in_time / self.tokens
+
+    @property
+    def deadlines(self) -> int:
+        """All deadlines, as Etalon's code counts them: met and missed."""
+        return self.in_time + self.missed
+
+    @property
+    def code(self) -> float:
+        """The fluidity index of Etalon's code: 1 - missed / deadlines."""
+        return 1 - self.missed / self.deadlines
+
+
+def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int) -> Fluidity | None:
+    """How many token deadlines were met when slack is carried over; None without tokens.
+
+    A token is in time when its gap is at most its bound plus the slack; what it leaves over is the next
+    one's slack. A late one leaves none. The two indices differ as soon as one gap spans several deadlines.
+
+    Args:
+        times_ns: stamps of the tokens. origin_ns: submit.
+        ttft_ns, tbt_ns: the bounds of the first gap, which begins at the origin, and of the others.
+    """
+    if not times_ns:
+        return None
+    before_ns = times_ns[0]
+    slack_ns = ttft_ns - (before_ns - origin_ns)
+    late = missed = 0
+    if slack_ns < 0:
+        late, missed, slack_ns = 1, 1 + -slack_ns // tbt_ns, 0
+    # Once for each token of each answer: few steps.
+    for t_ns in times_ns[1:]:
+        gap_ns = t_ns - before_ns
+        before_ns = t_ns
+        if gap_ns <= tbt_ns + slack_ns:
+            slack_ns += tbt_ns - gap_ns
+        else:
+            late += 1
+            missed += (gap_ns - slack_ns) // tbt_ns
+            slack_ns = 0
+    return Fluidity(len(times_ns), len(times_ns) - late, missed)
+
+
+def qoe_area_step(
+    times_ns: Sequence[int], origin_ns: int, ttft_ns: int, reader_ns_per_token: int
+) -> float | None:
+    """Area under what a reader has digested / area under what was expected, 0 to 1; None without tokens.
+
+    Token i is expected at e_i = TTFT + (i - 1) V after the origin. It is digested at c_i: when it has come
+    and V after the one before, but not before e_i. Both areas are of steps and end at the later of the last
+    expected and the last digested token, H: sum(H - c_i) / sum(H - e_i), or 1 where that divides by 0.
+    """
+    if not times_ns:
+        return None
+    n = len(times_ns)
+    e_ns = origin_ns + ttft_ns
+    # The sums of all e_i and all c_i, from which the areas follow.
+    expected_ns = n * e_ns + reader_ns_per_token * (n * (n - 1) // 2)
+    digested_ns = 0
+    read_ns = c_ns = times_ns[0]
+    for t_ns in times_ns:  # once for each token of each answer: few steps
+        if t_ns > read_ns:
+            read_ns = t_ns
+        c_ns = read_ns if read_ns > e_ns else e_ns
+        digested_ns += c_ns
+        read_ns += reader_ns_per_token
+        e_ns += reader_ns_per_token
+    end_ns = max(c_ns, e_ns - reader_ns_per_token)
+    area_ns = n * end_ns - expected_ns
+    return (n * end_ns - digested_ns) / area_ns if area_ns else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """Both figures of one answer under one set of objectives."""
+
+    fluidity: Fluidity
+    qoe_area_step: float
+
+
+def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experience | None:
+    """Both figures of a stream, by the bounds of its objectives and the reader of its user idle latency.
+
+    The first token's bound is `ttft`, or else `ttft_any`; that of the others `tbc_max`, or else `tpot`.
+    None without the two, without output or submit. A chunk whose tokens are not known counts as one token.
+    """
+    bounds = dict(objectives.bounds)
+    ttft_ns = bounds.get("ttft", bounds.get("ttft_any"))
+    tbt_ns = bounds.get("tbc_max", bounds.get("tpot"))
+    submit_ns = x.timeline.submit_ns
+    if ttft_ns is None or tbt_ns is None or submit_ns is None:
+        return None
+    times_ns = output_times_ns(x.timeline.events)
+    if m.tokens_per_chunk is not None and m.itl_even_ns is not m.tbc_ns:
+        times_ns = list(chain.from_iterable(map(repeat, times_ns, m.tokens_per_chunk)))
+    counted = fluidity(times_ns, submit_ns, ttft_ns, tbt_ns)
+    area = qoe_area_step(times_ns, submit_ns, ttft_ns, m.benefit.reader_ns_per_token)
+    return None if counted is None or area is None else Experience(counted, area)

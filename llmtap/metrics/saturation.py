@@ -1,27 +1,32 @@
-"""Where a service stops keeping up, from measurements at rising load.
+"""Where a service stops keeping up at rising load, and how its latency grows with the context.
 
 Levels are given in ascending order of offered load. Every rule is answered by itself, because the draft's
 own example (Table 5) calls the level of highest throughput its saturation point, as none of its rules does.
 
-Source: IETF seed 000, 5.2.3.1 (saturation), 5.3.4 (knee, saturation and operating point), 5.5.3 (capacity).
+The draft asks for k in TTFT proportional to L^k and does not say how to fit it: here by least squares of
+ln TTFT on ln L, with the interval, and the linear and quadratic fits beside it, because a constant part
+bends the exponent.
+
+Source: IETF seed 000, 5.2.3.1 (saturation), 5.3.4 (knee, saturation and operating point), 5.5.3 (capacity),
+5.9.4 (context length).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import exp, log, nan
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
 __all__ = [
-    "SaturationLevel",
-    "capacity",
-    "delivered_shares",
-    "heavy_tail",
-    "incomplete",
-    "knee",
-    "operating_point",
-    "peak",
-    "saturation_point",
-    "undelivered",
-]
+    "LinearFit", "PowerFit", "QuadraticFit", "SaturationLevel", "capacity", "delivered_shares", "fit_linear",
+    "fit_power", "fit_quadratic", "heavy_tail", "incomplete", "knee", "local_exponents", "operating_point",
+    "peak", "per_thousand_tokens", "r_squared", "saturation_point", "undelivered",
+]  # fmt: skip
+
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +109,100 @@ def capacity(completion: Sequence[tuple[float, float]], share: float = 0.99) -> 
 
 def _first(levels: Sequence[SaturationLevel], broken: Callable[[SaturationLevel], bool]) -> float | None:
     return next((level.offered_rps for level in levels if broken(level)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerFit:
+    """y = A x^k."""
+
+    k: float
+    a: float
+    r2_log: float
+    """Of ln y, in which the fit was made."""
+    r2: float
+    """Of y itself."""
+    k_error: float | None
+    """Standard error of k; None with two points."""
+    k_interval: tuple[float, float] | None
+    """95 % of Student's t with n - 2 degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFit:
+    """y = slope x + intercept, and y = origin_slope x."""
+
+    slope: float
+    intercept: float
+    r2: float
+    origin_slope: float
+    origin_r2: float
+    """Against the mean, as `r2` is; `origin_r2_uncentred` is against 0, which flatters."""
+    origin_r2_uncentred: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuadraticFit:
+    """y = c2 x^2 + c1 x + c0."""
+
+    c2: float
+    c1: float
+    c0: float
+    r2: float
+
+
+def fit_power(xs: Sequence[float], ys: Sequence[float]) -> PowerFit:
+    """Fit the exponent k of y proportional to x^k; two points at least, all above 0, not all x equal."""
+    lx, ly = np.log(xs), np.log(ys)
+    fit = stats.linregress(lx, ly)
+    k, fitted = float(fit.slope), fit.slope * lx + fit.intercept
+    error = interval = None
+    if len(xs) > 2:
+        error = float(fit.stderr)
+        half = float(stats.t.ppf(0.975, len(xs) - 2)) * error
+        interval = (k - half, k + half)
+    return PowerFit(
+        k, exp(fit.intercept), r_squared(ly, fitted), r_squared(ys, np.exp(fitted)), error, interval
+    )
+
+
+def fit_linear(xs: Sequence[float], ys: Sequence[float]) -> LinearFit:
+    """Fit a straight line, with and without an intercept; two points at least, not all x equal."""
+    x, y = np.asarray(xs, dtype=float), np.asarray(ys, dtype=float)
+    fit = stats.linregress(x, y)
+    origin = float(x @ y / (x @ x))
+    left = y - origin * x
+    return LinearFit(
+        float(fit.slope), float(fit.intercept), r_squared(y, fit.slope * x + fit.intercept),
+        origin, r_squared(y, origin * x), float(1 - left @ left / (y @ y)),
+    )  # fmt: skip
+
+
+def fit_quadratic(xs: Sequence[float], ys: Sequence[float]) -> QuadraticFit:
+    """Fit a parabola; three different x at least. NumPy scales x, so no digits are lost from 1 K to 1 M."""
+    fit = np.polynomial.Polynomial.fit(xs, ys, 2)
+    c0, c1, c2 = (float(c) for c in fit.convert().coef)
+    return QuadraticFit(c2, c1, c0, r_squared(ys, fit(np.asarray(xs, dtype=float))))
+
+
+def local_exponents(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
+    """The exponent between each two neighbours: where it grows, one exponent does not describe it."""
+    points = zip(xs, ys, strict=True)
+    return [log(y2 / y1) / log(x2 / x1) for (x1, y1), (x2, y2) in pairwise(points)]
+
+
+def per_thousand_tokens(
+    lengths: Sequence[float], latencies: Sequence[float], thousand: int = 1000
+) -> list[float]:
+    """Latency per 1,000 (or, with `thousand=1024`, per 1,024) tokens of context."""
+    return [latency / length * thousand for length, latency in zip(lengths, latencies, strict=True)]
+
+
+def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) -> float:
+    """Return the share of the variance of y about its mean that the fit explains.
+
+    Below 0 where the mean is the better fit; nan where all y are equal.
+    """
+    y = np.asarray(ys, dtype=float)
+    left, about = y - fitted, y - y.mean()
+    total = float(about @ about)
+    return 1 - float(left @ left) / total if total else nan

@@ -7,26 +7,15 @@ never as 0.
 """
 
 from collections.abc import Sequence
-from math import ceil, exp, log, sqrt
+from math import ceil, sqrt
 from typing import Final
 
 from llmtap.metrics.histogram import Histogram
 
 __all__ = [
-    "EXPONENTIAL_TAIL_RATIO",
-    "PERCENTILE_RULES",
-    "SAMPLES_MIN",
-    "SHARES",
-    "deviation",
-    "lognormal_sigma",
-    "lognormal_tail_ratio",
-    "marks",
-    "mean",
-    "percentile",
-    "percentile_by",
-    "summarise_ns",
-    "tail_ratio",
-]
+    "PERCENTILE_RULES", "SAMPLES_MIN", "SHARES", "deviation",
+    "marks", "mean", "percentile", "percentile_by", "summarise_ns", "tail_ratio",
+]  # fmt: skip
 
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 SAMPLES_MIN: Final = {"p99": 1_000, "p999": 10_000}
@@ -94,27 +83,12 @@ def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
     return sqrt(sum((value - middle) ** 2 for value in values) / (n - 1 if sample else n))
 
 
-_Z_99: Final = 2.3263478740408408
-EXPONENTIAL_TAIL_RATIO: Final = log(100) / log(2)
-"""P99 / P50 of an exponential distribution, 6.64: above it a tail is heavier than exponential."""
-
-
 def tail_ratio(p50: float | None, p99: float | None) -> float | None:
     """P99 / P50, how heavy the tail is; None when either is missing or the median is 0.
 
     Source: IETF seed 000, 5.4.4.3.
     """
     return None if p99 is None or not p50 else p99 / p50
-
-
-def lognormal_tail_ratio(sigma: float) -> float:
-    """P99 / P50 of a log-normal distribution of shape sigma."""
-    return exp(_Z_99 * sigma)
-
-
-def lognormal_sigma(ratio: float) -> float:
-    """The shape sigma of the log-normal distribution whose P99 / P50 is `ratio`."""
-    return log(ratio) / _Z_99
 
 
 def marks(n: int) -> list[str]:

@@ -1,41 +1,119 @@
-"""A Summary: many exchanges as one set of numbers, with what makes the numbers believable.
+"""Summary of many exchanges: one set of numbers, with what makes them believable.
 
-Built by adding exchanges, and mergeable: the sum of two summaries is the summary of both sets. What is
-pooled:
+Built by adding exchanges, and mergeable: the sum of two summaries is the summary of both sets. Pooled are:
 
 - `ttft` and its kin, `tpot`, `tbc`, `itl`, `tbc_max`, `jitter`, `user_idle` and smooth goodput: streamed
-  answers, whatever became of them. An answer in one piece has no first token to wait for.
+  answers, whatever their outcome. An answer in one piece has no first token to wait for.
 - `ttfb`: every answer. `e2e`: answers that ended as they should (complete, refused).
 - `itl`: where the tokens of each chunk are known, gaps spread evenly over them (`B-even`); elsewhere
   the gaps between chunks (`A`). `option` names what the figure holds. `itl_server` is option C.
-
 - Etalon's fluidity index and the area ratio: where objectives give a bound for the first token and for gaps.
 
 A histogram exists once something was recorded in it: a meter keeps thousands of summaries, most of them
 small.
+
+Source: IETF seed 000, 4.6.3 option C (the server's clock; its durations are those of
+`Exchange.server_timing`).
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import isfinite
 from typing import Final
 
 from msgspec import Struct, msgpack
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.verdict import no_token_reason as ending_reason
 from llmtap.metrics.cost import Price, cost_of
 from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.endings import no_token_reason, tokens_after_cancel
-from llmtap.metrics.experience import experience_of
-from llmtap.metrics.goodput import Goodput, GoodputCount
 from llmtap.metrics.histogram import Histogram
-from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, measure
-from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.server import clock_disagreement
+from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, measure, output_times_ns
+from llmtap.metrics.objectives import Goodput, GoodputCount, Objectives, experience_of
 from llmtap.metrics.statistics import summarise_ns
 
-__all__ = ["ENDED_WELL", "METRICS", "Summary"]
+__all__ = [
+    "DISAGREEMENTS", "ENDED_WELL", "METRICS", "NO_TOKEN_REASONS", "Summary", "clock_disagreement",
+    "no_token_reason", "tokens_after_cancel",
+]  # fmt: skip
+
+
+NO_TOKEN_REASONS: Final = ("refusal", "guardrail", "error", "cancelled", "rejected", "empty", "only_metadata")
+
+
+def no_token_reason(x: Exchange, m: Measured) -> str | None:
+    """Return why the exchange never produced a token; None if it did, or if none was to be expected.
+
+    `guardrail` and `refusal`: blocked before a token, by a filter or by the model itself. `error`: the
+    upstream failed, was silent or was cut off. `cancelled`: the client left first. `rejected`: the tap turned
+    it away. `empty`: the stream ended well and held nothing, `only_metadata`: nothing generated. None is
+    expected of an answer in one piece that ended well (an embedding, a list of models). Where the tap itself
+    failed (`tap_error`), nobody knows whether a token came.
+    """
+    if m.output_events or x.outcome is Outcome.TAP_ERROR or (not x.stream and x.outcome is Outcome.COMPLETE):
+        return None
+    return (x.no_token_reason or "empty") if x.outcome is Outcome.COMPLETE else ending_reason(x)
+
+
+def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
+    """Tokens that the upstream still delivered after the client had left; None if the client stayed.
+
+    Those of the events read after `delivered_ns`, the moment the client was found gone; an event whose
+    tokens are not known counts as one. The relay drops the upstream at that moment, so more than 0 tells
+    of another recorder, or of bytes that were under way.
+    """
+    if x.outcome is not Outcome.CLIENT_CANCELLED:
+        return None
+    left_ns = x.timeline.delivered_ns
+    if left_ns is None:
+        return 0
+    times = output_times_ns(x.timeline.events)
+    late = bisect_right(times, left_ns)
+    return len(times) - late if m.tokens_per_chunk is None else sum(m.tokens_per_chunk[late:])
+
+
+DISAGREEMENTS: Final = ("ttft", "decode", "itl", "e2e")
+"""The keys of `clock_disagreement`."""
+
+
+def clock_disagreement(x: Exchange, m: Measured) -> dict[str, int]:
+    """Ours minus the server's, in ns, for each duration that both know.
+
+    Above 0 is network, queues and buffers between its clock and ours; far below 0, one of the clocks lies.
+
+    - `ttft`: first token of any kind - submit, against the server's `ttft`, or `queue` + `prefill` where it
+      tells those instead.
+    - `decode`: last token - first token, against `decode`.
+    - `itl`: TPOT, against `mean_itl`.
+    - `e2e`: against `total`.
+    """
+    told = x.server_timing
+    if not told:
+        return {}
+    server: dict[str, float] = {}
+    for entry in told:
+        name, ms = entry.get("name"), entry.get("ms")
+        if isinstance(name, str) and isinstance(ms, int | float) and isfinite(ms):
+            server.setdefault(name, ms * 1e6)
+    if "ttft" not in server and "queue" in server and "prefill" in server:
+        server["ttft"] = server["queue"] + server["prefill"]
+    t = x.timeline
+    decode_ns = (
+        None if t.first_token_ns is None or t.last_token_ns is None else t.last_token_ns - t.first_token_ns
+    )
+    pairs = (
+        ("ttft", m.ttft_any_ns, "ttft"),
+        ("decode", decode_ns, "decode"),
+        ("itl", m.tpot_ns, "mean_itl"),
+        ("e2e", m.e2e_ns, "total"),
+    )
+    return {
+        key: round(ours - server[name]) for key, ours, name in pairs if ours is not None and name in server
+    }
+
 
 METRICS: Final = (
     "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e",
@@ -215,12 +293,11 @@ class Summary:
             _in(self._added, "chunk").record_many(added.chunks_ns)
 
     def saw_uncertainty(self, ns: int) -> None:
-        """A byte may have waited this long before it was stamped."""
+        """Record how long a byte may have waited before it was stamped."""
         if ns > self._uncertainty_ns:
             self._uncertainty_ns = ns
 
     def merge(self, other: "Summary") -> None:
-        """Adds all that `other` holds. `other` stays as it is."""
         self.n += other.n
         if other.opened is not None:
             self.opened = (self.opened or 0) + other.opened
@@ -246,7 +323,6 @@ class Summary:
 
     @property
     def benefit_n(self) -> int:
-        """Streams that `benefit` sums."""
         return self._metrics.get("smooth_benefit", _NOTHING).n
 
     def to_bytes(self) -> bytes:
@@ -269,7 +345,6 @@ class Summary:
         )  # fmt: skip
 
     def merge_bytes(self, packed: bytes) -> None:
-        """Adds what `to_bytes` gave."""
         p = _decode(packed)
         self.n += p.n
         if p.opened is not None:
@@ -295,7 +370,6 @@ class Summary:
         self.saw_uncertainty(p.uncertainty_ns)
 
     def copy(self) -> "Summary":
-        """The same numbers in an object of their own."""
         twin = Summary(self.objectives)
         twin.merge(self)
         return twin
@@ -402,7 +476,6 @@ class Summary:
 
 
 def _in(histograms: dict[str, Histogram], name: str) -> Histogram:
-    """The histogram of that name, made at its first use."""
     histogram = histograms.get(name)
     if histogram is None:
         histogram = histograms[name] = Histogram()

@@ -1,11 +1,11 @@
 """The compiled code: whether it was built, whether it runs, and why not.
 
 `compiled` is the extension module, or None. A constructor of which there is a compiled and a Python
-implementation chooses by it: `tap/frames.py` `make_frame_batch` and `make_frame_rows`, `net/lag.py`
-`make_lag_meter`, `net/stream.py` `open_stream`, `record/token_run.py` `make_token_run`. So do the base class
-of `relay/flow.py` `Flow`, the functions for plain heads in `wire/http1.py` and `relay/heads.py`, and
-`metrics/latency.py` `measure`, `metrics/histogram.py` `Histogram.fold`, `export/buckets.py`
-`Buckets.record_many`. No other code asks. The Python implementation is the reference.
+implementation chooses by it: `channel/frames.py` `make_frame_batch` and `make_frame_rows`, `net/lag.py`
+`make_lag_meter`, `net/stream.py` `open_stream`, `protocol/repetition.py` `make_token_run`. So do the base
+class of `vantage/relay/flow.py` `Flow`, the functions for plain heads in `protocol/http1.py` and
+`vantage/relay/heads.py`, and `metrics/latency.py` `measure`, `metrics/histogram.py` `Histogram.fold`,
+`export/buckets.py` `Buckets.record_many`. No other code asks. The Python implementation is the reference.
 
 The environment variable `LLMTAP_NATIVE=0` selects Python.
 """

@@ -13,7 +13,7 @@ def write_head(
 ) -> bytes | None: ...
 
 class TokenRun:
-    """record/token_run.py TokenRun."""
+    """protocol/repetition.py TokenRun."""
 
     keeps_texts: bool
     full: bool
@@ -29,7 +29,7 @@ class TokenRun:
     def take(self) -> tuple[array[int], array[int], array[int], bytes, list[str]]: ...
 
 class FrameBatch:
-    """tap/frames.py FrameBatch."""
+    """channel/frames.py FrameBatch."""
 
     last_ns: int | None
     def __init__(self, packed: bytes, n: int, /) -> None: ...
@@ -57,7 +57,7 @@ class LagMeter:
     def take_max(self) -> int: ...
 
 class FrameRows:
-    """tap/frames.py FrameRows."""
+    """channel/frames.py FrameRows."""
 
     bound: int
     epoch: int
@@ -69,7 +69,7 @@ class FrameRows:
     def clear(self) -> None: ...
 
 class FlowState:
-    """relay/flow.py FlowState."""
+    """vantage/relay/flow.py FlowState."""
 
     seq: int
     last_ns: int
@@ -77,7 +77,7 @@ class FlowState:
     tapped: bool
 
 class Passage:
-    """relay/flow.py Flow.on_data."""
+    """vantage/relay/flow.py Flow.on_data."""
 
     def __init__(
         self, flow: FlowState, client: Reader, framing: int, scanner: Any, rows: FrameRows, /

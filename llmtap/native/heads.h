@@ -1,4 +1,4 @@
-/* Plain request and response heads (RFC 9112): a strict subset of what wire/http1.py accepts.
+/* Plain request and response heads (RFC 9112): a strict subset of what protocol/http1.py accepts.
  *
  * A head is plain if it has one reading and needs no rule beyond this file: everything else is the Python parser's
  * work. No memory is allocated and no byte outside [data, data + len) is read.
@@ -11,7 +11,7 @@
 
 #define LLMTAP_FIELDS_MAX 64
 
-/* What becomes of a field on its way through: twin of relay/heads.py. */
+/* What becomes of a field on its way through: twin of vantage/relay/heads.py. */
 enum llmtap_field_kind { LLMTAP_PASS, LLMTAP_HOP, LLMTAP_HOST };
 
 struct llmtap_span {

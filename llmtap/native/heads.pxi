@@ -1,4 +1,4 @@
-# Plain heads. Python twins: wire/http1.py (parse), relay/heads.py (write anew).
+# Plain heads. Python twins: protocol/http1.py (parse), vantage/relay/heads.py (write anew).
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy

@@ -1,4 +1,4 @@
-/* Token events that differ only in their text: twin of wire/repetition.py.
+/* Token events that differ only in their text: twin of protocol/repetition.py.
  *
  * No memory is allocated and no byte outside [data, data + len) is read.
  */

@@ -1,5 +1,5 @@
 # The meter's part: token events are recognised and set aside by the batch, the others go to Python. Python twins:
-# record/token_run.py, tap/frames.py.
+# protocol/repetition.py, channel/frames.py.
 
 from cpython cimport array
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -84,7 +84,7 @@ cdef array.array _column(array.array like, const void *values, Py_ssize_t n):
 
 
 cdef class TokenRun:
-    """Twin of `PythonTokenRun` in record/token_run.py."""
+    """Twin of `PythonTokenRun` in protocol/repetition.py."""
 
     cdef llmtap_event event
     cdef object fixed  # owns the bytes that `event` points to
@@ -168,7 +168,7 @@ cdef inline int64_t _int64_at(const char *column, Py_ssize_t i):
 
 
 cdef class FrameBatch:
-    """Twin of `PythonFrameBatch` in tap/frames.py."""
+    """Twin of `PythonFrameBatch` in channel/frames.py."""
 
     cdef bytes packed  # owns the columns and the data
     cdef const char *kinds

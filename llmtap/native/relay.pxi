@@ -1,5 +1,5 @@
 # The relay's part: a read of a body goes from socket to socket, and a frame of it to the tap. Python twins:
-# net/lag.py (LagMeter), tap/frames.py (FrameRows), net/stream.py (Reader), relay/flow.py (FlowState, Passage).
+# net/lag.py (LagMeter), channel/frames.py (FrameRows), net/stream.py (Reader), vantage/relay/flow.py (FlowState, Passage).
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Realloc
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -116,7 +116,7 @@ ctypedef struct Row:
 
 
 cdef class FrameRows:
-    """Twin of `PythonFrameRows` in tap/frames.py."""
+    """Twin of `PythonFrameRows` in channel/frames.py."""
 
     cdef public int64_t bound, epoch
     cdef readonly int64_t size
@@ -219,13 +219,13 @@ cdef void *_grown(void *block, Py_ssize_t *room, Py_ssize_t wanted, size_t item)
 
 
 cdef class FlowState:
-    """Twin of `PythonFlowState` in relay/flow.py."""
+    """Twin of `PythonFlowState` in vantage/relay/flow.py."""
 
     cdef public int64_t seq, last_ns, response_bytes
     cdef public bint tapped
 
 
-cdef enum:  # wire/http1.py Framing
+cdef enum:  # protocol/http1.py Framing
     BY_LENGTH = 1
     BY_CHUNKS = 2
     BY_CLOSE = 3

@@ -1,4 +1,4 @@
-"""A Ray cluster, reached or started: whoever spreads work over machines does it through this."""
+"""Connecting to a Ray cluster, or starting a local one."""
 
 import os
 import secrets
@@ -28,18 +28,17 @@ _TOKEN_HINT: Final = "a cluster that wants a token wants RAY_AUTH_MODE=token and
 
 @contextmanager
 def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
-    """The module `ray`, connected to the cluster at `auto`, `HOST:6379` or `ray://HOST:10001`, whose nodes
-    have llmtap; `local` starts one of `workers` CPUs on this machine, on its loopback only, and ends it
-    afterwards.
+    """Yield the module `ray`, connected to the cluster at `auto`, `HOST:6379` or `ray://HOST:10001`.
 
-    Raises ConfigError, which names `--ray`, where there is no Ray, or none at that address.
+    Its nodes need llmtap. `local` starts one with `workers` CPUs on this machine's loopback, and ends it
+    afterwards. Raises ConfigError about `--ray`.
     """
-    # Ray reads these when it is imported, and so do its processes. It would tell its makers that it was used.
+    # Ray and its processes read these at import. The first switches off its usage reports.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local = address == "local"
     if local:
-        # Without a cluster its node is 127.0.0.1, and nothing listens elsewhere. Whoever can reach its ports
-        # could run code: they want a token, which otherwise Ray would leave in the home folder.
+        # Without a cluster its node listens on 127.0.0.1 alone. Its ports run code, so they want a token,
+        # which Ray would otherwise leave in the home folder.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
@@ -80,8 +79,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
 
 @contextmanager
 def _on_loopback_only(ray: Any) -> Iterator[None]:
-    """For one that starts here. Ray reads the variable when it is imported, and somebody may have done that
-    before us. Raises ConfigError where it would be reached from elsewhere all the same."""
+    """Start Ray on loopback even if it is imported already. Raises ConfigError if it is not."""
     constants = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -96,8 +94,7 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
 
 
 def _start(ray: Any, settings: dict[str, Any]) -> None:
-    """A Ray of our own. On a busy machine its node may not be there in the 30 s that Ray gives it; a second
-    time its files are read already. Raises ConfigError where that fails too."""
+    """Start Ray; twice, since a busy machine may exceed its 30 s. Raises ConfigError."""
     said = ""
     for _ in range(_STARTS):
         try:
@@ -112,7 +109,7 @@ def _start(ray: Any, settings: dict[str, Any]) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray sets a handler of SIGTERM, which would end this process without a word."""
+    """Restore the handler of SIGTERM, which Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -130,7 +127,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _reach(address: str) -> None:
-    """Raises ConfigError where nobody listens: Ray itself would try for minutes."""
+    """Raise ConfigError if nobody listens: Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         if address != "auto":

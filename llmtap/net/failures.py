@@ -1,4 +1,4 @@
-"""Why there was no connection, or no answer, in words: for readers of a report, who know no class names."""
+"""Connection failures in words, for reports and error messages."""
 
 import errno
 import os
@@ -10,17 +10,17 @@ from typing import Final
 __all__ = ["failure_said", "is_own_shortage"]
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
-"""In what asyncio says of several addresses that all failed: that error has no number of its own."""
+"""asyncio's error about several addresses has the number in its text only."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-"""OpenSSL's reasons where the other side answers in plain text."""
+"""OpenSSL's reasons when the peer answers in plain text."""
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""socket(2), accept(2): no file descriptor left in the process or on the host, or no memory in the kernel."""
+"""socket(2), accept(2): no file descriptor or kernel memory left here."""
 
 
 def failure_said(error: BaseException) -> str:
-    """What happened: `connection refused`, `name not known`, `timed out`, `TLS: certificate not trusted`.
+    """Return for example `connection refused`, `name not known`, `TLS: certificate not trusted`.
 
-    An error that wraps another (aiohttp's `os_error`, `certificate_error`) is told as the one inside.
+    Errors inside others (aiohttp's `os_error`, `certificate_error`) come first.
     """
     inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     match inner:
@@ -45,7 +45,7 @@ def failure_said(error: BaseException) -> str:
 
 
 def is_own_shortage(error: OSError) -> bool:
-    """This process, or its host, has run out of what a socket takes: nobody else is to blame."""
+    """Return whether this process or host has run out of file descriptors or memory for sockets."""
     return error.errno in _SHORTAGES
 
 

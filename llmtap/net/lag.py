@@ -1,9 +1,8 @@
-"""How late this process reads: the uncertainty of every stamp it takes.
+"""Lag of this process: the time that bytes wait unread, which is the uncertainty of its stamps.
 
-A byte that waits in a socket while the loop is busy, or while the process waits for a CPU, is stamped
-late (clock "mono") or at least handled late (clock "kernel"). LagMeter is fed by a timer's lateness and,
-with kernel stamps, by each read's own wait; it answers two questions: the distribution since start, and
-the worst lag since a given moment, which becomes the `uncertainty` of an exchange.
+LagMeter is fed with a timer's lateness and, with kernel stamps, each read's own wait. It reports the
+distribution since the start, and the worst lag since a given moment, which becomes the `uncertainty` of an
+exchange.
 
 There is a compiled implementation and a Python one; `make_lag_meter` chooses.
 """
@@ -18,7 +17,7 @@ from llmtap.channel.frames import LAG_EDGES_NS
 __all__ = ["LagMeter", "PythonLagMeter", "make_lag_meter"]
 
 PEAKS_MAX: Final = 4_096
-"""Peaks remembered; a falling sequence this long is forgotten from its old end, which only widens."""
+"""Maximum number of peaks remembered; beyond it the two oldest become one, which only widens."""
 
 
 class LagMeter(Protocol):
@@ -26,27 +25,27 @@ class LagMeter(Protocol):
 
     @property
     def buckets(self) -> list[int]:
-        """Lags noted, one count for each bucket of LAG_EDGES_NS and one beyond."""
+        """Number of lags in each bucket of LAG_EDGES_NS, and beyond."""
 
     @property
     def sum_ns(self) -> int:
-        """Sum of all lags noted."""
+        """Sum of all lags."""
 
     @property
     def max_ns(self) -> int:
-        """The worst since `take_max`."""
+        """Worst lag since `take_max`."""
 
     def note(self, t_ns: int, lag_ns: int) -> None:
-        """Something that was due at `t_ns - lag_ns` was handled at `t_ns`."""
+        """Record an event that was due at `t_ns - lag_ns` and handled at `t_ns`."""
 
     def worst_since(self, t_ns: int) -> int:
-        """The worst lag noted at or after `t_ns`, and never less than the floor."""
+        """Return the worst lag recorded at or after `t_ns`, and at least the floor."""
 
     def forget_before(self, t_ns: int) -> None:
-        """Drop the peaks nobody will ask for: no open exchange began before `t_ns`."""
+        """Drop older peaks: no open exchange began before `t_ns`."""
 
     def take_max(self) -> int:
-        """The worst lag since the last call."""
+        """Return the worst lag since the last call."""
 
 
 class PythonLagMeter:
@@ -107,12 +106,10 @@ def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0, 
     """Make a meter for one process.
 
     Args:
-        floor_ns: what is always possible (a timer's grain, a clock's bracket): no lag reads below it.
-        blind_ns: how much of a stall can go unseen between two looks. It is added to every worst lag from
-            `blind_from_ns` on.
-        blind_from_ns: see `blind_ns`.
-        turns: a timer is late by one turn of the loop at most; a byte that comes as a turn begins and is the
-            last to be read in the next has waited for two.
+        floor_ns: minimum lag (a timer's resolution, the error of a clock's mapping).
+        blind_ns: part of a stall that two probes can miss; added to each worst lag from `blind_from_ns` on.
+        turns: factor for a byte that waits for more turns of the loop than the timer: it comes as one turn
+            begins, and is read last in the next.
     """
     kind = PythonLagMeter if native.compiled is None else native.compiled.LagMeter
     meter: LagMeter = kind(floor_ns, blind_ns=blind_ns, blind_from_ns=blind_from_ns, turns=turns)

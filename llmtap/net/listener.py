@@ -1,7 +1,7 @@
-"""Accepting connections: from a callback, a few per turn, and never in a spin.
+"""Listening sockets and accepting from them.
 
-The listening sockets are made by the supervisor and outlive a relay process: connections that arrive
-while a relay restarts wait in the kernel's queue instead of being refused.
+The supervisor makes the sockets, and they outlive a relay process: connections that arrive while a relay
+restarts wait in the kernel's queue.
 """
 
 import asyncio
@@ -14,17 +14,14 @@ from llmtap.net.failures import is_own_shortage
 __all__ = ["Listener", "bind", "bound_url", "is_free", "keep_port", "parse_address"]
 
 ACCEPTS_PER_TURN: Final = 64
-"""More would make streams wait for newcomers."""
+"""Bound of the time that running streams wait for new connections."""
 BACKLOG: Final = 4_096
 FULL_PAUSE_S: Final = 0.1
-"""How long to stop accepting when the process has no file descriptor left."""
+"""Pause of accepting when the process has no file descriptor left."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`(host, port)` of `127.0.0.1:8080`, `[::1]:8080` or `:8080` (every interface).
-
-    Raises ValueError.
-    """
+    """Return host and port of `127.0.0.1:8080`, `[::1]:80` or `:80` (every interface). Raises ValueError."""
     host, sep, port = text.rpartition(":")
     if not sep or not port.isdigit() or int(port) > 65_535:
         raise ValueError(f"expected HOST:PORT, got {text!r}")
@@ -32,7 +29,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def bind(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A listening TCP socket; `shared` lets several of one user share the port (SO_REUSEPORT).
+    """Return a listening TCP socket; `shared`: sockets of this user may share the port (SO_REUSEPORT).
 
     Raises OSError.
     """
@@ -54,11 +51,7 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def keep_port() -> socket.socket:
-    """A free port of the loopback, for a server that is yet to start.
-
-    The socket keeps it and never listens: nobody else is given it, who connects is refused, and a server
-    that sets SO_REUSEADDR, as ours do, can listen on it.
-    """
+    """Return a socket that reserves a free loopback port for a server that sets SO_REUSEADDR, as ours do."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))
@@ -66,23 +59,23 @@ def keep_port() -> socket.socket:
 
 
 def bound_url(sock: socket.socket, *, tls: bool) -> str:
-    """Of a TCP socket's own address: `http://127.0.0.1:8080`, `https://[::]:8443`."""
+    """Return the URL of a socket's own address: `http://127.0.0.1:8080`, `https://[::]:8443`."""
     host, port = sock.getsockname()[:2]
     return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_free(host: str, port: int) -> None:
-    """Raises OSError when somebody has the port, be it one of us that would share it (SO_REUSEPORT)."""
+    """Raise OSError when the port is in use, even by a process that would share it (SO_REUSEPORT)."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))  # not listening: nobody may connect to a socket that only asks
+        sock.bind((host, port))
 
 
 class Listener:
-    """Hands each accepted, non-blocking socket to `on_accept`.
+    """Calls `on_accept` with each accepted, non-blocking socket.
 
-    `on_shortage` is told each time that there is no file descriptor or memory for one: whoever connects then
-    waits in the kernel's queue.
+    Calls `on_shortage` when there is no file descriptor or memory for one; connections wait in the kernel
+    then.
     """
 
     def __init__(
@@ -128,7 +121,7 @@ class Listener:
         self._loop.add_reader(self._sock, self._acceptable)
 
     def close(self) -> None:
-        """Stop accepting; whoever is in the queue already is still let in."""
+        """Accept the connections that are in the queue, then no more."""
         self._loop.remove_reader(self._sock)
         while self._accept_one():
             pass

@@ -1,9 +1,8 @@
-"""Acting at known moments: one heap and one alarm for all streams of a server.
+"""Callbacks at precise moments: one heap and one kernel timer for all streams of a server.
 
-A sleep per token costs a task switch and a timer each; here a token that is due costs a callback. The
-loop's own timers count whole milliseconds, and near the end they spin, so the alarm is the kernel's
-(`timerfd_create(2)`, Linux), which the loop watches like a socket. Nobody is called early. What is late is
-done at once and keeps its due time.
+A due token costs a callback, where a sleep would cost a task switch and a timer. The loop's own timers count
+whole milliseconds, so the timer is the kernel's (`timerfd_create(2)`, Linux). No callback is early; a late
+one follows at once.
 """
 
 import asyncio
@@ -20,14 +19,13 @@ from llmtap.units import NEVER, NS_PER_S
 __all__ = ["Pacer", "Waker"]
 
 TURN_NS_MAX: Final = 2_000_000
-"""After so long in one turn the loop gets to read its sockets; what is still due follows at once."""
+"""Maximum duration of a turn, after which the loop reads its sockets."""
 PAUSE_NS: Final = 200_000
-"""Between two turns at least: under load, what falls due meanwhile shares a turn and its system calls.
-0 where the moments themselves matter more."""
+"""Minimum time between turns, so that callbacks share system calls under load; 0 for the best precision."""
 
 
 class Pacer:
-    """Calls whoever is due (`Waker`). `close()` ends it; nobody is called afterwards."""
+    """Calls each Waker when it is due, until `close()`."""
 
     def __init__(self, clock: Clock, *, pause_ns: int = PAUSE_NS) -> None:
         self._mono_ns = clock.mono_ns
@@ -36,9 +34,9 @@ class Pacer:
         self._order = count()
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
-        """When the alarm goes off; 0 when it does not."""
+        """Time of the alarm; 0: none."""
         self._turning = False
-        """Whoever is called now may want others called: the alarm is set once, at the end."""
+        """Callbacks run; the alarm is set once, at the end of the turn."""
         self._closed = False
 
     async def wait_until(self, due_ns: int) -> None:
@@ -55,11 +53,11 @@ class Pacer:
 
     @property
     def next_ns(self) -> int:
-        """When somebody is due next; `NEVER` when nobody is."""
+        """Time of the next callback, or `NEVER`."""
         return self._armed_ns or NEVER
 
     def catch_up(self) -> None:
-        """Between two pieces of other work: who is due need not wait until the loop sees the alarm."""
+        """Call what is due now, between two pieces of other work."""
         if 0 < self._armed_ns <= self._mono_ns() and not self._turning:
             self._turn()
 
@@ -71,7 +69,7 @@ class Pacer:
             self._alarm = None
 
     def add(self, due_ns: int, waker: "Waker") -> None:
-        """Of the waker, which knows what it has asked for already."""
+        """For Waker, which knows what it has asked for already."""
         if self._closed:
             return
         heapq.heappush(self._heap, (due_ns, next(self._order), waker))
@@ -97,7 +95,7 @@ class Pacer:
             self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
 
     def _call_due(self) -> int:
-        """Calls those who are due until none is, or the turn is over; what time it is then."""
+        """Call what is due until nothing is, or the turn is over; return the time."""
         heap, mono_ns = self._heap, self._mono_ns
         now_ns = mono_ns()
         end_ns = now_ns + TURN_NS_MAX
@@ -114,30 +112,28 @@ class Pacer:
 
 
 class Waker:
-    """Has one called at a moment that may move forward. He may be called before, too, and finds nothing to do
-    then.
+    """Reschedulable callback; may fire early.
 
-    What the pacer was asked for is not taken back, so it is remembered, and asked for once. It is a stack:
-    what is added is earlier than what is there.
+    Requests to the pacer are not taken back but remembered, earliest last.
     """
 
     __slots__ = ("_pacer", "act", "waiting_ns")
 
     def __init__(self, pacer: Pacer, act: Callable[[int], int]) -> None:
-        """`act` is told the time, and answers when it wants to be called again, or `NEVER`."""
+        """`act` is called with the time, and returns the time of its next call, or `NEVER`."""
         self._pacer = pacer
         self.act = act
         self.waiting_ns: list[int] = []
 
     def sooner(self, due_ns: int) -> None:
-        """Call at `due_ns` or as soon after as can be."""
+        """Call at `due_ns` or as soon as possible afterwards."""
         waiting_ns = self.waiting_ns
         if due_ns < NEVER and (not waiting_ns or due_ns < waiting_ns[-1]):
             waiting_ns.append(due_ns)
             self._pacer.add(due_ns, self)
 
     def close(self) -> None:
-        """Nobody is called any longer, nor kept: he and this know each other."""
+        """Call nothing any longer, and break the cycle of references."""
         self.act = _nobody
 
 
@@ -170,7 +166,7 @@ class _Alarm:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # it was set anew meanwhile
+            return  # it was set again meanwhile
         self._ring()
 
 

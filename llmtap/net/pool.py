@@ -1,9 +1,8 @@
-"""Connections to the upstream: opened when needed, kept while idle, never trusted blindly.
+"""Connections to the upstream: opened when needed, kept while idle, checked before use.
 
-An idle connection is watched: one that the upstream closes, or on which it sends anything, leaves the pool at
-that moment, and one taken from the pool is checked once more. Two races remain. The upstream closes while a
-request is on its way: whether that request may be sent again is the relay's decision. The upstream sends an
-answer that nobody asked for after that check: HTTP/1.1 cannot tell it from the right one.
+An idle connection leaves the pool as soon as the upstream closes it, or sends anything. Two races remain: the
+upstream closes while a request is on its way (the relay decides whether to send it again), or sends an
+unsolicited answer after the check, which HTTP/1.1 cannot tell from the right one.
 """
 
 import asyncio
@@ -21,10 +20,10 @@ from llmtap.net.failures import is_own_shortage
 from llmtap.net.stream import Handler, Stream, Timebase, open_stream
 from llmtap.net.tls import TlsStream
 
-__all__ = ["Attempt", "Origin", "Pool", "Waiter", "parse_origin"]
+__all__ = ["Attempt", "Origin", "Pool", "Route", "Waiter", "parse_origin"]
 
 RESOLVED_FOR_NS: Final = 30_000_000_000
-"""How long an address list is used before the name is looked up again."""
+"""Maximum age of an address list."""
 
 Address = tuple[int, tuple[object, ...]]
 """A family and what connect() takes."""
@@ -34,7 +33,7 @@ mono_ns = SystemClock.mono_ns
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the upstream is."""
+    """An upstream's address."""
 
     host: str
     port: int
@@ -46,10 +45,7 @@ class Origin:
 
 
 def parse_origin(url: str, place: str) -> Origin:
-    """The origin of `http://host:port[/prefix]` or `https://...`.
-
-    Raises ConfigError that names `place`.
-    """
+    """Return the origin of `http://host:port[/prefix]` or `https://...`. Raises ConfigError with `place`."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -68,20 +64,17 @@ def parse_origin(url: str, place: str) -> Origin:
 
 
 class Waiter(Handler, Protocol):
-    """Who asked for a connection; becomes its handler."""
+    """The handler to be of a connection that is being opened."""
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
-        """Here it is."""
+        """The connection is open."""
 
     def on_connect_failed(self, error: OSError) -> None:
-        """There is none: refused, unreachable, timed out (TimeoutError) or not trusted (ssl.SSLError).
-
-        Where it is our own shortage (`is_own_shortage`), the upstream has not been asked.
-        """
+        """Refused, unreachable, timed out (TimeoutError), not trusted (ssl.SSLError), or our own shortage."""
 
 
 class _Idle:
-    """Watches one idle connection; any sign of life but silence ends its time in the pool."""
+    """Handler of an idle connection; any event removes it from the pool."""
 
     __slots__ = ("_pool", "since_ns", "stream", "used")
 
@@ -145,7 +138,6 @@ class Pool:
 
     @property
     def idle(self) -> int:
-        """Idle connections now."""
         return len(self._idle)
 
     def take(self, handler: Handler) -> Stream | None:
@@ -162,7 +154,7 @@ class Pool:
         return None
 
     def give_back(self, stream: Stream, now_ns: int, *, used: bool = True) -> None:
-        """Keep a connection whose last answer ended cleanly, or that is not `used` yet; close it if full."""
+        """Keep a connection whose last answer ended cleanly, or that is not `used` yet, if there is room."""
         if len(self._idle) >= self._idle_max or self._idle_ns == 0 or stream.closed:
             stream.close()
             return
@@ -171,7 +163,6 @@ class Pool:
         self._idle.append(idle)
 
     def discard(self, idle: _Idle) -> None:
-        """The upstream closed this one."""
         idle.stream.close()
         try:
             self._idle.remove(idle)
@@ -179,7 +170,7 @@ class Pool:
             pass  # it was taken in the same turn of the loop
 
     def sweep(self, now_ns: int) -> None:
-        """Close what has been idle too long, and give up what takes too long to open."""
+        """Close connections that were idle too long, and give up attempts that take too long."""
         for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
             attempt.cancel()
             attempt.waiter.on_connect_failed(TimeoutError("no connection in time"))
@@ -197,7 +188,7 @@ class Pool:
         self._idle.clear()
 
     def connect(self, waiter: Waiter) -> "Attempt":
-        """Open a fresh connection for `waiter`, who is told how it went, maybe before this returns."""
+        """Open a connection for `waiter`, which is called with the result, maybe before this returns."""
         attempt = Attempt(self, waiter)
         self.attempts.add(attempt)
         if mono_ns() - self._resolved_ns < RESOLVED_FOR_NS:
@@ -209,7 +200,7 @@ class Pool:
         return attempt
 
     async def _look_up(self) -> None:
-        """Look the name up, once for all who wait for it."""
+        """Look the name up, once for all attempts that wait for it."""
         error: OSError | None = None
         try:
             found = await self.loop.getaddrinfo(
@@ -224,37 +215,43 @@ class Pool:
             self._resolved_ns = mono_ns()
         finally:
             self._looking_up = None
-        # Each in a callback of its own: what one does with the news is nobody else's trouble.
+        # Each in a callback of its own: an exception in one does not reach the others.
         for attempt in self._unresolved:
             self.loop.call_soon(attempt.resolved, self._addresses, error)
         self._unresolved.clear()
 
     def leave(self, attempt: "Attempt") -> None:
-        """This one is over."""
         self.attempts.discard(attempt)
         self._unresolved.pop(attempt, None)
 
     def forget_addresses(self) -> None:
-        """None of them answered: look the name up again."""
+        """Look the name up again next time: no address answered."""
         self._resolved_ns = -RESOLVED_FOR_NS
 
     def opened(self, sock: socket.socket, waiter: Waiter) -> Stream:
-        """The stream of a socket that has just been connected."""
+        """Return the stream of a connected socket."""
         return open_stream(self.loop, sock, waiter, self._timebase, self._clock)
 
     async def secured(self, sock: socket.socket, waiter: Waiter) -> Stream:
-        """The same with TLS, whose handshake has yet to be done.
-
-        Raises OSError (ssl.SSLError among them), and ValueError when the server's name can be none.
-        """
+        """The same after a TLS handshake. Raises OSError, and ValueError for an impossible server name."""
         _, stream = await self.loop.create_connection(
             lambda: TlsStream(waiter), sock=sock, ssl=self.tls, server_hostname=self._server_name
         )
         return stream
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes: an upstream's origin, the name it is called by, and the connections to it."""
+
+    origin: Origin
+    authority: bytes | None
+    """What the Host field becomes; None: it stays the client's."""
+    pool: Pool
+
+
 class Attempt:
-    """One connection being opened. A callback instead of a task: a burst of new streams pays for each."""
+    """One connection being opened; callbacks instead of a task, which would cost more in a burst."""
 
     __slots__ = ("_addresses", "_loop", "_pool", "_sock", "_task", "began_ns", "waiter")
 
@@ -268,12 +265,11 @@ class Attempt:
         self._task: asyncio.Task[None] | None = None
 
     def try_addresses(self, addresses: list[Address]) -> None:
-        """Connect to the first that answers."""
+        """Connect to the first address that answers."""
         self._addresses = list(addresses)
         self._next(OSError("the name has no address"))
 
     def resolved(self, addresses: list[Address], error: OSError | None) -> None:
-        """The name has been looked up, or cannot be."""
         if self not in self._pool.attempts:
             return  # cancelled meanwhile
         if error is None:
@@ -349,12 +345,11 @@ class Attempt:
         self.waiter.on_connected(stream, mono_ns() - self.began_ns)
 
     def fail(self, error: OSError) -> None:
-        """Tell that there is none."""
         self._pool.leave(self)
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:
-        """Nobody waits any more; nobody is told."""
+        """Give up, without a call of the waiter."""
         self._pool.leave(self)
         if self._task is not None:
             self._task.cancel()

@@ -1,13 +1,12 @@
 """One connected socket, read by callback and written at once.
 
-The hot path owns its sockets: `loop.add_reader` and plain non-blocking calls, one `recv` and one `send`
-per event and nothing else that enters the kernel. A Stream hands what it read, with its stamp, to its
-handler; what the kernel does not take at once it keeps and sends from a writer callback. It keeps no
-more than it is given: back-pressure is its owner's duty (`write` says False, `on_drained` says go on).
+The hot path owns its sockets: `loop.add_reader` and non-blocking calls, one `recv` and one `send` per event.
+A Stream gives each read, with its stamp, to its handler; it keeps what the kernel does not take at once, and
+sends it from a writer callback. Back-pressure is its owner's duty: `write` returns False, `on_drained`
+follows.
 
-Two kinds share this interface: PlainStream (and KernelStream, which takes its stamps from the kernel)
-here, TlsStream in `net/tls.py`. CompiledStream is both PlainStream and KernelStream, with a compiled reader;
-`open_stream` chooses.
+PlainStream stamps reads itself, KernelStream takes the kernel's stamps, CompiledStream does either with a
+compiled reader (`open_stream` chooses); TlsStream is in `net/tls.py`.
 """
 
 import asyncio
@@ -26,17 +25,16 @@ __all__ = [
 ]  # fmt: skip
 
 READ_BYTES_MAX: Final = 65_536
-"""One read; also what a slow reader on the other side can leave us holding, per direction."""
+"""Maximum length of a read, and so of what is held for a slow receiver, per direction."""
 SO_TIMESTAMPNS: Final = 35
-"""Linux asm-generic/socket.h; Python's socket module does not name it."""
+"""Linux asm-generic/socket.h."""
 LAG_ABSURD_NS: Final = 60_000_000_000
 """No read waits a minute: the wall clock was set."""
 LAG_DOUBT_NS: Final = 10_000_000
-"""A read this late is rare, so there is time to ask whether it is late or the wall clock was set."""
+"""From this lag on, check whether the wall clock was set."""
 MAPPING_NS: Final = 1_000_000
 STEP_NS: Final = 1_000_000
-"""A wall clock that moves by more against the monotonic one was set: slewing moves both alike, and pairs of
-readings agree within microseconds. Also how far an anchor may be off before there is a new one."""
+"""A clock that moves by more against the monotonic one was set, not slewed; also the bound of an anchor."""
 _ANCILLARY_BYTES: Final = 64
 _TIMESPEC: Final = struct.Struct("@ll")
 _TCP_LEFT: Final = frozenset({7, 8, 9})
@@ -49,10 +47,10 @@ mono_ns = SystemClock.mono_ns
 
 
 def acked_bytes_of(sock: socket.socket) -> int:
-    """How much the peer's kernel has acknowledged since the connection began; 0 when it is gone.
+    """Return the bytes that the peer's kernel has acknowledged; 0 if the connection is gone.
 
-    What a Stream holds says less: the kernel takes nothing more before a third of its own buffer, which may
-    be megabytes, is free again.
+    `pending` shows less: the kernel takes nothing more before a third of its own buffer (megabytes) is free
+    again.
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_ACKED.size)
@@ -62,10 +60,10 @@ def acked_bytes_of(sock: socket.socket) -> int:
 
 
 def keep_stamps_on() -> socket.socket:
-    """A socket that wants receive stamps, to be held as long as others are to have them.
+    """Return a socket that wants receive stamps, to be held as long as other sockets need them.
 
-    Linux begins to stamp a moment after the first socket asks, and ends with the last one. Until then a
-    packet gets the time at which it is read, which nobody could tell from a stamp.
+    Linux begins to stamp a moment after the first socket asks, and ends with the last one. Without stamps a
+    packet gets the time at which it is read.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -73,7 +71,7 @@ def keep_stamps_on() -> socket.socket:
 
 
 class Handler(Protocol):
-    """Who owns a stream for the moment."""
+    """The owner of a stream for the moment."""
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         """Bytes came; stamped before anything else was done."""
@@ -96,7 +94,7 @@ class Stream(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Nothing is read, because the other side does not keep up."""
+        """Reading is suspended."""
         ...
 
     @property
@@ -106,7 +104,7 @@ class Stream(Protocol):
 
     @property
     def acked_bytes(self) -> int:
-        """Bytes that the peer's kernel has acknowledged: of a slow reader they grow, of a deaf one not."""
+        """Bytes that the peer's kernel has acknowledged; they grow while the peer reads."""
         ...
 
     def write(self, data: bytes) -> bool:
@@ -125,10 +123,7 @@ class Stream(Protocol):
 
 
 class Timebase:
-    """Turns the kernel's wall-clock stamps into monotonic ones, and notes how late the reads were.
-
-    It also notices when the wall clock was set: then the dates of arrivals change, and durations do not.
-    """
+    """Maps the kernel's wall-clock stamps to monotonic ones; records lag and detects clock steps."""
 
     __slots__ = (
         "_checked_ns", "_clock", "_noticed_ns", "_offset_before_ns", "anchor", "lag", "offset_ns", "since_ns",
@@ -139,19 +134,19 @@ class Timebase:
         self._clock = clock
         self.lag = lag
         self.anchor = WallAnchor.sample(clock)
-        """Dates the stamps. Stays the same object until the wall clock was set, or has drifted from it."""
+        """Dates the stamps; the same object until the wall clock was set, or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
-        """Monotonic - wall, as last sampled."""
+        """Monotonic minus wall, as last sampled."""
         self.steps = 0
-        """How often the wall clock was set since the start."""
+        """Number of times the wall clock was set since the start."""
         self.since_ns = 0
-        """When it still showed what it was set from: the last setting was later than this."""
+        """The last setting of the wall clock was later than this."""
         self._checked_ns = self.anchor.mono_ns
         self._noticed_ns = 0
         self._offset_before_ns = self.offset_ns
 
     def check(self) -> None:
-        """Looks whether the wall clock was set; two readings, about 1 us: for a batch, not for a chunk."""
+        """Check whether the wall clock was set; about 1 us, so once a batch, not once a chunk."""
         now_ns = self._clock.mono_ns()
         if abs(now_ns - self._clock.wall_ns() - self.offset_ns) > STEP_NS:
             self.resample()  # or this process was held between the two readings
@@ -159,10 +154,10 @@ class Timebase:
             self._checked_ns = now_ns
 
     def resample(self) -> None:
-        """Reads both clocks with care; twice a second is enough for what is no step."""
+        """Sample both clocks; twice a second is enough for drift."""
         fresh = WallAnchor.sample(self._clock)
         if fresh.width_ns > STEP_NS:
-            return  # held between the readings, every time: it says nothing, and the next look is near
+            return  # the process was held between the readings: the sample is useless
         offset_ns = fresh.mono_ns - fresh.wall_ns
         tolerance_ns = STEP_NS + fresh.width_ns
         if abs(offset_ns - self.offset_ns) > tolerance_ns:
@@ -176,10 +171,10 @@ class Timebase:
         self._checked_ns = fresh.mono_ns
 
     def place(self, now_ns: int, wall_ns: int) -> int:
-        """The monotonic stamp for a kernel stamp that looks very late, or not yet due, to a read at `now_ns`.
+        """Return the monotonic stamp for a kernel stamp that looks very late, or early, at `now_ns`.
 
-        After a look at the clocks: by the mapping of now, or, where the wall clock was set between stamp and
-        read, by that of before. A stamp that fits neither is not believed: the read's own moment stands.
+        It is mapped as now, or, if the wall clock was set between stamp and read, as before. A stamp that
+        fits neither is replaced by `now_ns`.
         """
         self.check()
         t_ns = wall_ns + self.offset_ns
@@ -238,7 +233,6 @@ class PlainStream:
             self.ended()
 
     def ended(self) -> None:
-        """The peer will send no more."""
         # The end stays readable for ever: stop looking, or the loop spins.
         self.pause()
         self.handler.on_eof()
@@ -256,7 +250,7 @@ class PlainStream:
         return False
 
     def keep(self, data: bytes) -> None:
-        """Send `data`, which the kernel did not take, as soon as it does."""
+        """Send `data` as soon as the kernel takes it."""
         if self._out is None:
             self._out = deque()
             self._loop.add_writer(self._fd, self._writable)
@@ -310,27 +304,24 @@ class PlainStream:
             pass  # the peer is gone already; the reader will say so
 
     def peer_left(self) -> bool:
-        """True when the peer has closed its side, even where unread bytes stand before the end.
-
-        For a stream that is paused, and so cannot find out by reading.
-        """
+        """True when the peer has closed its side, even if bytes are unread: for a stream that is paused."""
         try:
             return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _TCP_LEFT
         except OSError:
             return True
 
     def look_again(self) -> None:
-        """Watch anew a socket that was reset.
+        """Watch a socket that was reset again.
 
-        libuv stops watching at the first error event. Where bytes and a reset come in the same turn, the
-        one callback there is reads the bytes, and the reset would be overlooked for ever.
+        libuv stops watching at the first error event: if bytes and a reset come in the same turn, the one
+        callback reads the bytes, and the reset would never be noticed.
         """
         if self._reading and self.peer_left():
             self.pause()
             self.resume()
 
     def is_alive(self) -> bool:
-        """False when the peer has closed or spoken out of turn: an idle connection has nothing to read."""
+        """False when the peer has closed, or sent anything: for an idle connection."""
         if self.closed:
             return False
         try:
@@ -342,14 +333,14 @@ class PlainStream:
         return False
 
     def has_unread(self) -> bool:
-        """Whether bytes that nobody has read wait in the kernel."""
+        """True when the kernel holds unread bytes."""
         try:
             return not self.closed and bool(self._recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
     def lose(self, error: OSError) -> None:
-        """The connection is gone."""
+        """Close, and tell the handler why."""
         handler = self.handler
         self.close()
         handler.on_lost(error)
@@ -365,7 +356,7 @@ class PlainStream:
             self._sock.close()
 
     def abort(self) -> None:
-        """Close with a reset: the peer sees that this was no orderly end."""
+        """Close with a reset, which tells the peer that something is missing."""
         if not self.closed:
             try:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
@@ -375,10 +366,9 @@ class PlainStream:
 
 
 class KernelStream(PlainStream):
-    """A TCP socket whose reads carry the kernel's own receive stamp, in monotonic ns.
+    """A TCP socket whose reads carry the kernel's receive stamp of their last segment, in monotonic ns.
 
-    The stamp is that of the last segment in the read, so our own lateness stays out of it and is
-    measured instead: the difference goes to the LagMeter.
+    Our own lateness is not part of the stamp; it goes to the LagMeter.
     """
 
     __slots__ = ("_recvmsg",)
@@ -420,7 +410,7 @@ class KernelStream(PlainStream):
 
 
 class CompiledStream(PlainStream):
-    """A TCP socket with a compiled reader; its stamps are the kernel's if `stamped`, else taken on read."""
+    """A TCP socket with a compiled reader; stamps are the kernel's if `stamped`, else taken on read."""
 
     __slots__ = ("reader",)
 
@@ -454,7 +444,7 @@ class CompiledStream(PlainStream):
 def open_stream(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, timebase: Timebase, clock: str
 ) -> PlainStream:
-    """The stream for a connected, non-blocking TCP socket and `relay.clock`."""
+    """Return the stream for a connected, non-blocking TCP socket and `relay.clock`."""
     if native.compiled is not None:
         return CompiledStream(loop, sock, handler, timebase, stamped=clock == "kernel")
     kind = KernelStream if clock == "kernel" else PlainStream

@@ -15,9 +15,9 @@ mono_ns = SystemClock.mono_ns
 
 
 class TlsStream(asyncio.Protocol):
-    """A connection whose bytes asyncio encrypts; stamps are taken when the plain text appears.
+    """A connection that asyncio encrypts; stamps are taken when the plain text appears.
 
-    `write` says False once asyncio's buffer is above its high-water mark.
+    `write` returns False while asyncio's buffer is above its high-water mark.
     """
 
     __slots__ = ("_full", "_transport", "closed", "handler")
@@ -27,8 +27,6 @@ class TlsStream(asyncio.Protocol):
         self.closed = False
         self._full = False
         self._transport: asyncio.Transport | None = None
-
-    # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no children of asyncio's, only alike.
@@ -58,11 +56,9 @@ class TlsStream(asyncio.Protocol):
         if not self.closed:
             self.handler.on_drained()
 
-    # What a Stream offers.
-
     @property
     def pending(self) -> int:
-        """Bytes above the high-water mark count; what is below it is as good as the kernel's."""
+        """Bytes in asyncio's buffer while it is above the high-water mark; else 0."""
         if self.closed or not self._full or self._transport is None:
             return 0
         return self._transport.get_write_buffer_size()
@@ -90,21 +86,20 @@ class TlsStream(asyncio.Protocol):
             self._transport.resume_reading()
 
     def shutdown_write(self) -> None:
-        """TLS ends both ways at once: close once everything is out."""
+        """Close once everything is sent: TLS ends both ways at once."""
         self.close()
 
     def peer_left(self) -> bool:
-        """Not to be told while the transport is paused: TLS reads to know."""
+        """False: TLS cannot know without reading."""
         return False
 
     def look_again(self) -> None:
-        """The transport sees to that."""
+        """Done by the transport."""
 
     def is_alive(self) -> bool:
         return not self.closed and self._transport is not None and not self._transport.is_closing()
 
     def has_unread(self) -> bool:
-        """The transport hands over what it reads at once."""
         return False
 
     def close(self) -> None:
@@ -121,10 +116,7 @@ class TlsStream(asyncio.Protocol):
 
 
 def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ssl.SSLContext:
-    """TLS for a listener; HTTP/1.1 only, which ALPN says. `prefix` of the two options' names.
-
-    Raises ConfigError that names the file at fault.
-    """
+    """Return a listener's TLS context; `prefix` of the options' names. Raises ConfigError."""
     for place, name in ((f"{prefix}certificate", certificate), (f"{prefix}key", key)):
         if not Path(name).is_file():
             raise ConfigError(place, f"no such file: {name}")
@@ -138,9 +130,9 @@ def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ss
 
 
 def client_context(ca: str | None, verify: bool) -> ssl.SSLContext:
-    """TLS to the upstream: verified against the system's CAs, or `ca` (a PEM file) alone.
+    """Return the TLS context to an upstream: verified against the system's CAs, or `ca` (a PEM file) alone.
 
-    Raises ConfigError that names the file at fault.
+    Raises ConfigError.
     """
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)

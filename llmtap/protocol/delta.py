@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 MODEL_CHARS_MAX: Final = 1_024
-"""Of a model's name, as far as a dialect remembers it. `record/bounds.py` cuts it further."""
+"""Of a model's name, as far as a dialect remembers it. `exchange/bounds.py` cuts it further."""
 USAGE_TOKENS_MAX: Final = 10**8
 """Tokens that the usage of one exchange may count: ten times the longest context window."""
 
@@ -77,7 +77,7 @@ class Verdict(msgspec.Struct, gc=False):
     """What gave it away: `finish_reason`, `delta.refusal`, `stream_error.type`, ..."""
     kind: str | None = None
     """`model_refusal`, `input_guardrail` or `output_guardrail`. None where it flags and does not act, or
-    acts and does not tell in which phase: what came before then decides (`record/refusal.py`)."""
+    acts and does not tell in which phase: what came before then decides (`exchange/refusal.py`)."""
     action: str | None = None
     """`flagged`, `blocked`, `replaced` or `redacted`; None for the model's own refusal."""
     phase: str | None = None
@@ -99,9 +99,9 @@ class ServerTime(msgspec.Struct, gc=False):
     """One duration that the server tells of its own work (IETF seed 000, 4.6.3 option C)."""
 
     name: str
-    """One of `SERVER_TIMES` in `wire/server_times.py`."""
+    """One of `SERVER_TIMES` in `protocol/server_times.py`."""
     ms: float
-    """As told: it may be negative, not finite, or longer than the exchange (`record/plausibility.py`)."""
+    """As told: it may be negative, not finite, or longer than the exchange (`exchange/verdict.py`)."""
     where: str
     """The object, or `header:NAME`, `trailer:NAME`, that held it."""
     path: str | None = None
@@ -163,4 +163,4 @@ class Delta(msgspec.Struct, gc=False):
     """False if its shape was not understood: it then counts for timing only."""
     repeatable: bool = False
     """It is a piece of one choice's output and nothing else, and its reader remembers nothing of the text:
-    the same event with another one would be read as the same Delta with that text (`wire/repetition.py`)."""
+    the same event with another one gives the same Delta with that text (`protocol/repetition.py`)."""

@@ -41,8 +41,6 @@ class DecodeError(PeerProtocolError):
 
 
 class _Stage(Protocol):
-    """One coding."""
-
     def decode(self, data: bytes, room: "_Room") -> bytes: ...
 
 
@@ -99,7 +97,6 @@ class Decoder:
 
     @property
     def identity(self) -> bool:
-        """There is nothing to undo."""
         return not self._stages
 
     def feed(self, data: bytes) -> bytes:

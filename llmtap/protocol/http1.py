@@ -1,10 +1,11 @@
 """HTTP/1.1 heads and framing: strict, incremental, sans-IO.
 
-Heads are tokenised by llhttp (through httptools) in its strict mode; the rules of framing stand here.
-What is ambiguous raises PeerProtocolError and is never forwarded: two lengths, a length beside
-chunked, a transfer coding other than chunked, a bare CR or LF, a folded line, white space before a
-colon. Where a body ends is found by scanners that look only at framing and keep no payload, so the
-relay can pass the very bytes it read.
+llhttp (through httptools) tokenises heads in its strict mode; the rules of framing are here. An ambiguous
+message raises PeerProtocolError and is never forwarded: two lengths, a length beside chunked, a transfer
+coding other than chunked, a bare CR or LF, a folded line, white space before a colon. Scanners find the end
+of a body; they look only at framing and keep no payload, so that the relay can pass the very bytes it read.
+
+Long because heads decide the framing of bodies, and both follow one set of rules.
 
 Source: RFC 9110, RFC 9112; sections beside the rules.
 """
@@ -20,21 +21,10 @@ from llmtap.errors import PeerProtocolError
 from llmtap.native import compiled
 
 __all__ = [
-    "FRAMING_TRAILERS",
-    "NO_TRAILERS",
-    "BodyScanner",
-    "ChunkedDecoder",
-    "ChunkedScanner",
-    "CloseScanner",
-    "Framing",
-    "LengthScanner",
-    "RequestHead",
-    "ResponseHead",
-    "header_value",
-    "parse_request_head",
-    "parse_response_head",
-    "scanner_for",
-]
+    "FRAMING_TRAILERS", "NO_TRAILERS", "BodyScanner", "ChunkedDecoder", "ChunkedScanner", "CloseScanner",
+    "Framing", "LengthScanner", "RequestHead", "ResponseHead", "header_value", "parse_request_head",
+    "parse_response_head", "scanner_for",
+]  # fmt: skip
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -68,7 +58,7 @@ FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Fields that no message may have as trailers: whoever merges them into the head reads another end."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
 # What a field is to framing and routing; looked up by the name as sent, which a memo makes one dict access.
-_PLAIN, _CONNECTION, _LENGTH, _CODING, _HOSTS, _UPGRADE, _EXPECT = range(7)
+_LENGTH, _CODING, _CONNECTION, _HOSTS, _UPGRADE, _EXPECT, _PLAIN = range(7)
 _KINDS: Final = {
     b"connection": _CONNECTION, b"content-length": _LENGTH, b"transfer-encoding": _CODING,
     b"host": _HOSTS, b"upgrade": _UPGRADE, b"expect": _EXPECT,
@@ -87,7 +77,7 @@ def _kind_of(name: bytes) -> int:
 
 
 class Framing(Enum):
-    """How the end of a body is told (RFC 9112 6.3)."""
+    """How the end of a body is determined (RFC 9112 6.3)."""
 
     NONE = 0
     LENGTH = 1
@@ -137,7 +127,6 @@ class ResponseHead(msgspec.Struct):
 
 
 def header_value(headers: Headers, name: bytes) -> bytes | None:
-    """The first value of `name` (lower case), or None."""
     for key, value in headers:
         if key.lower() == name:
             return value.strip(b" \t")
@@ -223,31 +212,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     if b"#" in target:
         raise PeerProtocolError("a request target has no fragment")  # RFC 9112 3.2
 
-    lengths: list[bytes] = []
-    codings: list[bytes] = []
-    options: list[bytes] = []
-    upgrade: bytes | None = None
-    hosts: list[bytes] = []
-    expects = False
-    for name, value in fields.headers:
-        kind = _seen_kinds.get(name, -1)
-        if kind < 0:
-            kind = _kind_of(name)
-        if kind == _PLAIN:
-            continue
-        value = value.rstrip(b" \t")  # llhttp keeps it, but it is no part of a value (RFC 9110 5.5)
-        if kind == _HOSTS:
-            hosts.append(value)
-        elif kind == _LENGTH:
-            lengths.append(value)
-        elif kind == _CONNECTION:
-            options += _options(value)
-        elif kind == _CODING:
-            codings.append(value)
-        elif kind == _UPGRADE:
-            upgrade = value
-        else:
-            expects = value.lower() == b"100-continue"
+    lengths, codings, options, hosts, upgrades, expectations = _routing(fields.headers)
     connection = tuple(options)
     # RFC 9112 3.2: 400 to a 1.1 request without Host, and to any request with more than one.
     if len(hosts) > 1 or (is_11 and not hosts):
@@ -276,9 +241,24 @@ def _parse_request_head(raw: bytes) -> RequestHead:
         length,
         _stays_open(is_11, connection),
         connection,
-        upgrade if b"upgrade" in connection else None,
-        expects,
+        upgrades[-1] if upgrades and b"upgrade" in connection else None,
+        bool(expectations) and expectations[-1].lower() == b"100-continue",
     )
+
+
+def _routing(headers: Headers) -> tuple[list[bytes], ...]:
+    """Return the values of Content-Length, Transfer-Encoding, Connection (its options in lower case), Host,
+    Upgrade and Expect."""
+    found: tuple[list[bytes], ...] = ([], [], [], [], [], [])
+    for name, value in headers:
+        kind = _seen_kinds.get(name, -1)
+        if kind < 0:
+            kind = _kind_of(name)
+        if kind == _PLAIN:
+            continue
+        value = value.rstrip(b" \t")  # llhttp keeps it, but it is no part of a value (RFC 9110 5.5)
+        found[kind].extend(_options(value) if kind == _CONNECTION else (value,))
+    return found
 
 
 def _check_host(value: bytes) -> None:
@@ -327,22 +307,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
         raise PeerProtocolError("malformed response status line", 502)
 
-    lengths: list[bytes] = []
-    codings: list[bytes] = []
-    options: list[bytes] = []
-    for name, value in headers:
-        kind = _seen_kinds.get(name, -1)
-        if kind < 0:
-            kind = _kind_of(name)
-        if kind == _PLAIN:
-            continue
-        value = value.rstrip(b" \t")
-        if kind == _LENGTH:
-            lengths.append(value)
-        elif kind == _CODING:
-            codings.append(value)
-        elif kind == _CONNECTION:
-            options += _options(value)
+    lengths, codings, options, *_ = _routing(headers)
     connection = tuple(options)
     if codings and (lengths or not is_11 or len(codings) > 1 or codings[0].lower() != b"chunked"):
         raise PeerProtocolError("ambiguous framing of the response", 502)

@@ -1,31 +1,38 @@
 """The event that comes again and again: a token stream repeats all of an event but the text in it.
 
-Once an event is understood, the bytes before and behind its text are known. Where another event has the same
-bytes, and between them one JSON string, it says the same with that string for a text, and nothing else of it
-has to be read: not its lines, not its JSON.
+Once an event is understood, the bytes before and behind its text are known. An event with the same bytes, and
+one JSON string between them, says the same with that string for a text, and nothing else of it has to be
+read: not its lines, not its JSON.
 
 Why that is right: to put one string in the place of another as the value of a member changes that value, and
-nothing else in the event. That this value is the text, and not one that happens to be alike, is tried out
-with a text of our own. That a reader remembers nothing of a text is for its dialect to say
-(`Delta.repeatable`).
+nothing else in the event. A probe with a text of our own shows that this value is the text, and not one that
+happens to be alike. The dialect states that its reader remembers nothing of a text (`Delta.repeatable`).
 
-Some servers put a value into each event that nobody reads and that is another one each time: a number of the
-event, its date, an id, padding. Up to three of these may be loose: strings or whole numbers at the top of
-the event's object, of names that its dialect does not read. Two events that differ in them show which they
-are. To put one string in the place of another, or one number, changes that member and nothing else, as it is
-with the text; so each of them is looked at in each event, whether it is one string or one number.
+Some servers put a value that nobody reads into each event, another one each time: a number of the event, its
+date, an id, padding. Up to three of these may be loose: strings or whole numbers at the top of the event's
+object, of names that its dialect does not read. Two events that differ in them show which they are. In each
+event each of them is checked to be one string or one number.
+
+The events recognised are set aside in a `TokenRun`, to be logged together. It has a compiled implementation
+and a Python one; the compiled one is also filled by the compiled `FrameBatch` (channel/frames.py), which
+leaves the event that would fill it to the Observer.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Final
+from array import array
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import msgspec
 
+from llmtap import native
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
-__all__ = ["BLOCK_BYTES_MAX", "LOOSE_MAX", "LooseRepetition", "Repetition", "find_repetition"]
+__all__ = [
+    "BLOCK_BYTES_MAX", "LOOSE_MAX", "PythonTokenRun", "Repetition", "RepetitionFinder", "Taken", "TokenRun",
+    "find_repetition", "make_token_run",
+]  # fmt: skip
 
 BLOCK_BYTES_MAX: Final = 4_096
 """Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
@@ -45,6 +52,10 @@ _SIZE_LINES: Final = {
 """First line of a chunk, as nearly everyone writes it (RFC 9112 7.1), by the bytes of the whole of it."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 """Bytes of payload of these chunks."""
+_WORTH_EVENTS: Final = 16
+"""Looking for what repeats takes as long as it saves over about five events."""
+_PATIENCE: Final = 8
+"""Number of searches that may be in vain."""
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
     lambda text: json.dumps(text).encode(),
@@ -60,108 +71,80 @@ Fixed = tuple[bytes, _Loose, _Loose, bytes]
 
 
 class Repetition(msgspec.Struct, gc=False):
-    """What is the same in each of these events."""
+    """What is the same in each of these events: everything but the text and the loose values."""
 
-    before: bytes
-    """All up to the quote that opens the text, and that too."""
-    behind: bytes
-    """All from the quote that closes it."""
+    opening: bytes
+    """Everything up to the first value, be it loose or the text. Quotes are no part of a value here."""
+    closing: bytes
+    """Everything from the end of the last value."""
     delta: Delta
     """What the first of them said, without its text."""
     chunk_end: bytes
-    """`behind`, and the end of a chunk."""
-
-    @property
-    def fixed(self) -> Fixed:
-        """The fixed parts, for the compiled implementation: as of `LooseRepetition`."""
-        return self.before, (), (), self.behind
-
-    def text_in(self, block: bytes) -> str:
-        """The text of a block that is one of these events; "" if it is none, or may be none."""
-        before, behind = self.before, self.behind
-        if not (block.startswith(before) and block.endswith(behind)) or len(block) > BLOCK_BYTES_MAX:
-            return ""
-        try:
-            # With its quotes: what is more than one string, or less, is refused.
-            return _decode_text(block[len(before) - 1 : 1 - len(behind)])
-        except ValueError:
-            return ""
-
-    def text_in_chunk(self, chunk: bytes) -> str:
-        """The same where such a block is the one chunk of a read, and its framing around it."""
-        before, behind = self.before, self.chunk_end
-        line = _SIZE_LINES.get(len(chunk))
-        if line is None or not (
-            chunk.startswith(line) and chunk.startswith(before, len(line)) and chunk.endswith(behind)
-        ):
-            return ""
-        try:
-            return _decode_text(chunk[len(line) + len(before) - 1 : 1 - len(behind)])
-        except ValueError:
-            return ""
-
-    def sizes_in_chunks(self, sizes: Sequence[int]) -> list[int]:
-        """Bytes of the blocks in chunks of these sizes, in which texts were found."""
-        return [_PAYLOADS[size] for size in sizes]
-
-
-class LooseRepetition(Repetition, gc=False):
-    """The same with loose values; `before` and `behind` are those of the event in which they were found."""
-
-    names: frozenset[str]
-    """Of the loose members."""
-    opening: bytes
-    """All up to the first value, be it loose or the text. Quotes are no part of a value here."""
-    ahead: _Loose
+    """`closing`, and the end of a chunk."""
+    ahead: _Loose = ()
     """For each loose value before the text: what follows it, and whether it is a string."""
-    beyond: _Loose
+    beyond: _Loose = ()
     """For each one behind the text, from the last to the first: what leads to it, and whether it is one."""
-    closing: bytes
-    """All from the end of the last value."""
+    names: frozenset[str] = frozenset()
+    """Names of the loose members."""
+    sample: bytes = b""
+    """The event in which the loose values were found, without its text; empty: there are none."""
 
     @property
     def fixed(self) -> Fixed:
+        """The fixed parts, for the compiled implementation."""
         return self.opening, self.ahead, self.beyond, self.closing
 
-    def text_in(self, block: bytes) -> str:
-        if len(block) > BLOCK_BYTES_MAX or not block.endswith(self.closing):
-            return ""
-        return self._text_between(block, 0, len(block) - len(self.closing))
+    def text_in(self, data: bytes, chunked: bool = False) -> str:
+        """Return the text of a block that is one of these events; "" if it is none, or may be none.
 
-    def text_in_chunk(self, chunk: bytes) -> str:
-        line, behind = _SIZE_LINES.get(len(chunk)), self.chunk_end
-        if line is None or not (chunk.startswith(line) and chunk.endswith(behind)):
-            return ""
-        return self._text_between(chunk, len(line), len(chunk) - len(behind))
-
-    def _text_between(self, data: bytes, start: int, end: int) -> str:
-        """The text, where all from `start` to `end` is as it should be.
-
-        What is fixed may stand in a value, too, and be found there. Then the value that is cut short by it is
-        refused, or what comes next is: a right text can be missed, but no wrong one found.
+        Args:
+            chunked: `data` is one chunk (RFC 9112 7.1) that holds the block, with its framing.
         """
-        if not data.startswith(self.opening, start):
+        size, start, closing = len(data), 0, self.closing
+        if chunked:
+            line = _SIZE_LINES.get(size)
+            if line is None or not data.startswith(line):
+                return ""
+            start, closing = len(line), self.chunk_end
+        elif size > BLOCK_BYTES_MAX:
             return ""
-        start += len(self.opening)
+        opening = self.opening
+        if not (data.startswith(opening, start) and data.endswith(closing)):
+            return ""
+        start += len(opening)
+        end = size - len(closing)
         try:
-            for fixed, is_string in self.ahead:
-                stop = data.index(fixed, start, end)
-                if is_string:
-                    _decode_text(data[start - 1 : stop + 1])
-                elif not ((number := data[start:stop]).isdigit() and (number >= b"1" or number == b"0")):
-                    return ""
-                start = stop + len(fixed)
-            for fixed, is_string in self.beyond:
-                stop = data.rindex(fixed, start, end)
-                begin = stop + len(fixed)
-                if is_string:
-                    _decode_text(data[begin - 1 : end + 1])
-                elif not ((number := data[begin:end]).isdigit() and (number >= b"1" or number == b"0")):
-                    return ""
-                end = stop
+            if self.names:
+                start, end = self._inside(data, start, end)
+            # With its quotes: what is more than one string, or less, is refused.
             return _decode_text(data[start - 1 : end + 1])
         except ValueError:
             return ""
+
+    def _inside(self, data: bytes, start: int, end: int) -> tuple[int, int]:
+        """Return where the text starts and ends, once each loose value was checked. Raises ValueError.
+
+        A fixed part may also stand in a value, and be found there. Then the value that it cuts short is
+        refused, or what comes next is: a right text can be missed, but no wrong one found.
+        """
+        for fixed, is_string in self.ahead:
+            stop = data.index(fixed, start, end)
+            _check_value(data, start, stop, is_string)
+            start = stop + len(fixed)
+        for fixed, is_string in self.beyond:
+            stop = data.rindex(fixed, start, end)
+            _check_value(data, stop + len(fixed), end, is_string)
+            end = stop
+        return start, end
+
+
+def _check_value(data: bytes, start: int, end: int, is_string: bool) -> None:
+    """Raise ValueError unless these bytes are one string, without its quotes, or one whole number."""
+    if is_string:
+        _decode_text(data[start - 1 : end + 1])
+    elif not ((number := data[start:end]).isdigit() and (number >= b"1" or number == b"0")):
+        raise ValueError
 
 
 def find_repetition(
@@ -185,7 +168,7 @@ def find_repetition(
         if text and quoted not in behind and before.endswith(_MEMBERS):
             behind = b'"' + behind
             found = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
-            if not _is_read(found.before + _PROBE.encode() + found.behind, found, read_event):
+            if not _is_read(found.opening + _PROBE.encode() + found.closing, found, read_event):
                 return None
             if names_read is None or last is None:
                 return found
@@ -216,19 +199,18 @@ def _members(block: bytes) -> dict[str, bytes]:
 
 def _loosen(
     found: Repetition, last: Repetition, names_read: frozenset[str], read_event: Callable[[SseEvent], Delta]
-) -> LooseRepetition | None:
-    """The same, where values are loose in which it differs from the last one, or that were loose there.
+) -> Repetition | None:
+    """Return it with those values loose in which it differs from the last one, or that were loose there.
 
-    None if there are none, or too many, or if we cannot find one of them or put others in their places.
+    None if there are none, or too many, or if one of them cannot be found or replaced.
     """
-    sample, edge = found.before + found.behind, len(found.before)
-    was, now = _members(last.before + last.behind), _members(sample)
-    known = last.names if isinstance(last, LooseRepetition) else frozenset()
+    sample, edge = found.opening + found.closing, len(found.opening)
+    was, now = _members(last.sample or last.opening + last.closing), _members(sample)
     loose = {
         name: value
         for name, value in now.items()
         if name not in names_read
-        and (name in known or was.get(name, value) != value)
+        and (name in last.names or was.get(name, value) != value)
         and (value.startswith(b'"') or value.isdigit())
     }
     if not 0 < len(loose) <= LOOSE_MAX:
@@ -253,11 +235,11 @@ def _loosen(
     opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
     n = values.index(text)
     kinds = [is_string for _, _, is_string in values]
-    return LooseRepetition(
-        found.before, found.behind, found.delta, closing + b"\r\n",
-        names=frozenset(loose), opening=opening, closing=closing,
+    return Repetition(
+        opening, closing, found.delta, closing + b"\r\n",
         ahead=tuple(zip(fixed[:n], kinds[:n], strict=True)),
         beyond=tuple(zip(fixed[n:], kinds[n + 1 :], strict=True))[::-1],
+        names=frozenset(loose), sample=sample,
     )  # fmt: skip
 
 
@@ -273,7 +255,113 @@ def _place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
 
 
 def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
-    """The sample with more bytes where these values start."""
+    """Return the sample with more bytes where these values start."""
     starts = [start for start, _, _ in values]
     parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]
     return parts[0] + b"".join(new + part for new, part in zip(more, parts[1:], strict=True))
+
+
+class Reader(Protocol):
+    """The part of a dialect that the search needs."""
+
+    @property
+    def names_read(self) -> frozenset[str] | None: ...
+
+    def read_event(self, event: SseEvent) -> Delta: ...
+
+
+class RepetitionFinder:
+    """Keeps track of the event of one stream that may come again, and looks for it as long as that pays."""
+
+    __slots__ = ("_at", "_last", "_patience", "repetition")
+
+    def __init__(self) -> None:
+        self.repetition: Repetition | None = None
+        """The event that may come again; None once another kind of event came."""
+        self._last: Repetition | None = None  # it may be outdated, and tells what is loose
+        self._at = 0  # where in the body it was looked for last
+        self._patience = _PATIENCE
+
+    def look(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
+        """Look for it in a block that was one repeatable event; `offset`: where it ends in the body."""
+        if not self._patience or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
+            return
+        if offset - self._at < _WORTH_EVENTS * len(block):
+            self._patience -= 1
+        self._at = offset
+        found = find_repetition(block, delta, reader.read_event, reader.names_read, self._last)
+        self.repetition = found
+        self._last = found or self._last
+
+
+ROOM: Final = 64
+"""Events that the Python implementation sets aside: enough to make logging them cheap."""
+
+Taken = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
+"""Of each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only white space;
+and its text, if texts are kept."""
+
+
+class TokenRun(Protocol):
+    """The events set aside. They are logged as soon as `full`, or as something else comes."""
+
+    keeps_texts: bool
+    """To be changed only while it is empty."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
+        """Set a read aside if it is exactly one such event with a text that is not empty. Return whether."""
+
+    def take(self) -> Taken:
+        """Return the columns of the events, at least one, and forget them."""
+
+
+class PythonTokenRun:
+    """Reference implementation."""
+
+    __slots__ = ("_chunked", "_events", "_text_in", "keeps_texts")
+
+    def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:
+        self._chunked = chunked
+        self._text_in = repetition.text_in
+        self._events: list[tuple[int, int, int, str]] = []
+        self.keeps_texts = keeps_texts
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def full(self) -> bool:
+        return len(self._events) >= ROOM
+
+    def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
+        text = self._text_in(data, self._chunked)
+        if not text:
+            return False
+        self._events.append((t_ns, added_ns, len(data), text))
+        return True
+
+    def take(self) -> Taken:
+        times, added_ns, read_sizes, texts = zip(*self._events, strict=True)
+        self._events.clear()
+        sizes = [_PAYLOADS[size] for size in read_sizes] if self._chunked else read_sizes
+        blanks = bytes(map(str.isspace, texts))
+        kept = list(texts) if self.keeps_texts else []
+        return array("q", times), array("q", added_ns), array("l", sizes), blanks, kept
+
+
+def make_token_run(repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> TokenRun:
+    """Return an empty run of events that are this repetition.
+
+    Args:
+        chunked: each read is one chunk that holds the event, with the framing around it.
+        keeps_texts: whether the texts are wanted.
+    """
+    if native.compiled is None:
+        return PythonTokenRun(repetition, chunked=chunked, keeps_texts=keeps_texts)
+    run: TokenRun = native.compiled.TokenRun(repetition.fixed, chunked, keeps_texts)
+    return run

@@ -4,7 +4,7 @@ Objects of an event, headers and trailers are read by tables: what stands where,
 and means of a request are all there is, except for llama.cpp, which can stamp every token.
 
 Any number is read as a duration here, also one that is negative or not finite: how long an exchange took is
-known at its end only, and `record/plausibility.py` compares and counts them there.
+known at its end only, and `exchange/verdict.py` compares and counts them there.
 
 Source: shared/dialects/dialects.md section 6; W3C Server Timing; IETF seed 000, 4.6.3 option C.
 """
@@ -178,7 +178,6 @@ def header_times(headers: Iterable[tuple[bytes, bytes]], place: str = "header") 
 
 
 def trailer_times(lines: Iterable[bytes]) -> list[ServerTime]:
-    """The same of the trailer lines of a chunked body."""
     fields = (line.partition(b":") for line in lines)
     return header_times(((name, value.strip()) for name, _, value in fields), "trailer")
 

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes of a body to event blocks, whatever way the bytes were cut.
+"""Server-sent events and newline-delimited JSON: bytes of a body to events, whatever way the bytes were cut.
 
 A *block* is a run of non-empty lines closed by an empty one; blocks of comments alone are reported
 too, because a keep-alive is something that happened. Lines end in CR, LF or CR LF, mixed at will, and
@@ -8,14 +8,19 @@ One leniency beyond the standard: some servers put a single newline between even
 ends in `}` and the next begins with `{` or `[`, no JSON text can hold both, so they are two events;
 from there on every whole JSON line of that stream is an event at its own line end.
 
-Source: WHATWG HTML, "Parsing an event stream"; shared/dialects/dialects.md section 2 for the leniency.
+A line of NDJSON ends in LF or CR LF; the last one of a body may lack it. Each line is reported as one event;
+an empty one is a keep-alive.
+
+Source: WHATWG HTML, "Parsing an event stream"; shared/dialects/dialects.md sections 1 and 2; ndjson.org,
+jsonlines.org.
 """
 
 from typing import Final
 
 import msgspec
 
-__all__ = ["EVENT_BYTES_MAX", "SseEvent", "SseParser"]
+__all__ = ["EVENT_BYTES_MAX", "LineParser", "SseEvent", "SseParser"]
+
 
 EVENT_BYTES_MAX: Final = 16 << 20
 """A longer event is passed over. The longest known are audio and tool arguments of about 1 MB."""
@@ -75,7 +80,6 @@ class SseParser:
         self._too_long = False
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """The events that these bytes complete."""
         size = len(data)
         # Most reads of a token stream are this: one whole event with one line of data.
         if (
@@ -203,7 +207,6 @@ class SseParser:
             self._read_field(line, start, end, out)
 
     def _read_field(self, line: bytes, start: int, end: int, out: list[SseEvent]) -> None:
-        """Takes one non-empty line of the block."""
         if line.startswith(b"data:"):
             value = line[6:] if line.startswith(b" ", 5) else line[5:]
             lines = self._data
@@ -232,7 +235,6 @@ class SseParser:
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
     def _dispatch(self, end: int, out: list[SseEvent]) -> None:
-        """Ends the block."""
         if self._too_long or end - self._start > self._event_bytes_max:
             self.skipped += 1
         else:
@@ -253,3 +255,56 @@ class SseParser:
         self._data.clear()
         self._event = b""
         self._comment = self._field = self._too_long = False
+
+
+class LineParser:
+    """Cuts one body into lines. Any cut of the bytes gives the same ones.
+
+    Keeps the bytes of one unfinished line, at most `line_bytes_max` of them: a longer line is passed over to
+    its end and counted in `skipped`.
+    """
+
+    __slots__ = ("_line_bytes_max", "_size", "_tail", "offset", "skipped")
+
+    def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self.offset = 0
+        """Bytes of the body seen so far."""
+        self.skipped = 0
+        """Lines longer than `line_bytes_max`."""
+        self._line_bytes_max = line_bytes_max
+        self._tail = bytearray()
+        self._size = 0  # bytes of the unfinished line, kept or not
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        out: list[SseEvent] = []
+        begin = 0
+        while (newline := data.find(b"\n", begin)) >= 0:
+            self._keep(data[begin : newline + 1])
+            begin = newline + 1
+            self._end(out)
+        self._keep(data[begin:])
+        return out
+
+    def close(self) -> list[SseEvent]:
+        """The line that the end of the body completes, if any."""
+        out: list[SseEvent] = []
+        if self._size:
+            self._end(out)
+        return out
+
+    def _keep(self, part: bytes) -> None:
+        self.offset += len(part)
+        self._size += len(part)
+        if self._size > self._line_bytes_max:
+            self._tail.clear()
+        else:
+            self._tail += part
+
+    def _end(self, out: list[SseEvent]) -> None:
+        if self._size > self._line_bytes_max:
+            self.skipped += 1
+        else:
+            line = bytes(self._tail).rstrip(b"\r\n")
+            out.append(SseEvent(self.offset - self._size, self.offset, line))
+        self._tail.clear()
+        self._size = 0

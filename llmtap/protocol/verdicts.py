@@ -2,7 +2,7 @@
 
 Each function reads one place and returns a Verdict or None. Words of a body get into a Verdict only from
 closed sets or as single words (codes, categories); texts are searched for known phrases and never kept.
-Signals of errors are `error.code`, `error.type`, `error.message` or `error.metadata`; `record/refusal.py`
+Signals of errors are `error.code`, `error.type`, `error.message` or `error.metadata`; `exchange/refusal.py`
 names them anew by the status and the kind of body they came in.
 
 Source: shared/dialects/dialects.md section 7.
@@ -15,23 +15,10 @@ from typing import Any, Final
 from llmtap.protocol.delta import Verdict
 
 __all__ = [
-    "AMBIGUOUS",
-    "INPUT",
-    "MODEL_REFUSAL",
-    "OUTPUT",
-    "filter_category",
-    "of_block_reason",
-    "of_error",
-    "of_filter_results",
-    "of_finish_reason",
-    "of_guardrail_action",
-    "of_hook_results",
-    "of_moderation",
-    "of_prompt_filter_results",
-    "of_refusal",
-    "of_warnings",
-    "word",
-]
+    "AMBIGUOUS", "INPUT", "MODEL_REFUSAL", "OUTPUT", "filter_category", "of_block_reason", "of_error",
+    "of_filter_results", "of_finish_reason", "of_guardrail_action", "of_hook_results", "of_moderation",
+    "of_prompt_filter_results", "of_refusal", "of_warnings", "word",
+]  # fmt: skip
 
 MODEL_REFUSAL: Final = "model_refusal"
 INPUT: Final = "input_guardrail"
@@ -103,7 +90,6 @@ def of_filter_results(results: Any, place: str = "content_filter_results") -> Ve
 
 
 def of_prompt_filter_results(results: Any) -> Verdict | None:
-    """Azure's results of the prompts."""
     best: Verdict | None = None
     for result in _dicts(results):
         filters = result.get("content_filter_results") or result.get("content_filter_result")
@@ -117,7 +103,6 @@ def of_prompt_filter_results(results: Any) -> Verdict | None:
 
 
 def filter_category(results: Any) -> str | None:
-    """The category that Azure's results call filtered."""
     return _category(results, "filtered") or None
 
 
@@ -180,7 +165,6 @@ def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | 
 
 
 def _detected(detections: Any, phase: str) -> str | None:
-    """The type of the first detection of a phase."""
     for detection in _dicts(detections.get(phase) if isinstance(detections, dict) else None):
         for result in _dicts(detection.get("results")):
             if kind := word(result.get("detection_type")):

@@ -1,13 +1,16 @@
-"""WebSocket: bytes of a tunnel to messages, whatever way the bytes were cut.
+"""WebSocket: bytes of a tunnel to messages, whatever way the bytes were cut; and frames to send.
 
-For measured copies only: nothing is answered, and what passes is not judged beyond what framing needs. A
-message may lie in several frames with control frames between them. Compressed ones (permessage-deflate,
-which alone uses the first reserved bit) are inflated up to a bound.
+The parser serves measured copies only: it answers nothing, and checks no more than framing needs. A message
+may lie in several frames with control frames between them. Compressed ones (permessage-deflate, which alone
+uses the first reserved bit) are inflated up to a bound.
 
-Source: RFC 6455 section 5; RFC 7692 section 7.2.2.
+Source: RFC 6455 sections 4.2.2 and 5; RFC 7692 section 7.2.2.
 """
 
+import base64
+import hashlib
 import re
+import struct
 import zlib
 from enum import IntEnum
 from typing import Final
@@ -18,7 +21,7 @@ from llmtap.errors import PeerProtocolError
 from llmtap.protocol.encoding import RATIO_FREE_BYTES, RATIO_MAX
 from llmtap.protocol.sse import EVENT_BYTES_MAX
 
-__all__ = ["MessageParser", "Opcode", "WebSocketMessage"]
+__all__ = ["MessageParser", "Opcode", "WebSocketMessage", "accept_key", "frame"]
 
 
 class Opcode(IntEnum):
@@ -173,7 +176,6 @@ class MessageParser:
         self._size[control] += len(head)
 
     def _take(self, part: bytes) -> None:
-        """The next bytes of a frame's payload."""
         control = bool(self._opcode & _CONTROL)
         self._left -= len(part)
         self._size[control] += len(part)
@@ -232,3 +234,31 @@ def _unmasked(part: bytes, key: bytes, taken: int) -> bytes:
     keys = (key[turn:] + key[:turn]) * (size // 4 + 1)
     mixed = int.from_bytes(part, "big") ^ int.from_bytes(keys[:size], "big")
     return mixed.to_bytes(size, "big")
+
+
+_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+"""RFC 6455 1.3."""
+
+
+def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> bytes:
+    """A whole message in one frame. A client has to mask, with four bytes that nobody can foretell; a server
+    must not, and has no key."""
+    size, mask = len(payload), _MASKED if key else 0
+    first = _FIN | opcode
+    if size < 126:
+        head = struct.pack("!BB", first, mask | size)
+    elif size < 1 << 16:
+        head = struct.pack("!BBH", first, mask | 126, size)
+    else:
+        head = struct.pack("!BBQ", first, mask | 127, size)
+    if not key:
+        return head + payload
+    # RFC 6455 5.3: each byte XOR the one of the key at its place, modulo 4.
+    keys = (key * (size // 4 + 1))[:size]
+    masked = int.from_bytes(payload, "big") ^ int.from_bytes(keys, "big")
+    return head + key + masked.to_bytes(size, "big")
+
+
+def accept_key(key: bytes) -> bytes:
+    """What the server's Sec-WebSocket-Accept has to say to a Sec-WebSocket-Key."""
+    return base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())

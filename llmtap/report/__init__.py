@@ -1,1 +1,1 @@
-"""A Summary for people: terminal tables."""
+"""Reports: documents made of public JSON, and their renderers for a terminal, Markdown and HTML."""

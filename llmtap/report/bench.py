@@ -1,103 +1,418 @@
-"""A benchmark for a terminal: each test's tables, what a reader has to know, and which demands were met.
+"""A benchmark, and systems compared by their benchmarks: for a terminal, as Markdown and as a page.
 
-Takes the public JSON (`llmtap bench --json`).
+Takes the public JSON (`llmtap bench --json`; `llmtap report RESULTS --compare OTHER --json`); parts that are
+missing are left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
-from llmtap.report.capture import harmless
-from llmtap.report.terminal import is_words
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.report.document import (
+    Block,
+    Compliance,
+    DetailsBlock,
+    ItemList,
+    Note,
+    Preformatted,
+    ReportDocument,
+    Section,
+    Table,
+    TableGroup,
+    TermTable,
+    Tile,
+    Tiles,
+    VerdictBox,
+)
+from llmtap.report.page import page_html
+from llmtap.report.plots import chart_figure
+from llmtap.report.render import markdown, terminal
+from llmtap.report.values import METRIC_TITLES, at, counted, milliseconds, number, plain_text
 
-__all__ = ["compliance_said", "findings_said", "render_bench", "render_table"]
+__all__ = [
+    "bench_html", "compare_html", "compare_markdown", "compliance_said", "findings_said", "render_bench",
+    "render_compare",
+]  # fmt: skip
 
 UNMET_SHOWN: Final = 6
 """Of the requirements that a test does not meet; pages and Markdown have all."""
+_TITLES_MAX: Final = 3
+"""Of tests in a page's title."""
+_ASSETS: Final = ("replay_page.css", "bench_page.css")
+_Json = Mapping[str, Any]
 
 
-def render_bench(document: Mapping[str, Any], *, minimum_follows: bool = False) -> RenderableType:
-    """All of it. Parts that are missing are left out.
-
-    Args:
-        minimum_follows: the minimum report (C.1) comes next, and tells each finding itself.
-    """
-    parts: list[RenderableType] = []
-    for report in document.get("tests") or ():
-        parts += [Text(f"{report['section']} {report['title']}", style="bold"), *_report(report), Text("")]
-    for one in document.get("not_run") or ():
-        hint = f"\n           {one['hint']}" if one.get("hint") else ""
-        parts.append(Text(harmless(f"not run    {one['test']}: {one['why']}") + hint, style="yellow"))
-    said = findings_said((document.get("verdict") or {}).get("findings") or ())
-    if said and minimum_follows:
-        said = ["some figures are not to be relied on: the notes at the end say which, and why"]
-    parts += [Text(harmless(f"NOT VALID: {one}"), style="red") for one in said]
-    return Group(*parts)
-
-
-def findings_said(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+def findings_said(findings: Sequence[_Json]) -> list[str]:
     """What speaks against figures: each kind of a test once, with its first load and how many more."""
-    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    alike: dict[tuple[str, str], list[_Json]] = {}
     for finding in findings:
         alike.setdefault((finding["test"], finding["what"]), []).append(finding)
     said = []
     for (test, _), (first, *others) in alike.items():
-        more = f" and {len(others):,} other load{'' if len(others) == 1 else 's'}" if others else ""
+        more = f" and {counted(len(others), 'other load')}" if others else ""
         said.append(f"{test}, {first['step']}{more}: {first['says']}")
     return said
 
 
-def compliance_said(report: Mapping[str, Any]) -> str:
+def compliance_said(report: _Json) -> str:
     """`conditionally compliant (61 of 61 MUST, 14 of 16 SHOULD); lacking: 4.6.3-2, 4.7.3-1`."""
     told = report.get("compliance") or {}
     if not told:
         return "not judged"
-    must, should = told["must"], told["should"]
-    counts = f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
     why = list(told["why"])
     more = f" and {len(why) - UNMET_SHOWN:,} more" if len(why) > UNMET_SHOWN else ""
     lacking = f"; lacking: {', '.join(why[:UNMET_SHOWN])}{more}" if why else ""
-    return f"{told['level']} ({counts}){lacking}"
+    return f"{told['level']} ({_counts(told)}){lacking}"
 
 
-def render_table(table: Mapping[str, Any]) -> Table:
-    """One of a report's tables, without its caption: texts to the left, figures to the right."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, head in enumerate(table["heads"]):
-        left = i == 0 or is_words(row[i] for row in table["rows"])
-        shown.add_column(Text(harmless(head)), justify="left" if left else "right")
-    for row in table["rows"]:
-        shown.add_row(*(Text(harmless(cell)) for cell in row))
-    return shown
+def _counts(told: _Json) -> str:
+    must, should = told["must"], told["should"]
+    return f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
 
 
-def _report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    configuration = " · ".join(f"{k}: {v}" for k, v in (report.get("configuration") or {}).items())
-    if configuration:
-        yield Text(harmless(configuration))
-    for table in report.get("tables") or ():
-        yield Text(harmless(table["caption"]), style="italic")
-        yield render_table(table)
-    for note in report.get("notes") or ():
-        yield Text(harmless(f"note: {note}"))
-    for said in report.get("deviations") or ():
-        yield Text(harmless(f"deviation: {said}"), style="yellow")
+def _tables(holder: _Json, *, breaks: bool = False) -> list[Table]:
+    return [Table(t["heads"], t["rows"], t["caption"], breaks) for t in holder.get("tables") or ()]
+
+
+def _unmet(row: _Json, what: str) -> Note:
+    return Note(f"  {row['id']} {what}: {row['says']} {row['evidence']}", "yellow")
+
+
+# ---------------------------------------------------------------- a benchmark
+
+
+def render_bench(document: _Json, *, minimum_follows: bool = False) -> RenderableType:
+    """For a terminal.
+
+    Args:
+        minimum_follows: the minimum report (C.1) comes next, and names each finding itself.
+    """
+    blocks: list[Note | Table] = []
+    for report in document.get("tests") or ():
+        blocks += [Note(f"{report['section']} {report['title']}", "bold"), *_test_blocks(report), Note("")]
+    for one in document.get("not_run") or ():
+        blocks.append(Note(f"not run    {one['test']}: {one['why']}", "yellow"))
+        if one.get("hint"):
+            blocks.append(Note(f"           {one['hint']}", "yellow"))
+    said = findings_said(at(document, "verdict", "findings") or ())
+    if said and minimum_follows:
+        said = ["some figures are not to be relied on: the notes at the end say which, and why"]
+    return terminal([*blocks, *(Note(f"NOT VALID: {one}", "red") for one in said)])
+
+
+def _test_blocks(report: _Json) -> Iterator[Note | Table]:
+    if configuration := report.get("configuration"):
+        yield Note(" · ".join(f"{name}: {value}" for name, value in configuration.items()))
+    yield from _tables(report)
+    yield from (Note(f"note: {note}") for note in report.get("notes") or ())
+    yield from (Note(f"deviation: {said}", "yellow") for said in report.get("deviations") or ())
     if report.get("forfeits"):
-        yield Text(f"--quick gives up: {', '.join(report['forfeits'])}", style="yellow")
-    yield from _compliance(report.get("compliance") or {})
-
-
-def _compliance(told: dict[str, Any]) -> Iterator[RenderableType]:
-    """The status, and what is in the way of a better one."""
+        yield Note(f"--quick gives up: {', '.join(report['forfeits'])}", "yellow")
+    told = report.get("compliance")
     if not told:
         return
-    yield Text(compliance_said({"compliance": told | {"why": ()}}), style="bold")
-    rows: Sequence[Mapping[str, Any]] = [row for row in told["rows"] if row["id"] in told["why"]]
-    for row in rows[:UNMET_SHOWN]:
-        said = f"  {row['id']} {row['level']}, {row['status']}: {row['says']} {row['evidence']}"
-        yield Text(harmless(said), style="yellow")
+    yield Note(compliance_said({"compliance": told | {"why": ()}}), "bold")
+    rows = [row for row in told["rows"] if row["id"] in told["why"]]
+    yield from (_unmet(row, f"{row['level']}, {row['status']}") for row in rows[:UNMET_SHOWN])
     if len(rows) > UNMET_SHOWN:
-        yield Text(f"  and {len(rows) - UNMET_SHOWN:,} more: they are in report.md and on the page")
+        yield Note(f"  and {len(rows) - UNMET_SHOWN:,} more: they are in report.md and on the page", "yellow")
+
+
+def bench_html(document: _Json) -> str:
+    """The page: the verdict, each test with its tables and charts, and the requirements."""
+    reports: Sequence[_Json] = document.get("tests") or ()
+    sections = [
+        Section(report["test"], f"{report['section']} {report['title']}", list(_test_page(report)))
+        for report in reports
+    ]
+    if reports:
+        sections.append(Section("loads", "Every load", list(_loads(reports))))
+        sections.append(Section("compliance", "Compliance", _compliance(reports)))
+        sections.append(Section("again", "To do it again", list(_again(document))))
+    titles = ", ".join(report["title"] for report in reports)
+    if len(reports) > _TITLES_MAX:
+        titles = f"{len(reports)} tests"
+    model = at(document, "sut", "model") or at(document, "target", "model")
+    title = f"Benchmark of {model or 'a server'}: {titles or 'no test was run'}"
+    page = ReportDocument(title, list(_summary(document)), list(_settings(document)), sections)
+    return page_html(page, *_ASSETS, "bench_page.js")
+
+
+def _summary(document: _Json) -> Iterator[Block]:
+    verdict = document.get("verdict") or {}
+    if verdict.get("valid"):
+        yield VerdictBox(
+            True, "Valid.",
+            "Loads were sent as asked and on time, the sender had room: nothing that is checked speaks"
+            " against the figures.",
+        )  # fmt: skip
+    else:
+        yield VerdictBox(False, "Not valid.", items=findings_said(verdict.get("findings") or ()))
+    if document.get("quick"):
+        yield Note("Note: tests were shortened (--quick); the demands that this gives up are not met below.")
+    for one in document.get("not_run") or ():
+        yield Note(f"Not run: {one['test']}, because {one['why']}.")
+    tiles = [
+        Tile(report["title"], told["level"], _counts(told), report["test"])
+        for report in document.get("tests") or ()
+        if (told := report.get("compliance"))
+    ]
+    if tiles:
+        yield Tiles(tiles)
+
+
+def _settings(document: _Json) -> Iterator[Block]:
+    sut, target = dict(document.get("sut") or {}), document.get("target") or {}
+    sut["hardware"] = hardware = dict(sut.get("hardware") or {})
+    if hardware.get("price_per_hour") is None:
+        hardware.pop("currency", None)
+    rows = [("address", str(target.get("url", "-")))]
+    # With spaces, where a narrow page can break them.
+    rows += [(path.replace(".", " ").replace("_", " "), text) for path, text in _flat(sut)]
+    rows += [(name, _plain(document.get(name))) for name in ("seed", "warmup", "quick", "made")]
+    yield TermTable(rows)
+    whole = {"target": target, "arms": document.get("arms") or {}, "params": document.get("params") or {}}
+    values = list(_flat(whole))
+    yield DetailsBlock(f"All of it ({len(values):,} values)", [TermTable(values)] if values else [])
+
+
+def _test_page(report: _Json) -> Iterator[Block]:
+    if configuration := report.get("configuration"):
+        yield TermTable([(name, str(value)) for name, value in configuration.items()])
+    if tables := _tables(report, breaks=True):
+        yield TableGroup(tables)
+    if charts := report.get("charts"):
+        yield chart_figure(report["test"], charts)
+    notes = [*(report.get("notes") or ()), *(f"Deviation: {one}" for one in report.get("deviations") or ())]
+    if notes:
+        yield ItemList(notes, "notes")
+
+
+def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
+    measured = [(metric, share) for metric in ("ttft", "tpot", "e2e") for share in ("p50", "p99")]
+    heads = ["load", "n", "requests/s", "output tok/s"]
+    heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in measured]
+    yield Note("As its requests were measured, in ms. Each is a folder of the results.")
+    for report in reports:
+        rows = []
+        for step in report.get("steps") or ():
+            result = step["result"]
+            outcomes = result.get("outcomes") or {}
+            n, well = sum(outcomes.values()), sum(outcomes.get(name, 0) for name in ENDED_WELL)
+            rows.append([
+                f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
+                f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")),
+                number(at(result, "tokens", "output_per_second")),
+                *(milliseconds(at(result, "metrics", metric, share)) for metric, share in measured),
+                f"{well / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
+            ])  # fmt: skip
+        yield Table([*heads, "ended well", "late p99"], rows, f"{report['section']} {report['title']}")
+
+
+def _compliance(reports: Sequence[_Json]) -> list[Block]:
+    found = [(report["test"], row) for report in reports for row in at(report, "compliance", "rows") or ()]
+    about = (
+        "Every demand of the methodology that binds these tests, and what shows whether it was met. A test"
+        " that meets all MUST is conditionally compliant, one that meets all SHOULD as well unconditionally."
+        " What a report cannot show counts as not met; procedures without a key word count for nothing."
+    )
+    return [Note(about), Compliance([row for _, row in found], tests=[test for test, _ in found])]
+
+
+def _again(document: _Json) -> Iterator[Block]:
+    if document.get("command"):
+        yield Preformatted(document["command"])
+    rows = [(name, str(value)) for name, value in (document.get("versions") or {}).items()]
+    rows.append(("results folder", str(document.get("results", "-"))))
+    rows += [
+        (f"requests of {report['test']}", str(report["exact_requests"]))
+        for report in document.get("tests") or ()
+        if report.get("exact_requests")
+    ]
+    yield TermTable(rows)
+
+
+def _flat(tree: _Json, before: str = "") -> Iterator[tuple[str, str]]:
+    """Leaves by their path, as text; nothing that is empty."""
+    for name, value in tree.items():
+        path = f"{before}.{name}" if before else name
+        if isinstance(value, Mapping):
+            yield from _flat(value, path)
+        elif value not in (None, [], ""):
+            yield path, _plain(value)
+
+
+def _plain(value: object) -> str:
+    """Whole numbers as they are: a seed has no thousands."""
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    return str(value) if type(value) is int else plain_text(value)
+
+
+# ---------------------------------------------------------------- systems compared
+
+
+def render_compare(told: _Json) -> RenderableType:
+    """For a terminal: the checklist first, then what differs."""
+    blocks: list[Note | Table] = []
+    for test in told["tests"]:
+        blocks += [Note(_heading(test), "bold"), *_comparison(test), Note("")]
+    return terminal([*blocks, *(Note(said, "yellow") for said in _left_out(told))])
+
+
+def _comparison(test: _Json) -> Iterator[Note | Table]:
+    unmet = _unmet_rows(test)
+    yield from (Note(said, "bold red") for said in _unlike(test))
+    yield Note(f"fair comparison: {_fairness(test)}", "yellow" if unmet else "none")
+    yield from (_unmet(row, row["status"]) for row in unmet)
+    if not test["tables"]:
+        yield Note("nothing could be compared: no load in common, or too few requests")
+    yield from _tables(test)
+    yield from (Note(f"note: {note}") for note in test["notes"])
+
+
+def compare_markdown(told: _Json) -> str:
+    """The same with the whole checklist."""
+    sections: list[Section] = []
+    for test in told["tests"]:
+        blocks: list[Block] = [Note("", lead=said) for said in _unlike(test)]
+        blocks += [Note(f"Fair comparison (section 6): {_fairness(test)}."), *_tables(test)]
+        blocks += [ItemList(test["notes"])] if test["notes"] else []
+        blocks += _normalised(test)
+        rows = [
+            [row[name] for name in ("id", "level", "says", "status", "evidence")]
+            for row in test["checklist"]["rows"]
+        ]
+        blocks.append(Table(["Demand", "Level", "What", "Status", "Evidence"], rows, "Checklist"))
+        sections.append(Section(test["test"], _heading(test), blocks))
+    left_out = [Note(said) for said in _left_out(told)]
+    if sections:
+        sections[-1].blocks.extend(left_out)
+    title = f"{' and '.join(one['label'] for one in told['systems'])}, compared"
+    return markdown(ReportDocument(title, [] if sections else left_out, sections=sections), special="|")
+
+
+def compare_html(told: _Json) -> str:
+    """The page: what differs, whether that is fair, and distributions."""
+    base, *others = (one["label"] for one in told["systems"])
+    sections = [
+        Section(test["test"], f"{test['section']} {test['title']}", list(_comparison_page(test)))
+        for test in told["tests"]
+    ]
+    page = ReportDocument(
+        f"{', '.join(others)} against {base}", _compare_summary(told), _compare_settings(told), sections
+    )
+    return page_html(page, *_ASSETS)
+
+
+def _compare_summary(told: _Json) -> list[Block]:
+    """What the tests are about, and whether the comparison may be published."""
+    valid = all(one["valid"] for test in told["tests"] for one in test["systems"])
+    fair = valid and not any(_unmet_rows(test) for test in told["tests"])
+    items = [f"{test['title']}: {' '.join((*_unlike(test), _fairness(test)))}" for test in told["tests"]]
+    if not valid:
+        items.append("Some runs are not valid: what speaks against them is in the notes.")
+    tiles = []
+    for test in told["tests"]:
+        for other in test["systems"][1:]:
+            found = [
+                row["finding"] for row in test["comparisons"]
+                if row["key"] and row["b_system"] == other["label"]
+            ]  # fmt: skip
+            counts = [
+                f"{found.count(finding)} {finding}"
+                for finding in ("worse", "better", "no difference shown", "not tested")
+                if finding in found
+            ]
+            about = f"of the {len(found)} figures that the test is about"
+            title = f"{other['label']}: {test['title']}"
+            tiles.append(Tile(title, ", ".join(counts) or "nothing in common", about, test["test"]))
+    lead = "Fair." if fair else "Not to be published as it is."
+    verdict = VerdictBox(fair, lead, "The checklist of section 6:", items)
+    return [verdict, Tiles(tiles), *(Note(f"{one}.") for one in _left_out(told))]
+
+
+def _compare_settings(told: _Json) -> list[Block]:
+    by_label: dict[str, _Json] = {}
+    runs = []
+    for test in told["tests"]:
+        for one in test["systems"]:
+            by_label.setdefault(one["label"], one)
+            for i, (seed, began) in enumerate(zip(one["seeds"], one["began"], strict=True), 1):
+                runs.append([test["title"], one["label"], str(i), str(seed), str(began)])
+    rows = []
+    for one in told["systems"]:
+        sut, target = by_label[one["label"]]["sut"], by_label[one["label"]]["target"]
+        cells = [
+            sut.get("model") or target.get("model"), sut.get("software"),
+            at(sut, "hardware", "accelerator"), at(sut, "hardware", "count"),
+        ]  # fmt: skip
+        cells = [target.get("url", "-"), *(cell or "-" for cell in cells), one["results"]]
+        rows.append([one["label"], *map(str, cells)])
+    heads = ["system", "address", "model", "software", "accelerator", "count", "results"]
+    every = Table(["test", "system", "run", "seed", "began"], runs, "Runs")
+    return [Table(heads, rows, "Systems"), DetailsBlock(f"Every run ({len(runs)})", [every])]
+
+
+def _comparison_page(test: _Json) -> Iterator[Block]:
+    yield from _tables(test, breaks=True)
+    if not test["tables"]:
+        yield Note("Nothing could be compared: no load in common, or too few requests.")
+    yield ItemList(test["notes"], "notes")
+    if test["charts"]:
+        yield chart_figure(test["test"], test["charts"])
+    if rates := _normalised(test):
+        yield from rates
+        yield Note(test["normalised"][0]["method"], css="words")
+    yield Compliance(test["checklist"]["rows"], "Fair comparison checklist (6)")
+
+
+def _normalised(test: _Json) -> list[Table]:
+    """Output rates by 6.2; none where nothing says by what."""
+    told = test["normalised"]
+    if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in told):
+        return []
+    rows = [
+        [
+            one["label"], number(one["output_tps_max"]), number(one["tokens_per_gpu_second"]),
+            number(one["tokens_per_currency"]) + (f" per {one['currency']}" if one["currency"] else ""),
+        ]
+        for one in told
+    ]  # fmt: skip
+    heads = ["System", "Output tok/s, highest load, median of runs", "tok per GPU-second", "tok by price"]
+    return [Table(heads, rows, "Output rates, normalised (6.2)")]
+
+
+def _fairness(test: _Json) -> str:
+    """`4 of 4 MUST, 9 of 13 procedures; lacking: 6.3-p2, 6.4-p6`."""
+    told, unmet = test["checklist"], _unmet_rows(test)
+    must, steps = told["must"], sum(row["level"] == "procedure" for row in told["rows"])
+    done = steps - sum(row["level"] == "procedure" for row in unmet)
+    said = f"{must['satisfied']} of {must['n']} MUST, {done} of {steps} procedures"
+    return f"{said}; lacking: {', '.join(row['id'] for row in unmet)}" if unmet else said
+
+
+def _unlike(test: _Json) -> list[str]:
+    """How loads differ, and what that means; empty where they do not."""
+    if not test["unlike"]:
+        return []
+    return ["loads differ, and figures of them are not tested:", *(f"  {one}" for one in test["unlike"])]
+
+
+def _unmet_rows(test: _Json) -> list[_Json]:
+    return [row for row in test["checklist"]["rows"] if row["status"] in ("not met", "cannot tell")]
+
+
+def _left_out(told: _Json) -> list[str]:
+    """Tests that not all systems have."""
+    return [
+        f"left out: {one['test']}, of which only {', '.join(one['only'])} has results"
+        for one in told["left_out"]
+    ]
+
+
+def _heading(test: _Json) -> str:
+    others = [f"{one['label']} ({counted(one['runs'], 'run')})" for one in test["systems"]]
+    return f"{test['section']} {test['title']}: {', '.join(others[1:])} against {others[0]}"

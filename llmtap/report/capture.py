@@ -1,71 +1,70 @@
-"""A capture summed up, for a terminal: what it is, its Summary, the shape of its workload.
+"""A capture for a terminal: what it is, its Summary, the shape of its workload, and what it lacks.
 
-Takes the public JSON (`llmtap report --json`). Names in it were sent by others: none may move the cursor.
+Takes the public JSON (`llmtap report --json`, `--integrity --json`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
-from llmtap.report.integrity import broken_lines, headline
-from llmtap.report.terminal import render_summary
+from llmtap.report.document import Note, Table
+from llmtap.report.render import terminal
+from llmtap.report.summary import summary_blocks
+from llmtap.report.values import at, counted, harmless, joined
 from llmtap.units import format_bytes
 
-__all__ = ["render_capture"]
+__all__ = ["render_capture", "render_integrity"]
 
 _GROUPS_SHOWN: Final = 20
-_GROUP_COLUMNS: Final = ("n", "TTFT p50", "TTFT p99", "TBC p99", "E2E p50", "out tok", "goodput")
+_GROUP_COLUMNS: Final = (
+    ("TTFT p50", "ttft", "p50"), ("TTFT p99", "ttft", "p99"), ("TBC p99", "tbc", "p99"),
+    ("E2E p50", "e2e", "p50"),
+)  # fmt: skip
 _NAME_CHARS: Final = 40
+_MISSING_SHARE_MAX: Final = 0.01
+"""Above this, what is missing may be of one kind (the long ones, the busiest minute) and move the figures."""
+_BROKEN_SHOWN: Final = 20
+_OPEN_SHOWN: Final = 3
+_Json = Mapping[str, Any]
 
 
-def render_capture(told: Mapping[str, Any]) -> RenderableType:
+def render_capture(told: _Json) -> RenderableType:
     """All of it. Parts that are missing are left out."""
-    parts: list[RenderableType] = [Text(line, style="bold") for line in _heading(told)]
-    parts.append(render_summary(told))
-    parts += [Text(harmless(line)) for line in _workload(told.get("workload") or {})]
+    blocks: list[Note | Table] = [Note(line, "bold") for line in _heading(told)]
+    blocks += [*summary_blocks(told), *map(Note, _workload(told.get("workload") or {}))]
     if told.get("integrity"):
-        parts.append(Text(harmless(f"integrity  {headline(told['integrity'])}")))
-    parts += [Text(harmless(line)) for line in broken_lines((told.get("capture") or {}).get("broken") or ())]
+        blocks.append(Note(f"integrity  {_integrity_said(told['integrity'])}"))
+    blocks += map(Note, _broken(at(told, "capture", "broken") or ()))
     for label, groups in (told.get("by") or {}).items():
-        parts += [Text(""), _group_table(label, groups)]
+        blocks += [Note(""), _group_table(label, groups)]
         if len(groups) > _GROUPS_SHOWN:
-            parts.append(Text(f"and {len(groups) - _GROUPS_SHOWN:,} more (--json has up to 1,000)"))
-    return Group(*parts)
+            blocks.append(Note(f"and {len(groups) - _GROUPS_SHOWN:,} more (--json has up to 1,000)"))
+    return terminal(blocks)
 
 
-def harmless(text: str) -> str:
-    """The text with what is not printable spelt out."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-
-
-def _heading(told: Mapping[str, Any]) -> Iterator[str]:
+def _heading(told: _Json) -> Iterator[str]:
     capture, window = told.get("capture") or {}, told.get("window") or {}
     said = [f"{capture.get('rows', 0):,} exchanges"]
     if "files" in capture:
-        files = f"{capture['files']:,} file" + ("" if capture["files"] == 1 else "s")
-        if capture.get("spools"):
-            files += f" ({capture['spools']:,} still in the spool)"
-        said.append(f"{files}, {format_bytes(capture['bytes'])}")
+        spools = f" ({capture['spools']:,} still in the spool)" if capture.get("spools") else ""
+        said.append(f"{counted(capture['files'], 'file')}{spools}, {format_bytes(capture['bytes'])}")
     if len(capture.get("captures") or ()) > 1:
         said.append(f"{len(capture['captures']):,} captures, summed up as one")
     for name, title in (("source", "from"), ("level", "level"), ("tap_version", "llmtap")):
         if capture.get(name):
             said.append(f"{title} {', '.join(capture[name])}")
-    yield harmless(" · ".join(said))
+    yield " · ".join(said)
     if window.get("start"):
         yield f"{window['start']} to {window['end']}"
 
 
-def _workload(workload: Mapping[str, Any]) -> Iterator[str]:
+def _workload(workload: _Json) -> Iterator[str]:
     arrivals = workload.get("arrivals") or {}
     if arrivals.get("rate_rps") is not None:
-        # Not the rate above: that one counts what ended, over a time that lasts until the last end.
-        said = [
-            f"{arrivals['rate_rps']:.3g} req/s arrived in {_duration(arrivals['seconds'])}, first to last"
-        ]
+        # Not the rate of the summary, which counts what ended, over the time until the last end.
+        span = f"{_duration(arrivals['seconds'])}, first to last"
+        said = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
         if arrivals["gap_cv"] is not None:
             said.append(f"CV of gaps {arrivals['gap_cv']:.3g}")
         if arrivals["ties"]:
@@ -73,7 +72,7 @@ def _workload(workload: Mapping[str, Any]) -> Iterator[str]:
         yield "arrivals   " + " · ".join(said)
     elapsed = workload.get("elapsed")
     if elapsed:
-        spread = ", ".join(f"{p} {_duration(elapsed[p])}" for p in ("p50", "p90", "p99", "max"))
+        spread = _spread(elapsed, "p50", "p90", "p99", "max")
         yield f"elapsed    {spread} from arrival to end, n {elapsed['n']:,} (no E2E: `submit` is not known)"
     early = workload.get("before_submit") or {}
     if any(early.values()):
@@ -85,45 +84,47 @@ def _workload(workload: Mapping[str, Any]) -> Iterator[str]:
         figures = workload.get(f"{name}_tokens") or {}
         if figures.get("n"):
             shown = " · ".join(f"{p} {figures[p]:,.0f}" for p in ("p50", "p90", "p99", "max"))
-            source = ", ".join(f"{source} {n:,}" for source, n in figures["source"].items())
-            yield f"{name:10} {figures['mean']:,.0f} tokens mean · {shown} · by {source or '-'}"
+            source = joined(figures["source"]) or "-"
+            yield f"{name:10} {figures['mean']:,.0f} tokens mean · {shown} · by {source}"
     for prefix in workload.get("prefix") or ():
         of = f"{prefix['hits']:,} of {prefix['blocks']:,} blocks"
         size = f"{prefix['block_size'] or '?'} {prefix['unit'] or ''}".strip()
         yield f"prefixes   {prefix['share']:.1%} shared, in a cache without end: {of} of {size}"
-    sessions = workload.get("sessions")
-    if sessions:
-        turns = sessions["turns"]
-        said = [
-            f"{sessions['n']:,} conversations",
-            f"turns mean {turns['mean']:.3g}, p90 {turns['p90']:.3g}, max {turns['max']:,.0f}",
-            f"{sessions['single_turn_share']:.1%} of one turn",
-        ]
-        if sessions["tool_turn_share"] is not None:
-            said.append(f"{sessions['tool_turn_share']:.1%} of turns by tools")
-        yield "sessions   " + " · ".join(said)
-        for who, title in (("human", "people"), ("tool", "tools")):
-            think = sessions["think"].get(who) or {}
-            if think.get("n"):
-                spread = ", ".join(f"{p} {_duration(think[p])}" for p in ("p50", "p90", "p99"))
-                yield f"think time {title}: {spread} (n {think['n']:,})"
+    if sessions := workload.get("sessions"):
+        yield from _sessions(sessions)
 
 
-def _group_table(label: str, groups: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(label, no_wrap=True)
-    for name in _GROUP_COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+def _sessions(sessions: _Json) -> Iterator[str]:
+    turns = sessions["turns"]
+    said = [
+        f"{sessions['n']:,} conversations",
+        f"turns mean {turns['mean']:.3g}, p90 {turns['p90']:.3g}, max {turns['max']:,.0f}",
+        f"{sessions['single_turn_share']:.1%} of one turn",
+    ]
+    if sessions["tool_turn_share"] is not None:
+        said.append(f"{sessions['tool_turn_share']:.1%} of turns by tools")
+    yield "sessions   " + " · ".join(said)
+    for who, title in (("human", "people"), ("tool", "tools")):
+        think = sessions["think"].get(who) or {}
+        if think.get("n"):
+            yield f"think time {title}: {_spread(think, 'p50', 'p90', 'p99')} (n {think['n']:,})"
+
+
+def _spread(figures: _Json, *names: str) -> str:
+    return ", ".join(f"{name} {_duration(figures[name])}" for name in names)
+
+
+def _group_table(label: str, groups: _Json) -> Table:
+    rows = []
     for name, summary in list(groups.items())[:_GROUPS_SHOWN]:
-        metrics = summary["metrics"]
-        shown = (("ttft", "p50"), ("ttft", "p99"), ("tbc", "p99"), ("e2e", "p50"))
-        output, attained = summary["tokens"]["output"], (summary["goodput"] or {}).get("attainment")
-        table.add_row(
-            Text(harmless(name)[:_NAME_CHARS]), f"{summary['n']:,}",
-            *(_duration(metrics[metric][figure]) for metric, figure in shown),
+        output, attained = summary["tokens"]["output"], at(summary, "goodput", "attainment")
+        rows.append([
+            harmless(name)[:_NAME_CHARS], f"{summary['n']:,}",
+            *(_duration(summary["metrics"][metric][figure]) for _, metric, figure in _GROUP_COLUMNS),
             "-" if output is None else f"{output:,}", "-" if attained is None else f"{attained:.1%}",
-        )  # fmt: skip
-    return table
+        ])  # fmt: skip
+    heads = [label, "n", *(title for title, _, _ in _GROUP_COLUMNS), "out tok", "goodput"]
+    return Table(heads, rows, nowrap=True)
 
 
 def _duration(seconds: float | None) -> str:
@@ -134,9 +135,95 @@ def _duration(seconds: float | None) -> str:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    hours, minutes = divmod(minutes, 60)
+    hours, minutes = divmod(round(seconds / 60), 60)
     days, hours = divmod(hours, 24)
     if days:
         return f"{days} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+# ---------------------------------------------------------------- what is missing
+
+
+def render_integrity(integrity: _Json) -> RenderableType:
+    """All captures, relays and ranges."""
+    lines = [*_broken(integrity["broken"])]
+    for capture in integrity["captures"]:
+        lines += _capture_lines(capture)
+    style = "bold green" if integrity["ok"] else "bold red"
+    return terminal([Note(_integrity_said(integrity), style), *map(Note, lines)])
+
+
+def _integrity_said(integrity: _Json) -> str:
+    """All of it in one line."""
+    captures = integrity["captures"]
+    if not captures:
+        return f"{integrity['unnumbered']:,} exchanges without numbers: nothing can be said of missing ones"
+    present, missing, unexplained, twice = (
+        sum(capture[name] for capture in captures)
+        for name in ("present", "missing", "unexplained", "duplicates")
+    )
+    said = [f"{present:,} present"]
+    if not missing:
+        said.append("none missing")
+    else:
+        share = missing / (present + missing)
+        lacking = f"{missing:,} missing ({_percent(share)})"
+        if unexplained:
+            at_least = "" if all(capture["exact"] for capture in captures) else "at least "
+            said.append(f"{lacking}, {at_least}{unexplained:,} of them unexplained")
+        else:
+            said.append(f"{lacking}, why is known of all")
+        if share > _MISSING_SHARE_MAX:
+            said.append("figures may be biased: these are not in them")
+    if twice:
+        said.append(f"{twice:,} there twice")
+    if integrity["broken"]:
+        said.append(f"{counted(len(integrity['broken']), 'file')} could not be read")
+    if open_ := [capture["capture"] or "(no id)" for capture in captures if not capture["closed"]]:
+        more = f" and {len(open_) - _OPEN_SHOWN:,} more" if len(open_) > _OPEN_SHOWN else ""
+        said.append(
+            f"not closed: {', '.join(open_[:_OPEN_SHOWN])}{more}: runs still, or was killed; what began after"
+            " its last word is not known"
+        )
+    return " · ".join(said)
+
+
+def _broken(broken: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Files that could not be read, by name."""
+    for one in broken[:_BROKEN_SHOWN]:
+        yield f"broken     {one['file']}: {one['problem']}"
+    if len(broken) > _BROKEN_SHOWN:
+        yield f"broken     and {len(broken) - _BROKEN_SHOWN:,} more (--json names all)"
+
+
+def _capture_lines(capture: _Json) -> Iterator[str]:
+    closed = "" if capture["closed"] else ", not closed"
+    counts = f"{capture['present']:,} present, {capture['missing']:,} missing{closed}"
+    yield f"capture    {capture['capture'] or '(no id)'}: {counts}"
+    if capture["not_kept"]:
+        yield f"  measured and not kept: {joined(capture['not_kept'])}"
+    if capture["damaged"]:
+        yield f"  damaged in the spool: {joined(capture['damaged'])}"
+    if capture["meters"] > 1:
+        yield f"  {capture['meters']:,} runs of the meter wrote it"
+    if capture["unexplained"]:
+        yield f"  unexplained: {'' if capture['exact'] else 'at least '}{capture['unexplained']:,}"
+    for relay in capture["relays"]:
+        yield f"  relay {relay['relay']}: {relay['opened']:,} begun, {relay['present']:,} present"
+        if relay["missing"]:
+            ranges = (f"{first}" if first == last else f"{first}-{last}" for first, last in relay["ranges"])
+            yield f"    missing {relay['missing']:,}: {', '.join(ranges)}"
+            known = [f"dropped {joined(relay['dropped'])}"] if relay["dropped"] else []
+            known += [f"under way at its last word {relay['unsettled']:,}"] if relay["unsettled"] else []
+            known += [f"begun after it {relay['since']:,}"] if relay["since"] else []
+            yield f"    accounted for: {', '.join(known) or 'nothing'}"
+        if relay["duplicates"]:
+            yield f"    there twice: {relay['duplicates']:,}"
+        for step in relay["clock_set"]:
+            yield f"    its wall clock had been set before {step['seq']:,}"
+
+
+def _percent(share: float) -> str:
+    """Never 0 % of something, nor 100 % of less than all."""
+    return "under 0.1%" if share < 0.001 else f"{min(share, 0.999):.1%}" if share < 1 else "all"

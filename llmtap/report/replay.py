@@ -1,115 +1,410 @@
-"""A replay's result for a terminal: what was sent, the Summary, how late it left, and what speaks against it.
+"""A replay for a terminal, as Markdown and as a page.
 
-Takes the public JSON (`llmtap replay --json`).
+It has the verdict, the figures, their distributions, the run over time, and rows beside what they were when
+they were captured. Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every
+chart has a table of its figures, and a caption that says what they rest on.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
-from llmtap.report.baseline import baseline_lines, baseline_table
-from llmtap.report.capture import harmless
-from llmtap.report.replay_terms import clocks_said, connections_said, process_said, retries_said
-from llmtap.report.replay_verdict import UNJUDGED, judged
-from llmtap.report.system import render_system
-from llmtap.report.terminal import milliseconds, render_summary
+from llmtap.report.document import (
+    Block,
+    DetailsBlock,
+    FigureBlock,
+    ItemList,
+    Note,
+    ReportDocument,
+    Section,
+    Table,
+    TableGroup,
+    TermTable,
+    Tile,
+    Tiles,
+    VerdictBox,
+    terms,
+)
+from llmtap.report.page import page_html
+from llmtap.report.render import markdown, terminal
+from llmtap.report.replay_charts import baseline_distributions, distributions_of, time_charts_of
+from llmtap.report.replay_terms import (
+    RATES,
+    all_of,
+    clocks_said,
+    connections_said,
+    heading_of,
+    lengths_said,
+    plan_rows,
+    process_said,
+    rests_on,
+    retries_said,
+)
+from llmtap.report.summary import summary_blocks, system_blocks, system_warnings
+from llmtap.report.values import FEW, MARK, METRIC_TITLES, at, counted, figures_text, milliseconds, number
+from llmtap.units import format_share
 
-__all__ = ["render_replay", "render_verdicts"]
+__all__ = ["render_replay", "render_verdicts", "replay_html", "replay_markdown"]
 
-_CORRECTED: Final = {"ttft": "TTFT", "e2e": "E2E", "user_idle": "user idle"}
-_FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
-
-
-def render_replay(result: Mapping[str, Any]) -> RenderableType:
-    """All of it. Parts that are missing are left out."""
-    parts: list[RenderableType] = [Text(harmless(line), style="bold") for line in _heading(result)]
-    parts.append(render_summary(result))
-    parts.append(_sending(result))
-    parts += [Text(harmless(line)) for line in _lines(result)]
-    baseline = result.get("baseline")
-    if baseline:
-        table = baseline_table(baseline)
-        parts += [table] if table.row_count else []
-        parts += [Text(harmless(line)) for line in baseline_lines(baseline)]
-    system = result.get("system")
-    if system and system.get("summary"):
-        parts.append(render_system(system["summary"]))
-    parts += [Text(harmless(f"note: {note}")) for note in (result.get("plan") or {}).get("notes") or ()]
-    parts += _verdict(result.get("verdict"))
-    return Group(*parts)
-
-
-def render_verdicts(verdicts: Mapping[str, Mapping[str, Any]]) -> RenderableType:
-    """Those of several replays, by the names of their results."""
-    parts: list[Text] = []
-    for name, verdict in verdicts.items():
-        parts += [Text(harmless(f"replay     {name}"), style="bold"), *_verdict(verdict)]
-    return Group(*parts)
+_UNJUDGED: Final = "Nobody has judged whether these figures may be believed."
+_NOTHING_FOUND: Final = (
+    "Nothing that is checked speaks against the figures: the load was sent as asked and on time, the sender"
+    " had room, requests ended well."
+)
+_FINDINGS_IN_MS: Final = frozenset({"clocks", "dispatch_lateness", "uncertainty"})
+_FINDINGS_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed", "prompt_tokens"})
+_FIGURES: Final = {
+    "mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max",
+}  # fmt: skip
+_HEADS: Final = ("", "n", *_FIGURES.values())
+_TERMINAL_FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
+_FROM_SCHEDULE: Final = ("ttft", "e2e", "user_idle")
+"""Metrics that are also counted from the scheduled time."""
+_SHARES: Final = ("fluidity_index_doc", "fluidity_index_code", "qoe_area_step", "smooth_benefit")
+_NOT_LATENCIES: Final = (*_SHARES, "e2e_same_length", "elapsed")
+_PAIR_HEADS: Final = (
+    "pairs", "then p50", "now p50", "then p95", "now p95", "difference p5", "p50", "p95", "slower",
+)  # fmt: skip
+_PAIRS: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
+_PAIRS_ABOUT: Final = (
+    "Each row that was sent beside what it was when it was captured, seen from where that was done; a"
+    " difference is now - then, of one row. Both sides of a line are the same rows: those that ended well on"
+    " both. Nothing is tested here: rows of one load are not independent."
+)
+_Json = Mapping[str, Any]
 
 
-def _verdict(verdict: Mapping[str, Any] | None) -> list[Text]:
-    """Whether the figures may be believed, and what there is to be said of that."""
+# ---------------------------------------------------------------- parts of all forms
+
+
+def _judged(verdict: _Json) -> tuple[str, str]:
+    """The verdict, and what stands between it and its findings."""
+    if not verdict["valid"]:
+        return "Not valid.", "What speaks against the figures:"
+    return "Valid.", "But mind:" if verdict.get("findings") else _NOTHING_FOUND
+
+
+def _verdict(verdict: _Json | None) -> Block:
     if verdict is None:
-        return [Text(f"verdict    {UNJUDGED}")]
-    said = Text(f"verdict    {' '.join(judged(verdict))}", style="green" if verdict["valid"] else "red")
-    return [said, *(_finding(one) for one in verdict.get("findings") or ())]
+        return Note(_UNJUDGED)
+    return VerdictBox(verdict["valid"], *_judged(verdict), list(map(_finding, verdict.get("findings") or ())))
 
 
-def _finding(one: Mapping[str, Any]) -> Text:
-    grave = one.get("invalidates", True)
-    says = harmless(str(one["says"]))
-    return Text(f"{'NOT VALID' if grave else 'mind'}: {says}", style="red" if grave else "yellow")
+def _finding(finding: _Json) -> str:
+    """With the limit that it is beyond."""
+    limit, what, says = finding.get("limit"), finding.get("what"), str(finding["says"])
+    if not isinstance(limit, int | float):
+        return says
+    if what in _FINDINGS_IN_MS:
+        return f"{says} (limit {milliseconds(limit)} ms)"
+    return f"{says} (limit {f'{number(limit * 100)} %' if what in _FINDINGS_IN_SHARES else number(limit)})"
 
 
-def _heading(result: Mapping[str, Any]) -> Iterator[str]:
+def _latency_rows(result: _Json) -> list[list[str]]:
+    """In ms, marked where too few samples carry them."""
+    places = []
+    for name, title in METRIC_TITLES.items():
+        if name not in _NOT_LATENCIES:
+            places.append((title, ("metrics", name)))
+        if name in _FROM_SCHEDULE:
+            places.append((f"{title}, from schedule", ("corrected", name)))
+    rows = []
+    for title, place in (*places, ("dispatch lateness", ("dispatch_lateness",))):
+        figures = at(result, *place) or {}
+        if figures.get("n"):
+            option = figures.get("option")
+            rows.append([f"{title} (option {option})" if option else title, *figures_text(figures, _FIGURES)])
+    return rows
+
+
+def _share_rows(result: _Json) -> list[list[str]]:
+    rows = []
+    for name in _SHARES:
+        figures = at(result, "metrics", name) or {}
+        if figures.get("n"):
+            marks = figures.get("marks") or ()
+            cells = [
+                number(figures.get(f)) + MARK * (f in marks and figures.get(f) is not None) for f in _FIGURES
+            ]
+            rows.append([METRIC_TITLES[name], f"{figures['n']:,}", *cells])
+    return rows
+
+
+def _is_marked(rows: Sequence[Sequence[str]]) -> bool:
+    return any(cell.endswith(MARK) for row in rows for cell in row)
+
+
+def _outcome_rows(counts: Mapping[str, int], whole: int) -> list[list[str]]:
+    return [[name, f"{n:,}", format_share(n, whole) if whole else "-"] for name, n in counts.items()]
+
+
+def _pair_rows(baseline: _Json) -> list[list[str]]:
+    """Cells as _PAIR_HEADS; ms. Figures of no pair are left out, and those that would be told twice."""
+    rows = []
+    for name in _PAIRS:
+        pair = at(baseline, "pairs", name) or {}
+        if not pair.get("n") or (name == "e2e_same_length" and pair["n"] == baseline["pairs"]["e2e"]["n"]):
+            continue
+        sides = [pair[side][figure] for figure in ("p50", "p95") for side in ("then", "now")]
+        differences = [pair["difference"][figure] for figure in ("p5", "p50", "p95")]
+        signed = [("+" if d is not None and d > 0 else "") + milliseconds(d) for d in differences]
+        share = format_share(round(pair["slower"] * pair["n"]), pair["n"])
+        rows.append([METRIC_TITLES[name], f"{pair['n']:,}", *map(milliseconds, sides), *signed, share])
+    return rows
+
+
+def _pairs_said(baseline: _Json) -> str:
+    """How many rows, how sure, how long their answers."""
+    requests, ended = baseline.get("requests") or {}, baseline.get("ended_well") or {}
+    said = [f"{ended.get('both', 0):,} of {requests.get('compared', 0):,} rows ended well then and now"]
+    said += [f"{ended[side]:,} only {side}" for side in ("then", "now") if ended.get(side)]
+    lengths, uncertainty = baseline.get("output_tokens") or {}, baseline.get("uncertainty") or {}
+    if lengths.get("n"):
+        said.append(f"{lengths['equal']:,} of {lengths['n']:,} answers as long as they were")
+    if uncertainty.get("n"):
+        p50, most = (milliseconds(uncertainty[figure]) for figure in ("p50", "max"))
+        said.append(f"uncertainty of a difference p50 {p50} ms, max {most} ms")
+    else:
+        said.append("uncertainty then not known")
+    return " · ".join(said)
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def replay_markdown(result: _Json) -> str:
+    """All of it, without an end of line at its end."""
+    notes = at(result, "plan", "notes")
+    summary = [_verdict(result.get("verdict")), *([ItemList([f"Note: {n}" for n in notes])] if notes else [])]
+    rows, shares = _latency_rows(result), _share_rows(result)
+    baseline = result.get("baseline") or {}
+    pairs, outcomes = _pair_rows(baseline), result.get("outcomes") or {}
+    found: list[tuple[str, list[Block]]] = []
+    if rows:
+        found.append(("Latencies, ms", [Table(_HEADS, rows)]))
+    if shares:
+        found.append(("What readers had of the answers", [Table(_HEADS, shares)]))
+    if found and _is_marked((*rows, *shares)):
+        found[-1][1].append(Note(FEW))
+    if pairs:
+        found.append(("Then and now, ms", [Table(["", *_PAIR_HEADS], pairs), Note(_pairs_said(baseline))]))
+    if outcomes:
+        heads = ["", "requests", "of those that ended"]
+        found.append(("Outcomes", [Table(heads, _outcome_rows(outcomes, sum(outcomes.values())))]))
+    if errors := result.get("errors"):
+        items = ItemList([f"failed {n:,}: {error}" for error, n in errors.items()])
+        (found[-1][1] if found else summary).append(items)
+    if plan := plan_rows(result):
+        found.append(("What was run", [TermTable(plan), Note(RATES)]))
+    sections = [Section("", heading, blocks) for heading, blocks in found]
+    return markdown(ReportDocument(heading_of(result), summary, sections=sections))
+
+
+# ---------------------------------------------------------------- the page
+
+
+def replay_html(result: _Json) -> str:
+    """The page."""
+    baseline = result.get("baseline")
+    sections = [Section("figures-table", "Figures", list(_figures(result)))]
+    sections += _distributions(result, result)
+    if baseline:
+        sections.append(Section("baseline", "Then and now", list(_baseline(result))))
+        sections += _distributions(result, baseline, of_baseline=True)
+    for chart in time_charts_of(result):
+        tables = [chart.table] if chart.table and chart.table.rows else []
+        rests = rests_on(result, chart.sampled)
+        figure = FigureBlock(chart.key, chart.heading, chart.panels, tables, rests)
+        sections.append(Section(chart.key, chart.heading, [Note(chart.about), figure]))
+    if result.get("outcomes"):
+        sections.append(Section("outcomes", "Outcomes", list(_outcomes(result))))
+    notes = [*(at(result, "plan", "notes") or ()), *system_warnings(at(result, "system", "summary") or {})]
+    tiles = list(_tiles(result))
+    summary = [
+        _verdict(result.get("verdict")), *(Note(f"Note: {note}") for note in notes),
+        *([Tiles(tiles)] if tiles else []),
+    ]  # fmt: skip
+    page = ReportDocument(heading_of(result), summary, _settings(result), sections)
+    return page_html(page, "replay_page.css", "replay_page.js")
+
+
+def _rests(parts: Sequence[str]) -> list[Block]:
+    return [Note(" · ".join(parts), css="rests")] if parts else []
+
+
+def _tiles(result: _Json) -> Iterator[Tile]:
+    load = result.get("load") or {}
+    if load.get("planned_rps") is not None:
+        planned = f"of {number(load['planned_rps'])} planned"
+        if load.get("due"):
+            planned += f", {format_share(load['in_time'], load['due'])} in time"
+        yield Tile("Requests sent", f"{number(load['offered_rps'])}/s", planned)
+    elif load.get("offered_rps") is not None:
+        yield Tile("Requests sent", f"{number(load['offered_rps'])}/s", f"{load.get('sent', 0):,} in all")
+    for title, place in (
+        ("TTFT", ("metrics", "ttft")), ("ITL", ("metrics", "itl")), ("E2E", ("metrics", "e2e")),
+        ("Dispatch lateness", ("dispatch_lateness",)),
+    ):  # fmt: skip
+        figures = at(result, *place) or {}
+        if figures.get("n"):
+            in_s = figures["p99"] >= 1
+            p50, p99 = (number(figures[p] * (1 if in_s else 1e3), 3) for p in ("p50", "p99"))
+            mark = MARK if "p99" in (figures.get("marks") or ()) else ""
+            option = f", option {figures['option']}" if figures.get("option") else ""
+            about = f"p50 / p99 of {figures['n']:,}{option}"
+            yield Tile(title, f"{p50} / {p99}{mark} {'s' if in_s else 'ms'}", about)
+    tokens = result.get("tokens") or {}
+    if tokens.get("output_per_second") is not None:
+        sources = ", ".join(tokens.get("source") or ())
+        yield Tile("Output", f"{number(tokens['output_per_second'])}/s", f"tokens, by {sources}")
+    goodput = result.get("goodput") or {}
+    if goodput.get("attainment") is not None:
+        met = f"{goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}"
+        yield Tile("Goodput", f"{number(goodput['requests_per_second'])}/s", met)
+    smooth = result.get("smooth_goodput") or {}
+    if smooth.get("tokens_per_second") is not None:
+        rate = f"{number(smooth['tokens_per_second'])}/s"
+        yield Tile("Smooth goodput", rate, f"tokens, of {smooth['n']:,} answers")
+
+
+def _settings(result: _Json) -> list[Block]:
+    rows = all_of(result, "plan", "load", "lengths", "warmup", "sender")
+    rates = [Note(RATES)] if result.get("load") else []
+    whole = [DetailsBlock(f"All of it ({len(rows):,} values)", [TermTable(rows)])] if rows else []
+    return [*terms(plan_rows(result)), *rates, *whole]
+
+
+def _figures(result: _Json) -> Iterator[Block]:
+    rows, shares = _latency_rows(result), _share_rows(result)
+    yield Table(_HEADS, rows, "Latencies, ms", label="Figures")
+    if shares:
+        yield Table(_HEADS, shares, "What readers had of the answers")
+    if _is_marked((*rows, *shares)):
+        yield Note(FEW, css="few")
+    yield from _rests(rests_on(result, "", ("ITL", "tokens", "smooth goodput", "sender")))
+
+
+def _distributions(result: _Json, drawn: _Json, *, of_baseline: bool = False) -> Iterator[Section]:
+    for one in baseline_distributions(drawn) if of_baseline else distributions_of(drawn):
+        samples = "; ".join(f"{curve.name}: n {curve.n:,}" for curve in one.curves)
+        rests = rests_on(result, samples, one.says)
+        figure = FigureBlock(one.key, one.heading, one.panels, [one.table], rests, one.legend)
+        yield Section(one.key, one.heading, [Note(one.about), figure])
+
+
+def _baseline(result: _Json) -> Iterator[Block]:
+    baseline = result["baseline"]
+    yield Note(_PAIRS_ABOUT)
+    if rows := _pair_rows(baseline):
+        yield Table(["", *_PAIR_HEADS], rows, "Then and now, ms", label="Then and now")
+    yield from (Note(f"Note: {note}") for note in baseline.get("notes") or ())
+    yield from _rests(rests_on(result, _pairs_said(baseline), ("warm-up",)))
+
+
+def _outcomes(result: _Json) -> Iterator[Block]:
+    outcomes, load = result["outcomes"], result.get("load") or {}
+    whole = sum(outcomes.values())
+    heads = ["", "requests", "share of those that ended"]
+    tables = [
+        Table(heads, _outcome_rows(counts, whole), caption)
+        for caption, counts in (
+            ("How requests ended", outcomes),
+            ("Refusals, by kind", at(result, "refusals", "kinds")),
+            ("Answers without a token, by reason", at(result, "no_token", "reasons")),
+            ("Objectives that were broken", at(result, "goodput", "broken")),
+        )
+        if counts
+    ]
+    unsent = [[name, f"{load[name]:,}"] for name in ("skipped", "dropped", "unsent") if load.get(name)]
+    if unsent:
+        caption = f"Of {load.get('planned', 0):,} planned, never sent"
+        tables.append(Table(["", "requests"], unsent, caption))
+    yield TableGroup(tables, "Outcomes")
+    yield from _rests(rests_on(result, f"n {whole:,}"))
+
+
+# ---------------------------------------------------------------- a terminal
+
+
+def render_replay(result: _Json) -> RenderableType:
+    """All of it, in 80 columns."""
+    blocks: list[Note | Table] = [Note(_heading(result), "bold"), *summary_blocks(result), _sending(result)]
+    blocks += map(Note, _lines(result))
+    if baseline := result.get("baseline"):
+        heads = [head.replace("difference", "diff") for head in _PAIR_HEADS]
+        rows = [["then and now, ms", *heads], *_pair_rows(baseline)]
+        places = [i for i in range(len(rows[0])) if i not in (4, 5)]  # without the p95 of both sides
+        heads, *rows = [[row[i] for i in places] for row in rows]
+        blocks += [Table(heads, rows, nowrap=True), Note("baseline   " + _pairs_said(baseline))]
+        blocks += [Note(f"note: {note}") for note in baseline.get("notes") or ()]
+    if summary := at(result, "system", "summary"):
+        blocks += system_blocks(summary)
+    blocks += [Note(f"note: {note}") for note in at(result, "plan", "notes") or ()]
+    return terminal([*blocks, *_verdict_lines(result.get("verdict"))])
+
+
+def render_verdicts(verdicts: Mapping[str, _Json]) -> RenderableType:
+    """Those of several replays, by the names of their results."""
+    blocks: list[Note | Table] = []
+    for name, verdict in verdicts.items():
+        blocks += [Note(f"replay     {name}", "bold"), *_verdict_lines(verdict)]
+    return terminal(blocks)
+
+
+def _verdict_lines(verdict: _Json | None) -> Iterator[Note]:
+    if verdict is None:
+        yield Note(f"verdict    {_UNJUDGED}")
+        return
+    yield Note(f"verdict    {' '.join(_judged(verdict))}", "green" if verdict["valid"] else "red")
+    for one in verdict.get("findings") or ():
+        grave = one.get("invalidates", True)
+        yield Note(f"{'NOT VALID' if grave else 'mind'}: {one['says']}", "red" if grave else "yellow")
+
+
+def _heading(result: _Json) -> str:
     plan, load = result.get("plan") or {}, result["load"]
-    name = plan.get("trace") or (plan.get("workload") or {}).get("name") or "?"
+    name = plan.get("trace") or at(plan, "workload", "name") or "?"
     arrivals = plan.get("arrivals") or {}
     how = f"arrivals {process_said(arrivals)}" if arrivals else "closed loop"
     if arrivals.get("rate_rps"):
-        # What chance made of it is the rate planned.
-        how += f" at {arrivals['rate_rps']:.4g} req/s"
+        how += f" at {arrivals['rate_rps']:.4g} req/s"  # asked; the planned rate came of drawing it
     said = [f"{name} to {plan.get('target', '?')}", how, f"{load['sent']:,} of {load['planned']:,} sent"]
     if load.get("planned_rps") is not None:
         of = " (first turns)" if plan.get("conversations") else ""
         said.append(f"{load['offered_rps']:.4g} of {load['planned_rps']:.4g} req/s planned{of}")
     if load.get("skipped"):
         said.append(f"{load['skipped']:,} skipped: too many in flight")
-    if (load.get("retries") or {}).get("n"):
-        n = load["retries"]["n"]
-        said.append(f"{n:,} retr{'y' if n == 1 else 'ies'}")
+    if n := at(load, "retries", "n"):
+        said.append(counted(n, "retry", "retries"))
     if load.get("stopped"):
         said.append(f"stopped: {load['stopped']}")
-    yield " · ".join(said)
+    return " · ".join(said)
 
 
-def _sending(result: Mapping[str, Any]) -> RenderableType:
-    """Dispatch lateness, and latencies from the scheduled time, as rows under the Summary's."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("ms", no_wrap=True)
-    for name in ("n", *_FIGURES):
-        table.add_column(name, justify="right", no_wrap=True)
-    rows = {"dispatch lateness": result.get("dispatch_lateness") or {}}
-    corrected = result.get("corrected") or {}
-    rows |= {f"{title}, from schedule": corrected.get(name) or {} for name, title in _CORRECTED.items()}
-    for title, figures in rows.items():
-        if figures.get("n"):
-            table.add_row(title, f"{figures['n']:,}", *(milliseconds(figures.get(f)) for f in _FIGURES))
-    return table if table.row_count else Text("")
+def _sending(result: _Json) -> Note | Table:
+    """Dispatch lateness, and latencies from the scheduled time."""
+    found = {"dispatch lateness": result.get("dispatch_lateness") or {}}
+    found |= {
+        f"{METRIC_TITLES[name]}, from schedule": at(result, "corrected", name) or {}
+        for name in _FROM_SCHEDULE
+    }
+    rows = [
+        [title, f"{figures['n']:,}", *(milliseconds(figures.get(f)) for f in _TERMINAL_FIGURES)]
+        for title, figures in found.items()
+        if figures.get("n")
+    ]
+    return Table(["ms", "n", *_TERMINAL_FIGURES], rows, nowrap=True) if rows else Note("")
 
 
-def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+def _lines(result: _Json) -> Iterator[str]:
     sender = result["sender"]
-    cpu = sum(p["cpu_seconds"] for p in sender["processes"])
-    said = [f"{len(sender['processes'])} process" + ("es" if len(sender["processes"]) != 1 else "")]
-    said.append(f"{cpu:.2f} s of CPU")
-    if sender["cpu_seconds_per_1000_tokens"] is not None:
-        said.append(f"{sender['cpu_seconds_per_1000_tokens'] * 1e3:.3g} ms per 1,000 tokens")
-    said.append(f"stamps by {sender['clock']}")
-    said.append(connections_said(sender))
+    processes, a_thousand = sender["processes"], sender["cpu_seconds_per_1000_tokens"]
+    said = [counted(len(processes), "process", "processes")]
+    said.append(f"{sum(p['cpu_seconds'] for p in processes):.2f} s of CPU")
+    if a_thousand is not None:
+        said.append(f"{a_thousand * 1e3:.3g} ms per 1,000 tokens")
+    said += [f"stamps by {sender['clock']}", connections_said(sender)]
     yield "sending    " + " · ".join(said)
     if retries := retries_said(result.get("load") or {}):
         yield f"retries    {retries}"
@@ -124,18 +419,12 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"warm-up    {warm['requests']:,} requests, {warm['tokens']:,} tokens, {stable}"
     elif warm.get("skipped"):
         yield f"warm-up    none: {warm['skipped']}"
-    lengths = (result.get("plan") or {}).get("prompts") or {}
-    if lengths.get("n"):
-        ways = ", ".join(lengths["ways"])
-        yield f"prompts    {lengths['exact']:,} of {lengths['n']:,} of exact length by {ways}"
-    told = result.get("lengths") or {}
-    if told.get("input_told"):
-        line = f"{told['input_exact']:,} of {told['input_told']:,} prompts as long as planned"
-        if told["input_off_max"]:
-            line += f" (at most {told['input_off_max']:,} tokens off)"
-        if told["output_told"]:
-            line += f", {told['output_exact']:,} of {told['output_told']:,} answers"
-            line += "" if told["output_wanted"] else " (which the server was not told to keep to)"
-        yield f"usage      by the server's own count: {line}"
+    prompts = at(result, "plan", "prompts") or {}
+    if prompts.get("n"):
+        ways = ", ".join(prompts["ways"])
+        yield f"prompts    {prompts['exact']:,} of {prompts['n']:,} of exact length by {ways}"
+    lengths = result.get("lengths") or {}
+    if lengths.get("input_told"):
+        yield f"usage      by the server's own count: {lengths_said(lengths)}"
     if "capture" in result:
         yield f"capture    {result['capture']['rows']:,} exchanges in {result['capture']['to']}"

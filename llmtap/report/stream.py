@@ -11,6 +11,7 @@ import msgspec
 from llmtap.exchange.saved import Explained, Saved, SavedEvent
 from llmtap.metrics.latency import chunking_of, metrics_of
 from llmtap.protocol.delta import Delta, EventClass
+from llmtap.report.values import harmless
 
 __all__ = ["EVENT_COLUMNS", "event_cells", "explained_to_dict", "headline", "story"]
 
@@ -89,7 +90,7 @@ def event_cells(events: Iterable[SavedEvent], *, text: bool = True) -> Iterator[
         d = e.delta
         kind = " +".join([_name(d.event_class), *map(_name, d.also)])
         tokens = f"{d.tokens}" if d.tokens >= 0 else ""
-        yield str(i), f"{e.start}-{e.end}", kind, tokens, _harmless("  ".join(_adds(d, text=text)))
+        yield str(i), f"{e.start}-{e.end}", kind, tokens, harmless("  ".join(_adds(d, text=text)))
 
 
 def _adds(d: Delta, *, text: bool) -> Iterator[str]:
@@ -124,15 +125,10 @@ def _quoted(text: str) -> str:
     return msgspec.json.encode(text[:TEXT_SHOWN].encode("utf-8", "replace").decode()).decode() + more
 
 
-def _harmless(text: str) -> str:
-    """Nothing that was sent by others may move a terminal's cursor."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-
-
 def story(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     """What the events come to: subject and what is known of it."""
     for subject, said in _facts(saved, explained):
-        yield subject, _harmless(said)
+        yield subject, harmless(said)
 
 
 def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:

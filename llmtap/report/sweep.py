@@ -1,4 +1,4 @@
-"""What varies among the runs of a sweep: the axis to draw them along, and the lines that they make.
+"""What varies among the runs of a sweep: the axis to draw them along, the lines that they make, and a table.
 
 A run is the public JSON of one result. Of all its settings, those that differ between runs are dimensions.
 The axis is the numeric one with the most values. What it and the scheduler do not decide tells the lines
@@ -9,16 +9,17 @@ the run is the same everywhere: a level line.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import floor, isfinite, log10
 from operator import itemgetter
 from typing import Any, Final
 
+from llmtap.report.values import at, number
+
 __all__ = [
-    "Dimension", "Line", "Result", "Sweep", "number", "option_text", "read_sweep", "setting_text",
-    "settings_of", "values_text",
+    "Dimension", "Line", "Result", "Sweep", "option_text", "read_sweep", "setting_text", "settings_of",
+    "sweep_lines", "sweep_table", "values_text",
 ]  # fmt: skip
 
 Result = Mapping[str, Any]
@@ -68,7 +69,7 @@ class Dimension:
     def place(self, result: Result) -> Any:
         """Where on the axis the run lies: for a load, the rate that was offered."""
         if self.name == _LOAD:
-            return (result.get("load") or {}).get("offered_rps")
+            return at(result, "load", "offered_rps")
         return self.at(result)
 
     def unread(self, result: Result) -> bool:
@@ -101,8 +102,6 @@ class Sweep:
     along: list[Dimension]
     """What the axis (and the scheduler) decides."""
     lines: list[Line]
-    grid: tuple[Dimension, Dimension] | None
-    """Two numbers apart from the load and the size of the workload, that with more values first."""
 
 
 def read_sweep(results: Sequence[Result]) -> Sweep:
@@ -117,9 +116,7 @@ def read_sweep(results: Sequence[Result]) -> Sweep:
     along = [] if axis is None else [d for d in varied.values() if _is_decided(d, axis, results)]
     by = [d for d in varied.values() if d is not axis and d not in along]
     by = [d for d in by if d.name != _NAMED or not _is_scheduler_s(d, results)]
-    grid = [d for d in numbers if d.name not in (_LOAD, "requests") and d not in along]
-    grid.sort(key=lambda d: -len(d.texts))
-    return Sweep(axis, by, along, _lines(results, axis, by), (grid[0], grid[1]) if len(grid) > 1 else None)
+    return Sweep(axis, by, along, _lines(results, axis, by))
 
 
 def settings_of(result: Result) -> dict[str, Hashable]:
@@ -134,20 +131,8 @@ def settings_of(result: Result) -> dict[str, Hashable]:
     if "bins" in result:
         # Edges, where they are given, decide how many; a scheduler without bins has no such setting.
         told["bins"] = len(result["bins"]) if result["bins"] else None
-    goodput = result.get("goodput") or {}
-    told["objectives"] = goodput.get("objectives")
+    told["objectives"] = at(result, "goodput", "objectives")
     return told
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """So many significant digits, never in powers of ten; `-` for None."""
-    if value is None or not isfinite(value):
-        return "-"
-    if not value or isinstance(value, int):
-        return f"{value:,.0f}"
-    places = max(0, digits - 1 - floor(log10(abs(value))))
-    text = f"{value:,.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def option_text(name: str, value: Any) -> str:
@@ -197,7 +182,7 @@ def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
 
 def _load_key(result: Result) -> Hashable:
     """What was asked for, where that is told: at one scale, more rows of a trace are no other load."""
-    offered = (result.get("load") or {}).get("offered_rps")
+    offered = at(result, "load", "offered_rps")
     if result.get("scale") is not None:
         return float(result["scale"])
     return None if offered is None else float(f"{offered:.4g}")
@@ -253,7 +238,7 @@ def _named(name: str, value: Hashable, runs: list[Result]) -> str:
     if name in (_SCHEDULER, "trace"):
         return str(value)
     if name == _LOAD:
-        rates = [(run.get("load") or {}).get("offered_rps") for run in runs]
+        rates = [at(run, "load", "offered_rps") for run in runs]
         told = [rate for rate in rates if rate is not None]
         if told and max(told) - min(told) <= _SAME_RATE * max(told):
             return f"{number(told[0], 3)} req/s"
@@ -271,3 +256,180 @@ def _plain(value: Hashable) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ---------------------------------------------------------------- the table for a terminal
+
+_UNSERVED: Final = {"refused": ("too_large", "queue_full"), "given up": ("late", "late_midway")}
+"""By the reason: before a server took them up, or later."""
+_UNSERVED_SAID: Final = {
+    "too_large": ("refused", "need more than the KV memory holds", ("kv_tokens",)),
+    "queue_full": ("refused", "came when as many waited as may", ("queue_max",)),
+    "late": ("given up", "had no token in time", ("ttft",)),
+    "late_midway": ("given up", "had a token too late and were served no further", ("ttft", "tbt")),
+}
+_SAID_OTHERWISE: Final = frozenset({_SCHEDULER, "requests", "trace", _LOAD, "objectives"})
+_Column = tuple[str, Callable[[Result], str]]
+
+
+def sweep_table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows: a row for each run, and a column for each setting that varies."""
+    columns: list[_Column] = [
+        ("scheduler", lambda told: str(told["scheduler"])),
+        ("requests", lambda told: f"{told['n']:,}"),
+        *_varying(results),
+        *_unserved(results),
+        ("req/s", _rate("throughput_rps")),
+        ("tok/s", _rate("throughput_tps")),
+        *((f"{name} s", _fixed(2, "latency", name)) for name in ("mean", "p50", "p95", "p99")),
+        ("late", _share(2, "request_sla_violation")),
+        ("slow", _share(2, "token_sla_violation")),
+        ("busy", _share(1, "utilization")),
+        ("batch", _fixed(2, "batch_mean")),
+        ("queue p50 s", _fixed(2, "queueing", "p50")),
+    ]
+    if any("ttft" in told["metrics"] for told in results):
+        columns += [
+            ("TTFT p50 s", _fixed(3, "metrics", "ttft", "p50")),
+            ("TTFT p99 s", _fixed(3, "metrics", "ttft", "p99")),
+            ("TBT p99 s", _fixed(3, "metrics", "itl", "p99")),
+            ("idle p99 s", _fixed(3, "metrics", "user_idle", "p99")),
+            ("smooth tok/s", _rate("smooth_goodput", "tokens_per_second")),
+        ]
+    if any(told.get("goodput") for told in results):
+        columns.append(("goodput req/s", _rate("goodput", "requests_per_second")))
+    if any("capacity" in told for told in results):
+        columns.append(("capacity req/s", _capacity))
+    return [title for title, _ in columns], [[text(told) for _, text in columns] for told in results]
+
+
+def sweep_lines(results: Sequence[Result]) -> Iterator[str]:
+    """The meaning of the figures, and what is the same for all of them."""
+    request_sla = _all(results, lambda told: f"{told['readings']['request_sla']:g}")
+    token_sla = _all(results, lambda told: f"{told['readings']['token_sla'] * 1e3:g}")
+    offered = {_offered(told) for told in results}
+    line = f"late: outside the request SLA of {request_sla} s; slow: outside the token SLA of {token_sla} ms."
+    yield line + (f" Offered: {offered.pop()}." if len(offered) == 1 else "")
+    if edges := values_text(told["readings"].get("bin_edges") or None for told in results):
+        yield f"bins: by the edges given, {edges}"
+    yield from _not_served(results)
+    for allowed in _each(at(told, "capacity", "allowed") for told in results):
+        yield (
+            f"capacity: the highest rate at which no more than {allowed:.3g} of the requests are late; "
+            "0: there is none; no limit: all may come at once. It falls with more requests, as queues grow"
+        )
+    if objectives := values_text(at(told, "goodput", "objectives") for told in results):
+        yield f"goodput: requests that met {objectives}"
+    for reader in _each(_reader(told.get("smooth_goodput") or {}) for told in results):
+        yield f"smooth: goodput for {reader}; idle: what such a reader waited with nothing to read"
+    for fit, model in _each((told.get("fit"), told["model"]) for told in results):
+        yield _model(fit, model)
+
+
+def _reader(smooth: Mapping[str, Any]) -> str | None:
+    speed = smooth.get("speed_tokens_per_second")
+    return None if speed is None else f"a reader of {number(speed)} tokens/s, alpha {number(smooth['alpha'])}"
+
+
+def _offered(told: Result) -> str:
+    rate = told["load"]["offered_rps"]
+    return "all at once" if rate is None else f"{rate:.4g} requests/s on average"
+
+
+def _unserved(results: Sequence[Result]) -> Iterator[_Column]:
+    """Requests that a scheduler did not serve, or not to the end, where there are any."""
+    for title, reasons in _UNSERVED.items():
+        if any(_count(told, *reasons) for told in results):
+            yield title, lambda told, reasons=reasons: f"{_count(told, *reasons):,}"  # type: ignore[misc]
+
+
+def _count(told: Result, *reasons: str) -> int:
+    return sum(at(told, "unserved", reason) or 0 for reason in reasons)
+
+
+def _not_served(results: Sequence[Result]) -> Iterator[str]:
+    """Why requests were refused and given up, with the option that they did not fit."""
+    for reason, (what, why, options) in _UNSERVED_SAID.items():
+        found = [told for told in results if _count(told, reason)]
+        if found:
+            counts = values_text(_count(told, reason) for told in found)
+            limits = [f"{name} {_limits(found, name)}" for name in options]
+            several = " in a run" if len(found) > 1 else ""
+            yield f"{what}: {counts} requests{several} {why} ({', '.join(limits)})"
+    if any(_count(told, *_UNSERVED["refused"]) for told in results):
+        yield "who was refused is late, and in no other figure: of few who are served, few are slow"
+
+
+def _limits(results: Sequence[Result], name: str) -> str:
+    return ", ".join(_each(option_text(name, told["serving"][name]) for told in results))
+
+
+def _varying(results: Sequence[Result]) -> Iterator[_Column]:
+    settings = [settings_of(told) for told in results]
+    for name in dict.fromkeys(name for one in settings for name in one):
+        if len({one.get(name) for one in settings} - {None}) < 2:
+            continue
+        if name == _LOAD:
+            yield "offered req/s", _rate("load", "offered_rps")
+        elif name not in _SAID_OTHERWISE and not name.startswith("model "):
+            yield name, lambda told, name=name: option_text(name, settings_of(told).get(name))  # type: ignore[misc]
+
+
+def _capacity(told: Result) -> str:
+    found = told.get("capacity")
+    return "no limit" if found and found["rps"] is None else _rate("capacity", "rps")(told)
+
+
+def _model(fit: Mapping[str, Any] | None, model: Mapping[str, float]) -> str:
+    """The formula by its name, its constants, and how they came about."""
+    if "alpha" in model:
+        formula = "T(b, L) = alpha + beta L (1 + gamma (b - 1)/b) of a batch"
+        constants = [
+            f"alpha {model['alpha'] * 1e3:.4g} ms", f"beta {model['beta'] * 1e3:.4g} ms/token",
+            f"gamma {model['gamma']:.4g}",
+        ]  # fmt: skip
+    else:
+        formula = "T(p, d, c) = beta (1 + gamma (d - 1)/d) + prefill p + context c of an iteration"
+        constants = [
+            f"beta {model['beta'] * 1e3:.4g} ms", f"gamma {model['gamma']:.4g}",
+            f"prefill {model['prefill'] * 1e6:.4g} us/token",
+            f"context {model['context'] * 1e9:.4g} ns/token",
+        ]  # fmt: skip
+    return f"model {formula}: {', '.join(constants)}; {_fitted(fit)}"
+
+
+def _fitted(fit: Mapping[str, Any] | None) -> str:
+    if fit is None:
+        return "seed 004's GPU"
+    if "grid" in fit:
+        return f"R^2 {fit['r2']:.5f} on {fit['points']} points, off by {fit['error_max']:.1%} at most"
+    parts = ((name, fit[name]) for name in ("prefill", "decode"))
+    return "; ".join(
+        f"{name} by {part['source']}: R^2 {part['r2']:.5f} on {part['points']:,} points"
+        for name, part in parts
+    )
+
+
+def _each(values: Iterable[Any]) -> list[Any]:
+    """Different ones, in their order."""
+    found: list[Any] = []
+    for value in values:
+        if value is not None and value not in found:
+            found.append(value)
+    return found
+
+
+def _all(results: Sequence[Result], text: Callable[[Result], str]) -> str:
+    return ", ".join(_each(map(text, results)))
+
+
+def _fixed(digits: int, *path: str) -> Callable[[Result], str]:
+    return lambda told: "-" if (value := at(told, *path)) is None else f"{value:,.{digits}f}"
+
+
+def _share(digits: int, *path: str) -> Callable[[Result], str]:
+    return lambda told: "-" if (value := at(told, *path)) is None else f"{value:.{digits}%}"
+
+
+def _rate(*path: str) -> Callable[[Result], str]:
+    return lambda told: number(None if (value := at(told, *path)) is None else float(value))

@@ -1,1 +1,1 @@
-"""The simulated engine: schedulers in virtual time, and a gateway whose tokens are due at known times."""
+"""The simulated engine: schedulers in virtual time, and a server whose tokens are due at known times."""

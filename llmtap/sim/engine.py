@@ -1,92 +1,160 @@
-"""The core of the simulated engine: what happens next, and when. No clock, no IO, no randomness.
+"""The simulated engine, and its driver in virtual time. No clock, no IO, no randomness.
 
-An engine has servers and a scheduler. Whoever drives it tells it what happened and at what time (`arrive`,
-`done`, `close`), in order of time, and is told which runs began; a run has the time when it will be done,
-and at that time the driver tells `done`. The virtual driver (`virtual.py`) keeps runs in a heap and jumps
-from one to the next; a real one sleeps until then. Both see the same runs.
+An `Engine` has servers and a scheduler. Its driver reports events in order of time (`arrive`, `done`,
+`leave`, `close`) and gets the runs that they start; each run has the time at which the driver must report
+`done`. `run_virtual` keeps runs in a heap and jumps from one to the next; the driver in real time
+(`server/live.py`) sleeps until then. Both see the same runs.
 
-A run is what a server does without being asked again: a whole batch for the schedulers of seed 004, one
-iteration for those that compose anew at every step. The engine does not know which. It asks `form` whenever
-a server is free and something changed; the scheduler answers with a batch and how long that takes, or with
-None. When it is done the scheduler says which tokens were made by it, when each is to leave, and who is
-finished. Requests may leave (their client did), and a scheduler may give up on them, and says why.
+A run is what a server does without asking again: a whole batch for the schedulers of seed 004, one iteration
+for those that compose a new batch at every step. The engine calls `form` when a server is free and something
+changed; the scheduler returns work and its duration, or None. When it is done, the scheduler reports the
+tokens that it made, when each leaves, and which requests are finished. A request may leave (its client did),
+and a scheduler may give up on one for a reason.
 
-Times are whole nanoseconds of any clock.
+Times are whole nanoseconds of any clock. Requests are numbers.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
-__all__ = ["NOBODY", "NOTHING", "Engine", "EngineRun", "EngineWork", "GivenUp", "Made", "Scheduler", "Step"]
+from llmtap.workload.requests import Requests
+
+__all__ = [
+    "NOBODY", "Batch", "Engine", "EngineOutput", "EngineRun", "GivenUp", "Iterating", "Iteration",
+    "IterationState", "RequestWatcher", "RunRecord", "Scheduler", "Step", "made_later", "run_virtual",
+]  # fmt: skip
+
+_NEVER: Final = (1 << 63) - 1
+_PROGRESS_EVERY: Final = 1 << 14
 
 
 class GivenUp(Enum):
-    """Why a scheduler serves a request not at all, or not to the end."""
+    """Why a scheduler does not serve a request, or not to the end."""
 
     TOO_LARGE = "too_large"
-    """It needs more than the KV memory holds, whoever else is there."""
+    """It needs more than the whole KV memory."""
     QUEUE_FULL = "queue_full"
-    """As many wait as may."""
     LATE = "late"
     """One of its tokens missed its deadline."""
 
 
 NOBODY: Final[Mapping[int, GivenUp]] = {}
-"""Is given up."""
-
-
-class EngineWork(Protocol):
-    """What a scheduler hands to a server; who watches may know more of its kind."""
-
-    @property
-    def duration_ns(self) -> int:
-        """How long a server takes for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What came of work that is done."""
+class Batch:
+    """Requests that are served together; a scheduler's work for one server."""
+
+    members: Sequence[int]
+    duration_ns: int
+    first_ns: int
+    """From its start to the first token of each request: alpha (seed 004, 4.3)."""
+    step_ns: float
+    """Between two tokens."""
+    queue: int = 0
+    """Which of the scheduler's queues it is from."""
+
+    def token_times(self, start_ns: int, tokens: int) -> range:
+        """Return when a member's tokens are made, in a batch that began at `start_ns`.
+
+        Seed 004, 4.3: the first after alpha, the others beta h(b) apart, rounded to whole ns. The batch may
+        last much longer, because its length is that of its longest request, prompt included; all requests are
+        complete when it ends.
+        """
+        first_ns = start_ns + self.first_ns
+        step_ns = max(1, round(self.step_ns))
+        return range(first_ns, first_ns + tokens * step_ns, step_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One forward pass of a server; a scheduler's work for it."""
+
+    duration_ns: int
+    prefill: Sequence[tuple[int, int]] = ()
+    """Requests, and how many tokens of their prompt are processed. A prompt that is complete then also makes
+    its first token."""
+    decode: Sequence[int] = ()
+    """Requests that make their next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """Result of work that is done."""
 
     finished: Sequence[int] = ()
-    """Requests whose last token was made."""
     tokens: Sequence[int] = ()
-    """The request of each token that was made, in the order in which they leave. Whole batches leave it
-    empty: the times of their tokens are known from the start (`Batch.token_times`)."""
+    """The request of each token, in the order in which they leave. Empty for a `Batch`, whose `token_times`
+    are known from the start."""
     due_ns: Sequence[int] | None = None
-    """When each of these tokens is to leave, now or later; None where all leave now."""
+    """When each token leaves; None where all leave now."""
     cached: Mapping[int, int] | None = None
-    """Of requests whose prompt is whole now: how many of its tokens were in the prefix cache; None without
-    one."""
+    """Of requests whose prompt is complete now: prompt tokens found in the prefix cache; None without one."""
+
+
+def made_later(made: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
+    """Return the same tokens, each leaving at its due time."""
+    leaving = sorted(zip(due_ns, made.tokens, strict=True))
+    return replace(made, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
 
 
 class Scheduler(Protocol):
-    """Decides who is served next. Requests are numbers."""
+    """Decides which requests are served next."""
 
     def arrived(self, now_ns: int, request: int) -> None:
-        """A request is there."""
+        """Take a new request."""
 
     def closed(self, now_ns: int) -> None:
-        """No other request will come: waiting for more is over."""
+        """No other request will come: stop waiting for more."""
 
     def form(self, now_ns: int) -> Any | None:
-        """What a free server is to do now, an `EngineWork`; None where it is to wait."""
+        """Return the next work of a free server, or None to wait."""
 
-    def done(self, now_ns: int, work: Any) -> Made:
-        """It is done."""
+    def done(self, now_ns: int, work: Any) -> EngineOutput:
+        """Return what finished work has made."""
 
     def left(self, now_ns: int, request: int) -> None:
-        """Nobody waits any longer for a request that is neither finished nor given up."""
+        """Drop a request, neither finished nor given up, whose client has gone."""
 
     def given_up(self) -> Mapping[int, GivenUp]:
-        """Requests that it has decided, since it was asked last, not to serve or not to serve any further."""
+        """Return requests given up since the last call."""
+
+
+@dataclass(slots=True)
+class IterationState:
+    """State of an engine now, and counts since it began, as in vLLM's `/metrics`."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used: float = 0.0
+    """Share of the KV memory that requests hold."""
+    kv_peak: float = 0.0
+    preemptions: int = 0
+    preempted: int = 0
+    """Requests that were preempted at least once."""
+    recovered: int = 0
+    """Of these, requests served to the end."""
+    preempted_tokens: int = 0
+    """Tokens whose KV was discarded by preemption."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+
+
+class Iterating(Scheduler, Protocol):
+    """A scheduler that composes a new batch at every iteration, and reports its state."""
+
+    state: IterationState
 
 
 @dataclass(slots=True)
 class EngineRun:
-    """A stretch of a server's time."""
+    """Work of one server, a `Batch` or an `Iteration`, and its time."""
 
     server: int
     work: Any
@@ -96,14 +164,14 @@ class EngineRun:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of an event."""
+    """Result of an event."""
 
     started: Sequence[EngineRun] = ()
-    made: Made = Made()
+    made: EngineOutput = EngineOutput()
     given_up: Mapping[int, GivenUp] = field(default_factory=dict)
 
 
-NOTHING: Final = Step()
+_NOTHING: Final = Step()
 
 
 class Engine:
@@ -121,15 +189,13 @@ class Engine:
         return bool(self._free)
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
-        """A request arrives; `more` do at this same moment, and servers are to wait for them."""
+        """Take a request. With `more`, others arrive at this same moment and servers wait for them."""
         self._at(now_ns)
         self._scheduler.arrived(now_ns, request)
-        if more:
-            return NOTHING
-        return self._dispatch(now_ns)
+        return _NOTHING if more else self._dispatch(now_ns)
 
     def done(self, now_ns: int, run: EngineRun) -> Step:
-        """A run is over, at its time or, where clocks are real, some time after."""
+        """End a run, at its time or, where clocks are real, some time after."""
         self._at(now_ns)
         assert now_ns >= run.end_ns
         made = self._scheduler.done(now_ns, run.work)
@@ -138,7 +204,7 @@ class Engine:
         return Step(step.started, made, step.given_up)
 
     def leave(self, now_ns: int, request: int) -> Step:
-        """The client of a request has gone. What runs goes on: servers are not interrupted."""
+        """Drop a request whose client has gone. Runs are not interrupted."""
         self._at(now_ns)
         self._scheduler.left(now_ns, request)
         return self._dispatch(now_ns)
@@ -157,8 +223,182 @@ class Engine:
                 break
             started.append(EngineRun(heappop(self._free), work, now_ns, now_ns + work.duration_ns))
         given_up = self._scheduler.given_up()
-        return Step(started, given_up=given_up) if started or given_up else NOTHING
+        return Step(started, given_up=given_up) if started or given_up else _NOTHING
 
     def _at(self, now_ns: int) -> None:
         assert self._now_ns is None or now_ns >= self._now_ns, "time went back"
         self._now_ns = now_ns
+
+
+class RequestWatcher(Protocol):
+    """Listener for the end of each request."""
+
+    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+        """Get the times at which a request's tokens left, in order, and the end of its answer, not before the
+        last of them. If not `served`, it was given up after these tokens."""
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """Outcome of each request, as columns, and of servers. ns."""
+
+    start_ns: "array[int]"
+    """When a server first took it up; -1 where none did."""
+    end_ns: "array[int]"
+    """When its last token left, its batch was done, or it was given up."""
+    size: "array[int]"
+    """Of its batch, or of the iteration that took it up."""
+    busy_ns: list[int]
+    """Of each server."""
+    sizes: Counter[int] = field(default_factory=Counter)
+    """Batches, or iterations, by number of requests."""
+    queues: Counter[int] = field(default_factory=Counter)
+    """Batches by queue."""
+    finished: int = 0
+    given_up: dict[int, int] = field(default_factory=dict)
+    """Requests not served to the end, and how many tokens of each had left."""
+    reasons: dict[int, GivenUp] = field(default_factory=dict)
+    cached: "array[int]" = field(default_factory=lambda: array("q"))
+    """Prompt tokens that were in the prefix cache, -1 where nobody looked; empty without a cache."""
+
+    @classmethod
+    def begun(cls, requests: int, servers: int) -> "RunRecord":
+        """Return the record of a run in which nothing has happened yet."""
+        n = requests
+        starts, ends, size = array("q", [-1]) * n, array("q", bytes(8 * n)), array("q", bytes(8 * n))
+        return cls(starts, ends, size, [0] * servers)
+
+
+class _Recorder:
+    """Writes the result of steps into a `RunRecord`."""
+
+    def __init__(self, requests: Requests, record: RunRecord, watch: RequestWatcher | None) -> None:
+        self.runs: list[tuple[int, int, EngineRun]] = []
+        """A heap, by end."""
+        self._record = record
+        self._outputs = requests.output
+        self._watch = watch
+        self._tokens: dict[int, list[int]] = {}
+        """When the tokens of each open request left, where they are made one by one."""
+        self._began = 0
+
+    def note(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
+        """Record a step; `run` is the run that it ended, if any."""
+        if run is not None:
+            if isinstance(run.work, Batch):
+                self._batch_done(now_ns, run)
+            else:
+                self._iteration_done(now_ns, step.made)
+        for request, reason in step.given_up.items():
+            self._record.reasons[request] = reason
+            self._end(now_ns, request, served=False)
+        for started in step.started:
+            self._began += 1
+            heappush(self.runs, (started.end_ns, self._began, started))
+            self._start(started)
+
+    def _start(self, run: EngineRun) -> None:
+        record, now_ns, work = self._record, run.start_ns, run.work
+        if isinstance(work, Batch):
+            size = len(work.members)
+            for request in work.members:
+                record.start_ns[request] = now_ns
+                record.size[request] = size
+            record.queues[work.queue] += 1
+        else:
+            assert isinstance(work, Iteration)
+            size = len(work.prefill) + len(work.decode)
+            for request, _ in work.prefill:
+                if record.start_ns[request] < 0:
+                    record.start_ns[request] = now_ns
+                    record.size[request] = size
+        record.sizes[size] += 1
+        record.busy_ns[run.server] += run.end_ns - now_ns
+
+    def _batch_done(self, now_ns: int, run: EngineRun) -> None:
+        batch: Batch = run.work
+        record, watch = self._record, self._watch
+        for request in batch.members:
+            record.end_ns[request] = now_ns
+        record.finished += len(batch.members)
+        if watch is not None:
+            for request in batch.members:
+                times = batch.token_times(run.start_ns, self._outputs[request])
+                watch.ended(request, times, now_ns, served=True)
+
+    def _iteration_done(self, now_ns: int, made: EngineOutput) -> None:
+        record, tokens = self._record, self._tokens
+        if made.cached is not None:
+            if not record.cached:
+                record.cached = array("q", [-1]) * len(record.start_ns)
+            for request, found in made.cached.items():
+                record.cached[request] = found
+        if made.due_ns is None:
+            for request in made.tokens:
+                tokens.setdefault(request, []).append(now_ns)
+        else:
+            for request, due_ns in zip(made.tokens, made.due_ns, strict=True):
+                tokens.setdefault(request, []).append(due_ns)
+        for request in made.finished:
+            self._end(now_ns, request, served=True)
+
+    def _end(self, now_ns: int, request: int, *, served: bool) -> None:
+        record, times = self._record, self._tokens.pop(request, ())
+        # Tokens that were made leave when they are due.
+        record.end_ns[request] = end_ns = max(now_ns, times[-1]) if times else now_ns
+        if served:
+            record.finished += 1
+        else:
+            record.given_up[request] = len(times)
+        if self._watch is not None:
+            self._watch.ended(request, times, end_ns, served=served)
+
+
+def run_virtual(
+    requests: Requests,
+    engine: Engine,
+    *,
+    servers: int = 1,
+    all_first: bool = False,
+    gpu_first: bool = False,
+    watch: RequestWatcher | None = None,
+    record: RunRecord | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> RunRecord:
+    """Serve all requests, whose arrivals are in order, in virtual time.
+
+    Args:
+        all_first: of arrivals at one instant, servers wait for the last (reading 18 of seed 004).
+        gpu_first: a run that ends at the instant of an arrival ends before it (reading 19).
+        record: written to, for a `watch` that reads it during the run.
+        progress: called now and then with the number of arrivals.
+    """
+    n = len(requests)
+    if record is None:
+        record = RunRecord.begun(n, servers)
+    recorder = _Recorder(requests, record, watch)
+    runs, note = recorder.runs, recorder.note
+    arrivals = requests.arrival_ns
+    lead = 1 if gpu_first else 0
+    arrive, done = engine.arrive, engine.done
+    closed = n == 0
+    now_ns = i = 0
+    while i < n or runs:
+        if i < n and arrivals[i] + lead <= (runs[0][0] if runs else _NEVER):
+            now_ns = arrivals[i]
+            more = all_first and i + 1 < n and arrivals[i + 1] == now_ns
+            step = arrive(now_ns, i, more=more)
+            i += 1
+            if progress is not None and not i % _PROGRESS_EVERY:
+                progress(i)
+            if step.started or step.given_up:
+                note(now_ns, step)
+        else:
+            now_ns, _, run = heappop(runs)
+            note(now_ns, done(now_ns, run), run)
+        if i == n and not closed:
+            closed = True
+            note(now_ns, engine.close(now_ns))
+    lost = n - record.finished - len(record.given_up)
+    assert not lost, f"{lost} requests were never served"
+    return record

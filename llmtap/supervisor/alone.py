@@ -1,4 +1,4 @@
-"""A meter on its own, for apps that carry the middleware: one process, no relays, no children."""
+"""A meter without relays, for apps with the middleware: one process, no children."""
 
 import secrets
 import socket
@@ -10,7 +10,7 @@ from llmtap.errors import ConfigError
 from llmtap.log import set_up
 from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.process import serve
-from llmtap.meter.socket_path import need_no_meter
+from llmtap.meter.setup import need_no_meter
 from llmtap.meter.tenants import host_salt
 from llmtap.net.listener import bind, parse_address
 from llmtap.supervisor.checks import check_measuring
@@ -21,7 +21,7 @@ __all__ = ["check_alone", "run_meter"]
 
 
 def check_alone(settings: Settings) -> str:
-    """The path of the socket, once everything but listening has been tried. Raises ConfigError."""
+    """Check everything but listening; return the socket's path. Raises ConfigError."""
     if settings.meter.socket is None:
         raise ConfigError("meter.socket", "is missing: apps have to know it", "give --listen-socket PATH")
     if settings.experiment.enabled:
@@ -33,7 +33,7 @@ def check_alone(settings: Settings) -> str:
 
 
 def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
-    """Until SIGTERM, Ctrl-C or a hang-up; `announce` is told the socket and the admin port's address.
+    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the socket and the admin port's address.
 
     Raises ConfigError.
     """

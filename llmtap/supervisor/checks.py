@@ -1,4 +1,4 @@
-"""What only a look at the world can find wrong with a configuration, before anything starts."""
+"""Checks of a configuration against the system, before anything starts."""
 
 import os
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from llmtap.capture.tokenizer import load_tokenizer
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
-from llmtap.meter.socket_path import check_socket_path
+from llmtap.meter.setup import check_socket_path
 from llmtap.net.listener import parse_address
 from llmtap.net.pool import parse_origin
 from llmtap.net.tls import client_context, server_context
@@ -17,10 +17,7 @@ HEAD_BYTES_MIN: Final = 256
 
 
 def check_settings(settings: Settings, supervisor: int | None = None) -> None:
-    """All of it, for a proxy; `supervisor`: the process that runs it already, if not this one.
-
-    Raises ConfigError.
-    """
+    """Check a proxy's settings; `supervisor`: its process, if not this one. Raises ConfigError."""
     relay = settings.relay
     if not relay.upstream:
         raise ConfigError(
@@ -64,7 +61,7 @@ def check_settings(settings: Settings, supervisor: int | None = None) -> None:
 
 
 def check_measuring(settings: Settings, supervisor: int | None = None) -> None:
-    """The part of it that is about measuring, and no proxy. Raises ConfigError."""
+    """Check the settings of any meter. Raises ConfigError."""
     if settings.meter.admin_tls_certificate and settings.meter.admin_tls_key:
         server_context(settings.meter.admin_tls_certificate, settings.meter.admin_tls_key, "meter.admin_tls_")
     if settings.meter.socket is not None:
@@ -74,7 +71,7 @@ def check_measuring(settings: Settings, supervisor: int | None = None) -> None:
     if settings.meter.tokenizer is not None:
         load_tokenizer(settings.meter.tokenizer)
     if settings.capture.to is not None:
-        # Arrow takes 40 MB and 200 ms, so only for who captures.
+        # Arrow takes 40 MB and 200 ms to import.
         from llmtap.capture.store.store import check
 
         check(settings.capture, supervisor)

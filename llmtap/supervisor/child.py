@@ -1,4 +1,4 @@
-"""One child process: started with a line on its stdin, ready when it says so, ended when asked."""
+"""One child process: started with a line on its stdin, which it answers with `ready`."""
 
 import asyncio
 import contextlib
@@ -7,18 +7,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
 
 from llmtap.meter.setup import MeterSetup
 
-__all__ = ["Child", "HandedChild", "Kind"]
+__all__ = ["Child", "HandedChild", "Kind", "back_off", "is_ready", "log_not_started", "start_at_last"]
 
+BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+HEALTHY_S: Final = 10.0
+"""A child that lived this long starts again at once."""
 READY_S: Final = 30.0
 LOOK_S: Final = 0.05
-"""How often to see whether an adopted child has ended."""
+"""Time between two checks whether an adopted child has ended."""
 
 Kind = Literal["relay", "meter"]
 PACKAGES: Final[dict[Kind, str]] = {"relay": "llmtap.vantage.relay", "meter": "llmtap.meter"}
@@ -27,17 +30,17 @@ log = logging.getLogger(__name__)
 
 
 class HandedChild(msgspec.Struct, kw_only=True):
-    """A child as one supervisor leaves it to the next in the same process."""
+    """A child as one supervisor hands it over to the next in the same process."""
 
     kind: Kind
     name: str
     index: int
     pid: int
     stdin: int
-    """Our end of its stdin: while it is open, the child lives."""
+    """Our end of its stdin; the child ends when it is closed."""
     ready: bool
     until_s: float | None
-    """Monotonic: the child is on its way out, and has until then. None: it is at work."""
+    """Monotonic time at which it is killed, if it was told to end."""
 
 
 class _Process(Protocol):
@@ -48,33 +51,32 @@ class _Process(Protocol):
 
 
 class Child:
-    """A running child. Its stdin stays open while we live: when it closes, the child ends by itself."""
+    """A running child. It ends when its stdin closes, which stays open while we live."""
 
     def __init__(self, kind: Kind, name: str, index: int, process: _Process, stdin: int) -> None:
         self.kind = kind
         self.name = name
         self.index = index
-        """Which of the relays; of a meter, 0."""
+        """Number of the worker; 0 for a meter."""
         self.began_s = time.monotonic()
         self.is_ready = False
         self.until_s: float | None = None
-        """It has been told to go, and is killed then (monotonic)."""
         self.drain_s = 0.0
-        """A relay: how long it lets streams finish, as it was told when it was started."""
+        """Drain limit that a relay was started with."""
         self.told: MeterSetup | None = None
-        """A meter: what it goes by; None where the supervisor before us started it."""
+        """Settings of a meter; None if an earlier supervisor started it."""
         self.makes_way = False
-        """A meter: it was told to end because another one is to follow; that is no crash."""
+        """A meter was told to end because another one follows: no crash."""
         self._process = process
         self._stdin = stdin
         self._stdout: asyncio.StreamReader | None = None
 
     @classmethod
     async def start(cls, kind: Kind, name: str, index: int, line: bytes, fds: Sequence[int]) -> "Child":
-        """Run the package of this kind with `python -m`, hand it `line`, let it inherit `fds`."""
+        """Run the package of this kind with `python -m`; it gets `line` and inherits `fds`."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # whatever lies in the current folder is none of our modules
+            "-P",  # modules in the current folder are not ours
             "-m",
             PACKAGES[kind],
             stdin=asyncio.subprocess.PIPE,
@@ -85,21 +87,20 @@ class Child:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(line + b"\n")
             await process.stdin.drain()
-        # One of our own: asyncio closes its as soon as it sees the child go, which may be before we do.
+        # A copy: asyncio closes its own as soon as it sees the child end.
         child = cls(kind, name, index, process, os.dup(process.stdin.get_extra_info("pipe").fileno()))
         child._stdout = process.stdout
         return child
 
     @classmethod
     def adopt(cls, handed: HandedChild) -> "Child":
-        """One that the supervisor before us started."""
+        """Return a child of the supervisor before us."""
         os.set_inheritable(handed.stdin, False)
         child = cls(handed.kind, handed.name, handed.index, _Adopted(handed.pid), handed.stdin)
         child.is_ready = handed.ready
         return child
 
     def to_hand(self) -> HandedChild:
-        """For `adopt`."""
         return HandedChild(
             kind=self.kind,
             name=self.name,
@@ -115,7 +116,7 @@ class Child:
         return self._process.pid
 
     async def ready(self) -> bool:
-        """Wait until the child says it is ready; False when it ends or takes too long instead."""
+        """Wait until the child is ready; False if it ends or takes too long."""
         assert self._stdout is not None
         try:
             # Not `wait_for`, which before Python 3.12 misses a cancel that comes together with the line.
@@ -127,11 +128,11 @@ class Child:
         return self.is_ready
 
     async def wait(self) -> int:
-        """The exit status, once there is one."""
+        """Wait for the exit status."""
         return await self._process.wait()
 
     async def buried(self) -> None:
-        """Until it has ended, and nothing of it is left with us."""
+        """Wait for its end, and close its stdin."""
         await self._process.wait()
         stdin, self._stdin = self._stdin, -1
         os.close(stdin)
@@ -142,12 +143,12 @@ class Child:
             self._process.send_signal(number)
 
     def tell(self, word: bytes) -> None:
-        """A line on its stdin, if it still runs: a few bytes, for which there is always room."""
+        """Write a line to its stdin, if it still runs: a few bytes, which always fit."""
         with contextlib.suppress(OSError):
             os.write(self._stdin, word + b"\n")
 
     async def end_within(self, seconds: float) -> None:
-        """Wait for its end, which has been asked for; SIGKILL when it has not come in time."""
+        """Wait for its end, which has been requested; SIGKILL when the time is up."""
         self.until_s = time.monotonic() + seconds
         try:
             await asyncio.wait_for(self._process.wait(), seconds)
@@ -163,7 +164,7 @@ class Child:
 
 
 class _Adopted:
-    """A child of this process from before its program was replaced: asyncio knows nothing of it."""
+    """A child from before this process replaced its program: asyncio does not know it."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -175,8 +176,7 @@ class _Adopted:
         return self._pid
 
     async def wait(self) -> int:
-        # Looking now and then costs a system call, and no file descriptor of a process, which kernels
-        # before 5.3 do not have.
+        # Polling needs no pidfd, which kernels before 5.3 do not have.
         while self._status is None:
             await asyncio.sleep(LOOK_S)
             self._look()
@@ -188,7 +188,7 @@ class _Adopted:
             os.kill(self._pid, signal)
 
     def _look(self) -> None:
-        """Bury it, if it has ended. Until then its number is nobody else's."""
+        """Reap it, if it has ended. Until then its number is not reused."""
         if self._status is not None:
             return
         try:
@@ -197,3 +197,42 @@ class _Adopted:
             pid, status = self._pid, 0
         if pid:
             self._status = os.waitstatus_to_exitcode(status)
+
+
+async def is_ready(child: Child) -> bool:
+    """Wait until a child is ready; log and return False if it does not get there."""
+    ready = await child.ready()
+    if not ready:
+        log.error("event=%s_not_ready name=%s pid=%d", child.kind, child.name, child.pid)
+    return ready
+
+
+def log_not_started(kind: str, exc: OSError) -> None:
+    log.error("event=%s_not_started error=%r", kind, str(exc))
+
+
+async def start_at_last(kind: str, start: Callable[[], Awaitable[Child]]) -> Child:
+    """Return a child, as soon as the system has memory, files and process numbers for it."""
+    failures = 0
+    while True:
+        try:
+            return await start()
+        except OSError as exc:
+            log_not_started(kind, exc)
+        failures += 1
+        await asyncio.sleep(_pause_s(failures))
+
+
+async def back_off(child: Child, status: int, failures: int) -> int:
+    """Log that a child died, and wait before the next one; return the number of failures in a row."""
+    failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
+    log.error(
+        "event=%s_died name=%s pid=%d status=%d restart_s=%s",
+        child.kind, child.name, child.pid, status, _pause_s(failures),
+    )  # fmt: skip
+    await asyncio.sleep(_pause_s(failures))
+    return failures
+
+
+def _pause_s(failures: int) -> float:
+    return BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]

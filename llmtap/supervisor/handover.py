@@ -1,10 +1,8 @@
-"""The supervisor in place of itself: the same process goes on with the program that is on disk now.
+"""Hot restart (SIGUSR2): the supervisor's process goes on with the program that is on disk now.
 
-SIGUSR2 asks for it. What the new program must know lies in a file without a name or a place (memfd), whose
-descriptor the environment names: keys and salts are in it, which are nobody's to read in /proc. Listening
-sockets and the children's stdin stay open across execve(2), and children stay children of the same process.
-
-Signals are held back from just before the change until the new program listens for them.
+The state for the new program is in a memfd, whose descriptor the environment names, because it has keys and
+salts. Listening sockets and the children's stdin stay open across execve(2), and children stay children of
+the process. Signals are blocked from just before the change until the new program handles them.
 """
 
 import asyncio
@@ -34,13 +32,13 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
-"""Counted up when a supervisor could misunderstand what another one of an older format left."""
+"""Version of Handover; increased with incompatible changes."""
 _VARIABLE: Final = "LLMTAP_HANDOVER"
 _HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TRY_S: Final = 60.0
-"""How long the new program may take to check the configuration: a second, or many on a busy machine."""
+"""Time limit of the new program's check: it takes a second, or many on a busy machine."""
 SAID_MAX: Final = 500
-"""Characters of what it said that are logged."""
+"""Maximum characters of its message that are logged."""
 
 
 class _Format(msgspec.Struct):
@@ -48,24 +46,21 @@ class _Format(msgspec.Struct):
 
 
 class Handover(msgspec.Struct, kw_only=True):
-    """What one supervisor leaves to the next in its process."""
+    """State that one supervisor leaves to the next in its process."""
 
     format: int = FORMAT
     pid: int
-    """Whose it is: a variable that leaked into another process means nothing there."""
+    """Process that it is for: the variable may leak into others."""
     run: ProxyRun
     tap_path: str
     drain_s: float
-    """How long the relays at work let streams finish."""
+    """Drain limit of the relays at work."""
     ports: HandedPorts
     children: list[HandedChild]
 
 
 def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | None:
-    """What the supervisor of process `pid` left for us; None where we start by ourselves.
-
-    Raises ConfigError where it is of a format that we do not know.
-    """
+    """Return what the supervisor before us left for process `pid`, if any. Raises ConfigError."""
     text = environ.pop(_VARIABLE, "")
     if not text.isdecimal():
         return None
@@ -87,12 +82,12 @@ def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | Non
 
 
 def command() -> list[str]:
-    """How this program was started; after an upgrade the same words start another one."""
+    """Return the command line of this program, which starts the new one after an upgrade."""
     return [sys.executable, *sys.orig_argv[1:]]
 
 
 async def try_out(handover: Handover, argv: list[str]) -> str | None:
-    """Have the program on disk check the configuration and the handover; what is wrong, or None."""
+    """Have the program on disk check configuration and handover; return what is wrong, or None."""
     try:
         fd = _written(handover)
     except OSError as exc:
@@ -120,7 +115,7 @@ async def try_out(handover: Handover, argv: list[str]) -> str | None:
 
 
 def become(handover: Handover, argv: list[str]) -> NoReturn:
-    """Go on as the program on disk. Raises OSError when that cannot be, and then nothing has changed."""
+    """Become the program on disk. Raises OSError when that fails, and then nothing has changed."""
     fd = _written(handover)
     ports = handover.ports
     fds = [fd, ports.admin, *ports.clients, *(child.stdin for child in handover.children)]
@@ -134,12 +129,12 @@ def become(handover: Handover, argv: list[str]) -> NoReturn:
 
 
 def hold_signals() -> None:
-    """Those that come from now on wait for the next program, or for `let_signals_in`."""
+    """Block signals until the next program, or `let_signals_in`, admits them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
 def let_signals_in() -> None:
-    """Whoever listens for signals now hears those that came during the change."""
+    """Unblock signals, those included that came during the change."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 

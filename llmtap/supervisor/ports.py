@@ -1,24 +1,93 @@
-"""The listening sockets of a proxy: they outlive its relays, its meter, and the supervisor that made them.
+"""The listening sockets of a proxy, which outlive its processes, and the protocol of systemd.
 
-Connections wait at them while a relay restarts, and are not refused. Those that systemd handed over stay
-where they are; our own move when the configuration names another address.
+Connections wait at them while a relay restarts. Sockets from systemd stay where they are; our own move when
+the configuration names another address. A socket named `admin` (FileDescriptorName=) is the admin port's, all
+others are the clients'. Sources: sd_listen_fds(3), sd_notify(3).
 """
 
+import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from typing import Final, NamedTuple
 
 import msgspec
 
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.net.listener import bind, is_free, parse_address
-from llmtap.supervisor.systemd import take_sockets
 
-__all__ = ["HandedPorts", "Ports", "name_of"]
+__all__ = ["Handed", "HandedPorts", "Ports", "name_of", "notify", "take_sockets"]
+
+
+_FIRST_FD: Final = 3
+_ADMIN: Final = "admin"
+_VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+
+
+class Handed(NamedTuple):
+    """Listening sockets that came with the process, if any."""
+
+    clients: list[socket.socket]
+    admin: socket.socket | None
+
+
+def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
+    """Return the sockets for process `pid`, and remove the variables, which children must not inherit.
+
+    Raises ConfigError for anything but listening TCP sockets, or two admin ports.
+    """
+    told = {name: environ.pop(name, "") for name in _VARIABLES}
+    if told["LISTEN_PID"] != str(pid) or not told["LISTEN_FDS"].isdecimal():
+        return Handed([], None)
+    count = int(told["LISTEN_FDS"])
+    names = told["LISTEN_FDNAMES"].split(":")
+    clients: list[socket.socket] = []
+    admin: socket.socket | None = None
+    for i in range(count):
+        name = names[i] if i < len(names) else ""
+        sock = _listening(_FIRST_FD + i, name)
+        if name != _ADMIN:
+            clients.append(sock)
+        elif admin is None:
+            admin = sock
+        else:
+            raise ConfigError("LISTEN_FDNAMES", "two sockets are named `admin`: one port is what there is")
+    return Handed(clients, admin)
+
+
+def _listening(fd: int, name: str) -> socket.socket:
+    about = f"file descriptor {fd}" + (f" ({name})" if name else "")
+    try:
+        sock = socket.socket(fileno=fd)
+        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as exc:
+        raise ConfigError("LISTEN_FDS", f"{about} is no socket: {exc.strerror}") from None
+    if not listens or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        sock.detach()
+        raise ConfigError("LISTEN_FDS", f"{about} is no listening TCP socket", "ListenStream=PORT, Accept=no")
+    sock.setblocking(False)
+    sock.set_inheritable(False)
+    # As `net.listener.bind` does: accepted sockets inherit it.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Send `READY=1`, say, to the service manager, if there is one; return whether. Never raises."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.connect("\0" + address[1:] if address.startswith("@") else address)
+            sock.sendall(state.encode())
+    except OSError:
+        return False
+    return True
 
 
 class HandedPorts(msgspec.Struct, kw_only=True):
-    """The sockets as one supervisor leaves them to the next: descriptors, and the addresses asked for."""
+    """The sockets as one supervisor leaves them to the next: descriptors, and the configured addresses."""
 
     clients: list[int]
     admin: int
@@ -28,16 +97,15 @@ class HandedPorts(msgspec.Struct, kw_only=True):
 
 
 def name_of(sock: socket.socket) -> str:
-    """HOST:PORT as bound, which tells the port where 0 was asked for."""
+    """Return HOST:PORT as bound."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Ports:
-    """At least as many sockets for clients as there are workers, and the admin port's.
+    """The sockets for clients, at least one for each worker, and the admin port's.
 
-    `listen_at` and `admin_at` are the addresses as the settings named them; None where the sockets came from
-    outside, and are not ours to move.
+    `listen_at` and `admin_at` are the configured addresses; None for sockets from outside, which do not move.
     """
 
     def __init__(
@@ -50,7 +118,7 @@ class Ports:
 
     @classmethod
     def open(cls, settings: Settings, environ: MutableMapping[str, str], pid: int) -> "Ports":
-        """Those that came with process `pid`, else our own. Raises ConfigError."""
+        """Return the sockets that came with process `pid`, or our own. Raises ConfigError."""
         relay, meter = settings.relay, settings.meter
         handed = take_sockets(environ, pid)
         clients = handed.clients or _bind("relay.listen", relay.listen, relay.workers)
@@ -66,7 +134,7 @@ class Ports:
 
     @classmethod
     def take(cls, handed: HandedPorts) -> "Ports":
-        """Those that the supervisor before us left."""
+        """Return the sockets of the supervisor before us."""
         sockets = [socket.socket(fileno=fd) for fd in (*handed.clients, handed.admin)]
         for sock in sockets:
             sock.set_inheritable(False)
@@ -74,7 +142,6 @@ class Ports:
         return cls(sockets[:-1], sockets[-1], handed.listen_at, handed.admin_at)
 
     def to_hand(self) -> HandedPorts:
-        """For `take`."""
         return HandedPorts(
             clients=[sock.fileno() for sock in self.clients],
             admin=self.admin.fileno(),
@@ -83,7 +150,7 @@ class Ports:
         )
 
     def copy(self) -> "Ports":
-        """The same sockets, so that one of the two may move and the other is there to go back to."""
+        """Return the same sockets, of which one set may move and the other stays."""
         return Ports(list(self.clients), self.admin, self.listen_at, self.admin_at)
 
     def close_but(self, others: "Ports") -> None:
@@ -94,9 +161,9 @@ class Ports:
                 sock.close()
 
     def move_clients(self, settings: Settings) -> None:
-        """Go where the settings say, if we may, with a socket for each worker. Closes none.
+        """Move to the configured address, unless from outside, with a socket for each worker. Closes none.
 
-        Raises ConfigError where the new address cannot be had: then nothing has changed.
+        Raises ConfigError if that fails: then nothing has changed.
         """
         relay = settings.relay
         if self.listen_at is not None:
@@ -120,18 +187,14 @@ class Ports:
         self.admin_at = at
 
     def check_admin(self, settings: Settings) -> None:
-        """Raises ConfigError where a meter with these settings must not serve the admin port where it is.
-
-        Who reaches it is told by the socket, not by the option: the rules are those of its address.
-        """
+        """Raise ConfigError if these settings do not allow an admin port at the socket's address."""
         msgspec.structs.replace(settings.meter, admin=self.admin_at or name_of(self.admin))
 
     def of(self, index: int, workers: int) -> list[socket.socket]:
-        """The sockets of worker `index`; the last one has to serve those left after a change to fewer."""
+        """Return the sockets of worker `index`; the last worker serves all that are left."""
         return self.clients[index:] if index == workers - 1 else self.clients[index : index + 1]
 
     def close_clients(self) -> None:
-        """Let nobody in any more, as far as it is ours to say."""
         for sock in self.clients:
             sock.close()
         self.clients = []
@@ -141,7 +204,7 @@ class Ports:
         self.admin.close()
 
     def _share(self, workers: int) -> None:
-        """Where there are more workers than sockets, the first is served by several."""
+        """Share the first socket if there are more workers than sockets."""
         self.clients += [self.clients[0].dup() for _ in range(workers - len(self.clients))]
 
 
@@ -150,7 +213,7 @@ def _bind(key: str, text: str, copies: int) -> list[socket.socket]:
     try:
         if copies == 1:
             return [bind(host, port, shared=False)]
-        is_free(host, port)  # SO_REUSEPORT would let two proxies share a port without a word
+        is_free(host, port)  # SO_REUSEPORT would let two proxies share a port
         return [bind(host, port, shared=True) for _ in range(copies)]
     except OSError as exc:
         raise ConfigError(key, f"cannot listen on {text}: {exc.strerror}") from None

@@ -1,7 +1,6 @@
-"""One run of a proxy: the names and keys that stay while its processes come and go, and what these are told.
+"""One run of a proxy: the names and keys that outlive its processes, and the setup of each process.
 
-A hot restart goes on with the run of the supervisor before: keys in a capture, arms of an experiment and the
-names of relays fit together across it.
+It continues across a hot restart, so that captures, arms of experiments and names of relays fit together.
 """
 
 import logging
@@ -20,7 +19,7 @@ from llmtap.meter.setup import Changeable, MeterSetup
 from llmtap.meter.tenants import host_salt
 from llmtap.net.pool import parse_origin
 from llmtap.units import encode_special
-from llmtap.vantage.relay.process import RelaySetup
+from llmtap.vantage.relay.relay import RelaySetup
 
 __all__ = ["ProxyRun", "meter_setup", "new_capture_id"]
 
@@ -28,35 +27,34 @@ log = logging.getLogger(__name__)
 
 
 def new_capture_id(wall_ns: int) -> str:
-    """The name of a capture that begins now."""
+    """Return the name of a capture that begins now."""
     began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
     return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 class ProxyRun(msgspec.Struct, kw_only=True):
-    """What outlives every process of a proxy. It holds keys: it goes from hand to hand, and to no file."""
+    """State that outlives every process of a proxy. It holds keys, so it is never in a file."""
 
     id: str
     folder: str
-    """Where the tap's socket lies; it goes with the run."""
+    """Folder of the tap's socket, removed at the end."""
     tenant_salt: str
     experiment_key: str
     relays: int = 0
-    """Started so far: no two have one name."""
+    """Number started so far, for unique names."""
     experiment: Experiment | None = None
-    """The same for all children however often they start."""
     experiment_of: str = ""
-    """Digest of the options that it was made of."""
+    """Digest of its options."""
     capture_id: str = ""
     capture_salt: str = ""
-    """Kept here only: hashes of two captures can't be compared."""
+    """Stored only here: hashes of two captures cannot be compared."""
     capture_of: str = ""
     capture_met: bool = False
-    """A meter has been started for the capture: a later one only goes on with it."""
+    """A meter has been started for the capture; later ones continue it."""
 
     @classmethod
     def begin(cls, settings: Settings) -> "ProxyRun":
-        """A proxy that starts by itself."""
+        """Return the run of a proxy that starts by itself."""
         run = cls(
             id=secrets.token_hex(2),
             folder=tempfile.mkdtemp(prefix="llmtap-"),
@@ -67,7 +65,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         return run
 
     def follow(self, settings: Settings) -> None:
-        """Begin anew the experiment and the capture, where these settings change them."""
+        """Start a new experiment or capture, if these settings change them."""
         of = _digest(settings.experiment)
         if of != self.experiment_of:
             self.experiment_of = of
@@ -86,17 +84,17 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             self.capture_met = False
 
     def catch_up(self, other: "ProxyRun") -> None:
-        """With what was started for `other` since this was copied from it."""
+        """Add what was started for `other` since this was copied from it."""
         self.relays = other.relays
         if self.capture_id == other.capture_id:
             self.capture_met = other.capture_met
 
     def tap_path(self, settings: Settings) -> str:
-        """Where relays find the meter."""
+        """Return the path of the meter's socket."""
         return settings.meter.socket or str(Path(self.folder) / "tap.sock")
 
     def relay_setup(self, settings: Settings, index: int, number: int, fds: list[int]) -> RelaySetup:
-        """What a relay is told, the `number`th of this run."""
+        """Return the setup of the `number`th relay of this run."""
         return RelaySetup(
             options=settings.relay,
             name=f"{self.id}.{index}.{number}",
@@ -107,7 +105,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
-        """What a meter is told."""
+        """Return the setup of a meter."""
         setup = meter_setup(
             settings,
             socket=self.tap_path(settings),
@@ -129,7 +127,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 def meter_setup(
     settings: Settings, *, socket: str, admin_fd: int, tenant_salt: str, capture_id: str, capture_salt: str
 ) -> MeterSetup:
-    """What any meter is told, with relays or without; `tenant_salt` holds where the settings have none."""
+    """Return the setup of any meter, with relays or without; `tenant_salt`: where the settings have none."""
     return MeterSetup(
         options=settings.meter,
         socket=socket,
@@ -154,7 +152,7 @@ def _digest(options: msgspec.Struct) -> str:
 
 
 def _servers(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Host and port of the upstream by arm; under "" of whoever has no arm, or an arm without its own."""
+    """Return host and port of the upstream by arm; under "" for all without their own."""
     urls = {"": settings.relay.upstream}
     urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
     origins = {arm: parse_origin(url, "upstream") for arm, url in urls.items()}

@@ -1,13 +1,13 @@
 """Starts relays and meter and restarts what dies; drains on SIGTERM, reloads on SIGHUP, upgrades on SIGUSR2.
 
-The supervisor owns what must outlive its children: the listening sockets (so that connections wait instead
-of being refused while a relay restarts) and the folder of the tap's socket. A reload starts a new set of
-relays on the same sockets, waits until they are ready, and lets the old ones drain: no connection is lost.
+The supervisor owns what must outlive its children: the listening sockets, where connections wait while a
+relay restarts, and the folder of the tap's socket. A reload starts new relays on the same sockets, waits
+until they are ready, and lets the old ones drain: no connection is lost.
 
-A hot restart does the same with the program that is on disk now, for all three kinds of process. The new one
-is tried first; then this process becomes it (`handover.py`). Beside the children that it finds it starts a
-meter and relays of its own, and once all of these are ready the old relays drain, and the old meter measures
-them to their end. Until then the old ones are at work, and when one of the new ones fails they stay.
+A hot restart does the same for all processes with the program that is on disk now. It is tried first; then
+this process becomes it (`handover.py`), and starts a meter and relays of its own beside the old ones. Once
+these are ready, the old relays drain, and the old meter measures them to their end. If one fails, the old
+ones stay.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -26,11 +26,9 @@ import msgspec
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.log import set_up
-from llmtap.meter.setup import FROM_NOW_ON
-from llmtap.meter.shutdown import HAND_OVER, RENEW
-from llmtap.meter.socket_path import need_no_meter
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
 from llmtap.supervisor.checks import check_settings
-from llmtap.supervisor.child import Child
+from llmtap.supervisor.child import Child, back_off, is_ready, log_not_started, start_at_last
 from llmtap.supervisor.handover import (
     Handover,
     become,
@@ -40,26 +38,23 @@ from llmtap.supervisor.handover import (
     take_handover,
     try_out,
 )
-from llmtap.supervisor.ports import Ports, name_of
+from llmtap.supervisor.ports import Ports, name_of, notify
 from llmtap.supervisor.run import ProxyRun
-from llmtap.supervisor.systemd import notify
 from llmtap.units import encode_special
 
 __all__ = ["Supervisor"]
 
-BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-HEALTHY_S: Final = 10.0
-"""A child that lived this long starts again at once."""
 METER_S: Final = 5.0
-"""How long relays wait for the meter at the start; it takes half a second, or one with a capture."""
+"""Maximum wait for the meter at the start; it takes half a second, or one with a capture."""
 GRACE_S: Final = 5.0
-"""On top of the drain limit, before a child is killed."""
+"""Time beyond the drain limit before a child is killed."""
 HEARD_S: Final = 0.02
-"""A few turns of the loop: so long a signal that came takes at most to reach us."""
+"""Maximum time from a signal to its handler: a few turns of the loop."""
 ASIDE: Final = ".old"
-"""What the old meter's socket is called while a new one begins to listen: it may need its name back."""
+"""Suffix of the old meter's socket while a new one begins to listen."""
 
 log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder(enc_hook=encode_special).encode
 
 
 class _Plan(NamedTuple):
@@ -79,34 +74,30 @@ class Supervisor:
     def __init__(
         self, settings: Settings, reload: Callable[[], Settings], announce: Callable[[str, str], None]
     ) -> None:
-        """`reload` reads the settings again; `announce` is told the addresses of clients and admin port."""
+        """`reload` reads the settings again; `announce` gets the addresses of both ports."""
         self._settings = settings
         self._read_again = reload
         self._announce = announce
         self._children: set[Child] = set()
-        """All that live, those on their way out as well."""
+        """All that live, draining ones included."""
         self._relays: dict[int, Child] = {}
-        """Those at work."""
+        """Those of the present generation, by index."""
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
         self._generation = 0
-        """Counts sets of relays; one of an older generation is draining and is not started again."""
+        """Number of the present set of relays; older ones drain, and are not started again."""
         self._starting = asyncio.Lock()
-        """Held while a child comes into the world: this process does not become another one meanwhile."""
+        """Held while a child starts: this process does not become another program meanwhile."""
         self._stopping = asyncio.Event()
         self._asked = asyncio.Event()
         self._wants_restart = False
         self._failed = False
-        """A task of ours did, which is a mistake."""
+        """A task of ours failed, which is a bug."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT; 0 when everything ended in order.
-
-        1 when a task of ours failed: streams end first, and whoever watches us starts us anew.
-        Raises ConfigError.
-        """
+        """Run until SIGTERM or SIGINT; return 0, or 1 when a task of ours failed. Raises ConfigError."""
         left = take_handover(os.environ, os.getpid())
         if left is None:
             if self._settings.meter.socket is not None:
@@ -140,7 +131,7 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _inherit(self, left: Handover) -> None:
-        """What the supervisor before us had. Its children stay at work until ours are ready."""
+        """Take over what the supervisor before us had. Its children stay at work until ours are ready."""
         self._ports = Ports.take(left.ports)
         self._run = left.run
         self._run.follow(self._settings)
@@ -149,7 +140,7 @@ class Supervisor:
             child.drain_s = left.drain_s
             if handed.until_s is not None:
                 self._await_end(child, max(0.0, handed.until_s - time.monotonic()))
-            elif not handed.ready:  # it was killed: nobody would have heard it say so
+            elif not handed.ready:  # it was killed: its report would be lost
                 self._await_end(child, 0.0)
             elif handed.kind == "meter":
                 self._meter = child
@@ -176,7 +167,7 @@ class Supervisor:
         self._asked.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Work that goes on beside us. It is not to fail: where it does, we end: nobody else would do it."""
+        """Run a task that must not fail: if it does, the proxy ends."""
         task = self._begin(work)
         task.add_done_callback(self._look_at)
         return task
@@ -196,7 +187,7 @@ class Supervisor:
         return task
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Until it is done, or we are told to stop: then `_stop` cancels it. Raises what it raised."""
+        """Wait until it is done, or we are to stop: then `_stop` cancels it. Raises its exception."""
         task = self._begin(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -207,7 +198,7 @@ class Supervisor:
     # ---------------------------------------------------------------- children
 
     async def _start(self) -> None:
-        """The first meter and the first relays."""
+        """Start the first meter and the first relays."""
         self._spawn(self._keep_meter(None))
         with suppress(TimeoutError):  # so that the first exchanges are measured, too
             await asyncio.wait_for(self._meter_came.wait(), METER_S)
@@ -217,19 +208,19 @@ class Supervisor:
         self._go_on_with(fresh)
 
     async def _start_relays(self, plan: _Plan) -> tuple[dict[int, Child], bool]:
-        """A relay for each worker, and whether all of them came and are ready."""
+        """Start a relay for each worker; return them, and whether all are ready."""
         workers = plan.settings.relay.workers
         fresh: dict[int, Child] = {}
         try:
             for index in range(workers):
                 fresh[index] = await self._start_relay(index, plan)
         except OSError as exc:
-            _not_started("relay", exc)
-        ready = await asyncio.gather(*(_is_ready(child) for child in fresh.values()))
+            log_not_started("relay", exc)
+        ready = await asyncio.gather(*(is_ready(child) for child in fresh.values()))
         return fresh, all(ready) and len(fresh) == workers
 
     def _go_on_with(self, relays: dict[int, Child]) -> dict[int, Child]:
-        """These are at work now; returns those that were."""
+        """Make these the present generation; return the previous one."""
         self._generation += 1
         before, self._relays = self._relays, relays
         for index, child in relays.items():
@@ -243,23 +234,22 @@ class Supervisor:
             status = await child.wait()
             if generation != self._generation:
                 return
-            failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
-            await _back_off(child, status, failures)
+            failures = await back_off(child, status, failures)
             if generation != self._generation:
                 return
-            child = await _start_at_last("relay", partial(self._start_relay, index))
+            child = await start_at_last("relay", partial(self._start_relay, index))
             if generation != self._generation:
                 self._retire(child)
                 return
             self._relays[index] = child
-            await _is_ready(child)
+            await is_ready(child)
 
     async def _keep_meter(self, child: Child | None) -> None:
-        """Run the meter, again and again, until another one has its place."""
+        """Run the meter, and start it again when it ends, until another one has its place."""
         failures = 0
         while True:
             if child is None:
-                self._meter = child = await _start_at_last("meter", self._start_meter)
+                self._meter = child = await start_at_last("meter", self._start_meter)
                 self._update_meter()  # a reload may have been faster
                 await child.ready()
                 self._meter_came.set()
@@ -269,38 +259,34 @@ class Supervisor:
             if child.makes_way:
                 log.info("event=meter_renewed pid=%d", child.pid)
             else:
-                failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
-                await _back_off(child, status, failures)
+                failures = await back_off(child, status, failures)
             child = None
 
     async def _start_relay(self, index: int, plan: _Plan | None = None) -> Child:
-        """By `plan`, or else by what is in force."""
         async with self._starting:
             settings, ports, run = plan or self._plan()
             fds = [sock.fileno() for sock in ports.of(index, settings.relay.workers)]
             self._run.relays += 1  # here, whatever the plan: no two relays have one name
             setup = run.relay_setup(settings, index, self._run.relays, fds)
-            child = self._register(await Child.start("relay", setup.name, index, _line(setup), fds))
+            child = self._register(await Child.start("relay", setup.name, index, _encode(setup), fds))
             child.drain_s = settings.relay.drain_timeout / 1e9
             return child
 
     async def _start_meter(self, plan: _Plan | None = None, *, takes_over: bool = False) -> Child:
-        """By `plan`, or else by what is in force."""
         async with self._starting:
             settings, ports, run = plan or self._plan()
             fd = ports.admin.fileno()
             setup = run.meter_setup(settings, fd, takes_over=takes_over)
-            child = self._register(await Child.start("meter", "meter", 0, _line(setup), [fd]))
+            child = self._register(await Child.start("meter", "meter", 0, _encode(setup), [fd]))
             child.told = setup
             run.capture_met = True
             return child
 
     def _plan(self) -> _Plan:
-        """What is in force."""
+        """Return what is in force."""
         return _Plan(self._settings, self._ports, self._run)
 
     def _register(self, child: Child) -> Child:
-        """It is one of ours until it has ended."""
         self._children.add(child)
         self._spawn(self._bury(child))
         return child
@@ -310,7 +296,7 @@ class Supervisor:
         self._children.discard(child)
 
     def _retire(self, child: Child) -> None:
-        """Let a relay of an older generation finish what it has, for as long as it was told it may."""
+        """Let a relay of an older generation drain, within its own limit."""
         child.signal(signal.SIGTERM)
         self._await_end(child, child.drain_s + GRACE_S)
 
@@ -323,7 +309,7 @@ class Supervisor:
     # ---------------------------------------------------------------- reload
 
     async def _obey_for_ever(self) -> None:
-        """One wish after the other. A hot restart reads the configuration, too."""
+        """Carry out reloads and hot restarts, one after the other."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -331,7 +317,7 @@ class Supervisor:
             await (self._restart() if wants_restart else self._reload())
 
     async def _reload(self) -> None:
-        """New relays on the same sockets. Until they are ready, what is in force stays in force."""
+        """Start relays with new settings on the same sockets. Until they are ready, nothing changes."""
         with self._moving() as ports:
             old, run = self._settings, msgspec.structs.replace(self._run)
             try:
@@ -340,7 +326,7 @@ class Supervisor:
                 ports.check_admin(settings)
                 ports.move_clients(settings)
                 run.follow(settings)
-            except Exception as exc:  # whatever it was: nothing has changed
+            except Exception as exc:
                 ours = not isinstance(exc, LlmtapError)
                 log.error("event=reload_refused error=%r", str(exc), exc_info=ours)
                 return
@@ -365,7 +351,7 @@ class Supervisor:
 
     @contextmanager
     def _moving(self) -> Iterator[Ports]:
-        """Our sockets, to be moved; unless they are in force at the end, those that are new are closed."""
+        """Yield a copy of our sockets to move; new ones that are not in force at the end are closed."""
         ports = self._ports.copy()
         try:
             yield ports
@@ -374,16 +360,16 @@ class Supervisor:
                 ports.close_but(self._ports)
 
     def _enforce(self, plan: _Plan) -> None:
-        """From now on, children are started with this."""
+        """Start children with this from now on."""
         before = self._ports
         plan.run.catch_up(self._run)
         self._settings, self._ports, self._run = plan
         before.close_but(plan.ports)
 
     def _update_meter(self) -> None:
-        """Have the meter at work go by what is in force: by a word, or by another one in its place.
+        """Tell the meter the settings in force, or replace it, where no message can change them.
 
-        With another one, what is under way goes unmeasured, counted, and all figures begin at 0.
+        With another meter, running exchanges are not measured (but counted), and all figures begin at 0.
         """
         meter = self._meter
         if meter is None:
@@ -393,13 +379,13 @@ class Supervisor:
             meter.makes_way = True
             meter.signal(RENEW)
         elif meter.told.changeable != setup.changeable:
-            meter.tell(FROM_NOW_ON + _line(setup.changeable))
+            meter.tell(FROM_NOW_ON + _encode(setup.changeable))
             meter.told = setup
 
     # ---------------------------------------------------------------- hot restart
 
     async def _restart(self) -> None:
-        """Become the program that is on disk now, if it is fit for it."""
+        """Become the program that is on disk now, if it passes its check."""
         argv = command()
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
@@ -407,12 +393,12 @@ class Supervisor:
         if problem is None:
             async with self._starting:
                 hold_signals()
-                await asyncio.sleep(HEARD_S)  # what came before is heard
+                await asyncio.sleep(HEARD_S)  # earlier signals arrive
                 if self._stopping.is_set():
                     let_signals_in()
                     return
                 for child in self._children:
-                    if not child.is_ready:  # nobody would hear it say so
+                    if not child.is_ready:  # its report would be lost
                         child.signal(signal.SIGKILL)
                 try:
                     become(self._to_leave(), argv)
@@ -433,7 +419,7 @@ class Supervisor:
         )
 
     async def _take_over(self, left: Handover) -> None:
-        """A meter and relays of this program beside those of the one before, which go once ours are ready."""
+        """Start a meter and relays of this program; the old ones go once ours are ready."""
         with suppress(FileNotFoundError):
             os.rename(left.tap_path, left.tap_path + ASIDE)
         fresh: dict[int, Child] = {}
@@ -448,8 +434,8 @@ class Supervisor:
             try:
                 meter = await self._start_meter(plan, takes_over=self._meter is not None)
             except OSError as exc:
-                _not_started("meter", exc)
-            if meter is not None and await _is_ready(meter):
+                log_not_started("meter", exc)
+            if meter is not None and await is_ready(meter):
                 fresh, ready = await self._start_relays(plan)
             if ready:
                 self._enforce(plan)
@@ -472,13 +458,13 @@ class Supervisor:
         log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
 
     def _draining_s(self) -> float:
-        """How long the relays that drain have at most; those of an earlier reload may have longer."""
+        """Return the longest drain limit of the draining relays; those of earlier reloads have their own."""
         ends = (child.until_s for child in self._children if child.kind == "relay")
         now_s = time.monotonic()
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
     async def _fall_back(self, left: Handover, failed: Child | None) -> None:
-        """The meter and the relays that we started are of no use: those that are at work stay."""
+        """Go back to the children that were at work: those that we started have failed."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter go on'", os.getpid())
         if failed is not None:
             await failed.stop(GRACE_S)
@@ -486,7 +472,7 @@ class Supervisor:
             os.rename(left.tap_path + ASIDE, left.tap_path)
         for index in range(self._settings.relay.workers):
             if index not in self._relays:  # it had died, and was not back in time
-                self._relays[index] = await _start_at_last("relay", partial(self._start_relay, index))
+                self._relays[index] = await start_at_last("relay", partial(self._start_relay, index))
         self._go_on_with(self._relays)
         self._spawn(self._keep_meter(self._meter))
 
@@ -495,7 +481,7 @@ class Supervisor:
     async def _stop(self) -> None:
         notify("STOPPING=1")
         log.info("event=stopping drain_s=%s pid=%d", self._settings.relay.drain_timeout / 1e9, os.getpid())
-        # Whoever is being started comes into the world first, and from then on nobody is.
+        # Children that are being started come first, and no others follow.
         async with self._starting:
             for task in self._tasks - self._retiring:
                 task.cancel()
@@ -509,39 +495,3 @@ class Supervisor:
             if child.kind == "meter":
                 await child.stop(GRACE_S)
         log.info("event=stopped pid=%d", os.getpid())
-
-
-def _line(setup: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(setup, enc_hook=encode_special)
-
-
-async def _is_ready(child: Child) -> bool:
-    ready = await child.ready()
-    if not ready:
-        log.error("event=%s_not_ready name=%s pid=%d", child.kind, child.name, child.pid)
-    return ready
-
-
-def _not_started(kind: str, exc: OSError) -> None:
-    log.error("event=%s_not_started error=%r", kind, str(exc))
-
-
-async def _start_at_last(kind: str, start: Callable[[], Awaitable[Child]]) -> Child:
-    """A child, as soon as the system has memory, files and process numbers for it."""
-    failures = 0
-    while True:
-        try:
-            return await start()
-        except OSError as exc:
-            _not_started(kind, exc)
-        failures += 1
-        await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
-
-
-async def _back_off(child: Child, status: int, failures: int) -> None:
-    delay_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-    log.error(
-        "event=%s_died name=%s pid=%d status=%d restart_s=%s",
-        child.kind, child.name, child.pid, status, delay_s,
-    )  # fmt: skip
-    await asyncio.sleep(delay_s)

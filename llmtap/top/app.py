@@ -17,17 +17,13 @@ from textual.widgets import DataTable, Footer, Input, Static, Tab, Tabs
 from textual.worker import Worker
 
 from llmtap.clock import SystemClock
-from llmtap.top.client import Admin
-from llmtap.top.event_screen import EventScreen
+from llmtap.top.client import WINDOWS, Admin, TopOptions
 from llmtap.top.feed import Feed, FeedLink
-from llmtap.top.header import facts, flowed, silent_relays
-from llmtap.top.help_screen import HelpScreen
 from llmtap.top.inspector import reader_ns
-from llmtap.top.options import WINDOWS, TopOptions
-from llmtap.top.table import shown
+from llmtap.top.screens import EventScreen, HelpScreen
+from llmtap.top.table import facts, flowed, shown, silent_relays
 from llmtap.top.text_table import ROWS_MAX, TextTable
-from llmtap.top.view import View
-from llmtap.top.views import VIEWS
+from llmtap.top.views import VIEWS, View
 
 __all__ = ["TopApp"]
 

@@ -12,9 +12,8 @@ from typing import Final
 
 from llmtap.clock import Clock
 from llmtap.top.client import Admin, Document, NotThere, Trouble
-from llmtap.top.streams import STREAMS
 from llmtap.top.table import at, clock_time
-from llmtap.top.view import Shown, View
+from llmtap.top.views import STREAMS, Shown, View
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 __all__ = ["Feed", "FeedLink"]

@@ -11,8 +11,19 @@ from itertools import accumulate
 from typing import Any, Final
 
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
-from llmtap.report.terminal import milliseconds
-from llmtap.top.table import NOTHING, Cell, Column, Row, Table, at, count_cell, ms_cell, number_cell, shown
+from llmtap.report.values import milliseconds
+from llmtap.top.table import (
+    NOTHING,
+    Cell,
+    Column,
+    Row,
+    ViewTable,
+    at,
+    count_cell,
+    ms_cell,
+    number_cell,
+    shown,
+)
 
 __all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story", "story_so_far", "watched"]
 
@@ -52,7 +63,7 @@ class _Reading:
     """It came so much earlier; below 0 the reader waited."""
 
 
-def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
+def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
     """Each event of an exchange that was asked for with its events."""
     events = [event for event in x.get("events") or () if isinstance(event, Mapping)]
     submit = at(x, "timeline", "submit")
@@ -91,10 +102,10 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
         columns = _COLUMNS[:TOKENS] + _COLUMNS[TOKENS + 1 :]
         rows = [Row(row.key, row.cells[:TOKENS] + row.cells[TOKENS + 1 :]) for row in rows]
         notes.append("no event declares its tokens")
-    return Table(columns, rows, ("; ".join(notes),))
+    return ViewTable(columns, rows, ("; ".join(notes),))
 
 
-def watched(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
+def watched(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
     """What `/api/v1/streams` tells of a stream under way, the newest chunk first; v_ns: as in `inspected`.
 
     What came before its timeline is one chunk. Of classes and bytes nothing is told before its end.
@@ -116,7 +127,9 @@ def watched(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
             )
         )  # fmt: skip
     reader = f"a reader of {1e9 / v_ns:g} tokens/s, from arrival on"
-    return Table(_SO_FAR, rows[::-1], (f"{reader}; newest first; what came before the last minute is one",))
+    return ViewTable(
+        _SO_FAR, rows[::-1], (f"{reader}; newest first; what came before the last minute is one",)
+    )
 
 
 def story_so_far(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Iterator[str]:

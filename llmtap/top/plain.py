@@ -10,15 +10,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.top.client import Admin, Denied, Document, NotThere, Trouble, Untrusted
-from llmtap.top.exchanges import EXCHANGES
-from llmtap.top.header import facts, flowed, silent_relays
-from llmtap.top.options import TOKEN_ENV, TopOptions
-from llmtap.top.series import EXPERIMENT
-from llmtap.top.streams import STREAMS
-from llmtap.top.table import Column, Table, fitting, shown
-from llmtap.top.view import Shown
-from llmtap.top.views import VIEWS
+from llmtap.top.client import TOKEN_ENV, Admin, Denied, Document, NotThere, TopOptions, Trouble, Untrusted
+from llmtap.top.table import Column, ViewTable, facts, fitting, flowed, shown, silent_relays
+from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Shown
 
 __all__ = ["fetched", "print_once", "probe", "render_once"]
 
@@ -110,7 +104,7 @@ def _lines(lines: Iterable[str]) -> list[RenderableType]:
     return [Text(line) for line in lines]
 
 
-def _table(table: Table, room: int | None, *, limited: bool) -> Iterator[RenderableType]:
+def _table(table: ViewTable, room: int | None, *, limited: bool) -> Iterator[RenderableType]:
     """A figure that is cut would be another one: its column is shown whole, or named below."""
     rows = table.rows[:ROWS_MAX] if limited else table.rows
     titles = [_title(column) for column in table.columns]

@@ -1,22 +1,44 @@
-"""A table as text: columns, rows, what they sort by. Pure: what a terminal makes of it is somebody else's.
+"""Tables and the header as text: columns, rows, what they sort by, and the state of the tap. Draws nothing.
 
-Names, models and all else that passed with traffic was written by others: `shown` makes it harmless, and what
-draws a Table draws its texts as they are, never as markup.
+Names, models and all else that passed with traffic was written by others: `shown` makes it harmless, and a
+widget draws these texts as they are, never as markup.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from llmtap.report.capture import harmless
-from llmtap.report.terminal import figure_text, milliseconds, number_text
+from rich.cells import cell_len
+
+from llmtap.report.values import figure_text, harmless, milliseconds, number
 
 __all__ = [
-    "NOTHING", "Cell", "Column", "Row", "Table", "at", "clock_time", "count_cell", "figure_cell", "filtered",
-    "fitting", "ms_cell", "name_cell", "name_chars", "number_cell", "ordered", "share_cell", "shown",
-    "text_cell", "unique",
-]  # fmt: skip
+    "NOTHING",
+    "Cell",
+    "Column",
+    "Row",
+    "ViewTable",
+    "at",
+    "clock_time",
+    "count_cell",
+    "facts",
+    "figure_cell",
+    "filtered",
+    "fitting",
+    "flowed",
+    "ms_cell",
+    "name_cell",
+    "name_chars",
+    "number_cell",
+    "ordered",
+    "share_cell",
+    "shown",
+    "silent_relays",
+    "text_cell",
+    "unique",
+]
+
 
 NOTHING: Final = "-"
 NAME_CHARS: Final = (14, 32)
@@ -50,7 +72,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ViewTable:
     columns: tuple[Column, ...]
     rows: list[Row] = field(default_factory=list)
     notes: tuple[str, ...] = ()
@@ -136,7 +158,7 @@ def count_cell(value: object) -> Cell:
 
 def number_cell(value: object) -> Cell:
     """Three significant digits."""
-    return Cell(number_text(value), value) if isinstance(value, int | float) else Cell(NOTHING)
+    return Cell(number(value, 3), value) if isinstance(value, int | float) else Cell(NOTHING)
 
 
 def share_cell(value: object) -> Cell:
@@ -163,3 +185,78 @@ def at(document: object, *path: str) -> Any:
             return None
         document = document.get(name)
     return document
+
+
+SILENT_S: Final = 5.0
+"""Relays speak twice a second; the meter itself does not count on one that is silent for so long."""
+_APART: Final = " · "
+_OBJECTIVES_CHARS: Final = 60
+
+
+def facts(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Each a figure with what it needs: its n, its window, its option, its parameters."""
+    if "n" not in summary:
+        return
+    seconds = at(summary, "window", "seconds")
+    long = f" ({seconds:.0f} s)" if isinstance(seconds, int | float) else ""
+    yield f"window {shown(at(summary, 'window', 'name'))}{long}"
+    rate = at(summary, "load", "achieved_rps")
+    yield "req/s -" if rate is None else f"{number(rate, 3)} req/s"
+    yield f"n {summary['n']:,}"
+    yield _latency("TTFT", at(summary, "metrics", "ttft"))
+    option = at(summary, "metrics", "itl", "option")
+    yield _latency(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
+    yield _goodput(at(summary, "goodput"))
+    yield _smooth(at(summary, "smooth_goodput"))
+    uncertainty = at(summary, "uncertainty")
+    yield f"uncertainty {milliseconds(uncertainty)}" + ("" if uncertainty is None else " ms")
+
+
+def _latency(title: str, figures: Any) -> str:
+    if not at(figures, "n"):
+        return f"{title} -"
+    return (
+        f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms (n {figures['n']:,})"
+    )
+
+
+def _goodput(goodput: Any) -> str:
+    if at(goodput, "attainment") is None:
+        return "goodput - (no objectives met or missed)"
+    said = shown(goodput["objectives"], _OBJECTIVES_CHARS)
+    if said.startswith("several"):
+        said = "the objectives of their class"
+    met = f"{goodput['met']:,} of {goodput['counted']:,} met {said}"
+    return f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
+
+
+def _smooth(smooth: Any) -> str:
+    rate = at(smooth, "tokens_per_second")
+    if rate is None:
+        return "smooth goodput -"
+    speed, alpha = at(smooth, "speed_tokens_per_second"), at(smooth, "alpha")
+    of = "several readers" if speed is None else f"alpha {alpha:g}, reader {speed:g} tok/s"
+    return f"smooth goodput {number(rate, 3)} tok/s ({of})"
+
+
+def flowed(said: Iterable[str], width: int) -> list[str]:
+    """The facts in lines of that width, none of them torn apart unless it alone is longer."""
+    lines: list[str] = []
+    for fact in said:
+        joined = f"{lines[-1]}{_APART}{fact}" if lines else fact
+        if lines and cell_len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(fact)
+    return lines
+
+
+def silent_relays(summary: Mapping[str, Any]) -> str | None:
+    """What is wrong where nothing is being measured now; None where a relay speaks."""
+    relays = summary.get("relays")
+    if not isinstance(relays, Mapping):
+        return None
+    ages = [at(relay, "status_age") for relay in relays.values() if at(relay, "connected")]
+    if any(isinstance(age, int | float) and age <= SILENT_S for age in ages):
+        return None
+    return "NO RELAY SPEAKS: what passes now is not measured"

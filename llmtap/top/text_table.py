@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
-from llmtap.top.table import Cell, Column, Row, Table, filtered, fitting, ordered
+from llmtap.top.table import Cell, Column, Row, ViewTable, filtered, fitting, ordered
 
 __all__ = ["ROWS_MAX", "TextTable"]
 
@@ -52,7 +52,7 @@ class TextTable(DataTable[Text]):
             zebra_stripes=True,
         )
         self.rows_max = rows_max
-        self.table = Table(())
+        self.table = ViewTable(())
         self._titles: tuple[str, ...] = ()
         self._widths: tuple[int, ...] = ()
         """Of all columns, as wide as they have been under these titles."""
@@ -68,7 +68,7 @@ class TextTable(DataTable[Text]):
         """What some cell of each row has in it."""
         self.matching = 0
 
-    def show(self, table: Table) -> None:
+    def show(self, table: ViewTable) -> None:
         """A newer table."""
         if table.columns != self.table.columns:
             self._first = 1

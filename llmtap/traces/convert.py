@@ -1,15 +1,14 @@
-"""From one trace format to another, in bounded memory, with an account of what became of everything.
+"""Conversion of one trace format to another, in bounded memory, with a report on every aspect of the rows.
 
-Between reader and writer travel record batches; on the way past, what each row tells is counted, by aspect
-(`formats/format.py`), and the writer counts what it puts down. So the report can say of each aspect how many
-rows had it, how many were written with it, and why not the others.
+The aspects of the rows (`format.py`) are counted between reader and writer and once more by the writer, so
+the report says of each how many rows had it, how many were written with it, and why not the others.
 
-Bodies go over as the source has them, unless rules to redact them by are given (`redaction.py`).
+Bodies are copied unchanged unless redaction rules are given (`capture/privacy/redaction.py`).
 """
 
 import difflib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from glob import has_magic
@@ -18,7 +17,10 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.read.streams import STANDARD, InputFile, new_file, opened
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
@@ -33,12 +35,12 @@ from llmtap.traces.format import (
     telling,
 )
 from llmtap.traces.formats import parquet_capture
-from llmtap.traces.redacting import Redacted
+from llmtap.traces.writer import replaced
 
 __all__ = ["Aspect", "Report", "convert"]
 
 _SPOOL_MEMORY_BYTES: Final = 32 << 20
-"""Of Parquet that comes by a pipe, or compressed, before it goes to a file: it is read from its end."""
+"""Memory for Parquet that comes by a pipe or compressed; beyond it, a file. It is read from its end."""
 _COPY_BYTES: Final = 1 << 20
 _COMPRESSED: Final = (".gz", ".zst")
 _URL: Final = "://"
@@ -46,23 +48,23 @@ _URL: Final = "://"
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """What became of one thing that rows tell."""
+    """Fate of one aspect of the rows."""
 
     name: str
     rows: int
-    """Rows of the source that tell it."""
+    """Rows of the source that have it."""
     written: int
     """Of these, the rows that were written with it."""
     fate: str
-    """`kept` with all of them, `partly` with some, `lost` with none; `changed` where it came out as something
-    else; `absent` where no row told it."""
+    """`kept` in all, `partly` in some, `lost` in none of them; `changed`: with another value; `absent`: in no
+    row of the source."""
     why: str | None = None
-    """Why it was lost or changed, or what is worth knowing of how it was kept."""
+    """Reason why it was lost or changed, or a remark on how it was kept."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What a conversion did."""
+    """Result of a conversion."""
 
     source: str
     source_format: str
@@ -85,7 +87,7 @@ class Report:
 
 
 class _Counted:
-    """Batches passing by, and what they tell."""
+    """Batches, counted by aspect as they pass."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -113,17 +115,17 @@ def convert(
     force: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Report:
-    """Reads `source`, writes `target`, and says what was kept.
+    """Read `source`, write `target`, and report what was kept.
 
     Args:
         source: a file, `-` for standard input, or a capture as a folder or a pattern of files.
         target: a file, or `-` for standard output. It appears when it is complete.
         source_format, target_format: names of formats, where content and file names do not tell.
         model: written where a row names none; with `override_model`, everywhere.
-        style: spellings, by name, of those that the target has (`Format.styles`).
+        style: choices of the target's writer, by name (`TraceFormat.styles`).
         redact: rules by which text is redacted, as in `capture.redact`.
         force: replace what is at `target`.
-        progress: told the bytes read so far, and of how many.
+        progress: called with the bytes read so far and their total, if known.
 
     Raises ConfigError, whose place is the file or the format that is to blame, and BrokenPipeError where
     nobody reads standard output any more.
@@ -152,11 +154,10 @@ def convert(
         needs = wanted.needs - ({"model"} if model is not None else set())
         _check_could(given, wanted, needs)
         counted = _Counted(_blamed(rows, source))
-        redacted = Redacted(counted, redact)
+        redacted = _Redacted(counted, redact)
         report = Report(_shown(source), given.name, _shown(target, output=True), wanted.name)
         try:
             with new_file(target, replace=force) as out:
-                assert wanted.write is not None
                 written = wanted.write(out.stream, rows.info, redacted, options)
                 own = wanted.name in (given.name, rows.info.source)
                 _check_did(counted, written, given, wanted, needs, source, own=own)
@@ -216,14 +217,13 @@ def _plain_name(path: str) -> str:
 
 
 def _is_many(source: str) -> bool:
-    """A folder, a pattern, or a URL: a capture, as `capture/reader.py` finds it."""
+    """Whether it is a folder, a pattern or a URL: a capture, as `capture/read/reader.py` finds it."""
     if source == STANDARD:
         return False
     return _URL in source or Path(source).is_dir() or (has_magic(source) and not Path(source).exists())
 
 
 def _read(given: TraceFormat, file: InputFile, stack: ExitStack) -> TraceSource:
-    assert given.read is not None
     stream = file.stream
     if given is parquet_capture.FORMAT and not file.seekable:
         spool = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY_BYTES)  # noqa: SIM115 (entered next)
@@ -235,7 +235,7 @@ def _read(given: TraceFormat, file: InputFile, stack: ExitStack) -> TraceSource:
 
 
 def _blamed(rows: TraceSource, source: str) -> Iterator[pa.RecordBatch]:
-    """The batches; what goes wrong with them is the source's."""
+    """Yield the batches; their errors become ConfigErrors of the source."""
     try:
         yield from rows.batches
     except FormatError as exc:
@@ -262,7 +262,7 @@ def _check_style(wanted: TraceFormat, style: Mapping[str, str]) -> None:
 
 
 def _check_could(given: TraceFormat, wanted: TraceFormat, needs: frozenset[str]) -> None:
-    """Known before a row is read: what the source's format has no place for, no row has."""
+    """Raise ConfigError, before a row is read, if the source's format cannot hold what the target needs."""
     for aspect in ASPECTS:
         if aspect in needs and aspect not in given.holds:
             raise ConfigError("--to", f"{wanted.name} needs {aspect}, which {given.name} does not hold")
@@ -277,7 +277,7 @@ _HINTS: Final = {
     "response text": 'a capture has text only of the tenants for whom capture.level is "full"',
     "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
 }
-"""How a capture comes by what a target needs."""
+"""How a capture gets the aspects that a target needs."""
 
 
 def _check_did(
@@ -285,8 +285,10 @@ def _check_did(
     source: str,
     *, own: bool,
 ) -> None:  # fmt: skip
-    """A file without rows is what nobody asked for, nor one of nothing but failed requests: it is not even
-    begun to be there. `own`: what was written before comes back as it was."""
+    """Raise ConfigError, before the target appears, if no row could be written.
+
+    `own`: the rows came from the target's format, which may hold rows that it would not take from others.
+    """
     if not counted.rows or (own and written.rows):
         return
     for aspect in ASPECTS:
@@ -325,3 +327,73 @@ def _shown(path: str, *, output: bool = False) -> str:
 def _reason(exc: Exception) -> str:
     strerror = getattr(exc, "strerror", None)
     return strerror or str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+
+
+# ---------------------------------------------------------------- redaction
+
+_TEXTS: Final = ("request_body", "response_text")
+_ASPECTS: Final = ("request body", "response text")
+
+
+class _Redacted:
+    """Batches, redacted by the rules of a capture as they pass; without rules, unredacted texts are counted.
+
+    A body that is no JSON cannot be redacted, and is left out.
+    """
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], rules: tuple[str, ...]) -> None:
+        """Raises ConfigError for a rule that is none."""
+        self._batches = batches
+        self._redactor = Redactor(_checked(rules)) if rules else None
+        self.marks = 0
+        self.rows = 0
+        """Rows with a mark."""
+        self.unreadable = 0
+        """Bodies that are no JSON, and so cannot be redacted."""
+        self.raw = 0
+        """Rows with text that nobody redacted."""
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            texts = [pc.is_valid(batch.column(name)) for name in _TEXTS]
+            with_text = pc.or_(*texts)
+            if self._redactor is None:
+                self.raw += pc.and_(with_text, pc.is_null(batch.column("redactions"))).true_count
+            elif with_text.true_count:
+                batch = self._of(batch, self._redactor)
+            yield batch
+
+    def _of(self, batch: pa.RecordBatch, redactor: Redactor) -> pa.RecordBatch:
+        names = (*_TEXTS, "redactions")
+        rows = []
+        for body, text, marks in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+            found, more = (None, 0) if body is None else redactor.body(body.encode())
+            self.unreadable += body is not None and found is None
+            said, again = (None, 0) if text is None else redactor.text(text)
+            self.marks += more + again
+            self.rows += more + again > 0
+            # A row without text has nothing that could be redacted.
+            rows.append((found, said, marks if body is text is None else (marks or 0) + more + again))
+        for name, values in zip(names, zip(*rows, strict=True), strict=True):
+            batch = replaced(batch, name, pa.array(values, batch.schema.field(name).type))
+        return batch
+
+    def report(self, written: TraceWritten) -> None:
+        """Add the counts to the report."""
+        if self.marks:
+            how = f"{self.marks:,} marks in {self.rows:,} rows stand for what --redact found"
+            written.changed |= dict.fromkeys(_ASPECTS, how)
+        elif self._redactor is not None:
+            written.notes.append("--redact found nothing to redact")
+        written.note(self.unreadable, "bodies are no JSON that --redact could read, and were left out")
+        if self.raw and any(written.told.get(name) for name in _ASPECTS):
+            written.notes.append(
+                f"{self.raw:,} rows have text that nobody redacted; --redact email,card,phone,key does"
+            )
+
+
+def _checked(rules: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return CaptureOptions(redact=rules).redact
+    except ConfigError as exc:
+        raise ConfigError("--redact", exc.problem, exc.hint) from None

@@ -1,8 +1,8 @@
-"""What every trace format is to the rest: a name, what it can hold, a reader, a writer.
+"""Description of a trace format: its name, what it can hold, its reader and its writer.
 
-Between formats travel record batches in the capture's own columns (`capture/schema.py`), most of them null:
-one row per Exchange, in the order of the source. A reader yields them as it goes, a writer takes them as they
-come, so that a file of any length passes in bounded memory.
+Formats exchange record batches in the columns of a capture (`capture/schema.py`), most of them null: one row
+per Exchange, in the order of the source. Readers and writers are streams, so files of any length need bounded
+memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +17,8 @@ from llmtap.errors import LlmtapError
 
 __all__ = [
     "ASPECTS",
+    "LENGTHS",
+    "NO_FAILED",
     "ROWS_PER_BATCH",
     "FormatError",
     "TraceFormat",
@@ -25,10 +27,11 @@ __all__ = [
     "WriteOptions",
     "batch_of",
     "telling",
+    "trace_source",
 ]
 
 ROWS_PER_BATCH: Final = 10_000
-"""Of a reader: some MB of a trace without text. Readers of bodies use less."""
+"""Rows of a batch without text: some MB. Readers of bodies use fewer."""
 
 ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "arrival": ("arrival_ns",),
@@ -50,11 +53,17 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "usage": ("usage",),
     "guardrails": ("refusal_kind", "guardrail"),
 }
-"""What a row may tell, and the columns that tell it; it is there where any of them is not null."""
+"""Aspects of a row with their columns; a row has an aspect if any of its columns is not null."""
+LENGTHS: Final = frozenset({"arrival", "input tokens", "output tokens"})
+"""Aspects of the formats that hold times and lengths."""
+NO_FAILED: Final = {
+    "outcome and status": "a failed request has no place: it is left out, and counted",
+}
+"""`TraceFormat.why` of the formats that hold only complete requests."""
 
 
 class FormatError(LlmtapError):
-    """A file does not fit its format. Says where: `line 17: output_length: expected an integer, got "x"`."""
+    """A file does not fit its format, and where: `line 17: output_length: expected an integer, got "x"`."""
 
 
 @dataclass(slots=True)
@@ -62,45 +71,66 @@ class TraceSource:
     """A trace being read."""
 
     info: CaptureInfo
-    """Known before the first batch: how arrivals count, how the source spells."""
+    """Known before the first batch."""
     batches: Iterator[pa.RecordBatch]
     """In SCHEMA. Raises FormatError where the file does not fit."""
     notes: list[str] = field(default_factory=list)
-    """Told once the batches are through: what was odd, with counts (`3 rows without response tokens`)."""
+    """Irregularities with their counts, complete after the last batch (`3 rows without response tokens`)."""
+
+
+def trace_source(
+    batches: Callable[[list[str]], Iterator[pa.RecordBatch]], source: str, **info: Any
+) -> TraceSource:
+    """Return the source of a generator that takes the list of notes; `info`: fields of CaptureInfo."""
+    opened = TraceSource(CaptureInfo(source=source, **{"arrivals": "trace", **info}), iter(()))
+    opened.batches = batches(opened.notes)
+    return opened
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a target wants that a source may lack."""
+    """Options of a writer."""
 
     model: str | None = None
-    """Name to write where a row has none (or, with `override_model`, anyway)."""
+    """Model of rows without one (with `override_model`: of all rows)."""
     override_model: bool = False
     style: Mapping[str, str] = field(default_factory=dict)
-    """Spellings, by name: of `Format.styles`. Without them the source's own (`CaptureInfo.style`)."""
+    """Values of `TraceFormat.styles`."""
+
+    def choice(self, key: str, default: str, allowed: tuple[str, ...]) -> str:
+        """Return the value of a style. Raises FormatError if it is not allowed."""
+        value = self.style.get(key, default)
+        if value not in allowed:
+            raise FormatError(f"style {key}={value}: expected one of {', '.join(allowed)}")
+        return value
 
 
 @dataclass(slots=True)
 class TraceWritten:
-    """What came of writing."""
+    """Result of writing."""
 
     rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    """Rows that the target has no place for, by reason."""
+    """Rows not written, by reason."""
     notes: list[str] = field(default_factory=list)
     told: dict[str, int] = field(default_factory=dict)
-    """By aspect, rows that were written with it. What the format does not hold may be among them."""
+    """Written rows that had the aspect, by aspect; also of aspects that the format does not hold."""
     changed: dict[str, str] = field(default_factory=dict)
-    """Aspects that came out as something else than they were, and how."""
+    """Aspects whose values were changed, and how."""
 
     def count(self, batch: pa.RecordBatch, *, sign: int = 1) -> None:
-        """Rows are written that tell what this batch tells; with the sign -1, they are not after all."""
+        """Count the aspects of written rows; `sign=-1` takes them back."""
         for aspect in ASPECTS:
             self.told[aspect] = self.told.get(aspect, 0) + sign * telling(batch, aspect)
 
     def drop(self, reason: str, rows: int = 1) -> None:
-        """So many rows are not written."""
+        """Count rows that are not written."""
         self.dropped[reason] = self.dropped.get(reason, 0) + rows
+
+    def note(self, n: int, what: str) -> None:
+        """Add a note that begins with a count, unless that is 0."""
+        if n:
+            self.notes.append(f"{n:,} {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,23 +143,21 @@ class TraceFormat:
     extensions: tuple[str, ...]
     """File name endings, with the dot; several formats may share one."""
     holds: frozenset[str]
-    """Keys of ASPECTS that it has a place for."""
+    """Keys of ASPECTS that it can hold."""
     needs: frozenset[str] = frozenset()
     """Keys of ASPECTS without which a row cannot be written: it is dropped, and counted."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Why it cannot hold an aspect, or what is worth knowing of how it does."""
+    """Reason why it cannot hold an aspect, or a remark on how it holds it."""
     styles: Mapping[str, str] = field(default_factory=dict)
-    """What it can write in several ways, by name, with the ways there are."""
-    sniff: Callable[[bytes, str], bool]
-    """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format says so."""
-    read: Callable[[BinaryIO], TraceSource] | None = None
-    write: Callable[[BinaryIO, CaptureInfo, Iterable[pa.RecordBatch], WriteOptions], TraceWritten] | None = (
-        None
-    )
+    """Choices of the writer, by name, with their values."""
+    sniff: Callable[[bytes, str], bool] = lambda head, name: False
+    """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format matches."""
+    read: Callable[[BinaryIO], TraceSource]
+    write: Callable[[BinaryIO, CaptureInfo, Iterable[pa.RecordBatch], WriteOptions], TraceWritten]
 
 
 def telling(batch: pa.RecordBatch, aspect: str) -> int:
-    """How many rows of the batch tell it. Columns that the batch does not have tell nothing."""
+    """Return the number of rows that have the aspect. Absent columns count as null."""
     columns = [batch.column(name) for name in ASPECTS[aspect] if name in batch.schema.names]
     counts = [len(column) - column.null_count for column in columns]
     if len(columns) < 2 or max(counts) in (0, batch.num_rows):
@@ -142,7 +170,7 @@ def telling(batch: pa.RecordBatch, aspect: str) -> int:
 
 
 def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.RecordBatch:
-    """A batch in SCHEMA of so many rows: the columns given, and nulls.
+    """Return a batch in SCHEMA with the given columns; the others are null.
 
     Raises pa.ArrowInvalid or pa.ArrowTypeError for values that do not fit their column.
     """

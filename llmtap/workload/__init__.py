@@ -1,1 +1,1 @@
-"""What is to be asked, and when: arrivals, lengths, shared prefixes, conversations, texts of exact length."""
+"""Workloads: arrivals, lengths, shared prefixes, conversations, texts of exact length."""

@@ -1,41 +1,68 @@
-"""A workload put together from parts: lengths, contents, sharing, conversations.
+"""A workload composed of lengths, contents, sharing and conversations.
 
-The reference workloads of seed 000 that have text, and those of a TOML file, are all made of these parts.
-Each column has a generator of its own, seeded with the seed and the column's name, so that who changes one
-distribution leaves the others as they were.
+The reference workloads of seed 000 that have text, and those of TOML files, are made of these. Each column
+has its own random generator, so that changing one distribution leaves the other columns as they were.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from llmtap.workload.claims import Claim
-from llmtap.workload.conversations import Conversations
 from llmtap.workload.lengths import Lengths, described, drawn
-from llmtap.workload.plan import ConversationScript, PlannedTurn, Speaker, WorkloadPlan, assemble, rows_before
-from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
+from llmtap.workload.plan import (
+    NO_CONTEXT,
+    Conversations,
+    ConversationScript,
+    PlannedTurn,
+    Sharing,
+    Speaker,
+    WorkloadPlan,
+    assemble,
+    rows_before,
+)
+from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
 from llmtap.workload.prompts.prose import ProseWords, ProseWriter
-from llmtap.workload.prompts.token_ids import CL100K_IDS, random_ids
-from llmtap.workload.prompts.words import VOCABULARY
+from llmtap.workload.prompts.text import VOCABULARY
 from llmtap.workload.requests import Requests
-from llmtap.workload.sharing import NO_CONTEXT, Sharing
 
-__all__ = ["GENERATION", "REQUEST", "TOKENIZER", "Composed", "RandomIds", "Written", "check_rows"]
+__all__ = ["GENERATION", "REQUEST", "TOKENIZER", "Claim", "Composed", "RandomIds", "Written", "check_rows"]
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
-"""What a request's body says, unless told; `max_tokens` is the row's output (seed 000, A.1.2, A.1.3)."""
+"""Default request body; `max_tokens` is the row's output (seed 000, A.1.2, A.1.3)."""
 TOKENIZER: Final[Mapping[str, Any]] = {
-    "name": "llmtap words", "source": "llmtap/workload/prompts/words.py", "vocabulary": len(VOCABULARY),
+    "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
     "system_prompt": "counted in the input",
 }  # fmt: skip
-"""Seed 000, 4.4. Of who counts otherwise when sending, the run says so."""
+"""Seed 000, 4.4. Senders that count differently report it."""
 GENERATION: Final = (
     "Python's random.Random, one generator for each column, seeded with the text SEED/COLUMN; a row takes one"
     " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"
     " SEED/ROW"
 )
+
+
+Column = Literal["message", "output", "sharing", "context"]
+"""`message`: tokens of the prompt without its context; `sharing`: whether it has one; `context`: its
+tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A documented figure of a workload."""
+
+    column: Column
+    statistic: str
+    """mean, min, max, a percentile such as p95; `share` of requests with a context, `share K` of the K-th
+    context among them, `share N` of messages or outputs of N tokens."""
+    documented: float | None
+    """None if the document implies it without a figure."""
+    source: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.column} {self.statistic}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +80,17 @@ class RandomIds:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A workload by its parts."""
-
     name: str
     input: Lengths
-    """Of the new message: contexts and history come on top."""
+    """Of the new message, without context and history."""
     output: Lengths
     content: ProseWriter | RandomIds = field(default_factory=ProseWords)
     sharing: Sharing | None = None
     conversations: Conversations | None = None
     claims: tuple[Claim, ...] = ()
-    """What a document says of it."""
+    """Documented figures."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else `describe` says, or says otherwise."""
+    """Additional or different members of `describe`."""
 
     def describe(self) -> Mapping[str, object]:
         more = "" if self.sharing is None and self.conversations is None else ", without context and history"
@@ -85,7 +110,7 @@ class Composed:
         }
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
-        """The requests, and the parts of each."""
+        """Return the requests and their parts."""
         talk = self.conversations
         return assemble(
             self._turns(seed), count, seed, sharing=self.sharing, converses=talk is not None,
@@ -96,7 +121,7 @@ class Composed:
         return self.plan(count, seed).requests
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
+        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
         plan = self.plan(len(requests), seed)
         check_rows(plan.requests, requests)
         if isinstance(self.content, RandomIds):
@@ -118,15 +143,13 @@ class Composed:
 
 
 def check_rows(planned: Requests, asked: Requests) -> None:
-    """Raises ValueError where prompts are asked for other requests than a workload makes."""
+    """Raise ValueError for requests that the workload does not make."""
     if planned.input != asked.input or planned.output != asked.output:
         raise ValueError("these are not the first requests of the workload with this seed")
 
 
 @dataclass(frozen=True, slots=True)
 class Written(ConversationScript):
-    """Texts by a writer."""
-
     writer: ProseWriter
     plan: WorkloadPlan
     seed: int
@@ -148,7 +171,7 @@ class Written(ConversationScript):
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Prompts of random token ids: of just the tokens that they were to have, whoever counts."""
+    """Prompts of random token ids, of exactly the wanted length."""
 
     plan: WorkloadPlan
     vocabulary: int

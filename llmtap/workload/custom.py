@@ -1,7 +1,7 @@
-"""Workloads that a user describes in a TOML file; `config/workload.toml` shows all there is.
+"""Workloads of TOML files; `config/workload.toml` shows every key.
 
-Everything is checked by type before anything is drawn; what does not fit is a ConfigError that names the key
-and the file, with the nearest key there is. Files that a workload names are looked for beside it.
+The file is checked by type before anything is drawn. Errors name key and file, with the nearest known key.
+Relative paths start at the file's folder.
 """
 
 import difflib
@@ -16,14 +16,13 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.units import read_special
 from llmtap.user_files import decode_json, read_toml
-from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
+from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import REQUEST, Composed, RandomIds
-from llmtap.workload.conversations import Conversations, ThinkExponential, ThinkFixed, ThinkLogNormal
 from llmtap.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Normal, Percentiles, UniformLengths
+from llmtap.workload.plan import Conversations, Sharing, ThinkExponential, ThinkFixed, ThinkLogNormal
 from llmtap.workload.programs import Code
+from llmtap.workload.prompts.prompt import CL100K_IDS
 from llmtap.workload.prompts.prose import Document, FileText, ProseWords, ProseWriter
-from llmtap.workload.prompts.token_ids import CL100K_IDS
-from llmtap.workload.sharing import Sharing
 
 __all__ = ["WorkloadFile", "load_workload"]
 
@@ -33,20 +32,20 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["words", "code", "document", "ids", "file"] = "words"
     file: str = ""
-    """For `file`: a text in UTF-8."""
+    """For `file`: UTF-8 text."""
     vocabulary: Annotated[int, msgspec.Meta(ge=2, le=1 << 31)] = CL100K_IDS
-    """For `ids`: they are below it."""
+    """For `ids`: upper bound."""
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request's body says beside prompt and length."""
+    """Request body besides prompt and length."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     stop: list[str] | None = None
     ignore_eos: bool | None = None
     extra: dict[str, Any] = {}
-    """Members of the body that are not named here, as they are."""
+    """Further members of the body."""
 
 
 class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,14 +54,14 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     input: _Tokens | Lengths
     output: _Tokens | Lengths
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = ""
-    """The file's, if not told."""
+    """Default: the file's name."""
     about: str = ""
     content: _Content = _Content()
     sharing: Sharing | None = None
     conversations: Conversations | None = None
     request: _Asked = _Asked()
     arrivals: str = ""
-    """How requests arrive unless the run says otherwise; its rate is the run's."""
+    """Arrivals unless the run states others; the rate is the run's."""
 
 
 _DISTRIBUTIONS: Final = (Fixed, UniformLengths, Normal, LogNormal, Percentiles, Empirical)
@@ -70,7 +69,7 @@ _THINKS: Final = (ThinkFixed, ThinkExponential, ThinkLogNormal)
 
 
 def load_workload(path: Path) -> Composed:
-    """The workload of a file. Raises ConfigError, whose place is `key in FILE`."""
+    """Load the workload of a file. Raises ConfigError whose place is `key in FILE`."""
     tables = read_toml(path)
     try:
         told = msgspec.convert(tables, WorkloadFile, dec_hook=read_special)
@@ -127,7 +126,7 @@ def _content(told: _Content, folder: Path, path: Path) -> ProseWriter | RandomId
 
 
 def _resolved(lengths: int | Lengths, key: str, path: Path) -> Lengths:
-    """The distribution, with the values of its file if it has one."""
+    """Return the distribution with the values of its file, if any."""
     if isinstance(lengths, int):
         return Fixed(tokens=lengths)
     if not isinstance(lengths, Empirical) or not lengths.file:
@@ -154,7 +153,7 @@ def _resolved(lengths: int | Lengths, key: str, path: Path) -> Lengths:
 
 
 def _numbers(text: str, column: str) -> list[int]:
-    """Raises ValueError that says which line."""
+    """Raises ValueError naming the line."""
     if column:
         import csv
 
@@ -181,7 +180,7 @@ def _whole(lines: Iterable[tuple[int, str]]) -> list[int]:
 
 
 def _wrong(text: str, tables: Mapping[str, Any], path: Path) -> ConfigError:
-    """A ConfigError of what msgspec says: `problem - at `$.key``."""
+    """Convert msgspec's message (`problem - at `$.key``)."""
     problem, _, at = text.partition(" - at `$")
     key = at.rstrip("`").lstrip(".")
     hint = None
@@ -205,7 +204,7 @@ def _tags(key: str) -> str:
 
 
 def _fields_at(key: str, tables: Mapping[str, Any]) -> list[str]:
-    """The keys that there are at a place."""
+    """Return the keys allowed at a place."""
     structs: dict[str, type[msgspec.Struct]] = {
         "": WorkloadFile, "content": _Content, "sharing": Sharing, "conversations": Conversations,
         "request": _Asked,

@@ -1,11 +1,10 @@
-"""How many tokens: distributions of lengths, each told by its quantiles.
+"""Distributions of lengths in tokens, by their quantile functions.
 
-A length is drawn by one uniform number, which its distribution's quantile function turns into whole tokens
-within its bounds. So a row takes exactly one number of its column's generator, whatever the distribution is,
-and what is to be expected of a sample (`mean_of`) comes from the same function as the sample does.
+A length is the quantile of one uniform number, in whole tokens within bounds. So each row takes exactly one
+number of its column's generator, and the expected mean (`mean_of`) uses the same function as the samples.
 
-Source: seed 000, 4.3.1, asks for distribution type, parameters and unit; its types are fixed, uniform,
-normal and empirical, its workloads use lognormal ones too.
+Source: seed 000, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
+workloads.
 """
 
 import functools
@@ -23,12 +22,11 @@ from llmtap.metrics.statistics import deviation, mean, percentile
 
 __all__ = [
     "Empirical", "Fixed", "Lengths", "LogNormal", "Normal", "Percentiles", "UniformLengths", "described",
-    "drawn",
-    "lengths_told", "mean_of", "uniform_draw",
+    "drawn", "lengths_told", "mean_of", "uniform_draw",
 ]  # fmt: skip
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
-"""At least one token; at most as many as no context window has yet."""
+"""At least one token, at most more than any context window."""
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -41,12 +39,10 @@ _TOLD: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 class _Distribution(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"
 ):
-    """What all have: bounds at which values are cut (clipped: not drawn anew)."""
+    """Values beyond the bounds are clipped, not drawn again."""
 
 
 class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
-    """Always the same."""
-
     tokens: Tokens
 
     def quantile(self, p: float) -> int:
@@ -54,7 +50,7 @@ class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
 
 
 class UniformLengths(_Distribution, frozen=True, kw_only=True, tag="uniform"):
-    """All whole numbers from `min` to `max`, both included, are as likely."""
+    """All whole numbers from `min` to `max`, both included, with equal probability."""
 
     min: Tokens
     max: Tokens
@@ -80,7 +76,7 @@ class _Bounded(_Distribution, frozen=True, kw_only=True):
 
 
 class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
-    """Normal, rounded."""
+    """Rounded normal."""
 
     mean: Positive
     std: NotNegative
@@ -90,7 +86,7 @@ class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
 
 
 class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
-    """exp of a normal, rounded; told by `mu` and `sigma` of the logarithm, or by `median` and `p95`."""
+    """Rounded exp of a normal, given by `mu` and `sigma` of the logarithm, or by `median` and `p95`."""
 
     mu: float | None = None
     sigma: NotNegative | None = None
@@ -120,10 +116,10 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
 
 
 class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
-    """Passes through given percentiles, and is lognormal between any two.
+    """Passes through given percentiles, lognormal between any two.
 
-    The logarithm of the length is linear in the normal score of the share, from each point to the next; the
-    first and the last piece go on to `min` and `max`. A single lognormal meets two points only.
+    The logarithm of the length is linear in the normal score of the share between two points; the first and
+    last pieces continue to `min` and `max`. A single lognormal meets only two points.
     """
 
     points: tuple[tuple[float, Positive], ...]
@@ -149,14 +145,14 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
 
 
 class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
-    """Values that somebody measured, each as likely as it stands there often."""
+    """Measured values, each weighted by its frequency."""
 
     values: tuple[Tokens, ...] = ()
     file: str = ""
-    """One number a line, a JSON array, or a CSV with `column`; read by who knows where the file lies."""
+    """One number per line, a JSON array, or a CSV with `column`; read by `custom.py`."""
     column: str = ""
     sha256: str = ""
-    """Of the file; filled in when it was read."""
+    """Of the file, set when it was read."""
 
     def __post_init__(self) -> None:
         _Bounded.__post_init__(self)
@@ -172,30 +168,30 @@ class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
 
 
 Lengths = Fixed | UniformLengths | Normal | LogNormal | Percentiles | Empirical
-"""`quantile(p)` of each is whole tokens, for 0 < p < 1."""
+"""`quantile(p)` returns whole tokens, for 0 < p < 1."""
 
 _VALUES_TOLD: Final = 32
-"""So many values of an empirical distribution are told; of more, their percentiles."""
+"""Number of empirical values described one by one; beyond, percentiles."""
 
 
 def uniform_draw(random: Random) -> float:
-    """A number between 0 and 1, neither of them: the one's score is as infinite as the other's."""
+    """Return a number between 0 and 1, both excluded: their scores are infinite."""
     return random.random() or 2**-54
 
 
 def drawn(lengths: Lengths, random: Random) -> int:
-    """A length; takes one number of `random`."""
+    """Draw a length; takes one number of `random`."""
     return lengths.quantile(uniform_draw(random))
 
 
 @functools.lru_cache(256)
 def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
-    """The mean that lengths have after rounding and cutting: the integral of the quantile function."""
+    """Return the mean after rounding and clipping: the integral of the quantile function."""
     return math.fsum(lengths.quantile((i + 0.5) / steps) for i in range(steps)) / steps
 
 
 def described(lengths: Lengths) -> Mapping[str, Any]:
-    """Type and parameters as JSON (seed 000, 4.3.1)."""
+    """Return type and parameters as JSON (seed 000, 4.3.1)."""
     about: dict[str, Any] = msgspec.to_builtins(lengths)
     if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_TOLD:
         about |= {
@@ -208,8 +204,7 @@ def described(lengths: Lengths) -> Mapping[str, Any]:
 
 
 def lengths_told(tokens: Sequence[int]) -> dict[str, Any]:
-    """Lengths that were recorded, in the same way: how many, and their parameters. Empty where there are
-    none."""
+    """Describe recorded lengths in the same way; empty if there are none."""
     ordered = sorted(tokens)
     middle, spread = mean(ordered), deviation(ordered)
     if middle is None or spread is None:

@@ -1,45 +1,129 @@
-"""From turns to requests, and from requests to what they say.
+"""From turns to requests, and from requests to prompts; sharing and conversations.
 
-Who describes a workload tells one turn after the other (`PlannedTurn`), and can write its texts
-(`ConversationScript`). Here
-turns become columns with contexts, histories and blocks, and a row becomes a prompt, in any order of rows.
-Turns come in one order always, each column of numbers from a generator of its own: a row is the same however
-many are asked for.
+A workload yields turns (`PlannedTurn`) and writes texts (`ConversationScript`). Turns become columns with
+contexts, histories and blocks, and a row becomes a prompt, in any order of rows. Each column has its own
+random generator, so a row is the same however many are requested.
+
+A turn's prompt is its history and a new message. Answers in the history are text of the planned length, not
+what a server answered, so that prompts are the same in each run.
 """
 
+import itertools
+import math
 from array import array
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
+from statistics import NormalDist
+from typing import Annotated, Any, Final, Protocol
 
+import msgspec
+
+from llmtap.units import Duration, to_seconds
+from llmtap.workload.lengths import Fixed, Lengths, described, drawn, uniform_draw
 from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.requests import Requests
-from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, SharedBlocks, Sharing
 
-__all__ = ["ConversationScript", "PlannedTurn", "Speaker", "WorkloadPlan", "assemble", "rows_before"]
+__all__ = [
+    "BLOCK_TOKENS", "NO_CONTEXT", "ConversationScript", "Conversations", "PlannedTurn", "SharedBlocks",
+    "Sharing", "Speaker", "Think", "ThinkExponential", "ThinkFixed", "ThinkLogNormal", "WorkloadPlan",
+    "assemble", "rows_before", "zipf_shares",
+]  # fmt: skip
+
+
+BLOCK_TOKENS: Final = 16
+"""vLLM's block size; a prefix cache finds only whole blocks."""
+NO_CONTEXT: Final = -1
+_CONTEXTS_MAX: Final = 100_000
+"""Contexts are kept in memory: 1,000 tokens each make half a GB."""
+
+
+class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Contexts (shared prompt prefixes) and who has them."""
+
+    fraction: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    """Of requests, or of conversations if there are any."""
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
+    """Length of a context."""
+    contexts: Annotated[int, msgspec.Meta(ge=1, le=_CONTEXTS_MAX)] = 1
+    zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Zipf exponent s; 0: all contexts are equally popular."""
+
+    @property
+    def tokens_drawn(self) -> Lengths:
+        return Fixed(tokens=self.tokens) if isinstance(self.tokens, int) else self.tokens
+
+    def lengths(self, seed: int) -> tuple[int, ...]:
+        """Return the tokens of each context, the most popular first."""
+        random = Random(f"{seed}/context lengths")
+        return tuple(drawn(self.tokens_drawn, random) for _ in range(self.contexts))
+
+    def choices(self, random: Random) -> Iterator[int]:
+        """Yield each request's context, NO_CONTEXT if none; endless, one number of `random` each."""
+        ends = [self.fraction * end for end in itertools.accumulate(zipf_shares(self.contexts, self.zipf))]
+        while True:
+            u = random.random()
+            # The last end is the fraction but for rounding.
+            yield min(bisect_right(ends, u), self.contexts - 1) if u < self.fraction else NO_CONTEXT
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "fraction": self.fraction,
+            "contexts": self.contexts,
+            "popularity": {"distribution": "zipf", "s": self.zipf}
+            if self.zipf
+            else {"distribution": "uniform"},
+            "tokens": described(self.tokens_drawn),
+            "block_tokens": BLOCK_TOKENS,
+        }
+
+
+def zipf_shares(count: int, s: float) -> list[float]:
+    """Return the share of each of `count`, the most popular first: k^-s / sum of all."""
+    weights = [k**-s for k in range(1, count + 1)]
+    whole = sum(weights)
+    return [weight / whole for weight in weights]
+
+
+class SharedBlocks:
+    """Numbers the whole blocks of prompts: equal numbers for equal beginnings."""
+
+    def __init__(self, lengths: tuple[int, ...] = ()) -> None:
+        """`lengths`: tokens of each context."""
+        self._next = itertools.count()
+        self._contexts = [self._new(tokens // BLOCK_TOKENS) for tokens in lengths]
+
+    def _new(self, count: int) -> tuple[int, ...]:
+        return tuple(itertools.islice(self._next, max(0, count)))
+
+    def of(self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Return the blocks of a prompt that begins with those `before`, else with its context's."""
+        begun = before or (() if context == NO_CONTEXT else self._contexts[context])
+        # A block that is partly the context's is the prompt's own: the numbers say what all of it holds.
+        return begun + self._new(tokens // BLOCK_TOKENS - len(begun))
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """A message, and how long its answer will be, in tokens."""
+    """A message and the length of its answer, in tokens."""
 
     message: int
     output: int
     opens: bool = True
-    """The first of its conversation."""
+    """First of its conversation."""
     think_ns: int = 0
     place: int = 0
-    """Where its texts stand in the data, if there is any."""
+    """Place of its texts in the data, if any."""
 
 
 class ConversationScript(Protocol):
-    """The texts of a workload: of exactly so many tokens, the same for the same arguments always."""
+    """Texts of a workload, of exactly the given length, always the same for the same arguments."""
 
     def message(self, row: int, tokens: int) -> str: ...
 
     def answer(self, row: int, tokens: int) -> str:
-        """What the model is taken to have answered to the row."""
+        """Assumed answer of the model to the row."""
         ...
 
     def context(self, number: int, tokens: int) -> str: ...
@@ -47,17 +131,17 @@ class ConversationScript(Protocol):
 
 @dataclass(slots=True)
 class WorkloadPlan:
-    """Requests, and what they are made of."""
+    """Requests and their parts."""
 
     requests: Requests = field(default_factory=Requests)
     messages: "array[int]" = field(default_factory=lambda: array("q"))
     """Tokens of each new message."""
     contexts: "array[int]" = field(default_factory=lambda: array("q"))
-    """Number of each one's context; NO_CONTEXT where it has none."""
+    """Context number of each; NO_CONTEXT if none."""
     lengths: tuple[int, ...] = ()
     """Tokens of each context."""
     places: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each turn, `Turn.place`."""
+    """`PlannedTurn.place` of each."""
 
 
 def assemble(
@@ -69,8 +153,8 @@ def assemble(
     converses: bool = False,
     tokens_max: int | None = None,
 ) -> WorkloadPlan:
-    """The first `count` turns, or all, as requests; turns whose prompt would be longer than `tokens_max` are
-    left out, with all that follow them in their conversation."""
+    """Return the first `count` turns, or all, as requests. A turn whose prompt would be longer than
+    `tokens_max` is left out, with all that follow it in its conversation."""
     plan = WorkloadPlan(lengths=sharing.lengths(seed) if sharing else ())
     requests = plan.requests
     choices = sharing.choices(Random(f"{seed}/context")) if sharing else None
@@ -107,13 +191,12 @@ def assemble(
 
 
 def _as_wanted(made: Callable[[int], str], tokens: int) -> str:
-    """What the project's own tokenizer counts."""
     return made(tokens)
 
 
 @dataclass(slots=True)
 class Speaker:
-    """A `PromptSource` that reads from a script. Contexts are written once, and kept."""
+    """PromptSource of a script. Contexts are written once and kept."""
 
     plan: WorkloadPlan
     script: ConversationScript
@@ -124,9 +207,9 @@ class Speaker:
         return self.sized(row, self.plan.requests.input[row])
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """The row's prompt with a message so much longer or shorter that it has `tokens` in all.
+        """Return the row's prompt with the message's length changed so that it has `tokens` in all.
 
-        Its context and history stay what they are; the message has one token at least.
+        Context and history stay; the message has at least one token.
         """
         plan = self.plan
         message = max(1, plan.messages[row] + tokens - plan.requests.input[row])
@@ -136,7 +219,7 @@ class Speaker:
         )  # fmt: skip
 
     def fitted(self, fit: Fit) -> "Speaker":
-        """The same, but each part has its tokens by the count that `fit` knows."""
+        """Return the same source with parts fitted by `fit`."""
         return replace(self, fit=fit, _contexts={})
 
     def _message(self, row: int, tokens: int) -> str:
@@ -160,8 +243,82 @@ class Speaker:
 
 
 def rows_before(requests: Requests, row: int) -> list[int]:
-    """Earlier turns of the row's conversation, from the first."""
+    """Return earlier turns of the row's conversation, from the first."""
     rows: list[int] = []
     while requests.after and (row := requests.after[row]) >= 0:
         rows.append(row)
     return rows[::-1]
+
+
+_P95 = NormalDist().inv_cdf(0.95)
+
+
+class _Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"):
+    """Think times."""
+
+
+class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
+    time: Duration
+
+    def quantile_ns(self, p: float) -> int:
+        return int(self.time)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"distribution": "fixed", "time": to_seconds(self.time), "unit": "s"}
+
+
+class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
+    mean: Duration
+
+    def quantile_ns(self, p: float) -> int:
+        return round(-self.mean * math.log1p(-p))
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"distribution": "exponential", "mean": to_seconds(self.mean), "unit": "s"}
+
+
+class ThinkLogNormal(_Think, frozen=True, kw_only=True, tag="lognormal"):
+    median: Duration
+    p95: Duration
+
+    def __post_init__(self) -> None:
+        if not 0 < self.median <= self.p95:
+            raise ValueError("a lognormal needs a median above 0 and a p95 that is no less")
+
+    def quantile_ns(self, p: float) -> int:
+        sigma = math.log(self.p95 / self.median) / _P95
+        return round(self.median * math.exp(sigma * NormalDist().inv_cdf(p)))
+
+    def describe(self) -> Mapping[str, Any]:
+        told = {"median": to_seconds(self.median), "p95": to_seconds(self.p95)}
+        return {"distribution": "lognormal", **told, "unit": "s"}
+
+
+Think = ThinkFixed | ThinkExponential | ThinkLogNormal
+
+
+class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Number of turns and think times of conversations."""
+
+    turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
+    think: Think
+    tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768
+    """Longest prompt, as of a context window; the conversation ends before a longer one."""
+
+    def turns_drawn(self, random: Random) -> int:
+        return drawn(self._turns, random)
+
+    @property
+    def _turns(self) -> Lengths:
+        return Fixed(tokens=self.turns) if isinstance(self.turns, int) else self.turns
+
+    def think_drawn_ns(self, random: Random) -> int:
+        return self.think.quantile_ns(uniform_draw(random))
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "turns": {**described(self._turns), "unit": "turns"},
+            "think": self.think.describe(),
+            "prompt": "history and new message; answers in the history are text of the planned length",
+            "tokens_max": self.tokens_max,
+        }

@@ -1,8 +1,7 @@
-"""Messages of source code: functions in Python, JavaScript or TypeScript that do nothing in particular.
+"""Generated source code: functions in Python, JavaScript and TypeScript.
 
-Names are made of common words, shapes of functions repeat. A file begins with a comment that is its key's
-alone and goes on with functions of its key's choice. It is cut where it has its tokens, mostly within a
-function: that is what is to be completed.
+Names are made of common words. A file begins with a comment unique to its key, followed by functions chosen
+by its key. It is cut at its length, mostly within a function: the part to complete.
 """
 
 import functools
@@ -12,19 +11,19 @@ from typing import Any, Final
 from zlib import crc32
 
 from llmtap.workload.prompts.prose import WORDS, fitted_text
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 
 __all__ = ["LANGUAGES", "Code", "program"]
 
 LANGUAGES: Final = ("python", "javascript", "typescript")
 """Those of seed 000, 4.3.2.4."""
 _FUNCTIONS: Final = 600
-"""Of each language, to choose from: more than 80,000 tokens."""
+"""Of each language: more than 80,000 tokens."""
 _FILLERS: Final = {"python": "#", "javascript": "/", "typescript": "/"}
 
 
 class Code:
-    """Files of functions; messages of one topic are of one language."""
+    """Files of functions; messages of one topic have one language."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
         language = LANGUAGES[crc32(topic.encode()) % len(LANGUAGES)]
@@ -43,9 +42,9 @@ class Code:
 
 
 def program(key: str, language: str) -> Iterator[tuple[str, int]]:
-    """A file's parts and their tokens, without end: a comment that no other file has, then functions.
+    """Yield a file's parts with their tokens, without end: a unique comment, then functions.
 
-    A part ends with white space and the next one begins with none, so that tokens add up.
+    A part ends with white space and the next begins with none, so that tokens add up.
     """
     chance = random.Random(key)
     names = _Names(chance)
@@ -59,7 +58,7 @@ def program(key: str, language: str) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def _functions(language: str) -> list[tuple[str, int]]:
-    """Those that files are made of, and their tokens; counted once."""
+    """Return the functions of a language with their tokens."""
     names = _Names(random.Random(language))
     shapes = _PYTHON if language == "python" else _SCRIPT
     made = [shapes[i % len(shapes)](names, language == "typescript") for i in range(_FUNCTIONS)]
@@ -67,7 +66,7 @@ def _functions(language: str) -> list[tuple[str, int]]:
 
 
 class _Names:
-    """Names by chance. All are of two words, and so no keyword of any language."""
+    """Random names of two words, so never a keyword."""
 
     def __init__(self, chance: random.Random) -> None:
         self.random = chance

@@ -1,7 +1,7 @@
-"""Workloads by the name that people give on the command line.
+"""Workloads by their names on the command line.
 
-A name is one of the reference workloads of seed 000, one of those that `sim run` draws, the path of a TOML
-file, or KIND:FILE for data that lies here.
+A name is a reference workload of seed 000, a workload of `sim run`, the path of a TOML file, or KIND:FILE for
+local data.
 """
 
 import difflib
@@ -13,22 +13,35 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
-from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
+from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import Composed
 from llmtap.workload.custom import load_workload
-from llmtap.workload.datasets import sharegpt, stack
-from llmtap.workload.datasets.recorded import RecordedDataset
-from llmtap.workload.ietf.code_completion import CODE_COMPLETION, code_completion_of
-from llmtap.workload.ietf.conversation import CLAIMS, CONVERSATION, conversation_of
-from llmtap.workload.ietf.long_context import LONG_CONTEXT, LONG_CONTEXT_UNIFORM
-from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, SyntheticWorkload
+from llmtap.workload.datasets import (
+    SHAREGPT_CONTENT,
+    STACK_CONTENT,
+    RecordedDataset,
+    read_sharegpt,
+    read_stack,
+)
+from llmtap.workload.ietf import (
+    CODE_COMPLETION,
+    CONVERSATION,
+    CONVERSATION_CLAIMS,
+    LONG_CONTEXT,
+    LONG_CONTEXT_UNIFORM,
+    SKEWED,
+    UNIFORM,
+    SyntheticWorkload,
+    code_completion_of,
+    conversation_of,
+)
 from llmtap.workload.prompts.prompt import Workload
 from llmtap.workload.requests import Requests
-from llmtap.workload.simulated import Simulated
-from llmtap.workload.synthetic import WORKLOADS, draw
+from llmtap.workload.synthetic import WORKLOADS, Simulated, draw
 
 __all__ = [
-    "DEFAULT_SEED", "REFERENCE", "drawn_requests", "is_workload", "report_of", "workload_named", "workloads",
+    "DEFAULT_SEED", "REFERENCE", "drawn_requests", "is_workload", "report_of", "workload_named",
+    "workloads",
 ]  # fmt: skip
 
 DEFAULT_SEED: Final = 42
@@ -37,15 +50,15 @@ REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {
     workload.name: workload
     for workload in (UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM)
 }
-"""Those of seed 000 that need no file."""
+"""Workloads of seed 000 that need no file."""
 
 
 def _sharegpt(path: Path, place: str, *, whole: bool = False) -> RecordedDataset:
-    data = sharegpt.read_sharegpt(path, place, whole=whole)
+    data = read_sharegpt(path, place, whole=whole)
     what = "whole conversations" if whole else "first questions"
-    claims = () if whole else tuple(claim for claim in CLAIMS if claim.source == "A.3.2")
+    claims = () if whole else tuple(claim for claim in CONVERSATION_CLAIMS if claim.source == "A.3.2")
     about = {"about": f"{what} of {path.name}", "source": "a local file"}
-    return RecordedDataset(f"sharegpt{'-turns' * whole}", data, sharegpt.CONTENT, claims=claims, about=about)
+    return RecordedDataset(f"sharegpt{'-turns' * whole}", data, SHAREGPT_CONTENT, claims=claims, about=about)
 
 
 def _sharegpt_turns(path: Path, place: str) -> RecordedDataset:
@@ -54,7 +67,7 @@ def _sharegpt_turns(path: Path, place: str) -> RecordedDataset:
 
 def _stack(path: Path, place: str) -> RecordedDataset:
     about = {"about": f"functions of {path.name} to complete", "source": "a local file"}
-    return RecordedDataset("stack", stack.read_stack(path, place), stack.CONTENT, about=about)
+    return RecordedDataset("stack", read_stack(path, place), STACK_CONTENT, about=about)
 
 
 _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]]] = {
@@ -67,7 +80,7 @@ _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]
 
 
 def workloads() -> dict[str, str]:
-    """Every form of a name, and a line on each."""
+    """Return every form of a name with a description."""
     named = {name: str(workload.describe()["about"]) for name, workload in REFERENCE.items()}
     drawn = {name: workload.about for name, workload in WORKLOADS.items()}
     files = {f"{kind}:FILE": about for kind, (_, about) in _OF_FILES.items()}
@@ -75,7 +88,7 @@ def workloads() -> dict[str, str]:
 
 
 def workload_named(text: str, place: str) -> Workload:
-    """The workload of that name. Raises ConfigError: of the place, or of a key in a workload's file."""
+    """Return the workload of a name. Raises ConfigError of the place, or of a key in a workload's file."""
     if text in REFERENCE:
         return REFERENCE[text]
     if text in WORKLOADS:
@@ -98,17 +111,16 @@ def workload_named(text: str, place: str) -> Workload:
 
 
 def is_workload(text: str) -> bool:
-    """Whether that is a name of a workload, and not the place of a trace."""
+    """Whether it is a workload's name, not the place of a trace."""
     kind, colon, _ = text.partition(":")
     named = text in REFERENCE or text in WORKLOADS
     return named or text.endswith(".toml") or (bool(colon) and kind in _OF_FILES)
 
 
 def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
-    """So many requests of a workload as they arrive where nobody says how: by the process that it names, else
-    Poisson; one a second, unless it names a rate.
+    """Return requests with their default arrivals: the workload's process and rate, else Poisson at 1/s.
 
-    Raises ConfigError: as `workload_named`, and for conversations, whose later turns wait for answers.
+    Raises ConfigError as `workload_named`, and for conversations, whose later turns wait for answers.
     """
     if text in WORKLOADS:
         return draw(WORKLOADS[text], count, seed)
@@ -128,8 +140,8 @@ def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
 
 
 def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, Any]:
-    """What a report has to say of a workload (seed 000, 4.3.3): its description, the seed, and a digest of
-    the sequence, by which somebody else knows that it is the same."""
+    """Return what a report states about a workload (seed 000, 4.3.3): description, seed, and a digest of the
+    requests, so that others can check that theirs are the same."""
     columns = hashlib.sha256()
     for column in (requests.input, requests.output, requests.after, requests.think_ns):
         columns.update(b"%d:" % len(column) + ",".join(map(str, column)).encode() + b";")

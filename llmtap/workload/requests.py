@@ -1,7 +1,4 @@
-"""Requests as columns: a request is a number, the row where its arrival and its lengths stand.
-
-A million requests are four arrays of 8 MB. What a workload does not tell is an empty column.
-"""
+"""Requests as columns of arrivals and lengths: a million requests are four arrays of 8 MB."""
 
 from array import array
 from collections.abc import Iterable
@@ -16,40 +13,38 @@ def _column() -> "array[int]":
 
 @dataclass(slots=True)
 class Requests:
-    """Columns of one length, or empty: `predicted` until somebody predicts, the others where nobody knows."""
+    """Columns of equal length, or empty if unknown."""
 
     arrival_ns: "array[int]" = field(default_factory=_column)
     input: "array[int]" = field(default_factory=_column)
-    """Tokens of the prompt."""
+    """Prompt tokens."""
     output: "array[int]" = field(default_factory=_column)
-    """Tokens that will be generated: known to the engine, not to a scheduler."""
+    """Tokens to generate: known to the engine, not to a scheduler."""
     predicted: "array[int]" = field(default_factory=_column)
-    """Tokens that a scheduler is told it will be."""
+    """Tokens predicted for a scheduler."""
     blocks: list[tuple[int, ...]] = field(default_factory=list)
-    """Of each prompt a number for each of its blocks, the last maybe only begun; prompts that begin alike
-    have the same numbers as far as they are alike (as a trace's `hash_ids`)."""
+    """Block numbers of each prompt, the last block possibly partial; equal beginnings have equal numbers (as
+    a trace's `hash_ids`)."""
     block_tokens: int = 0
-    """How many tokens such a block has; 0 where there are none."""
+    """Tokens of a block; 0 without blocks."""
     epoch_ns: int = 0
-    """The wall clock at time 0 of `arrival_ns`: ns since 1970 UTC; 0 where the workload has no dates."""
+    """Wall clock at time 0 of `arrival_ns`: ns since 1970 UTC; 0 without dates."""
     after: "array[int]" = field(default_factory=_column)
-    """The row of the conversation's turn before, always a smaller one; -1 for a conversation's first."""
+    """Row of the preceding turn, always a smaller one; -1 for the first of a conversation."""
     think_ns: "array[int]" = field(default_factory=_column)
-    """From the end of that turn's answer to this request; 0 where `after` is -1. With `after`, or empty."""
+    """Time from the end of that turn's answer to this request; 0 if `after` is -1."""
     tenants: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    """The request's own JSON body, where a trace has it; b"" where it does not."""
+    """JSON body of the request in a trace; b"" if it has none."""
     models: list[str] = field(default_factory=list)
-    """The model that was asked; "" where a trace does not tell."""
+    """Requested model; "" if unknown."""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
     def taken(self, rows: Iterable[int]) -> "Requests":
-        """These rows, in this order, in which a conversation's turns keep theirs.
-
-        Who follows a row that is not taken begins a conversation.
-        """
+        """Return these rows in this order. Turns keep their order; a row whose preceding turn is not taken
+        begins a conversation."""
         rows = list(rows)
         columns = (self.arrival_ns, self.input, self.output, self.predicted)
         arrivals, given, made, told = (array("q", [c[row] for row in rows] if c else []) for c in columns)

@@ -1,23 +1,26 @@
-"""Workloads for who has no trace: lengths and gaps drawn from what a document says of real ones.
+"""Workloads of `llmtap sim run`: lengths and gaps drawn from documented figures.
 
-Lengths are lognormal, told by their median and one more figure; gaps are exponential (Poisson arrivals) or
-gamma with a coefficient of variation. A seed gives the same requests always. The mean rate is one request a
-second, or the rate that the source names; a run scales it, so that the same bursts and lengths are compared
-at every rate.
+Lengths are lognormal, given by the median and one more figure; gaps are exponential or gamma. The mean rate
+is one request per second, or the source's; a run scales it.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from llmtap.workload.composed import Composed, Written, check_rows
+from llmtap.workload.lengths import LogNormal
+from llmtap.workload.plan import PlannedTurn, Speaker, WorkloadPlan, assemble
+from llmtap.workload.prompts.prompt import ElasticSource
+from llmtap.workload.prompts.prose import ProseWords
 from llmtap.workload.requests import Requests
 
-__all__ = ["WORKLOADS", "Synthetic", "SyntheticLengths", "draw"]
+__all__ = ["WORKLOADS", "Simulated", "Synthetic", "SyntheticLengths", "draw"]
+
 
 _P95: Final = 1.6448536269514722
-"""The standard normal's 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class SyntheticLengths:
 
     @classmethod
     def by_mean(cls, median: float, mean: float, longest: int) -> "SyntheticLengths":
-        """A lognormal's mean is its median times exp(sigma^2 / 2)."""
+        """The mean of a lognormal is its median times exp(sigma^2 / 2)."""
         return cls(median, math.sqrt(2 * math.log(mean / median)), longest)
 
     def drawn(self, random: Random) -> int:
@@ -50,7 +53,7 @@ class Synthetic:
     output: SyntheticLengths
     rate_rps: float = 1.0
     gap_cv: float = 1.0
-    """Standard deviation of the gaps by their mean; 1 is Poisson."""
+    """Coefficient of variation of the gaps; 1 is Poisson."""
 
 
 WORKLOADS: Final = {
@@ -75,7 +78,7 @@ WORKLOADS: Final = {
 
 
 def draw(workload: Synthetic, count: int, seed: int) -> Requests:
-    """So many requests of a workload, from time 0."""
+    """Draw requests from time 0."""
     # One generator for each column, so that who changes one distribution leaves the others as they were.
     gaps, given, made = (Random(f"{seed}/{what}") for what in ("gaps", "input", "output"))
     requests = Requests()
@@ -93,3 +96,40 @@ def _arrivals(workload: Synthetic, count: int, random: Random) -> Iterator[int]:
     for _ in range(count):
         yield round(at_ns)
         at_ns += mean_ns * random.gammavariate(shape, 1 / shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """One of WORKLOADS as a Workload; its arrivals are only in its description."""
+
+    name: str
+    drawn: Synthetic
+
+    def describe(self) -> Mapping[str, object]:
+        given, made = (
+            LogNormal(mu=math.log(one.median), sigma=one.sigma, max=one.longest)
+            for one in (self.drawn.input, self.drawn.output)
+        )
+        cv = self.drawn.gap_cv
+        about = {
+            "about": self.drawn.about,
+            "source": "llmtap sim run",
+            "generation": "Python's random.Random, its gauss, one generator for each column: SEED/COLUMN",
+            "arrivals": "poisson" if cv == 1 else f"gamma:cv={cv:g}",
+            "rate_rps": self.drawn.rate_rps,
+        }
+        return Composed(self.name, given, made, about=about).describe()
+
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
+        rows = draw(self.drawn, count, seed)
+        turns = (PlannedTurn(given, made) for given, made in zip(rows.input, rows.output, strict=True))
+        return assemble(turns, count, seed)
+
+    def requests(self, count: int, seed: int) -> Requests:
+        return self.plan(count, seed).requests
+
+    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
+        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
+        plan = self.plan(len(requests), seed)
+        check_rows(plan.requests, requests)
+        return Speaker(plan, Written(ProseWords(), plan, seed))

@@ -1,20 +1,16 @@
-"""A trace as requests: any format that `llmtap convert` reads, as many rows as wanted, at the load wanted.
+"""A trace as requests: any format of `llmtap convert`, any number of rows, at any load.
 
-- The first rows of the trace are taken, and put in the order of their arrivals.
-- A trace that is too short begins again one mean gap after its last arrival: of n rows, row k is row k mod
-  n, floor(k / n) x (span + mean gap) later. Its prompt is the same prompt, to its blocks: a prefix cache that
-  remembers long enough hits each row that comes again, as far as it was kept.
-- Scaling by S divides all distances from the first arrival by S, so bursts stay bursts. A rate is a scale:
-  that by which the rows taken arrive at this rate on average.
-- Where a trace says which blocks its prompts begin with, requests have them, a begun last one too. Blocks of
-  bytes (a capture without a tokenizer) are taken for as many tokens as the trace has per byte on average.
-- Where a trace has dates, requests begin at its first one, whatever the scale.
-- Rows that arrive at one moment, as in traces with whole seconds, stay together, and that is told: spreading
-  them would be to invent arrivals.
-- Conversations, names and bodies are read where somebody asks for them. A conversation's later turns have the
-  arrival that the trace has; who plays them sends them when the answer before has ended and the think time is
-  over. Scaling leaves think times as they are: more people do not think faster. A trace that begins again has
-  the same conversations again, each with its own turns.
+- The first rows of the trace are taken and sorted by arrival.
+- A trace that is too short repeats one mean gap after its last arrival: of n rows, row k is row k mod n,
+  floor(k / n) x (span + mean gap) later. Repeated prompts are equal, so a prefix cache may hit them.
+- Scaling by S divides all distances from the first arrival by S, so bursts stay bursts. A rate is the scale
+  that gives this mean rate.
+- Prompt blocks of a trace are kept, also a partial last one. Blocks of bytes (a capture without tokenizer)
+  are converted by the trace's mean tokens per byte.
+- If a trace has dates, requests begin at its first one at any scale.
+- Rows with equal arrivals stay together, which is noted: spreading them would invent arrivals.
+- Later turns of conversations keep the trace's arrival; senders wait for the answer before and the think
+  time. Scaling does not change think times. A repeated trace has its conversations again.
 """
 
 from array import array
@@ -47,16 +43,15 @@ class Trace:
     requests: Requests
     format: str = ""
     notes: list[str] = field(default_factory=list)
-    """What was left out, and what was taken for something."""
+    """Notes on rows left out and on assumptions."""
     dated: bool = False
-    """Arrivals count from 1970 UTC, and not from the trace's own zero."""
+    """Arrivals count from 1970 UTC, not from the trace's own zero."""
     sessions: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each row a number that the rows of its conversation share, if conversations were asked for. Rows
-    keep theirs where others are left out."""
+    """Conversation number of each row, if requested; kept when rows are left out."""
     places: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each row its number in the source, from 0 and in the source's order, if that was asked for."""
+    """Number of each row in the source, from 0, if requested."""
     answered: bool = False
-    """Some row of the source tells when its answer came; known with `places`."""
+    """Some row has an answer time; known with `places`."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -69,23 +64,21 @@ class Trace:
 
     @property
     def rate_rps(self) -> float | None:
-        """Mean rate; None where all arrive at once."""
+        """Mean rate; None if all arrive at once."""
         return (len(self) - 1) * 1e9 / self.span_ns if self.span_ns else None
 
     @property
     def ties(self) -> float:
-        """Share of the gaps that are 0: rows that arrive at the very moment of the row before."""
+        """Share of gaps that are 0."""
         return ties(self.requests.arrival_ns)
 
     def first(self, count: int) -> "Trace":
-        """The first `count` of them, or all."""
         return self._taken(range(min(count, len(self))))
 
     def window(self, from_ns: int = 0, for_ns: int | None = None) -> "Trace":
-        """Those that arrive so long after the first one, and for so long; to the end without `for_ns`.
+        """Return rows that arrive from `from_ns` after the first one, for `for_ns`, or to the end.
 
-        Whose turn before is not in the window begins a conversation, at its own arrival. What is made of the
-        window begins with its first row. Raises ValueError where no row arrives in it.
+        A row whose preceding turn is outside begins a conversation. Raises ValueError for an empty window.
         """
         arrivals = self.requests.arrival_ns
         begin_ns = arrivals[0] + from_ns if arrivals else 0
@@ -96,11 +89,11 @@ class Trace:
         return self._taken(range(first, end))
 
     def thinned(self, share: float, seed: int) -> "Trace":
-        """A share of the conversations, each whole or not at all; a row without one counts as one.
+        """Return a share of the conversations, each whole; a row without one counts as one.
 
-        Whether one stays is a hash of the seed and its number in the trace, so the share is met on average, a
-        Poisson stream stays one, and who stays at a share stays at every larger one. Raises ValueError for a
-        share that is not above 0 and at most 1, and where nobody stays.
+        Membership is a hash of seed and conversation number: the share is met on average, a Poisson stream
+        stays one, and a conversation that stays at a share stays at every larger one. Raises ValueError for a
+        share outside 0 < share <= 1, or if none is left.
         """
         if not 0 < share <= 1:
             raise ValueError(f"expected a share above 0, at most 1, got {share:g}")
@@ -117,11 +110,9 @@ class Trace:
         return self._taken(rows)
 
     def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
-        """So many requests, from time 0, S times as dense. Raises ValueError where the trace cannot go on.
+        """Return requests from time 0, `scale` times as dense; request k is row k mod n.
 
-        Request k is row k mod n, so the first n are those that `places` tells of, and no others need be.
-
-        Think times are divided by `think_scale`: with that of the arrivals, all is played faster.
+        Think times are divided by `think_scale`. Raises ValueError if the trace cannot repeat.
         """
         given = self.requests
         n, span_ns = len(given), self.span_ns
@@ -169,18 +160,17 @@ def load_trace(
     timed: bool = True,
     places: bool = False,
 ) -> Trace:
-    """Reads the first `count` rows of a trace or capture that have all three of arrival and token counts.
+    """Read the first `count` rows of a trace or capture with arrival and token counts.
 
-    Rows without output tokens are failed ones: they have 0. Raises ConfigError, whose place is the trace.
+    Rows without output tokens are failed ones: they have 0. Raises ConfigError whose place is the trace.
 
     Args:
-        conversations: also who follows whom, and after what think time (`trace_turns.py`). Rows of a
-            conversation that has an arrival time then need none of their own.
+        conversations: also turns and think times; rows of a session with an arrival then need none of their
+            own.
         names: also tenants and models.
-        bodies: also the requests' own bodies. Rows that have one need no count of tokens: their input is 0.
-        timed: rows need an arrival time. Without, rows that have none come with the row before them in the
-            file, and all at 0 where none has one: for who has arrivals from elsewhere.
-        places: also which row of the source each is, to find it there again.
+        bodies: also request bodies; rows with one need no token counts, their input is 0.
+        timed: rows need an arrival. Otherwise rows without one get that of the row before, or 0.
+        places: also each row's number in the source.
     """
     rows = TraceRows(
         count, conversations=conversations, names=names, bodies=bodies, timed=timed, places=places
@@ -196,14 +186,11 @@ def load_trace(
 
 @contextmanager
 def opened_trace(
-    place: str,
-    *,
-    source_format: str | None = None,
-    progress: Callable[[int, int | None], None] | None = None,
+    place: str, *, source_format: str | None = None, progress: Callable[[int, int | None], None] | None = None
 ) -> Iterator[tuple[TraceSource, str]]:
-    """A trace or capture to be read, and its format's name.
+    """Open a trace or capture; yield it with the name of its format.
 
-    Raises ConfigError, whose place is the trace, also for what is found while its batches are read.
+    Raises ConfigError whose place is the trace, also while batches are read.
     """
     try:
         if "://" in place or Path(place).is_dir() or (has_magic(place) and not Path(place).exists()):
@@ -218,7 +205,6 @@ def opened_trace(
             )
             if given is parquet_capture.FORMAT and not file.seekable:
                 raise FormatError("Parquet is read from its end: give it as a file, not compressed")
-            assert given.read is not None
             yield given.read(file.stream), given.name
     except FormatError as exc:
         raise ConfigError(place, str(exc)) from None

@@ -1,7 +1,21 @@
-"""Takes off a trace's batches what a workload needs, and nothing that nobody asked for."""
+"""Read the columns of a trace that a workload needs, and link the turns of conversations.
+
+- A row follows its named parent. If that is missing or not named, it follows the row of its session with the
+  nearest smaller turn (the latest of several); without a turn, the latest row of the session. Rows are in the
+  order of their arrivals.
+- Turn 0, or a turn without a predecessor, begins a conversation.
+- Think time is the trace's `think_us` if it refers to the same answer, else from the end of that answer to
+  this arrival, at least 0. Without a known end it is the distance of the two arrivals: too long by the
+  answer's duration.
+- A row without arrival in a session with one (AIPerf writes only a delay) arrives when the answer before it
+  ended, plus its think time.
+
+An answer ends at `delivered_us`, else `response_end_us`, else `last_token_us`.
+"""
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import compress, islice, takewhile
 from operator import eq
 from typing import Final
@@ -12,11 +26,153 @@ import pyarrow.compute as pc
 from llmtap.metrics.statistics import percentile
 from llmtap.traces.format import ASPECTS, TraceSource, telling
 from llmtap.units import format_ns
-from llmtap.workload import trace_turns
 from llmtap.workload.requests import Requests
-from llmtap.workload.trace_turns import Links, TraceTurns
 
-__all__ = ["NO_TIMES", "TraceRows", "tie_note", "ties"]
+__all__ = ["COLUMNS", "NO_TIMES", "Links", "TraceRows", "TraceTurns", "tie_note", "ties"]
+
+
+COLUMNS: Final = (
+    "capture", "session", "turn", "id", "parent", "think_us", "delivered_us", "response_end_us",
+    "last_token_us",
+)  # fmt: skip
+_Name = tuple[str | None, str]
+"""Capture and session, or capture and id: unique only within a capture."""
+
+
+def _column() -> "array[int]":
+    return array("q")
+
+
+@dataclass(slots=True)
+class Links:
+    """Columns of `Requests`, and the conversation number of each row."""
+
+    after: "array[int]" = field(default_factory=_column)
+    think_ns: "array[int]" = field(default_factory=_column)
+    session: "array[int]" = field(default_factory=_column)
+
+
+@dataclass(slots=True)
+class _Session:
+    number: int
+    places: dict[int, int] = field(default_factory=dict)
+    """Latest row of each turn."""
+    last: int = -1
+    """Highest turn."""
+
+    def before(self, turn: int) -> int:
+        """Return the row of the nearest smaller turn; -1 if none."""
+        if turn - 1 in self.places:
+            return self.places[turn - 1]
+        return self.places[max(smaller)] if (smaller := [t for t in self.places if t < turn]) else -1
+
+
+class TraceTurns:
+    """Collects COLUMNS of a trace's batches, then links the rows."""
+
+    def __init__(self) -> None:
+        self._session: list[_Name | None] = []
+        self._turn: list[int | None] = []
+        self._id: list[_Name | None] = []
+        self._parent: list[_Name | None] = []
+        self._think_us: list[int | None] = []
+        self._end_us: list[int | None] = []
+        self._last: dict[_Name, tuple[int, int]] = {}
+        """Arrival and answer end of each session's last row, in ns."""
+        self._undated = 0
+        self._orphans = self._overlapping = self._unended = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        rows = [batch.column(name).to_pylist() for name in COLUMNS]
+        for capture, session, turn, id_, parent, think_us, *ends in zip(*rows, strict=True):
+            self._session.append(None if session is None else (capture, session))
+            self._turn.append(turn)
+            self._id.append(None if id_ is None else (capture, id_))
+            self._parent.append(None if parent is None else (capture, parent))
+            self._think_us.append(think_us)
+            self._end_us.append(_end_us(ends))
+
+    def arrivals_ns(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the arrivals of a batch; batches must come in order. None if unknown."""
+        names = ("arrival_ns", "capture", "session", "think_us", *COLUMNS[-3:])
+        found = []
+        for arrival_ns, capture, session, think_us, *ends in zip(
+            *(batch.column(name).to_pylist() for name in names), strict=True
+        ):
+            if session is not None:
+                before = self._last.get((capture, session))
+                if arrival_ns is None and before is not None:
+                    arrival_ns = before[1] + (think_us or 0) * 1_000
+                    self._undated += 1
+                if arrival_ns is not None:
+                    ended_ns = arrival_ns + (_end_us(ends) or 0) * 1_000
+                    self._last[capture, session] = arrival_ns, ended_ns
+            found.append(arrival_ns)
+        return pa.array(found, pa.int64())
+
+    def linked(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
+        """Link the rows in this order, that of their arrivals; `arrivals_ns` is in it already."""
+        links = Links()
+        by_id: dict[_Name, int] = {}
+        sessions: dict[_Name, _Session] = {}
+        numbers = 0
+        for place, row in enumerate(order):
+            name, parent, turn = self._session[row], self._parent[row], self._turn[row]
+            session = None if name is None else sessions.get(name)
+            if name is not None and session is None:
+                session = sessions[name] = _Session(numbers)
+                numbers += 1
+            told = True
+            found = -1 if parent is None else by_id.get(parent, -1)
+            if session is not None:
+                number = session.last + 1 if turn is None else turn
+                if found < 0:
+                    found = session.before(number)
+                    told = parent is None and (turn is None or session.places.get(turn - 1) == found)
+                session.places[number] = place
+                session.last = max(session.last, number)
+            self._orphans += found < 0 and (parent is not None or bool(turn))
+            links.after.append(found)
+            distance_ns = arrivals_ns[place] - arrivals_ns[found]
+            links.think_ns.append(0 if found < 0 else self._think_ns(row, order[found], told, distance_ns))
+            if found >= 0:
+                links.session.append(links.session[found])
+            elif session is not None:
+                links.session.append(session.number)
+            else:
+                links.session.append(numbers)
+                numbers += 1
+            if (id_ := self._id[row]) is not None:
+                by_id[id_] = place
+        return links
+
+    def notes(self) -> list[str]:
+        told = (
+            (self._undated, "rows have no arrival time: taken for when their conversation would go on"),
+            (self._orphans, "turns go on from one that the trace does not have: each begins a conversation"),
+            (self._overlapping, "turns did not wait for the answer before: think time 0"),
+            (
+                self._unended,
+                "turns follow an answer whose end nobody knows: think time is from arrival to arrival",
+            ),
+        )
+        return [f"{n:,} {what}" for n, what in told if n]
+
+    def _think_ns(self, row: int, before: int, told: bool, distance_ns: int) -> int:
+        """`told`: the row's think time refers to the answer that it follows."""
+        think_us, end_us = self._think_us[row], self._end_us[before]
+        if think_us is not None and (told or end_us is None):
+            return think_us * 1_000
+        if end_us is None:
+            self._unended += distance_ns > 0
+            return distance_ns
+        self._overlapping += distance_ns < end_us * 1_000
+        return max(0, distance_ns - end_us * 1_000)
+
+
+def _end_us(ends: Sequence[int | None]) -> int | None:
+    return next((us for us in ends if us is not None), None)
+
 
 NO_TIMES: Final = "none of its rows has an arrival time"
 
@@ -24,25 +180,17 @@ _COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
 _BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
 _ANSWERS = ("end of the answer", "first token", "times of events")
 _NOT_YET = -(1 << 62)
-"""The arrival of rows before the first that has one, until that is known."""
+"""Arrival of rows before the first known one, until that is known."""
 
 
 class TraceRows:
-    """Rows as `Requests`, in the order of their arrivals.
-
-    Args:
-        count: how many, from the first; None: all.
-        conversations, names, bodies: also take these. With conversations, rows of a session that has an
-            arrival time need none of their own; with bodies, rows that have one need no count of tokens.
-        timed: rows need an arrival time. Else those without one come with the row before them; those before
-            the first time with that; all at 0 where there is none.
-        places: also which row of the source each is, and whether the source tells when answers came.
-    """
+    """Rows as `Requests`, in the order of their arrivals. Arguments as of `load_trace`; without `timed`, rows
+    before the first known arrival get that."""
 
     dated = False
     """Arrivals count from 1970 UTC."""
     answered = False
-    """Some row tells when its answer came."""
+    """Some row has an answer time."""
 
     def __init__(
         self, count: int | None, *, conversations: bool = False, names: bool = False, bodies: bool = False,
@@ -60,10 +208,10 @@ class TraceRows:
         self._last_ns = _NOT_YET
 
     def take(self, source: TraceSource) -> None:
-        """All that are wanted; `in_order` has them."""
+        """Read the wanted rows; `in_order` returns them."""
         self.dated = source.info.arrivals == "wall"
         wanted = {
-            *_COLUMNS, *_BLOCKS, *(trace_turns.COLUMNS if self._turns is not None else ()),
+            *_COLUMNS, *_BLOCKS, *(COLUMNS if self._turns is not None else ()),
             *(("tenant", "model") if self._names else ()), *(("request_body",) if self._bodies else ()),
             *(name for aspect in _ANSWERS if self._placed for name in ASPECTS[aspect]),
         }  # fmt: skip
@@ -115,7 +263,7 @@ class TraceRows:
         return requests
 
     def notes(self) -> list[str]:
-        """After `in_order`."""
+        """Call after `in_order`."""
         told = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
         notes = [f"{n:,} rows {told[name]}: left out" for name, n in self._without.items() if n]
         if self._uncounted:
@@ -132,7 +280,7 @@ class TraceRows:
         return "has no rows"
 
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """With what a row need not say, as it was asked for."""
+        """Fill values that rows may lack."""
         inputs = batch.column("input_tokens")
         if self._bodies and inputs.null_count:
             unknown = pc.and_(inputs.is_null(), batch.column("request_body").is_valid())
@@ -169,13 +317,13 @@ class TraceRows:
 
 
 def ties(arrivals_ns: Sequence[int]) -> float:
-    """Share of the gaps between ascending times that are 0; 0 where there is no gap."""
+    """Return the share of zero gaps between ascending times."""
     gaps = len(arrivals_ns) - 1
     return sum(map(eq, arrivals_ns, islice(arrivals_ns, 1, None))) / gaps if gaps > 0 else 0.0
 
 
 def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
-    """That rows arrive at once, and in what steps; nothing where none do."""
+    """Return a note on rows that arrive at once, if any."""
     share = ties(arrivals_ns)
     if not share:
         return []
@@ -191,20 +339,19 @@ def _set(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
 
 
 class _Blocks:
-    """Takes the blocks that prompts begin with off the batches, where a trace has any."""
+    """Collects the blocks of prompts, if a trace has any."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
         self._ids: list[tuple[int, ...]] = []
-        """Of each row; empty where it has none."""
+        """Of each row; empty if none."""
         self._kind: tuple[int, str] | None = None
-        """Size and unit of the first: ids of others mean something else."""
+        """Size and unit of the first; other ids are ignored."""
         self._bytes: dict[int, int] = {}
-        """Rows whose blocks are of bytes, and the bytes of their prompts."""
+        """Prompt bytes of rows whose blocks are of bytes."""
         self._other = 0
 
     def take(self, columns: Sequence[pa.Array]) -> None:
-        """The next rows: _BLOCKS."""
         lists = columns[0]
         if lists.null_count == len(lists):
             self._ids += [()] * len(lists)
@@ -222,9 +369,9 @@ class _Blocks:
             self._ids.append(tuple(ids or ()) if size else ())
 
     def whole(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
-        """Tokens of a block, and the blocks of each row; 0 and none where the trace has none.
+        """Return tokens per block and the blocks of each row; 0 and none without blocks.
 
-        Of tokens also the last one, which need not be full; of bytes only those that surely are.
+        The last block of tokens may be partial; of bytes only certainly whole ones are kept.
         """
         if self._kind is None:
             return 0, []

@@ -16,9 +16,8 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, TestResult
-from llmtap.bench.sut.sut import Sut
-from llmtap.bench.sut.target import BenchTarget, TargetArm
-from llmtap.load.workers.messages import Progress
+from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
+from llmtap.load.workers.worker_handle import Progress
 from tests.support.peer import play
 
 __all__ = ["SERVE", "Planted", "Silent", "measured", "perform", "session_to", "sim", "truths"]
@@ -104,7 +103,7 @@ def perform(test: BenchTest[Any], session: BenchSession, **params: Any) -> TestR
 
 
 def truths(url: str) -> list[dict[str, Any]]:
-    """What the server itself says of all requests so far (`sim/gateway/truth.py`), warm-ups first."""
+    """What the server itself says of all requests so far (`sim/server/truth.py`), warm-ups first."""
     found: list[dict[str, Any]] = []
     since = 0
     while True:

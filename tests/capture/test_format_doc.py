@@ -11,9 +11,8 @@ import pytest
 import llmtap.capture
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, VERSION, CaptureInfo
 from llmtap.capture.store.rows import to_batch
-from llmtap.exchange.exchange import Exchange, Tokens
+from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import Summary

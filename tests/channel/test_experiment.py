@@ -1,19 +1,39 @@
 """What can be said about an experiment, and what each mistake is told."""
 
+import asyncio
+import tempfile
 import tomllib
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from llmtap.channel.experiment import Arm, Experiment, ExperimentOptions, read_switch, resolve, switch_word
-from llmtap.channel.frames import CONTROL
+from llmtap.channel.channel import Tap
+from llmtap.channel.experiment import (
+    Arm,
+    Assigner,
+    Experiment,
+    ExperimentOptions,
+    read_switch,
+    request_unit,
+    resolve,
+    switch_word,
+)
+from llmtap.channel.frames import ACK, CONTROL, Closing, FrameKind, Hello
 from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.supervisor.supervisor import check_settings
 from tests.support.experiments import an_experiment
+from tests.support.peer import scene, wait_until
+from tests.support.proxy import FakeMeter
 
 HOUSE = Path(__file__).parents[2]
 A, B = {"name": "a"}, {"name": "b", "headers": {"X-Arm": "b"}}
@@ -182,3 +202,124 @@ def test_the_example_says_what_it_promises() -> None:
     check_settings(settings)
     assert settings.experiment.enabled
     assert [arm.name for arm in settings.experiment.arms] == [arm["name"] for arm in said["arms"]]
+
+
+@given(st.text(), st.text(min_size=1), st.binary(), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
+def test_an_assignment_is_a_function_of_key_name_and_unit(
+    key: str, name: str, unit: bytes, weights: list[float]
+) -> None:
+    arm, public = Assigner(key, name, weights).assign(unit)
+    assert Assigner(key, name, weights).assign(unit) == (arm, public)
+    assert Assigner(key, name, weights).arm(unit) == arm
+    assert 0 <= arm < len(weights)
+    assert len(public) == 16
+
+
+def test_it_can_be_worked_out_again_by_the_definition() -> None:
+    """A second implementation, from the module's words."""
+    secret = blake2b(b"salt").digest()
+    for i in range(200):
+        raw = blake2b(b"exp\0" + b"u%d" % i, digest_size=16, key=secret).digest()
+        point = int.from_bytes(raw[:8], "big") / 2**64
+        expected = 0 if point < 0.2 else 1 if point < 0.5 else 2
+        assert Assigner("salt", "exp", [2, 3, 5]).assign(b"u%d" % i) == (expected, raw[8:].hex())
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [9, 1], [1, 2, 3], [0.001, 0.999]])
+def test_arms_get_their_shares(weights: list[float]) -> None:
+    n = 40_000
+    assigner = Assigner("k", "e", weights)
+    counts = Counter(assigner.arm(request_unit("r", i)) for i in range(n))
+    for i, weight in enumerate(weights):
+        share = weight / sum(weights)
+        assert abs(counts[i] - n * share) < 5 * (n * share * (1 - share)) ** 0.5
+
+
+@pytest.mark.parametrize(("key", "name"), [("other", "e"), ("k", "other")])
+def test_another_key_or_name_deals_anew(key: str, name: str) -> None:
+    one, other = Assigner("k", "e", [1, 1]), Assigner(key, name, [1, 1])
+    same = sum(one.arm(b"%d" % i) == other.arm(b"%d" % i) for i in range(10_000))
+    assert 4_700 < same < 5_300, "independent of each other"
+
+
+def test_more_weight_for_the_last_arm_moves_nobody_else_about() -> None:
+    """Ramping an arm up takes units from its neighbour and from no one else."""
+    small, large = Assigner("k", "e", [90, 10]), Assigner("k", "e", [50, 50])
+    moves = Counter((small.arm(b"%d" % i), large.arm(b"%d" % i)) for i in range(5_000))
+    assert moves[1, 0] == 0
+    assert moves[1, 1] > 0
+
+
+def test_a_units_public_id_says_nothing_of_its_arm() -> None:
+    assigner = Assigner("k", "e", [1, 1])
+    low = Counter(assigner.assign(b"%d" % i)[0] for i in range(10_000) if assigner.assign(b"%d" % i)[1] < "8")
+    assert 0.47 < low[0] / (low[0] + low[1]) < 0.53
+
+
+def test_a_request_is_named_as_its_exchange() -> None:
+    assert request_unit("ab.0.1", 7) == b"ab.0.1-7"
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[Tap, FakeMeter, list[int]]]:
+    words: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
+        meter = FakeMeter(f"{folder}/tap.sock")
+        meter.acknowledges = False
+        await meter.start()
+        hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=1, anchor_wall_ns=2)
+        tap = Tap(asyncio.get_running_loop(), meter.path, 1 << 20, lambda: hello, words.append)
+        tap.connect()
+        try:
+            await wait_until(lambda: meter.hellos)
+            yield tap, meter, words
+        finally:
+            tap.close()
+            meter.stop()
+
+
+def whole(tap: Tap) -> None:
+    seq, _ = tap.open(1, b"GET / HTTP/1.1\r\n\r\n", arm=b"{}")
+    tap.close_exchange(seq, 3, Closing(outcome="complete"))
+
+
+@pytest.mark.parametrize("step", [1, 3, 8, 13, 1_000])
+@scene
+async def test_words_and_acknowledgements_are_told_apart(step: int) -> None:
+    async with listening() as (tap, meter, words):
+        whole(tap)
+        await wait_until(lambda: FrameKind.CLOSE in meter.exchange(1).kinds)
+        last = meter.batches[-1]
+        said = [CONTROL, last - 1, CONTROL | 5, last, CONTROL | 1 << 62 | 7]
+        data = b"".join(ACK.pack(word) for word in said)
+        (link,) = meter._links
+        for at in range(0, len(data), step):
+            link.transport.write(data[at : at + step])
+            await asyncio.sleep(0.001)
+        await wait_until(lambda: len(words) == 3)
+        assert words == [said[0], said[2], said[4]]
+        await wait_until(lambda: tap.ledger.measured == 1)
+        assert tap.pending_bytes == 0
+
+
+@scene
+async def test_a_word_acknowledges_nothing() -> None:
+    async with listening() as (tap, meter, words):
+        whole(tap)
+        await wait_until(lambda: FrameKind.CLOSE in meter.exchange(1).kinds)
+        meter.say(CONTROL | 1)
+        await wait_until(lambda: words)
+        assert (tap.ledger.measured, tap.ledger.unsettled) == (0, 1)
+        meter.acknowledge()
+        await wait_until(lambda: tap.ledger.measured == 1)
+
+
+@scene
+async def test_the_arm_follows_the_exchanges_first_frame() -> None:
+    async with listening() as (tap, meter, _):
+        whole(tap)
+        await wait_until(lambda: FrameKind.CLOSE in meter.exchange(1).kinds)
+        assert meter.exchange(1).kinds == [FrameKind.OPEN, FrameKind.ARM, FrameKind.CLOSE]
+        meter.stop()
+        await wait_until(lambda: not tap.connected)
+        assert tap.open(1, b"x", arm=b"{}") == (2, False)

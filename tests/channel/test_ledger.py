@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llmtap.channel.ledger import Ledger
+from llmtap.channel.channel import Ledger
 
 
 def total(ledger: Ledger) -> int:

@@ -1,5 +1,7 @@
 """`llmtap bench`, as one types it."""
 
+import asyncio
+import io
 import json
 import os
 import re
@@ -8,15 +10,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+from rich.progress import TextColumn
 from typer.testing import CliRunner
 
-from llmtap.bench.run.registry import TESTS
+from llmtap.cli import bench_exo
+from llmtap.cli import progress as bench_progress
 from llmtap.cli.bench import _command
 from llmtap.cli.main import app
+from llmtap.cli.progress import Bars, BenchLines, watching_bench
 from llmtap.errors import ConfigError
+from llmtap.load.workers.worker_handle import Progress
+from llmtap.sim.server.options import SimOptions
+from llmtap.units import Duration
 from tests.bench.support import sim
+from tests.support.sim_engine import QUICK, engine
 
 BENCH = [sys.executable, "-P", "-m", "llmtap.cli", "bench"]
 NOBODY = "http://127.0.0.1:9"
@@ -31,21 +43,6 @@ def run(*args: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str
     return subprocess.run([*BENCH, *args], capture_output=True, text=True, timeout=280, cwd=cwd, env=where)
 
 
-def test_the_tests_are_commands_with_their_sections_and_parameters() -> None:
-    said = run("--help").stdout
-    for name, (section, title) in TESTS.items():
-        assert re.search(rf"^  {name} +{section} {title}$", said, re.MULTILINE)
-    for command in ("all", "list", "init", "compliance"):
-        assert re.search(rf"^  {command} ", said, re.MULTILINE)
-    listed = run("list").stdout
-    for section, title in TESTS.values():
-        assert f"{title} (IETF {section})" in listed
-    assert "needs [arms.cache_off] and [arms.cache_on]\n" in listed
-    guards = "[arms.input_filter], [arms.output_filter], [arms.full]"
-    assert f"needs [arms.baseline], and one or more of {guards}\n" in listed
-    assert re.search(r"^  requests +10000 +.*\(--quick: \d+\)$", run("list", "ttft").stdout, re.MULTILINE)
-
-
 def test_help_is_quick_to_come_and_loads_no_room_of_a_benchmark() -> None:
     code = (
         "import sys, llmtap.cli.bench;"
@@ -53,12 +50,6 @@ def test_help_is_quick_to_come_and_loads_no_room_of_a_benchmark() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=280)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_the_demands_are_listed() -> None:
-    lines = run("compliance").stdout.splitlines()
-    assert lines[0].split()[:2] == ["Demand", "Level"]
-    assert any(line.startswith("4.2.5-1 ") and "MUST NOT" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -179,3 +170,159 @@ def test_one_signal_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path, num
     assert "--results r" in said
     assert (tmp_path / "r/bench.json").exists()
     assert not (tmp_path / "r/ttft/result.json").exists()
+
+
+EXO = [sys.executable, "-P", "-m", "llmtap.cli", "bench", "exo"]
+TIMEOUT_S = 250
+EXO_NOBODY = "http://127.0.0.1:9"
+assert bench_exo.exo is not None, "imported, it is one of the commands"
+
+
+async def measured(*args: str, options: SimOptions = QUICK) -> tuple[int | None, str, str]:
+    """Exit code, stdout and stderr of a benchmark of a server of our own."""
+    async with engine(options) as server:
+        process = await asyncio.create_subprocess_exec(
+            *EXO, *args, "--target", server.url, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    return process.returncode, out.decode(), err.decode()
+
+
+def test_a_row_for_each_point_of_the_grid_and_a_run_for_each_request(tmp_path: Path) -> None:
+    place = tmp_path / "exo.json"
+    args = ("--pp", "16,32", "--tg", "8", "--concurrency", "1,2", "--repeat", "2", "--warmup", "1")
+    quick = SimOptions(ttft=Duration(20_000_000), itl=Duration(2_000_000))
+    code, out, err = asyncio.run(measured(*args, "--json", str(place), options=quick))
+    assert code == 0, err
+    heads, *lines = out.splitlines()
+    assert heads.split()[:5] == ["pp", "tg", "x", "n", "prefill"]
+    assert [line.split()[:4] for line in lines[:4]] == [
+        [pp, "8", n, "2"] for pp in ("16", "32") for n in ("1", "2")
+    ]
+    assert "client" in lines[0]
+    result = json.loads(place.read_text())
+    assert list(result) == ["runs", "cluster", "system_metrics"]
+    assert len(result["runs"]) == 2 * (1 + 2) * 2
+    run = result["runs"][0]
+    named = {
+        "elapsed_s", "output_text_preview", "stats", "model_id", "placement_sharding",
+        "placement_instance_meta", "placement_nodes", "pp_tokens", "tg", "repeat_index", "concurrency",
+        "concurrent_index", "prefix_cache_hit",
+    }  # fmt: skip
+    assert named <= run.keys(), "as seed 003 names them"
+    assert run["stats"].keys() == {
+        "prompt_tps", "generation_tps", "prompt_tokens", "generation_tokens", "peak_memory_usage",
+    }  # fmt: skip
+    assert result["system_metrics"]["local"]["system"]["t"]
+    assert "warm-up" in err and "left: 8 of 8 batches" in err
+
+
+def test_json_alone_on_stdout() -> None:
+    code, out, err = asyncio.run(measured("--pp", "16", "--tg", "4", "--json", "-"))
+    assert code == 0, err
+    assert json.loads(out)["runs"][0]["tg"] == 4
+
+
+def test_requests_that_fail_are_told_by_the_exit_code() -> None:
+    args = ("--pp", "16", "--tg", "4", "--header", "x-sim-fault: 503")
+    code, out, err = asyncio.run(measured(*args))
+    assert code == 1, err
+    assert out.splitlines()[0].split()[-1] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--pp", "512", "--tg", "128"), "--target: is missing"),
+        (("--tg", "128", "--target", EXO_NOBODY), "--pp: is missing"),
+        (("--pp", "512", "--tg", "1", "--target", EXO_NOBODY), "--tg: 1 has no rate"),
+        (("--pp", "512,x", "--tg", "8", "--target", EXO_NOBODY), "--pp: 'x' is no number"),
+        (
+            ("--pp", "9", "--tg", "8", "--server", "ollama", "--target", EXO_NOBODY),
+            "--server: 'ollama' is none",
+        ),
+        (("--pp", "9", "--tg", "8", "--timeout", "soon", "--target", EXO_NOBODY), "--timeout: "),
+        (("--pp", "9", "--tg", "8", "--timeout", "0s", "--target", EXO_NOBODY), "--timeout: "),
+        (
+            ("--pp", "9", "--tg", "8", "--ca", "no/such.pem", "--target", EXO_NOBODY),
+            "--ca: no/such.pem cannot",
+        ),
+        (("--pp", "9", "--tg", "8", "--metrics", "here", "--target", EXO_NOBODY), "--metrics: 'here' is no"),
+        (("--pp", "9", "--tg", "8", "--json", "no/such.json", "--target", EXO_NOBODY), "--json: there is no"),
+        (
+            ("--pp", "9", "--tg", "8", "--target", EXO_NOBODY),
+            "--target: http://127.0.0.1:9 cannot be reached",
+        ),
+        (("--pp", "9", "--tg", "8", "--target", "grpc://127.0.0.1:9"), "--target: the exo benchmark"),
+    ],
+)
+def test_a_wrong_option_is_named(args: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["bench", "exo", *args])
+    assert isinstance(done.exception, ConfigError)  # which ends the program with 2
+    assert str(done.exception).startswith(said)
+
+
+def test_a_wrong_option_ends_it_with_2() -> None:
+    done = subprocess.run(
+        [*EXO, "--pp", "512", "--tg", "1"], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert (done.returncode, done.stderr.partition("\n")[0]) == (2, "llmtap: --target: is missing")
+
+
+def progress(under_way: int, ended: int = 5) -> Progress:
+    return Progress(9, under_way, ended, 0, 5, 0, None, None, None, None, None)
+
+
+def bar() -> tuple[RichProgress, io.StringIO]:
+    out = io.StringIO()
+    return RichProgress(TextColumn("{task.description}"), console=Console(file=out, width=100)), out
+
+
+def shown(of: RichProgress) -> list[tuple[str, float, float | None]]:
+    return [(task.description, task.completed, task.total) for task in of.tasks if task.visible]
+
+
+def test_one_thing_is_under_way_at_a_time() -> None:
+    place, _ = bar()
+    bars = Bars(place)
+    bars.preparing(3, 9)
+    assert shown(place) == [("preparing prompts", 3, 9)]
+    bars.warming("none")
+    assert shown(place) == [("preparing prompts", 3, 9)]
+    bars.warming("auto")
+    assert shown(place) == [("warming up", 0, None)]
+    bars.sending(progress(4), 14)
+    assert shown(place) == [("sending", 5, 14)]
+    # The next load begins where this one did.
+    bars.preparing(1, 4)
+    assert shown(place) == [("preparing prompts", 1, 4)]
+    bars.hide()
+    assert shown(place) == []
+
+
+def test_steps_and_what_is_left_stay_above_it() -> None:
+    place, out = bar()
+    watcher: Any = bench_progress._BenchBars(place)
+    watcher.step("load", "8 at a time, 12 requests")
+    watcher.sending(progress(2), 12)
+    watcher.stopping()
+    watcher.left("")
+    watcher.left("2 of 4 levels")
+    watcher.step("other", "measured before")
+    assert shown(place) == []
+    lines = [line.partition(" ")[2] for line in out.getvalue().splitlines()]
+    assert lines == [
+        "load: 8 at a time, 12 requests", "stopping: 2 answers under way, again to cut them",
+        "left: 2 of 4 levels", "other: measured before",
+    ]  # fmt: skip
+
+
+def test_a_log_has_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with watching_bench() as watcher:  # pytest's stderr is no terminal
+        assert type(watcher) is BenchLines
+        watcher.step("load", "8 at a time")
+        watcher.left("")
+        watcher.left("then 2 more")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" ", 2)[2] for line in said] == ["load: 8 at a time", "left: then 2 more"]

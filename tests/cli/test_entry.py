@@ -34,7 +34,7 @@ def interrupted(when: str, *args: str, ignoring: bool = False) -> "subprocess.Co
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("when", ["llmtap.cli.main", "typer", "llmtap.cli.proxy", "llmtap.cli.bench_exo"])
+@pytest.mark.parametrize("when", ["llmtap.cli.main", "typer", "llmtap.cli.tap", "llmtap.cli.bench_exo"])
 def test_while_the_command_line_is_read(when: str) -> None:
     done = interrupted(when, "--version")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
@@ -48,7 +48,7 @@ def test_while_the_command_line_is_read(when: str) -> None:
         ("llmtap.capture.read.describe", ("report", "nowhere")),
         ("llmtap.config", ("proxy", "--check")),
         ("llmtap.sim.server.server", ("sim", "serve", "--listen", "127.0.0.1:0")),
-        ("llmtap.bench.run.listing", ("bench", "list")),
+        ("llmtap.bench.run.test", ("bench", "list")),
         (
             "llmtap.bench.exo.mode",
             ("bench", "exo", "--target", "http://127.0.0.1:9", "--pp", "9", "--tg", "9"),

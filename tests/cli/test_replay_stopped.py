@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.cli.replay_progress import ReplayLines
-from llmtap.cli.replay_stopping import Answering
+from llmtap.cli.progress import Answering, ReplayLines
 from llmtap.load.replay.perform import ReplayStage
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.support.peer import play

@@ -1,12 +1,17 @@
+"""`llmtap report` of captures, traces and benchmarks, and comparisons, as one types it."""
+
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import llmtap.cli.report  # noqa: F401  it adds the command
 from llmtap.capture.store.rows import to_batch
-from llmtap.cli.main import main
+from llmtap.cli.main import app, main
+from llmtap.errors import ConfigError
+from tests.support.bench_results import results_folder
 from tests.support.captures import ledger, write_capture
 from tests.support.data import TRACES
 from tests.support.exchanges import streamed
@@ -29,35 +34,6 @@ def folder(tmp_path: Path) -> Path:
     write_capture(tmp_path / "llmtap-1.parquet", xs[:2], ledger=ledger(2))
     write_capture(tmp_path / "llmtap-2.parquet", xs[2:], ledger=ledger(5))
     return tmp_path
-
-
-def test_a_capture_is_summed_up(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, err = run(capsys, monkeypatch, folder, "--by", "tenant", "--slo", "ttft:50ms")
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0].startswith("4 exchanges · 2 files, ")
-    assert any(line.startswith("TTFT ") and " 99.0" in line for line in lines)
-    assert any(line.startswith("goodput") and "0 of 4 met ttft:50ms" in line for line in lines)
-    assert any(
-        line.startswith("integrity  4 present · 1 missing (20.0%), 1 of them unexplained") for line in lines
-    )
-    assert [line.split()[:2] for line in lines[-2:]] == [["acme", "3"], ["globex", "1"]]
-
-
-def test_the_same_as_json(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, folder, "--json", "--by", "tenant", "--by", "model")
-    told: dict[str, Any] = json.loads(out)
-    assert code == 0
-    assert (told["n"], told["capture"]["files"], told["capture"]["captures"]) == (4, 2, ["c1"])
-    assert told["metrics"]["ttft"]["p50"] == pytest.approx(0.099)
-    assert {name: part["n"] for name, part in told["by"]["tenant"].items()} == {"acme": 3, "globex": 1}
-    assert set(told["by"]) == {"tenant", "model"}
-    assert told["workload"]["arrivals"]["n"] == 4
-    assert told["integrity"]["captures"][0]["missing"] == 1
 
 
 def test_integrity_lists_the_ranges_and_fails_if_nobody_accounts_for_them(
@@ -173,3 +149,80 @@ def test_a_slice_of_mooncakes_conversations_has_the_statistics_held_for_it(
     expected = held["prefix"]
     assert (prefix["block_size"], prefix["blocks"]) == (expected["block_size"], expected["blocks_total"])
     assert prefix["share"] == pytest.approx(expected["infinite_cache_prefix_block_hit_ratio"])
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `a`, `b` (slower by 10 %) and `c` (one run)."""
+    place = tmp_path_factory.mktemp("results")
+    results_folder(place / "a")
+    results_folder(place / "b", slower=1.1, place_in_turn=1)
+    results_folder(place / "c", runs=1)
+    return place
+
+
+def said(results: Path, *args: str) -> str:
+    done = CliRunner().invoke(app, ["report", str(results / "a"), "--compare", str(results / "b"), *args])
+    assert done.exit_code == 0, done.exception
+    return done.output
+
+
+def test_of_three_each_is_held_against_the_first(results: Path) -> None:
+    told = json.loads(said(results, "--compare", str(results / "c"), "--json"))
+    (test,) = told["tests"]
+    assert [one["runs"] for one in test["systems"]] == [3, 3, 1]
+    assert {row["b_system"] for row in test["comparisons"]} == {"b", "c"}
+    assert {row["samples"] for row in test["comparisons"] if row["b_system"] == "c"} == {"requests"}
+
+
+def test_other_loads_are_named_at_the_top_and_are_exit_1(results: Path, tmp_path: Path) -> None:
+    other = results_folder(tmp_path / "d", changes={"params.rate": 8.0}, place_in_turn=1)
+    args = ["report", str(results / "a"), "--compare", str(other)]
+    page, text = tmp_path / "d.html", tmp_path / "d.md"
+    done = CliRunner().invoke(app, [*args, "--html", str(page), "--markdown", str(text)])
+    assert done.exit_code == 1
+    assert not isinstance(done.exception, ConfigError)
+    lines = done.output.splitlines()
+    assert lines[1] == "loads differ, and figures of them are not tested:"
+    assert lines[2].startswith("  rate ")
+    assert lines[2].endswith(" 8.0 of d")
+    (row,) = [line for line in lines if line.startswith("TTFT P50")]
+    assert row.rstrip().endswith("not tested")
+    for written in (page, text):
+        assert "loads differ" in written.read_text()
+    assert CliRunner().invoke(app, [*args, "--json"]).exit_code == 1
+    assert CliRunner().invoke(app, [*args, "--html", "-"]).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("a", "b", "--compare", "c"), "2 results to compare with"),
+        (("a", "b"), "these are bench results\nhint: llmtap report a --compare b"),
+        (("a", "b", "c", "--json"), "llmtap report a --compare b --compare c"),
+        (("[ab]",), "llmtap report a --compare b"),
+        (("a", "capture"), "a is bench results, and capture is none"),
+        (("capture", "b"), "b is bench results, and capture is none"),
+        ((".",), "llmtap report a --compare b --compare c"),
+        (("one",), "one/a is bench results\nhint: llmtap report one/a"),
+        (("a", "--compare", "none"), "none is no results folder"),
+        (("a", "--compare", "a"), "is named twice"),
+        (("a", "--compare", "b", "--html", "no/where.html"), "--html: there is no folder no"),
+        (("a", "--compare", "b", "--json", "--markdown", "-"), "is written to stdout"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    results: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(results)
+    (results / "capture").mkdir(exist_ok=True)
+    (results / "one/a").mkdir(parents=True, exist_ok=True)
+    (results / "one/a/bench.json").write_text("{}")
+    done = CliRunner().invoke(app, ["report", *args])
+    assert isinstance(done.exception, ConfigError), done.output
+    assert says in str(done.exception)
+
+
+def test_results_of_one_benchmark_are_told_as_markdown_too() -> None:
+    done = CliRunner().invoke(app, ["report", "somewhere", "--markdown", "-"])
+    assert "is of a results folder" in str(done.exception)

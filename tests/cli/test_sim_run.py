@@ -19,47 +19,6 @@ def trace(tmp_path: Path) -> Path:
     return small_trace(tmp_path / "a.csv")
 
 
-def test_schedulers_are_compared_in_a_table(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, err = run(capsys, monkeypatch, trace, "--scale", 100)
-    assert (code, err) == (0, "")
-    columns, *rows, foot, model = out.splitlines()
-    assert columns.split("\t")[:3] == ["scheduler", "requests", "req/s"]
-    cells = [row.split("\t") for row in rows]
-    assert [c[:2] for c in cells] == [
-        ["static_fifo", "60"], ["dynamic_no_bins", "60"], ["multi_bin_dynamic", "60"],
-    ]  # fmt: skip
-    assert all(len(c) == len(columns.split("\t")) for c in cells)
-    assert "outside the request SLA of 20 s" in foot
-    assert "Offered: 50 requests/s" in foot
-    assert model == (
-        "model T(b, L) = alpha + beta L (1 + gamma (b - 1)/b) of a batch: "
-        "alpha 59.65 ms, beta 5.742 ms/token, gamma 0.316; seed 004's GPU"
-    )
-
-
-def test_as_json_it_is_a_list_of_summaries(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    place = tmp_path / "out.json"
-    options = ("--scheduler", "multi_bin_dynamic,static_fifo", "--rate", 5, "--requests", 100, "--bins", 3)
-    code, out, _ = run(capsys, monkeypatch, trace, *options, "--eps", "1ms", "--json", place)
-    told = json.loads(place.read_text())
-    assert (code, out.count("\n")) == (0, 5)
-    assert [t["scheduler"] for t in told] == ["multi_bin_dynamic", "static_fifo"]
-    first = told[0]
-    assert {
-        "n", "window", "load", "metrics", "outcomes", "tokens", "scheduler", "throughput_rps",
-        "throughput_tps", "latency", "request_sla_violation", "token_sla_violation", "utilization",
-        "batch_mean", "queueing",
-    } <= set(first)  # fmt: skip
-    assert (first["n"], len(first["bins"]), first["readings"]["eps"]) == (100, 3, 0.001)
-    assert (first["load"]["offered_rps"], first["scale"]) == (pytest.approx(5), pytest.approx(10))
-    code, out, _ = run(capsys, monkeypatch, trace, *options, "--json", "-")
-    assert [t["n"] for t in json.loads(out)] == [100, 100]
-
-
 def test_readings_are_listed_and_set(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,25 +120,6 @@ def test_values_that_hold_commas_are_apart_by_bars(
     assert [one["bins"] for one in json.loads(out)] == [[[0, 10], [10, None]], [[0, 5], [5, 20], [20, None]]]
 
 
-def test_measured_runs_have_their_columns(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    options = ("--scheduler", "continuous_batching,static_fifo", "--slo", "ttft:1s", "--scale", 100)
-    code, out, _ = run(capsys, monkeypatch, trace, *options, "--capture", tmp_path / "captures")
-    columns, first, second, *lines = out.splitlines()
-    assert code == 0
-    assert columns.split("\t")[-6:] == [
-        "TTFT p50 s", "TTFT p99 s", "TBT p99 s", "idle p99 s", "smooth tok/s", "goodput req/s",
-    ]  # fmt: skip
-    assert len(columns.split("\t")) == len(first.split("\t")) == len(second.split("\t"))
-    assert "goodput: requests that met ttft:1s" in lines
-    captures = sorted((tmp_path / "captures").iterdir())
-    assert [path.name.split("-")[0] for path in captures] == ["continuous_batching", "static_fifo"]
-    assert [len(read(path)) for path in captures] == [60, 60]
-    _, out, _ = run(capsys, monkeypatch, trace, "--scheduler", "continuous_batching", "--no-measure")
-    assert "TTFT" not in out
-
-
 def test_a_preset_is_listed_and_run_with_what_options_put_in_its_place(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -219,19 +159,6 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(
         assert err.splitlines()[-1].endswith(": all requests failed, and failed ones are dropped")
     errors = ["error" in json.loads(line) for line in kept.read_text().splitlines()]
     assert errors == [False, True, True]
-
-
-def test_the_page_is_written(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    place = tmp_path / "page.html"
-    options = ("--scheduler", "static_fifo", "--scale", "1,10", "--html", place)
-    assert run(capsys, monkeypatch, trace, *options)[0] == 0
-    page = place.read_text()
-    assert "static_fifo" in page
-    assert "options at their defaults" in page
-    _, out, _ = run(capsys, monkeypatch, trace, *options[:-1], "-")
-    assert out == page
 
 
 def test_why_requests_were_not_served_is_told(

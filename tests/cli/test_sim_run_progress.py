@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from llmtap.cli.sim_axes import axes_of
-from llmtap.cli.sim_progress import SweepLabels, SweepLines
-from llmtap.sim.model_options import read_settings
-from llmtap.sim.serving import read_serving, settled
-from llmtap.sim.sweep.presets import PRESETS
+from llmtap.cli.sim_sweep import SweepLabels, SweepLines, axes_of
+from llmtap.sim.model_options import read_model_options, read_serving, settled
+from llmtap.sim.sweep.grid import PRESETS
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
 from tests.support.sweeps import job, trace
 
@@ -20,7 +18,7 @@ def at(
     scheduler: str, settings: dict[str, str], serving: dict[str, str] | None = None, **more: Any
 ) -> SweepJob:
     served = settled(read_serving(serving or {}), scheduler)
-    return replace(JOB, scheduler=scheduler, readings=read_settings(settings), serving=served, **more)
+    return replace(JOB, scheduler=scheduler, readings=read_model_options(settings), serving=served, **more)
 
 
 CASES = [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.cli.signals import Stopped, stoppable
+from llmtap.cli.shared import Stopped, stoppable
 from tests.support.sim_runs import HEADER
 from tests.support.sweeps import children
 

@@ -17,7 +17,7 @@ def run(*args: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
-    from llmtap.workload.prompts.words import say
+    from llmtap.workload.prompts.text import say
 
     file = tmp_path / "tokenizer.json"
     assert run("tokenizer", str(file)).returncode == 0
@@ -25,22 +25,6 @@ def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
     judge = tokenizers.Tokenizer.from_file(str(file))
     assert len(judge.encode("".join(say(777, "key"))).ids) == 777
     assert json.loads(run("tokenizer", "-").stdout) == json.loads(file.read_text())
-
-
-def test_keys_are_listed_with_their_help() -> None:
-    """And their defaults, and the headers by which a request asks for them."""
-    lines = run("serve", "--keys").stdout.splitlines()
-    assert lines[0].split() == ["key", "default", "header", "of", "a", "request", "meaning"]
-    rows = {line.split()[0]: line.split()[1:3] for line in lines[1:-3]}
-    assert rows["guardrails.output_hold"] == ["0", "x-sim-output-hold"]
-    assert rows["faults.stall"] == ["2s", "x-sim-stall[-ms]"]
-    assert rows["seed"][1] == "-", "the server's own"
-    assert any(line.split()[2:3] == ["x-sim-fault"] for line in lines)
-
-
-def test_help_says_what_multi_bin_needs() -> None:
-    said = " ".join(run("serve", "--help").stdout.split())
-    assert "multi_bin_dynamic needs --reading bin_edges=" in said
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,6 @@ def test_once_of_a_real_tap_has_exchanges_and_streams_under_way() -> None:
     asyncio.run(run())
 
 
-def test_the_help_tells_the_exit_codes() -> None:
-    code, out, _ = asyncio.run(top("--help", COLUMNS="200"))
-    assert code == 0
-    assert "Exit codes: 0 the figures were printed" in " ".join(out.split())
-
-
 def test_nobody_there_says_what_to_start() -> None:
     code, out, err = asyncio.run(top("--admin", f"http://127.0.0.1:{port_free()}", "--once"))
     assert (code, out) == (2, "")
@@ -153,11 +147,11 @@ def test_without_textual_once_works_and_the_screen_says_what_to_install() -> Non
         "import importlib.util as u\n"
         "find = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'textual' else find(name, *a)\n"
-        "from llmtap.cli import top\n"
+        "from llmtap.cli import tap\n"
         "from llmtap.errors import ConfigError\n"
-        "from llmtap.top.options import TopOptions\n"
+        "from llmtap.top.client import TopOptions\n"
         "import llmtap.top.plain\n"
-        "try: top._watch(TopOptions())\n"
+        "try: tap._watch(TopOptions())\n"
         "except ConfigError as exc: print(exc)\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)

@@ -85,12 +85,6 @@ def test_rules_go_into_a_prometheus_rule_as_they_are() -> None:
     assert rule["metadata"]["labels"]["release"] == "prometheus"
 
 
-def test_another_release_has_names_of_its_own() -> None:
-    found = rendered("blue")
-    assert ("Deployment", "blue-llmtap") in found
-    assert {d["metadata"]["labels"]["app.kubernetes.io/name"] for d in found.values()} == {"blue-llmtap"}
-
-
 def test_what_is_set_shows() -> None:
     found = rendered(
         upstream="http://x:1", workers=3, drainSeconds=600, env=[{"name": "A", "value": "b"}],
@@ -133,13 +127,6 @@ def test_a_claim_is_for_one_replica(replicas: int) -> None:
 def test_the_next_pod_waits_for_the_claim() -> None:
     strategy = rendered(captureVolume=CLAIM, replicas=1)["Deployment", "llmtap"]["spec"]["strategy"]
     assert strategy == {"type": "Recreate"}, "a pod that surges would wait for it, and the old one for that"
-
-
-def test_other_volumes_may_have_several_replicas() -> None:
-    volume = {"emptyDir": {"sizeLimit": "20Gi"}}
-    spec = rendered(captureVolume=volume)["Deployment", "llmtap"]["spec"]
-    assert {"name": "llmtap-capture"} | volume in spec["template"]["spec"]["volumes"]
-    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
 
 def test_without_replicas_nothing_selects_pods() -> None:
@@ -202,3 +189,16 @@ def test_every_value_is_used() -> None:
     text = "".join(file.read_text() for file in (CHART / "templates").iterdir())
     for name in values():
         assert f".Values.{name}" in text, name
+
+
+def test_other_volumes_may_have_several_replicas() -> None:
+    volume = {"emptyDir": {"sizeLimit": "20Gi"}}
+    spec = rendered(captureVolume=volume)["Deployment", "llmtap"]["spec"]
+    assert {"name": "llmtap-capture"} | volume in spec["template"]["spec"]["volumes"]
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_another_release_has_names_of_its_own() -> None:
+    found = rendered("blue")
+    assert ("Deployment", "blue-llmtap") in found
+    assert {d["metadata"]["labels"]["app.kubernetes.io/name"] for d in found.values()} == {"blue-llmtap"}

@@ -18,7 +18,7 @@ from llmtap.config import keys, load_settings
 from llmtap.export.options import STANDARD_ENV
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions, split_address
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.process import RECORDER_S
 from llmtap.supervisor.supervisor import GRACE_S, check_settings
 from llmtap.units import parse_duration_ns
@@ -67,7 +67,7 @@ def test_ports_are_the_programs(name: str) -> None:
 def test_probes_ask_for_paths_that_the_admin_port_answers_without_a_token(name: str) -> None:
     routes = {
         r.resource.canonical
-        for r in admin_app(Tally(MeterOptions(), ManualClock())).router.routes()
+        for r in admin_app(ExchangePipeline(MeterOptions(), ManualClock())).router.routes()
         if r.resource
     }
     for tap in taps(name):

@@ -1,5 +1,6 @@
 """The checked-in rules are what the command makes, and promtool agrees with their tests, where it is."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from llmtap.cli.main import main
+from llmtap.export.prometheus.series import COUNTERS, HISTOGRAMS
 
 HOUSE = Path(__file__).parents[2]
 FOLDER = HOUSE / "deploy" / "prometheus"
@@ -62,3 +64,27 @@ def test_promtool_has_nothing_against_them() -> None:
 @needs_promtool
 def test_what_is_planted_rings_when_theory_says_and_clears() -> None:
     assert "SUCCESS" in promtool("test", "rules", "tests.yaml")
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "args", [("check", "rules", "fleet-rules.yaml"), ("test", "rules", "fleet-tests.yaml")]
+)
+def test_promtool_agrees_with_the_rules_of_a_fleet(args: tuple[str, ...]) -> None:
+    promtool(*args)
+
+
+def test_what_is_summed_is_what_we_expose_and_no_quantile_is_of_a_quantile() -> None:
+    (group,) = yaml.safe_load((FOLDER / "fleet-rules.yaml").read_text())["groups"]
+    of_tenants = {family.name for family in HISTOGRAMS.values()} | {
+        f"{c.name}_total" for c in COUNTERS.values()
+    }
+    of_relays = {"llmtap_relay_exchanges_total", "llmtap_tap_dropped_exchanges_total"}
+    recorded = {rule["record"] for rule in group["rules"]}
+    for rule in group["rules"]:
+        read = re.findall(r"(?<![\w:])llmtap_\w+", rule["expr"])
+        assert {name.removesuffix("_bucket") for name in read} <= of_tenants | of_relays, rule["record"]
+        if "histogram_quantile" in rule["expr"]:
+            (source,) = re.findall(r"fleet:[\w:]+", rule["expr"])
+            assert source in recorded and "_bucket:" in source
+            assert "sum by (job, namespace, model, le)" in rule["expr"]

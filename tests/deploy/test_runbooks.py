@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.slo.prometheus import SLO_ALERTS
-from llmtap.slo.self_alerts import watches
+from llmtap.export.rules.prometheus import SLO_ALERTS
+from llmtap.export.rules.self_alerts import self_alerts
 from tests.support.exposed import exposed
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "runbooks"
-ALERTS = [*SLO_ALERTS, *(alert.name for alert in watches("llmtap"))]
+ALERTS = [*SLO_ALERTS, *(alert.name for alert in self_alerts("llmtap"))]
 SECTIONS = ["What it means", "What users see", "Look first", "What to do", "Silence"]
 
 
@@ -36,7 +36,7 @@ def test_a_page_has_its_sections_and_three_checks_with_commands(alert: str) -> N
     assert f"amtool silence add alertname={alert}" in text
 
 
-@pytest.mark.parametrize("alert", watches("llmtap"), ids=lambda alert: alert.name)
+@pytest.mark.parametrize("alert", self_alerts("llmtap"), ids=lambda alert: alert.name)
 def test_a_page_says_its_severity(alert: object) -> None:
     name, severity = alert.name, alert.severity  # type: ignore[attr-defined]
     assert f"Severity: `{severity}`." in page(name)

@@ -129,35 +129,10 @@ def licences(component: dict[str, Any]) -> list[str]:
 def is_allowed(text: str) -> bool:
     """Whether an SPDX expression (2.3, annex D) can be met by licences that are allowed."""
     text = NAMED.get(text, text)
-    tokens = re.findall(r"[()]|[^\s()]+", text)
-
-    def either() -> bool:
-        found = every()
-        while tokens and tokens[0] == "OR":
-            tokens.pop(0)
-            found = every() or found
-        return found
-
-    def every() -> bool:
-        found = one()
-        while tokens and tokens[0] == "AND":
-            tokens.pop(0)
-            found = one() and found
-        return found
-
-    def one() -> bool:
-        token = tokens.pop(0)
-        if token == "(":
-            found = either()
-            assert tokens.pop(0) == ")"
-            return found
-        if tokens and tokens[0] == "WITH":
-            return f"{token} {tokens.pop(0)} {tokens.pop(0)}" in ALLOWED
-        return token in ALLOWED
-
-    found = either()
-    assert not tokens, f"{text!r} is no expression"
-    return found
+    known = {"(": "(", ")": ")", "AND": "and", "OR": "or"}
+    tokens = re.findall(r"[()]|[^\s()]+ WITH [^\s()]+|[^\s()]+", text)
+    # AND binds closer than OR, there as in Python.
+    return bool(eval(" ".join(known.get(token, str(token in ALLOWED)) for token in tokens), {}))
 
 
 @pytest.mark.parametrize(

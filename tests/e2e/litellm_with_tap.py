@@ -10,7 +10,7 @@ import sys
 import uvicorn
 from litellm.proxy.proxy_server import app
 
-from llmtap.vantage.middleware.asgi import LlmtapMiddleware
+from llmtap.middleware.asgi import LlmtapMiddleware
 
 app.add_middleware(LlmtapMiddleware, socket=sys.argv[2])
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange import answer
 from llmtap.exchange.answer import AnswerReader, BodyKind
-from llmtap.protocol import ndjson
+from llmtap.protocol import sse as ndjson
 from llmtap.protocol.delta import Delta, EventClass
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure

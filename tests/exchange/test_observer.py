@@ -1,68 +1,26 @@
 """Invariants: every point is the stamp of the read that brought it, however the bytes were cut; bad bytes
-never raise and never lose the timing; what the relay saw of the end stands, unless the events know more."""
+never raise and never lose the timing; what the relay saw of the end stands, unless the events know more.
+
+Long because one helper plays all these answers.
+"""
 
 import gzip
 import json
-import zlib
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.exchange import answer, observer, request, token_run
+from llmtap.exchange import observer
 from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange
 from llmtap.exchange.observer import UNSEEN_NS, Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.verdict import TOKENS_MAX
+from tests.exchange.streams import DONE, OK, REQUEST, ROLE, STOP, chunk, framed, observe, sse
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
-
-REQUEST = (
-    b"POST /v1/chat/completions?x=1 HTTP/1.1\r\nHost: g\r\nX-Request-Id: req-1\r\nContent-Length: 9\r\n\r\n"
-)
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n%b\r\n"
-
-
-def sse(value: Any) -> bytes:
-    return b"data: %b\n\n" % (value if isinstance(value, bytes) else json.dumps(value).encode())
-
-
-def chunk(delta: dict[str, Any], reason: str | None = None, **top: Any) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": reason}
-    return sse({"object": "chat.completion.chunk", "choices": [choice], **top})
-
-
-ROLE = chunk({"role": "assistant", "content": ""}, model="acme-8b-0901")
-STOP = chunk({}, "stop")
-DONE = sse(b"[DONE]")
-
-
-def observe(
-    *reads: tuple[int, bytes],
-    head: bytes = OK % b"",
-    request: bytes = REQUEST,
-    body: bytes = b"",
-    outcome: str = "complete",
-    end_ns: int | None = 900,
-    status: int | None = None,
-    error: str | None = None,
-    **options: Any,
-) -> Exchange:
-    """The exchange of a response that was read so; stamps are small numbers of ns."""
-    o = Observer("r1", 7, 10, 1_700_000_000_000_000_000, request, **options)
-    o.request_data(body, 20)
-    o.request_end(20)
-    o.submitted(30, 5)
-    if head:
-        o.response_head(head, 40, 1)
-    for t_ns, data in reads:
-        o.response_data(data, t_ns, t_ns // 10)
-    if end_ns is not None:
-        o.response_end(end_ns)
-    return o.finish(950, outcome, status, error, 11, 12, 13, 14)
 
 
 def test_a_key_in_place_of_a_model_is_in_no_exchange() -> None:
@@ -115,11 +73,6 @@ def test_the_points_of_a_streamed_answer() -> None:
 
 
 STREAM = b"".join([b": k\n\n", ROLE, chunk({"content": "a"}), chunk({"content": " b"}), STOP, DONE])
-
-
-def framed(body: bytes, size: int) -> bytes:
-    pieces = [body[i : i + size] for i in range(0, len(body), size)]
-    return b"".join(b"%x;e=1\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\nx-trailer: 1\r\n\r\n"
 
 
 @UNTIMED
@@ -317,84 +270,6 @@ def test_an_answer_the_relay_made_itself_has_the_status_it_gave() -> None:
     assert x.timeline.response_end_ns is None
 
 
-# The request.
-
-
-@pytest.mark.parametrize(
-    ("target", "path", "endpoint"),
-    [
-        (b"/v1/chat/completions", "/v1/chat/completions", "chat.completions"),
-        (b"/team/a/v1/chat/completions/?a=b", "/team/a/v1/chat/completions/", "chat.completions"),
-        (b"/deployments/m/chat/completions?v=1", "/deployments/m/chat/completions", "chat.completions"),
-        (b"/v1/completions", "/v1/completions", "completions"),
-        (b"http://g:80/v1/completions?q", "/v1/completions", "completions"),
-        (b"http://g", "/", None),
-        (b"/v1/models", "/v1/models", None),
-        (b"/completion", "/completion", "llamacpp.completion"),
-        (b"*", "*", None),
-    ],
-)  # fmt: skip
-def test_path_and_endpoint(target: bytes, path: str, endpoint: str | None) -> None:
-    method = b"OPTIONS" if target == b"*" else b"POST"
-    x = observe(request=method + b" " + target + b" HTTP/1.1\r\nHost: g\r\n\r\n")
-    assert (x.path, x.endpoint) == (path, endpoint)
-
-
-def post(*fields: bytes) -> bytes:
-    return b"\r\n".join([b"POST /v1/chat/completions HTTP/1.1", b"Host: g", *fields, b"", b""])
-
-
-BODY = b'{"messages":[],"model":"acme-8b","stream":true}'
-
-
-@pytest.mark.parametrize(
-    ("request_head", "body", "model"),
-    [
-        (post(b"Content-Length: 50"), BODY, "acme-8b"),
-        (post(b"Transfer-Encoding: chunked"), framed(BODY, 7), "acme-8b"),
-        (post(b"Content-Length: 50", b"Content-Encoding: gzip"), gzip.compress(BODY, mtime=0), "acme-8b"),
-        (post(b"Content-Length: 50", b"Content-Encoding: lzw"), BODY, None),
-        (post(b"Content-Length: 50", b"Content-Encoding: gzip"), BODY, None),
-        (post(b"Transfer-Encoding: chunked"), BODY, None),
-        (post(b"Content-Length: 50"), b'{"model":5,"stream":"yes"}', None),
-        (post(b"Content-Length: 50"), BODY[:-5], None),
-        (post(b"Content-Length: 50"), b'{"model":"\xff"}', None),
-        (post(b"Content-Length: 50"), b"--boundary\r\n", None),
-        (post(), b"", None),
-    ],
-)
-def test_the_model_asked_for(request_head: bytes, body: bytes, model: str | None) -> None:
-    x = observe(request=request_head, body=body, head=b"", end_ns=None, outcome="upstream_reset")
-    assert x.model == model
-    assert x.stream == (model is not None), "without an answer, what was asked for"
-
-
-def test_the_model_of_the_answer_serves_where_the_request_names_none() -> None:
-    assert observe((100, ROLE + DONE)).model == "acme-8b-0901"
-    assert observe((100, ROLE + DONE), body=BODY).model == "acme-8b"
-
-
-def test_a_request_body_that_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "REQUEST_BYTES_MAX", 30)
-    assert observe(body=BODY).model is None
-
-
-def test_the_request_id_is_the_requests_or_else_the_answers() -> None:
-    head = OK % b"X-REQUEST-ID: up-9\r\n"
-    assert observe(head=head).request_id == "req-1"
-    assert observe(head=head, request=post()).request_id == "up-9"
-    assert observe(request=post()).request_id is None
-    long = observe(request=post(b"X-Request-Id: " + b"x" * 5000)).request_id
-    assert long == "x" * 256
-
-
-def test_a_request_whose_body_never_ended_is_read_as_far_as_it_came() -> None:
-    o = Observer("r", 1, 0, 0, post(b"Content-Length: 50"))
-    o.request_data(BODY, 1)
-    x = o.finish(None, "client_cancelled", None, None, 0, 0, 0, 0)
-    assert (x.model, x.timeline.request_end_ns, x.timeline.delivered_ns) == ("acme-8b", None, None)
-
-
 # What cannot be understood.
 
 
@@ -529,7 +404,7 @@ def test_more_tokens_than_any_answer_has_are_not_believed() -> None:
         return chunk({"content": "a"}, usage={"prompt_tokens": 1, "completion_tokens": n})
 
     x = observe((100, running(1) + running(10**30) + running(2 + 2**30) + running(2**39) + DONE))
-    assert sum(n for n in x.timeline.events.tokens if n > 0) <= observer.TOKENS_MAX
+    assert sum(n for n in x.timeline.events.tokens if n > 0) <= TOKENS_MAX
 
 
 def test_gaps_by_the_servers_own_clock() -> None:
@@ -587,19 +462,6 @@ def test_an_answer_in_one_piece_needs_no_token() -> None:
     assert observe((100, b'{"object":"list","data":[]}'), head=head).no_token_reason is None
 
 
-def test_a_usage_object_is_kept_without_texts() -> None:
-    usage = {
-        "completion_tokens": 2, "prompt_tokens": 1, "service_tier": "default", "note": "words of somebody",
-        "cost": 1e-5, "details": {"b": {"c": {"d": 1, "e": {"f": 1}}}, "a b": 1}, "list": [1], "big": 10**40,
-        "is_last": True, "none": None,
-    }  # fmt: skip
-    x = observe((100, ROLE + sse({"choices": [], "usage": usage}) + DONE))
-    assert x.usage == {
-        "completion_tokens": 2, "prompt_tokens": 1, "service_tier": "default", "cost": 1e-5,
-        "details": {"b": {"c": {"d": 1}}}, "is_last": True, "none": None,
-    }  # fmt: skip
-
-
 def test_names_from_a_body_are_short() -> None:
     x = observe((100, chunk({"content": "a"}, "words of somebody", model="m" * 999) + DONE))
     assert (x.finish_reason, len(x.response_model or "")) == ("other", 256)
@@ -637,271 +499,6 @@ def test_a_stream_that_was_announced_and_never_said_a_byte_is_a_stream(outcome: 
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 0\r\n\r\n"
     x = observe(head=head, outcome=outcome)
     assert (x.stream, x.no_token_reason) == (True, reason)
-
-
-def test_a_model_without_a_name_is_none() -> None:
-    assert (
-        observe((100, DONE), body=b'{"model":"","stream":true}', request=post(b"Content-Length: 26")).model
-        is None
-    )
-
-
-# Events that are known again.
-
-
-def observe_slowly(*reads: tuple[int, bytes], **how: Any) -> Exchange:
-    """The same without knowing any event again."""
-    with mock.patch.object(answer, "find_repetition", return_value=None):
-        return observe(*reads, **how)
-
-
-def in_chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def said(text: str, **top: Any) -> bytes:
-    return chunk({"content": text}, **{"model": "acme-8b-0901", **top})
-
-
-def call(arguments: str) -> bytes:
-    return chunk({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}, model="acme-8b-0901")
-
-
-def unescaped(text: str) -> bytes:
-    return sse(json.dumps(json.loads(said(text)[6:]), ensure_ascii=False).encode("utf-8", "replace"))
-
-
-texts = st.sampled_from(
-    ["a", "tok", " ", "\n", "\u3000", '"', "\\", "\u4f60", "\ud800", "<think>", "", "I can't help"]
-)
-loose = st.sampled_from([1, 7, 10**9, -1, 1.5, "", "a", '"', "\u4f60", None, {"content": "a"}])
-events = st.one_of(
-    texts.map(said),
-    texts.map(said),  # mostly
-    texts.map(unescaped),
-    st.tuples(texts, loose).map(lambda pair: said(pair[0], seq=pair[1])),
-    st.tuples(texts, loose, loose).map(lambda three: said(three[0], id=three[1], obfuscation=three[2])),
-    texts.map(lambda text: chunk({"reasoning_content": text}, model="acme-8b-0901")),
-    texts.map(call),
-    st.integers(0, 9).map(lambda n: said("a", usage={"prompt_tokens": 1, "completion_tokens": n})),
-    st.sampled_from(
-        [
-            ROLE, STOP, DONE, b": alive\n\n", b"data:\n\n", said("x").replace(b"\n", b"\r\n"), said("x")[:-1],
-            said("a") + said("b"), said("a").replace(b": ", b":"), said("a").replace(b'"a"', b'"\\x"'),
-            chunk({"role": "assistant", "content": ""}, model="other", id="other"),
-            chunk({"content": "a", "refusal": "no"}, model="acme-8b-0901"),
-            said("a", model="other"), chunk({"content": "a"}), sse({"error": {"message": "m", "type": "t"}}),
-            said("a").replace(b'"index": 0', b'"index": 1'), b"event: message\n" + said("a"), b"\n", b"\r",
-            sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}),
-            sse({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "content_filter"}]}),
-        ]
-    ),
-)  # fmt: skip
-
-
-@settings(deadline=None, max_examples=400)
-@given(
-    st.lists(
-        st.one_of(
-            events,
-            st.lists(texts, max_size=12).map(lambda run: list(map(said, run))),
-            st.lists(texts, max_size=12).map(lambda run: [said(t, seq=i) for i, t in enumerate(run)]),
-            st.lists(texts, max_size=12).map(
-                lambda run: [said(t, created=i, id=f"chat-{i}", pad="x" * i) for i, t in enumerate(run)]
-            ),
-        ),
-        max_size=12,
-    ),
-    st.lists(st.integers(0), max_size=2),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from([1, 3, token_run.ROOM]),
-)
-def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
-    parts: list[bytes | list[bytes]], cuts: list[int], count: bool, chunked: bool, together: int
-) -> None:
-    reads = [ROLE]
-    for part in parts:
-        reads += [part] if isinstance(part, bytes) else part
-    if chunked:
-        reads = [*map(in_chunk, reads), b"0\r\n\r\n"]
-    for cut in cuts:  # some events come in two reads
-        i = cut % len(reads)
-        at = cut % (len(reads[i]) + 1)
-        reads[i : i + 1] = [reads[i][:at], reads[i][at:]]
-    stamped = [(100 + i, read) for i, read in enumerate(reads)]
-    how: dict[str, Any] = {"count_tokens": len} if count else {}
-    how["head"] = OK % (b"Transfer-Encoding: chunked\r\n" if chunked else b"")
-    with mock.patch.object(token_run, "ROOM", together):
-        assert observe(*stamped, **how) == observe_slowly(*stamped, **how)
-
-
-def test_most_of_a_stream_is_known_again_and_its_firsts_and_flags_are_right() -> None:
-    words = ["a", " ", "b", '"', "\u4f60", *"cdef" * 5]
-    events = [ROLE, *map(said, words), STOP, DONE]
-    reads = [(100 + i, in_chunk(event)) for i, event in enumerate(events)]
-    head = OK % b"Transfer-Encoding: chunked\r\n"
-    with mock.patch.object(
-        answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
-    ) as feed:
-        x = observe(*reads, head=head)
-    assert feed.call_count < 8, "the rest was not parsed"
-    log = x.timeline.events
-    assert list(log.t_ns) == [t_ns for t_ns, _ in reads]
-    assert list(log.sizes) == [len(event) for event in events]
-    assert [bool(f & BLANK) for f in log.flags[1:-2]] == [word == " " for word in words]
-    assert (x.timeline.first_content_ns, x.timeline.last_token_ns) == (101, reads[-3][0])
-    assert (x.tokens.output, x.finish_reason) == (len(words), "stop")
-    assert (x.reads, list(x.added.chunks_ns)) == (len(reads), [t_ns // 10 for t_ns, _ in reads])
-    assert x == observe_slowly(*reads, head=head)
-
-
-@pytest.mark.parametrize(
-    "reads",
-    [
-        [said("x")[:-1], said("a"), b"\n"],  # in the middle of an event
-        [said("x")[:9], said("a"), b"\n\n", said("b")],
-        [b"\n" + said("a")] * 4,  # the blank line before it is no part of an event
-        [said("a") + b"\n"] * 4,
-        [b"\xef\xbb\xbf" + said("a")] * 4,
-        [said("a") + said("b")] * 4,
-        [STOP, said("a"), DONE, said("b")],
-    ],
-)
-def test_what_is_not_the_same_event_alone_is_read(reads: list[bytes]) -> None:
-    stamped = [(100 + i, read) for i, read in enumerate([ROLE, *map(said, "abc"), *reads])]
-    assert observe(*stamped) == observe_slowly(*stamped)
-
-
-@pytest.mark.parametrize("level", [0, 6], ids=["stored", "packed"])
-def test_a_coded_stream_is_decoded_first(level: int) -> None:
-    events = [ROLE, *map(said, "abcdef"), STOP, DONE]
-    packer = zlib.compressobj(level, wbits=31)
-    if level:
-        parts = [packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH) for event in events]
-    else:  # the bytes of each event stand alone in a read, and yet the decoder has to see them
-        stored = packer.compress(b"".join(events)) + packer.flush()
-        edges = [0, *(stored.index(event) + len(event) for event in events), len(stored)]
-        parts = [stored[a:b] for a, b in pairwise(edges)]
-    reads = list(enumerate(parts, 100))
-    x = observe(*reads, head=OK % b"Content-Encoding: gzip\r\n")
-    assert (x.tokens.output, x.error) == (6, None)
-    assert x == observe_slowly(*reads, head=OK % b"Content-Encoding: gzip\r\n")
-
-
-def test_a_chunk_in_the_middle_of_another_is_refused_as_ever() -> None:
-    reads = [*map(in_chunk, [ROLE, *map(said, "abc")]), in_chunk(said("d"))[:-2], in_chunk(said("e"))]
-    head = OK % b"Transfer-Encoding: chunked\r\n"
-    x = observe(*enumerate(reads, 100), head=head)
-    assert "chunk" in (x.error or "")
-    assert x == observe_slowly(*enumerate(reads, 100), head=head)
-
-
-def test_a_second_head_in_the_middle_loses_nothing_that_came_before_it() -> None:
-    o = Observer("r1", 7, 10, 20, REQUEST)
-    o.response_head(OK % b"Transfer-Encoding: chunked\r\n", 40, 1)
-    for t_ns, event in enumerate([ROLE, *map(said, "abc")], 100):
-        o.response_data(in_chunk(event), t_ns, 5)
-    o.response_head(OK % b"", 110, 1)
-    o.response_data(said("d"), 120, 5)
-    log = o.finish(None, "complete", None, None, 0, 0, 0, 0).timeline.events
-    assert list(log.t_ns) == [100, 101, 102, 103, 120]
-    assert list(log.sizes) == [len(ROLE), *[len(said("a"))] * 4]
-
-
-def test_the_first_words_are_read_when_their_events_are_known_again() -> None:
-    reads = [(100 + i, said(word)) for i, word in enumerate(["Sorry", " but", " I", " can't", " help", "."])]
-    x = observe(*reads, (200, chunk({}, "stop", model="acme-8b-0901")), (201, DONE))
-    assert x.refusal is not None
-    assert x.refusal["detail"]["value"] == "I can't help"
-
-
-def test_a_stream_whose_events_never_repeat_is_not_searched_for_ever() -> None:
-    reads = [(i, said("a", made={"at": i})) for i in range(100)]
-    with mock.patch.object(answer, "find_repetition", wraps=answer.find_repetition) as find:
-        observe(*reads)
-    assert find.call_count < 10
-
-
-def test_a_value_that_nobody_reads_may_change_with_each_event_or_now_and_then() -> None:
-    """llama.cpp's `created` is that of the chunk, another each second; OpenAI's padding always changes."""
-    kinds: list[Callable[[int], dict[str, Any]]] = [
-        lambda i: {"created": i // 50},
-        lambda i: {"obfuscation": "x" * (i % 9)},
-        lambda i: {"t_ns": i * 12_345, "seq": i},
-        lambda i: {"id": f"chat-{i}", "created": i // 50, "seq": i},
-    ]
-    for beside in kinds:
-        reads = [(i, in_chunk(said(f"tok{i}", **beside(i)))) for i in range(500)]
-        head = OK % b"Transfer-Encoding: chunked\r\n"
-        with mock.patch.object(
-            answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
-        ) as feed:
-            x = observe(*reads, head=head)
-        assert feed.call_count < 30
-        assert x == observe_slowly(*reads, head=head)
-        assert x.tokens.output == 500
-
-
-def completion(text: str, **choice: Any) -> bytes:
-    value = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **choice}
-    return sse({"id": "c", "object": "text_completion", "model": "m", "choices": [value]})
-
-
-def response(kind: str, **members: Any) -> bytes:
-    return f"event: response.{kind}\n".encode() + sse({"type": f"response.{kind}", **members})
-
-
-def response_delta(kind: str, n: int, text: str) -> bytes:
-    return response(
-        f"{kind}.delta", item_id="i", output_index=0, delta=text, sequence_number=n, obfuscation="x" * (n % 9)
-    )
-
-
-OTHER_STREAMS = {
-    "completions": [*(completion(f" t{i}") for i in range(99)), completion("", finish_reason="stop"), DONE],
-    "responses": [
-        response("created", response={"id": "r", "model": "m"}),
-        *(response_delta("reasoning_summary_text", n, f" why{n}") for n in range(99)),
-        *(response_delta("output_text", n, f" t{n}" if n % 7 else " ") for n in range(99)),
-        response_delta("refusal", 99, "no"),
-        *(response_delta("function_call_arguments", n, f'"{n}",') for n in range(99)),
-        response("completed", response={"id": "r", "model": "m", "status": "completed"}),
-    ],
-}
-
-
-@pytest.mark.parametrize("name", OTHER_STREAMS)
-def test_events_of_other_dialects_are_known_again(name: str) -> None:
-    reads = [(i, in_chunk(event)) for i, event in enumerate(OTHER_STREAMS[name])]
-    head = OK % b"Transfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n"
-    with mock.patch.object(
-        answer.AnswerReader, "feed", autospec=True, side_effect=answer.AnswerReader.feed
-    ) as feed:
-        x = observe(*reads, head=head)
-    assert feed.call_count < len(reads) / 8
-    assert (x.dialect, x.unparsed_events) == (f"openai.{name}", 0)
-    assert x == observe_slowly(*reads, head=head)
-
-
-def test_an_event_that_changes_now_and_then_is_found_each_time() -> None:
-    reads = [(i, said("a", made={"at": i // 50})) for i in range(1000)]
-    with mock.patch.object(
-        answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
-    ) as feed:
-        observe(*reads)
-    assert feed.call_count < 100, "about four for each of twenty"
-
-
-def test_events_beyond_the_log_still_move_the_points_when_they_are_known_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(observer, "EVENTS_MAX", 4)
-    reads = [(100 + i, said("a")) for i in range(9)]
-    x = observe(*reads)
-    assert (len(x.timeline.events), x.unlogged_events, x.timeline.last_token_ns) == (4, 5, 108)
-    assert (x.reads, len(x.added.chunks_ns), x.added.chunk_max_ns) == (9, 4, 10)
-    assert x == observe_slowly(*reads)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from llmtap.bench.exo.result import generation_tps, timing_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.exchange.plausibility import KINDS, NEGATIVE, NOT_FINITE, ROUNDING_NS, TOKEN_COUNT, TOO_LONG
+from llmtap.exchange.verdict import KINDS, NEGATIVE, NOT_FINITE, ROUNDING_NS, TOKEN_COUNT, TOO_LONG
 from llmtap.metrics.latency import measure
-from llmtap.metrics.server import clock_disagreement
-from llmtap.metrics.summary import Summary
+from llmtap.metrics.summary import Summary, clock_disagreement
 from llmtap.protocol import server_times
 from llmtap.protocol.delta import USAGE_TOKENS_MAX
 

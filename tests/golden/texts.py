@@ -22,11 +22,13 @@ from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.options import OtlpOptions
+from llmtap.export.sinks import SeriesKey
 from llmtap.meter.admin.openapi import document
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, SloOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
+from llmtap.metrics.slo import SloOptions
 from llmtap.top.plain import render_once
 from tests.support.experiments import an_experiment
 from tests.support.fake_admin import recorded
@@ -74,7 +76,7 @@ def admin_api() -> str:
     """What a meter serves after the exchanges of the saved capture."""
     clock = ManualClock()
     slos = {"gold": SloOptions(objectives="ttft:120ms tpot:50ms", target=0.95, tenants=("acme",))}
-    tally = Tally(MeterOptions(), clock, an_experiment(*_ARMS), slos=slos)
+    tally = ExchangePipeline(MeterOptions(), clock, an_experiment(*_ARMS), slos=slos)
     clock.advance(_S)
     tally.relays.join(Hello(relay="run.0.1", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
     tally.status("run.0.1", relay_status(opened=42, measured=40, dropped={"overflow": 1}, unsettled=1))
@@ -106,7 +108,7 @@ def telemetry() -> str:
             )
             exporter.start()
             for x in islice(_exchanges(), 5, 8):
-                exporter(x, measure(x))
+                exporter.ended(x, measure(x), SeriesKey(x.tenant, ""), None)
             exporter.close(GUARD_S)
             sent = [MessageToDict(one) for one in (*receiver.traces, *receiver.metrics)]
         parts.append(f"semconv {version}\n" + json.dumps(_stable(sent), indent=1))
@@ -131,7 +133,7 @@ def _exchanges() -> Iterator[Exchange]:
         yield from exchanges_of(batch)
 
 
-async def _served(tally: Tally) -> str:
+async def _served(tally: ExchangePipeline) -> str:
     parts = []
     async with TestClient(TestServer(admin_app(tally))) as client:
         for path in _PATHS:

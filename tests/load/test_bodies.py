@@ -3,20 +3,26 @@
 Captured bodies keep every byte that nobody wanted changed.
 """
 
+import errno
 import json
+import os
+import tempfile
+from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker, BodyOptions, parse_body_fields, server_of
-from llmtap.load.target import PATHS
-from llmtap.sim.server.shapes import openai_chat, openai_completions, openai_responses
+from llmtap.load.bodies import BodyMaker, BodyOptions, parse_body_fields, prepare, server_of
+from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.tokenizer import OwnTokenizer, TextCounter
+from llmtap.workload.requests import Requests
 
 TALK = Prompt(text="and now?", system="be brief", history=(("user", "hello"), ("assistant", "yes")))
 PLAIN = Prompt(text='say "ü" 🙂')
@@ -75,30 +81,6 @@ def test_each_endpoint_and_server_gets_its_own(
 ) -> None:
     assert made(prompt, **options) == wanted
     assert BodyMaker(BodyOptions(**options)).output_exact == ("ignore_eos" in wanted)
-
-
-@pytest.mark.parametrize("endpoint", PATHS)
-@pytest.mark.parametrize("server", ["auto", "openai", "vllm", "sglang"])
-def test_the_simulated_engine_reads_what_was_meant(endpoint: str, server: str) -> None:
-    maker = BodyMaker(BodyOptions(endpoint=endpoint, server=server, model="m", min_tokens=True))  # type: ignore[arg-type]
-    read = {
-        "chat.completions": openai_chat.read, "completions": openai_completions.read,
-        "responses": openai_responses.read,
-    }[endpoint]  # fmt: skip
-    asked = read(maker.body(TALK, 33))
-    assert (asked.model, asked.stream, asked.max_tokens) == ("m", True, 33)
-    assert (
-        asked.ignore_eos
-        == maker.output_exact
-        == (server == "vllm" or (server == "sglang" and endpoint != "responses"))
-    )
-    assert asked.min_tokens == (33 if server in ("vllm", "sglang") and endpoint != "responses" else 0)
-    assert asked.prompts[0].endswith("and now?")
-
-
-@pytest.mark.parametrize("output", [0, -1, 1])
-def test_at_least_one_token_is_asked_for(output: int) -> None:
-    assert made(PLAIN, output)["max_tokens"] == 1
 
 
 @pytest.mark.parametrize("endpoint", ["chat.completions", "responses"])
@@ -222,3 +204,100 @@ def test_whatever_a_captured_body_holds_it_holds_afterwards(
 )  # fmt: skip
 def test_a_server_tells_itself_by_its_models(models: bytes, server: str) -> None:
     assert server_of(models) == server
+
+
+MAKER = BodyMaker(BodyOptions(model="m", usage=False))
+
+
+class Said:
+    """Says these texts, by row."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+
+    def prompt(self, row: int) -> Prompt:
+        return Prompt(text=self._texts[row])
+
+
+def rows_of(n: int, tokens: int = 10) -> Requests:
+    return Requests(array("q", range(n)), array("q", [tokens] * n), array("q", range(1, n + 1)))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(max_size=200), max_size=40))
+def test_each_row_gets_its_body_back(texts: list[str]) -> None:
+    requests = rows_of(len(texts))
+    with prepare(requests, Said(texts), MAKER) as prepared:
+        wanted = [MAKER.body(Prompt(text=text), requests.output[row]) for row, text in enumerate(texts)]
+        assert [prepared.body(row) for row in range(len(prepared))] == wanted
+        assert len(prepared) == len(texts)
+        assert prepared.bytes_total == sum(map(len, wanted))
+        assert prepared.bytes_stored == sum(map(len, set(wanted)))
+        assert list(prepared.tokens) == [-1] * len(texts)
+        assert prepared.lengths.n == 0
+
+
+def test_a_trace_keeps_its_own_bodies_and_the_rest_is_made() -> None:
+    requests = rows_of(4, 30)
+    requests.bodies = [b'{"model":"m","stream":true,"a":1}', b"", b'{"model":"x","a": 2 }', b""]
+    prompts = RowPrompts(requests, TextCounter(OwnTokenizer()))
+    with prepare(requests, prompts, MAKER) as prepared:
+        assert prepared.body(0) == requests.bodies[0]
+        assert prepared.body(2) == b'{"model":"m","a":2,"stream":true}'
+        assert prepared.body(3) == MAKER.body(prompts.prompt(3), 4)
+        assert list(prepared.tokens) == [-1, 30, -1, 30]
+        assert prepared.lengths.describe() == {
+            "n": 2, "exact": 2, "missed_min": 0, "missed_max": 0, "ways": {"reference tokenizer": 2},
+        }  # fmt: skip
+
+
+def test_a_row_with_neither_body_nor_prompt_is_named() -> None:
+    requests = rows_of(2)
+    requests.bodies = [b"{}", b""]
+    with pytest.raises(ConfigError, match="row 1 has neither a body nor a prompt"):
+        prepare(requests, None, MAKER)
+    requests.bodies = [b"{}", b'{"a":1}']
+    with prepare(requests, None, MAKER) as prepared:
+        assert len(prepared) == 2
+
+
+def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with prepare(rows_of(5), Said(["a"] * 5), MAKER) as prepared:
+        assert list(tmp_path.iterdir()) == []
+        fd = prepared.fd
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(fd)
+
+
+def test_a_folder_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"^TMPDIR: cannot hold the prepared bodies in .*nowhere"):
+        prepare(rows_of(5), Said(["a"] * 5), MAKER)
+
+
+def test_a_disk_that_fills_up_is_named_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if fd in (0, 1, 2):
+            return write(fd, data)
+        opened.append(fd)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("llmtap.load.bodies.os.write", full)
+    with pytest.raises(ConfigError, match=r"^TMPDIR: .*No space left"):
+        prepare(rows_of(5), Said(["a"] * 5), MAKER)
+    monkeypatch.undo()
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(opened[0])
+
+
+def test_a_short_write_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr("llmtap.load.bodies.os.write", lambda fd, data: write(fd, bytes(data[:7])))
+    with prepare(rows_of(9), Said([f"{row}" * 9 for row in range(9)]), MAKER) as prepared:
+        bodies = [prepared.body(row) for row in range(9)]
+    monkeypatch.undo()
+    assert bodies == [MAKER.body(Prompt(text=f"{row}" * 9), row + 1) for row in range(9)]

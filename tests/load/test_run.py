@@ -10,14 +10,12 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.error_limit import StopErrors
-from llmtap.load.run import LoadRun
-from llmtap.load.schedule import ClosedSchedule, OpenSchedule
+from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule
 from llmtap.load.tally import LoadTally
 from llmtap.workload.requests import Requests
 from tests.support.loading import Sending, body_of, sender_to, streamed_answer
 from tests.support.peer import scene, wait_until
-from tests.support.upstream import CLOSE, Call, Script, Upstream, answers, says, unanswered_port, upstream
+from tests.support.upstream import CLOSE, Call, Upstream, answers, says, upstream
 
 MS = 1_000_000
 ANSWER = streamed_answer(2)
@@ -144,24 +142,6 @@ async def test_one_closed_slot_waits_and_nothing_was_scheduled() -> None:
 
 
 @scene
-async def test_never_more_than_slots_under_way() -> None:
-    most = 0
-
-    async def script(call: Call) -> str | None:
-        nonlocal most
-        await call.body()
-        most = max(most, len(to.sender.calls))
-        await asyncio.sleep(0.001)
-        await call.say(*ANSWER)
-        return None
-
-    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
-        await Playing(to, requests([0] * 60), slots=7).go()
-        assert len(server.calls) == 60
-        assert most <= 7
-
-
-@scene
 async def test_turns_wait_for_their_own_answer_and_their_reader() -> None:
     # Rows 0 - 2 - 3 and 1 - 4 are conversations.
     r = requests([0, 1, 0, 0, 0], after=[-1, -1, 0, 2, 1], think_ms=[0, 0, 15, 0, 30])
@@ -177,39 +157,6 @@ async def test_turns_wait_for_their_own_answer_and_their_reader() -> None:
             assert x.timeline.arrival_ns >= x.scheduled_ns
 
 
-@scene
-async def test_turns_behind_a_failure_are_not_asked() -> None:
-    r = requests([0, 1, 0, 0, 0], after=[-1, -1, 0, 2, 1], think_ms=[0] * 5)
-
-    async def script(call: Call) -> str | None:
-        if b"row-0" in await call.body():
-            return CLOSE
-        await call.say(*ANSWER)
-        return None
-
-    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
-        playing = await Playing(to, r).go()
-        assert sorted(rows_of(server)) == [0, 1, 4]
-        assert playing.schedule.dropped == 2
-        assert playing.run.stopped is None
-
-
-@scene
-async def test_every_connection_fails() -> None:
-    async with unanswered_port() as port, sender_to(f"http://127.0.0.1:{port}", connect_timeout_s=0.1) as to:
-        playing = await Playing(to, requests([0, 1, 2, 30])).go()
-        assert playing.outcomes() == [Outcome.UPSTREAM_TIMEOUT] * 4
-
-
-@scene
-async def test_nothing_to_send() -> None:
-    async with upstream() as server, sender_to(server.url) as to:
-        for slots in (0, 3):
-            playing = await Playing(to, requests([]), slots=slots).go()
-            assert playing.run.stopped is None
-        assert not server.calls
-
-
 # ---------------------------------------------------------------- an end before the plan's
 
 
@@ -219,13 +166,6 @@ async def test_the_time_is_up() -> None:
         playing = await Playing(to, requests([0, 5, 60_000, 60_001]), duration_ns=300 * MS).go()
         assert (sorted(playing.rows), playing.schedule.left) == ([0, 1], 2)
         assert playing.run.stopped == "the time was up"
-
-
-@scene
-async def test_the_plan_ends_before_the_time() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = await Playing(to, requests([0, 5]), duration_ns=60_000 * MS).go()
-        assert playing.run.stopped is None
 
 
 @pytest.mark.parametrize("slots", [0, 2])
@@ -281,15 +221,6 @@ async def test_the_time_to_drain_begins_when_the_last_conversation_breaks_off() 
 
 
 @scene
-async def test_stopped_before_it_began() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = Playing(to, requests([0, 1]))
-        playing.run.stop("no")
-        await playing.go()
-        assert (playing.rows, playing.run.stopped, server.calls) == ([], "no", [])
-
-
-@scene
 async def test_a_stop_ends_retries_too() -> None:
     async with upstream() as server:
         path = server.on(answers(b"{}", status=b"429 No", fields=b"Retry-After: 9\r\n"))
@@ -304,41 +235,6 @@ async def test_a_stop_ends_retries_too() -> None:
 
 
 # ---------------------------------------------------------------- too many errors, too many under way
-
-
-def alternating(bad_of_ten: int) -> Script:
-    seen = 0
-
-    async def script(call: Call) -> str | None:
-        nonlocal seen
-        await call.body()
-        seen += 1
-        await call.say(
-            *(ANSWER if seen % 10 >= bad_of_ten else [b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"])
-        )
-        return None
-
-    return script
-
-
-@pytest.mark.parametrize(("bad_of_ten", "gives_up"), [(10, True), (6, True), (5, False), (0, False)])
-def test_too_many_errors(bad_of_ten: int, gives_up: bool) -> None:
-    @scene
-    async def play() -> None:
-        async with upstream() as server, sender_to(server.url + server.on(alternating(bad_of_ten))) as to:
-            playing = await Playing(to, requests([0] * 100), slots=1, stop_errors=StopErrors(0.5, 20)).go()
-            if gives_up:
-                assert len(playing.rows) == 20, "as soon as enough were looked at"
-                assert (
-                    playing.run.stopped
-                    == playing.run.gave_up
-                    == f"{2 * bad_of_ten} of the latest 20 answers failed"
-                )
-            else:
-                assert len(playing.rows) == 100
-                assert playing.run.stopped is None
-
-    play()
 
 
 @scene
@@ -356,18 +252,6 @@ async def test_with_too_many_under_way_rows_are_skipped_and_never_sent_late() ->
         assert (playing.run.skipped, playing.schedule.dropped) == (2, 1)
         assert playing.run.stopped is None
         assert playing.exchanges[5].scheduled_ns == playing.start_ns + 1_500 * MS
-
-
-@scene
-async def test_a_full_house_to_the_end() -> None:
-    """The last rows are skipped, too: the run ends with the answers under way."""
-    held = Held()
-    async with upstream() as server, sender_to(server.url + server.on(held)) as to:
-        playing = Playing(to, requests([0, 1, 2]), limit_in_flight=1)
-        going = asyncio.ensure_future(playing.go())
-        await wait_until(lambda: playing.run.skipped == 2)
-        held.go.set()
-        assert (await going).rows == [0]
 
 
 # ---------------------------------------------------------------- sent first, understood later
@@ -397,13 +281,3 @@ async def test_the_next_request_does_not_wait_until_an_answer_is_understood() ->
         ends = [playing.exchanges[row].timeline.response_end_ns or 0 for row in range(n)]
         begins = [playing.exchanges[row].timeline.arrival_ns for row in range(n)]
         assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)), "as they really were"
-
-
-@scene
-async def test_a_turn_waits_for_what_the_one_before_came_to() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = Playing(to, requests([0, 0, 0], after=[-1, 0, 1], think_ms=[0, 1, 1]))
-        assert [playing.schedule.followed(row) for row in range(3)] == [True, True, False]
-        await playing.go()
-        assert rows_of(server) == [0, 1, 2]
-        assert playing.rows == [0, 1, 2]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.load.schedule import ClosedSchedule, OpenSchedule, Schedule
+from llmtap.errors import ConfigError
+from llmtap.load.run import ClosedSchedule, ErrorWatch, OpenSchedule, Schedule, StopErrors, parse_stop_errors
 from llmtap.load.workers.worker_pool import dealt
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
@@ -60,46 +61,7 @@ def test_a_turn_waits_for_the_end_before_it_and_its_reader() -> None:
     assert (schedule.left, schedule.dropped) == (0, 0)
 
 
-def test_turns_behind_a_failure_are_dropped() -> None:
-    schedule = opened(requests([0, 0, 0, 0, 0, 5], after=[-1, 0, 1, 1, 3, -1], think=[0] * 6))
-    assert taken(schedule, 0) == [(0, 0)]
-    schedule.ended(0, 3, served=True)
-    assert taken(schedule, 3) == [(1, 3)]
-    schedule.ended(1, 4, served=False)
-    assert (schedule.dropped, schedule.left) == (3, 1), "both that followed it, and who follows one of them"
-    assert taken(schedule, 9) == [(5, 5)]
-    assert (schedule.left, schedule.next_ns) == (0, NEVER)
-
-
-def test_a_turn_and_a_first_one_at_once() -> None:
-    schedule = opened(requests([0, 10, 0], after=[-1, -1, 0], think=[0, 0, 0]))
-    assert taken(schedule, 0) == [(0, 0)]
-    schedule.ended(0, 10, served=True)
-    assert sorted(taken(schedule, 10)) == [(1, 10), (2, 10)]
-
-
-def test_nothing_to_send() -> None:
-    for schedule in (opened(requests([])), ClosedSchedule(requests([]), [], 3)):
-        assert (schedule.left, schedule.next_ns, schedule.take(LATER)) == (0, NEVER, None)
-
-
-def test_a_turn_without_the_one_before_it_is_our_mistake() -> None:
-    with pytest.raises(AssertionError):
-        opened(requests([0, 0], after=[-1, 0], think=[0, 0]), rows=[1])
-
-
 # ---------------------------------------------------------------- closed loop
-
-
-def test_slots_send_as_soon_as_they_are_free() -> None:
-    schedule = ClosedSchedule(requests([0, 50, 60, 70]), range(4), 2)
-    assert taken(schedule, 0) == [(0, None), (1, None)], "arrivals are of no account, nobody planned a time"
-    assert schedule.next_ns == NEVER
-    schedule.ended(1, 9, served=False)
-    assert (schedule.next_ns, taken(schedule, 9)) == (0, [(2, None)])
-    schedule.ended(2, 10, served=True)
-    assert taken(schedule, 10) == [(3, None)]
-    assert (schedule.left, schedule.next_ns) == (0, NEVER)
 
 
 def test_a_slot_belongs_to_its_conversation_while_it_thinks() -> None:
@@ -110,13 +72,6 @@ def test_a_slot_belongs_to_its_conversation_while_it_thinks() -> None:
     assert taken(schedule, 105) == [(1, 105)], "the time of a later turn was planned"
     schedule.ended(1, 110, served=True)
     assert taken(schedule, 110) == [(2, None)]
-
-
-def test_a_slot_whose_conversation_broke_off_is_free() -> None:
-    schedule = ClosedSchedule(requests([0, 0, 0], after=[-1, 0, -1], think=[0, 100, 0]), range(3), 1)
-    taken(schedule, 0)
-    schedule.ended(0, 5, served=False)
-    assert (taken(schedule, 5), schedule.dropped) == ([(2, None)], 1)
 
 
 def test_a_conversation_that_branches_holds_others_back() -> None:
@@ -219,3 +174,53 @@ def test_rows_are_dealt_once_conversations_whole_in_their_order(r: Requests, han
     assert all(len(owner) == 1 for owner in owners)
     begun = [sum(root[row] == row for row in share) for share in shares]
     assert max(begun) - min(begun) <= 1, "as many conversations each"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("50%", StopErrors(0.5, 100)),
+        (" 0.25 ", StopErrors(0.25, 100)),
+        ("0%", StopErrors(0.0, 100)),
+        ("0", StopErrors(0.0, 100)),
+        ("99.9%/200", StopErrors(0.999, 200)),
+        ("5% / 1", StopErrors(0.05, 1)),
+    ],
+)
+def test_a_rule(text: str, rule: StopErrors) -> None:
+    found = parse_stop_errors(text)
+    assert found.share == pytest.approx(rule.share)
+    assert found.latest == rule.latest
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "%", "half", "50", "100%", "1", "-1%", "-0.1", "50%%", "50%/", "50%/0", "50%/x", "50%/-3", "nan",
+     "nan%", "inf", "50%/1.5", "50%/9999999999"],
+)  # fmt: skip
+def test_no_rule_names_the_option(text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_stop_errors(text, "--stop-errors")
+    assert refused.value.place == "--stop-errors"
+    assert refused.value.hint
+
+
+def test_nobody_judges_before_there_are_enough() -> None:
+    watch = ErrorWatch(StopErrors(0.0, 3))
+    assert [watch.ended(failed=True) for _ in range(2)] == [None, None]
+    assert watch.ended(failed=False) == "2 of the latest 3 answers failed"
+
+
+def test_a_server_that_dies_late_is_noticed_soon() -> None:
+    watch = ErrorWatch(StopErrors(0.5, 10))
+    assert all(watch.ended(failed=False) is None for _ in range(10_000))
+    assert [watch.ended(failed=True) is not None for _ in range(6)] == [False] * 5 + [True]
+
+
+@given(st.lists(st.booleans()), st.floats(0, 0.99), st.integers(1, 12))
+def test_it_is_the_share_of_the_latest(answers: list[bool], share: float, latest: int) -> None:
+    watch = ErrorWatch(StopErrors(share, latest))
+    for i, failed in enumerate(answers, 1):
+        window = answers[max(0, i - latest) : i]
+        broken = len(window) == latest and sum(window) > share * latest
+        assert (watch.ended(failed=failed) is not None) is broken

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.tally import CORRECTED, LoadTally
-from llmtap.metrics.histogram import RELATIVE_ERROR
-from llmtap.metrics.objectives import Objectives
 from tests.support.streams import MS, streamed
 
 
@@ -35,18 +33,6 @@ def told(*exchanges: Exchange) -> LoadTally:
     for x in exchanges:
         tally.add(x)
     return tally
-
-
-def test_of_one_stream() -> None:
-    tally = told(shifted(streamed(100, 120, 140), submit_ms=1_000, late_ms=30, dispatch_late_ms=20))
-    assert tally.lateness.max == 20 * MS
-    assert list(tally.sent_ns) == [990 * MS]
-    figures = tally.corrected_dict()
-    assert figures is not None
-    assert set(figures) == set(CORRECTED)
-    assert tally.summary.histogram("ttft").max == 100 * MS
-    assert tally.corrected["ttft"].max == 130 * MS
-    assert tally.corrected["e2e"].max == 170 * MS
 
 
 streams = st.builds(
@@ -122,29 +108,6 @@ def test_never_submitted() -> None:
     tally = told(x)
     assert tally.lateness.n == 1
     assert all(not histogram.n for histogram in tally.corrected.values())
-
-
-def test_figures_are_seconds() -> None:
-    tally = told(shifted(streamed(100, 120), submit_ms=0, late_ms=50))
-    tally.planned, tally.summary.opened = 2, 1
-    plan = tally.plan_dict()
-    lateness, corrected = plan["lateness"], tally.corrected_dict()
-    assert isinstance(lateness, dict)
-    assert corrected is not None
-    ttft = corrected["ttft"]
-    assert isinstance(ttft, dict)
-    assert lateness["p50"] == pytest.approx(0.05, rel=RELATIVE_ERROR)
-    assert ttft["p50"] == pytest.approx(0.15, rel=RELATIVE_ERROR)
-    assert plan["unsent"] == 1
-
-
-def test_objectives_are_judged() -> None:
-    tally = LoadTally(Objectives.parse("ttft:200ms"))
-    tally.add(streamed(100, 120))
-    tally.add(streamed(300, 320))
-    twin = LoadTally(Objectives.parse("ttft:200ms"))
-    twin.merge(tally)
-    assert twin.summary.goodput.to_dict(1) == tally.summary.goodput.to_dict(1)
 
 
 def test_what_was_sent_again_was_sent_and_late_when_it_left_first() -> None:

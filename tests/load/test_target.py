@@ -3,7 +3,7 @@
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.load.target import PATHS, check_fields, parse_target, shown_url
+from llmtap.load.target import parse_target, shown_url
 from llmtap.protocol.http1 import Framing, parse_request_head
 
 
@@ -60,16 +60,6 @@ def test_no_target_names_the_option(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_target(url, "completions", [])
     assert refused.value.place == "--target"
-
-
-def test_every_endpoint_has_a_path() -> None:
-    assert all(path.startswith("/v1/") for path in PATHS.values())
-
-
-def test_a_field_that_cannot_be_sent_names_its_own_place() -> None:
-    with pytest.raises(ConfigError) as refused:
-        check_fields([(b"X Y", b"")], "--tenant-header")
-    assert refused.value.place == "--tenant-header"
 
 
 @pytest.mark.parametrize(

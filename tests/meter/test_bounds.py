@@ -22,17 +22,18 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.channel.frames import Assigned, BatchReader, Closing, FrameKind, Hello, pack_batch
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.exchange.bounds import BOUNDS
-from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.request import REQUEST_BYTES_MAX
 from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.opentelemetry.otlp import OtlpResponse
 from llmtap.export.options import OtlpOptions
+from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.open_streams import StreamsQuery
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.meter.pipeline.recorder import Recorder
-from llmtap.meter.pipeline.tally import Tally
+from tests.support.sinks import CollectingSink
 
 SIZE = 8_000_000
 assert SIZE < REQUEST_BYTES_MAX
@@ -164,18 +165,18 @@ def test_no_string_is_long_and_no_key_is_shown(
 ) -> None:
     caplog.set_level(logging.INFO)
     rules = TenantOptions(rules=(TenantRule(header="x-team"),))
-    tally = Tally(MeterOptions(), ManualClock(), tenants=rules, salt="s")
+    tally = ExchangePipeline(MeterOptions(), ManualClock(), tenants=rules, salt="s")
     options = CaptureOptions(to=str(tmp_path), level="shape")
     info = CaptureInfo(capture="c", level="shape", block_size=16, block_unit="bytes")
     recorder = Recorder(options, SystemClock(), info, salt=bytes(32))
     tally.keep(recorder)
-    ended: list[Exchange] = []
-    tally.listeners.append(lambda x, m: ended.append(x))
+    sink = CollectingSink()
+    tally.sinks.append(sink)
     link = _Link()
     exporter = OtlpExporter(
         OtlpOptions(endpoint="http://x"), ManualClock(now_ns=1), "1", make_link=lambda _: link
     )
-    tally.listeners.append(exporter)
+    tally.sinks.append(exporter)
     recorder.start()
     exporter.start()
     hello = Hello(relay="r" * SIZE, pid=1, clock="c" * SIZE, anchor_mono_ns=0, anchor_wall_ns=0)
@@ -196,7 +197,7 @@ def test_no_string_is_long_and_no_key_is_shown(
     exporter.close(60)
 
     assert tally.errors == {}
-    (x,) = ended
+    (x,) = sink.exchanges
     assert None not in (x.model, x.trace_parent, x.request_id, x.arm, x.route, x.unit, x.excluded)
     assert x.method == "POST" and x.path and x.endpoint == "chat.completions" and x.tenant != "default"
     found = dict.fromkeys(name for name, _ in strings_of(x))
@@ -209,8 +210,8 @@ def test_no_string_is_long_and_no_key_is_shown(
         assert {"refusal", "guardrail"} <= set(found)
 
     query = Query.parse({"events": "1"})
-    api = tally.kept.to_json(tally.kept.find(query), query)
-    metrics, _ = tally.freeze().render("")
+    api = tally.recent.to_json(tally.recent.find(query), query)
+    metrics, _ = metrics_of(tally).render("")
     (row,) = llmtap.read(tmp_path).table().to_pylist()
     assert row["level"] == "shape" and row["message_roles"] == ["other"]
     log = [record.getMessage() for record in caplog.records]
@@ -223,4 +224,4 @@ def test_no_string_is_long_and_no_key_is_shown(
         assert max(len(text) for _, text in strings_of(texts)) <= TEXT_MAX
     assert max(map(len, log)) < 2_000
     assert max(map(len, link.bodies)) < 20_000
-    assert sum(len(text) for _, text in strings_of(x)) < tally.kept.weight_bytes < 100_000
+    assert sum(len(text) for _, text in strings_of(x)) < tally.recent.weight_bytes < 100_000

@@ -13,12 +13,13 @@ from llmtap.channel.frames import Assigned, FrameKind, Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.sinks import SeriesKey
 from llmtap.meter import experiments as module
 from llmtap.meter.experiments import METRICS, SHARES, Experiments
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
-from llmtap.meter.pipeline.tally import Tally
 from llmtap.metrics.latency import measure
 from tests.support.experiments import an_experiment
 from tests.support.streams import streamed
@@ -36,7 +37,7 @@ def ended(
     view: Experiments, x: Exchange, arm: str | None, unit: str = "1", excluded: str | None = None
 ) -> None:
     x.arm, x.unit, x.excluded = arm, unit if arm else None, excluded
-    view.ended(x, measure(x))
+    view.ended(x, measure(x), SeriesKey("t", "m"), None)
 
 
 def said(view: Experiments) -> dict[str, Any]:
@@ -169,12 +170,8 @@ def test_headers_and_fields_are_named_and_their_values_are_not() -> None:
     assert out["disclosure"] == {"systems": ["LG"], "requests_refused": 0}
 
 
-def test_in_aa_mode_no_change_is_claimed() -> None:
-    assert said(viewed(an_experiment(A, B, aa=True)))["arms"]["b"]["changes"] == {}
-
-
 def test_what_a_relay_says_of_an_arm_ends_up_in_it() -> None:
-    tally = Tally(MeterOptions(), ManualClock(now_ns=S), an_experiment(A, B))
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), an_experiment(A, B))
     hello = Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
     assembler = Assembler(hello, tally)
     dealt = msgspec.json.encode(Assigned(arm="b", unit="00ff"))
@@ -189,7 +186,7 @@ def test_what_a_relay_says_of_an_arm_ends_up_in_it() -> None:
     out = said(tally.experiments)
     assert (out["arms"]["b"]["assigned"], out["arms"]["b"]["ended"]) == (1, 1)
     assert out["arms"]["b"]["excluded"] == {"encoded": 1}
-    (_, plain), (_, armed) = tally.kept.find(Query())
+    (_, plain), (_, armed) = tally.recent.find(Query())
     assert (armed.arm, armed.route, armed.unit, armed.excluded) == ("b", "headers X", "00ff", "encoded")
     assert (plain.arm, plain.route, plain.unit, plain.excluded) == (None, None, None, None)
     assert tally.errors == {}
@@ -296,3 +293,7 @@ def test_it_is_over_when_its_end_has_come() -> None:
     clock.advance(10 * S)
     assert view.state == "ended"
     assert said(view)["until"] == "2023-11-14T22:13:31Z"
+
+
+def test_in_aa_mode_no_change_is_claimed() -> None:
+    assert said(viewed(an_experiment(A, B, aa=True)))["arms"]["b"]["changes"] == {}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llmtap.channel.frames import ACK
-from llmtap.meter.shutdown import HAND_OVER
+from llmtap.meter.setup import HAND_OVER
 from tests.meter.test_process import Meter, finish, joined, wait_for
 from tests.support.relay_status import relay_status
 from tests.support.tap_frames import Script

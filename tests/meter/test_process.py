@@ -19,8 +19,8 @@ import pytest
 from llmtap.channel.frames import ACK
 from llmtap.log import LogSetup
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.setup import FROM_NOW_ON, Changeable, MeterSetup
-from llmtap.meter.shutdown import GRACE_S, HAND_OVER, RENEW
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable, MeterSetup
+from llmtap.meter.shutdown import GRACE_S
 from llmtap.units import encode_special
 from tests.support.relay_status import relay_status
 from tests.support.tap_frames import Script
@@ -80,14 +80,6 @@ def test_frames_in_metrics_out(meter: Meter) -> None:
         assert b'llmtap_exchanges_total{model="tiny",outcome="complete",tenant="default"} 1.0' in meter.get(
             "/metrics"
         )
-
-
-def test_sigterm_ends_it_and_leaves_no_socket(meter: Meter) -> None:
-    meter.process.send_signal(signal.SIGTERM)
-    status, log = meter.stop()
-    assert status == 0, log
-    assert not os.path.exists(meter.path)
-    assert "event=meter_ready" in log
 
 
 MALFORMED = [
@@ -268,3 +260,11 @@ def test_a_line_that_makes_no_sense_ends_it_with_an_error() -> None:
     )  # fmt: skip
     assert done.returncode != 0
     assert b"colour" in done.stderr
+
+
+def test_sigterm_ends_it_and_leaves_no_socket(meter: Meter) -> None:
+    meter.process.send_signal(signal.SIGTERM)
+    status, log = meter.stop()
+    assert status == 0, log
+    assert not os.path.exists(meter.path)
+    assert "event=meter_ready" in log

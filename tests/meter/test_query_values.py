@@ -12,7 +12,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.streams import streamed
 
 S = 1_000_000_000
@@ -51,7 +51,7 @@ def test_a_hostile_value_is_refused_under_the_name_of_its_parameter(path: str, p
         return found
 
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         tally.ended(streamed(100, 140))
         async with TestClient(TestServer(admin_app(tally))) as client:
             valid = VALUES.keys() if parameter in COMPARED else VALID.get((path, parameter), set())
@@ -64,7 +64,7 @@ def test_a_hostile_value_is_refused_under_the_name_of_its_parameter(path: str, p
 
 def test_a_request_line_beyond_the_limit_of_the_server_is_refused() -> None:
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         async with TestClient(TestServer(admin_app(tally))) as client:
             for path, parameter in PARAMETERS:
                 async with client.get(f"{path}?{parameter}={'1' * 60_000}") as answer:
@@ -75,11 +75,40 @@ def test_a_request_line_beyond_the_limit_of_the_server_is_refused() -> None:
 
 def test_every_hostile_value_is_refused_as_the_name_of_a_parameter() -> None:
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         async with TestClient(TestServer(admin_app(tally))) as client:
             for path in sorted({path for path, _ in PARAMETERS}):
                 for name, value in VALUES.items():
                     async with client.get(URL(f"{path}?{value}=1", encoded=True)) as answer:
                         assert answer.status == 400, (path, name)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("exchanges?limit=0", "limit"), ("exchanges?limit=1001", "limit"),
+        ("exchanges?events=maybe", "events"), ("exchanges?outcome=fine", "outcome"),
+        ("exchanges?status=2xx", "status"),
+        ("exchanges?stream=2", "stream"), ("exchanges?status=1&status=2", "status"),
+        ("exchanges?colour=red", "colour"), ("exchanges?certain=2", "certain"),
+        ("summary?window=2m", "window"),
+        ("summary?since=1", "since"), ("summary?by=tenant,colour", "by"),
+        ("summary?certain=perhaps", "certain"),
+        ("streams?limit=0", "limit"), ("streams?limit=1001", "limit"), ("streams?window=0", "window"),
+        ("streams?window=61s", "window"), ("streams?colour=red", "colour"), ("streams?arm=a&arm=b", "arm"),
+        ("live?limit=5", "limit"), ("live?next=1", "next"), ("live?summary=2", "summary"),
+        ("live?colour=red", "colour"),
+    ],
+)  # fmt: skip
+def test_a_query_that_cannot_be_names_its_field(path: str, field: str) -> None:
+    async def run() -> None:
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+        async with (
+            TestClient(TestServer(admin_app(tally))) as client,
+            client.get(f"/api/v1/{path}") as answer,
+        ):
+            assert (answer.status, (await answer.json())["error"]["field"]) == (400, field)
 
     asyncio.run(run())

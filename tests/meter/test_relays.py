@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from llmtap.channel.channel import Ledger
 from llmtap.channel.frames import Hello
-from llmtap.channel.ledger import Ledger
 from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
 from tests.support.relay_status import relay_status
 
@@ -27,19 +27,6 @@ def test_clients_connect_to_the_newest_relay_that_listens() -> None:
     assert book.listen() == "b"
     book.leave("r1", epoch, 0, S)
     assert book.listen() == "a"
-
-
-def test_relay_and_meter_may_run_different_implementations() -> None:
-    book = RelayBook()
-    book.join(replace(hello("r0"), implementation="native"))
-    book.join(replace(hello("r1"), implementation="python", implementation_reason="LLMTAP_NATIVE=0"))
-    book.join(hello("old"))
-    assert [state.implementation for state in book.states(0)] == ["native", "python", ""]
-    told = book.to_dict(0)
-    names = ("implementation", "implementation_reason")
-    assert {name: [relay[key] for key in names] for name, relay in told.items()} == {  # type: ignore[index]
-        "r0": ["native", None], "r1": ["python", "LLMTAP_NATIVE=0"], "old": [None, None],
-    }  # fmt: skip
 
 
 def test_ready_means_a_relay_that_spoke_lately() -> None:
@@ -159,27 +146,6 @@ def test_relays_that_left_are_forgotten_from_the_oldest() -> None:
     assert len(names) == RELAYS_MAX
     assert names[0] == "stays"
     assert names[-1] == f"r{RELAYS_MAX + 4}"
-
-
-def test_as_json_a_relay_is_its_last_status() -> None:
-    book = RelayBook()
-    book.join(hello())
-    assert book.to_dict(5) == {
-        "r0": {
-            "connected": True, "pid": 7, "clock": "mono", "implementation": None,
-            "implementation_reason": None, "status_age": None, "lost": 0,
-        }
-    }  # fmt: skip
-    book.say("r0", relay_status(opened=9, measured=7, dropped={"full": 2}, lag_ns_max=2_000_000), 1 * S)
-    about = book.to_dict(3 * S)["r0"]
-    assert isinstance(about, dict)
-    assert (about["opened"], about["measured"], about["dropped"], about["unsettled"]) == (
-        9,
-        7,
-        {"full": 2},
-        0,
-    )
-    assert (about["status_age"], about["lag_max"]) == (2.0, 0.002)
 
 
 def test_what_another_meter_should_know_of_a_relay() -> None:

@@ -8,9 +8,9 @@ import pytest
 from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.outcome import Outcome
-from llmtap.meter.options import SloOptions, check_slos
 from llmtap.meter.slo import BURN_WINDOWS, SloBook
 from llmtap.metrics.latency import measure
+from llmtap.metrics.slo import SloOptions, check_slos
 from tests.support.streams import streamed
 
 S = 1_000_000_000

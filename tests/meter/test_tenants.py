@@ -1,16 +1,21 @@
 """Who asks, by an operator's rules; and an API key is never in any answer."""
 
+import json
 import re
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap.channel.frames import FrameKind, Hello
+from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
-from llmtap.meter.options import TenantOptions, TenantRule
-from llmtap.meter.tenants import Tenants
+from llmtap.meter.admin.views import metrics_of
+from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.tenants import DEFAULT, OTHER, UNKNOWN, Labels, Tenants
 from llmtap.protocol.http1 import parse_request_head
 
 KEY = "sk-live-51H8secret"
@@ -130,13 +135,6 @@ def test_names_and_salt_are_checked() -> None:
         TenantOptions(salt="")
 
 
-def test_rules_travel_between_processes() -> None:
-    options = TenantOptions(
-        rules=(TenantRule(path="/(a)"), TenantRule(api_key=True)), names={"a": "b"}, max=3
-    )
-    assert msgspec.json.decode(msgspec.json.encode(options), type=TenantOptions) == options
-
-
 @pytest.mark.parametrize("key", [KEY, f"Bearer {KEY}", "hf_QwErTyUiOpAsDfGhJkLz1xCvBnMqWeRtYu"])
 def test_a_key_where_a_name_belongs_is_shown_as_a_key(key: str) -> None:
     rule = {"header": "X-Team"}
@@ -145,3 +143,101 @@ def test_a_key_where_a_name_belongs_is_shown_as_a_key(key: str) -> None:
     assert found != who(rule, headers=f"x-team: {key}2\r\n")
     assert found == who({"body": "user"}, body={"user": key})
     assert who(rule, headers=f"x-team: {key}\r\n", names={key: "acme"}) == "acme"
+
+
+names = st.sampled_from([f"n{i}" for i in range(12)])
+
+
+@given(st.lists(st.tuples(names, names, st.sampled_from([None, "a", "b"])), max_size=200))
+def test_values_are_bounded_and_stable(asked: list[tuple[str, str, str | None]]) -> None:
+    labels = Labels(tenants_max=3, models_max=4, series_max=6)
+    first: dict[tuple[str, str, str | None], tuple[str, str, str]] = {}
+    for name, model, arm in asked:
+        tenant = labels.tenant(name)
+        answer = labels.fold(tenant, model, arm)
+        assert answer[0] in (name, OTHER)
+        assert answer[1] in (model, OTHER)
+        assert answer[2] == (arm or "")
+        assert first.setdefault((name, model, arm), answer) == answer
+    given_out = set(first.values())
+    assert len({t for t, _, _ in given_out}) <= 3 + 1
+    assert len({m for _, m, _ in given_out}) <= 4 + 1
+    # Each tenant (and `other`) may have its series with the model `other` on top, in each arm.
+    assert len(given_out) <= 6 + 4 * 3
+
+
+def test_a_full_table_of_series_folds_the_model() -> None:
+    labels = Labels(tenants_max=10, models_max=10, series_max=2)
+    assert [labels.fold("a", m)[:2] for m in ("x", "y", "z", "x")] == [
+        ("a", "x"), ("a", "y"), ("a", OTHER), ("a", "x"),
+    ]  # fmt: skip
+    assert labels.overflow["series"] == 1
+
+
+def test_tenants_told_beforehand_have_their_place_and_so_has_the_default() -> None:
+    labels = Labels(tenants_max=2, models_max=1, series_max=9, reserved=["acme"])
+    assert [labels.tenant(n) for n in ("first", "second", "acme", DEFAULT)] == [
+        "first",
+        OTHER,
+        "acme",
+        DEFAULT,
+    ]
+
+
+def test_whoever_the_gateway_does_not_know_takes_no_place() -> None:
+    labels = Labels(tenants_max=1, models_max=1, series_max=9)
+    assert labels.tenant("guess", trusted=False) == OTHER
+    assert labels.tenant("real") == "real"
+    assert labels.tenant("real", trusted=False) == "real"
+    assert labels.overflow["tenant"] == 0
+
+
+def test_a_models_name_is_visible_and_short() -> None:
+    labels = Labels(1, 9, 9)
+    assert labels.fold("t", "a\nb")[1] == "a_b"
+    assert len(labels.fold("t", "m" * 10_000)[1]) == 128
+
+
+NAMES = 100_000
+KNOWN_MAX = 1_000
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+CLOSING = json.dumps({"outcome": "complete"}).encode()
+
+
+@pytest.mark.once
+def test_a_hundred_thousand_tenants_are_a_thousand_and_the_rest() -> None:
+    tally = ExchangePipeline(MeterOptions(), ManualClock())
+    hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
+    assembler = Assembler(hello, tally)
+    for seq in range(1, NAMES + 1):
+        name = b"tenant-%d" % seq + b"x" * (seq % 3_000)  # in length without end, too
+        request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n"
+        request += b"x-llm-d-inference-fairness-id: " + name + b"\r\ncontent-length: 0\r\n\r\n"
+        assembler.digest([
+            (FrameKind.SENT, seq, seq, seq + 1, request),
+            (FrameKind.RESPONSE_HEAD, seq, seq + 2, 0, HEAD),
+            (FrameKind.RESPONSE_DATA, seq, seq + 3, 0, b"data: [DONE]\n\n"),
+            (FrameKind.RESPONSE_END, seq, seq + 4, 0, b""),
+            (FrameKind.CLOSE, seq, seq + 5, 0, CLOSING),
+        ])  # fmt: skip
+    assert tally.errors == {}
+    assert tally.labels.overflow["tenant"] == NAMES - KNOWN_MAX
+    body, _ = metrics_of(tally).render("")
+    tenants = set(re.findall(rb'tenant="([^"]*)"', body))
+    assert len(tenants) == KNOWN_MAX + 1
+    assert b"other" in tenants
+    assert max(map(len, tenants)) < 300
+
+
+def test_overflow_is_counted_by_label() -> None:
+    labels = Labels(tenants_max=1, models_max=2, series_max=100)
+    assert [labels.tenant(name) for name in ("a", "b", "a", "c")] == ["a", OTHER, "a", OTHER]
+    assert labels.fold("a", "m1") == ("a", "m1", "")
+    assert labels.fold("a", "m2") == ("a", "m2", "")
+    assert labels.fold("a", "m3") == ("a", OTHER, "")
+    assert labels.overflow == {"tenant": 2, "model": 1, "series": 0}
+
+
+def test_no_model_is_a_name_of_its_own() -> None:
+    assert Labels(5, 5, 5).fold("a", None) == ("a", UNKNOWN, "")

@@ -13,22 +13,18 @@ from llmtap.metrics.deadlines import (
     output_delay_ns,
     reader_wait_ns,
     reading_deadlines_ns,
-    request_goodput,
     smooth_goodput,
-    token_goodput,
     tokens_in_time,
     ttft_tbt_deadlines_ns,
     user_idle_ns,
 )
 from llmtap.metrics.latency import tbc_max_ns, tbc_ns
-from llmtap.metrics.statistics import percentile
 
 MS = 1_000_000
 V = 50 * MS
 times = st.lists(st.integers(0, 5_000 * MS), min_size=1, max_size=60).map(sorted)
 
-# The two streams of the paper's introduction and of oracle S2 and S5, in ms.
-STALL_AFTER_2 = [t * MS for t in (100, 120, 1120, 1140, 1160, 1180, 1200, 1220, 1240, 1260)]
+# A stream of the paper's introduction and of oracle S5, in ms.
 STALL_AFTER_8 = [t * MS for t in (100, 110, 120, 130, 140, 150, 160, 170, 670, 680, 690, 700)]
 
 
@@ -55,18 +51,6 @@ class TestUserIdle:
     def test_is_the_longest_wait_of_the_reader(self) -> None:
         # Reads at 50 ms a token: token 1 at 100 (waits 100), token 3 is due at 100 and comes at 400.
         assert user_idle_ns([100 * MS, 110 * MS, 400 * MS], 0) == 300 * MS
-
-    def test_has_a_figure_for_each_reading(self) -> None:
-        # Oracle S2: A0, A, F and F1.
-        first = STALL_AFTER_2[0]
-        assert user_idle_ns(STALL_AFTER_2, 0) == 1020 * MS
-        assert user_idle_ns(STALL_AFTER_2, 0, grace_tokens=1) == 970 * MS
-        assert user_idle_ns(STALL_AFTER_2, first) == 920 * MS
-        assert user_idle_ns(STALL_AFTER_2, first, grace_tokens=1) == 870 * MS
-        # Oracle S1: nobody waits after the first token, so that the reading that forgives two is below 0.
-        fast = [(200 + 20 * i) * MS for i in range(10)]
-        assert user_idle_ns(fast, fast[0], grace_tokens=1, clamped=False) == -50 * MS
-        assert user_idle_ns(fast, fast[0], grace_tokens=1) == 0
 
     def test_is_never_below_zero_when_clamped(self) -> None:
         assert user_idle_ns([0], 0) == 0
@@ -113,17 +97,6 @@ class TestUserIdle:
 class TestOutputDelay:
     """The trick of seed 001, 5.3, replayed: the figures improve and the reader waits as before."""
 
-    def test_tail_tbt_improves_and_user_idle_does_not(self) -> None:
-        # Oracle S5, paced at the reader's own speed.
-        delivered = output_delay_ns(STALL_AFTER_8, V)
-        before, after = tbc_ns(STALL_AFTER_8), tbc_ns(delivered)
-        assert (tbc_max_ns(before), tbc_max_ns(after)) == (500 * MS, 220 * MS)
-        assert percentile(sorted(before), 0.99) == pytest.approx(451 * MS)
-        assert percentile(sorted(after), 0.99) == pytest.approx(203 * MS)
-        assert user_idle_ns(STALL_AFTER_8, 0) == user_idle_ns(delivered, 0) == 270 * MS
-        # What the bound on TBT rewards is that every other token came later.
-        assert sum(delivered) - sum(STALL_AFTER_8) == 1_360 * MS
-
     def test_slower_than_reading_is_worse(self) -> None:
         delivered = output_delay_ns(STALL_AFTER_8, 100 * MS)
         assert tbc_max_ns(tbc_ns(delivered)) == 100 * MS
@@ -158,10 +131,7 @@ class TestBenefit:
         assert Benefit().tokens(None, 5) is None
         assert Benefit().tokens(5, None) is None
 
-    def test_f_may_count_in_tokens_or_be_anything(self) -> None:
-        # Oracle S2, reading A0: 10 - 5 * 1.02 and 10 - 5 * 20.4.
-        assert Benefit().tokens(10, 1_020 * MS) == pytest.approx(4.9, abs=1e-12)
-        assert Benefit(f="tokens").tokens(10, 1_020 * MS) == pytest.approx(-92.0, abs=1e-12)
+    def test_f_may_be_any_function(self) -> None:
         square = Benefit(alpha=3, f=lambda idle_s: idle_s**2)
         assert square.tokens(10, 2_000 * MS) == -2.0
 
@@ -187,12 +157,6 @@ class TestBenefit:
             Benefit(reader_ns_per_token=0)
 
 
-def test_goodputs_of_a_set() -> None:
-    # Oracle S6 with its window of 4 s: the first and the last of four met TTFT and TBT.
-    verdicts, tokens = [True, False, False, True], [10, 4, 10, 20]
-    assert token_goodput(verdicts, tokens, 4.0) == 7.5
-    assert request_goodput(verdicts, 4.0) == 0.5
-    assert attainment(verdicts) == 0.5
-    assert smooth_goodput([9.25, -0.85, 5.75, 18.05], 4.0) == pytest.approx(8.05)
+def test_goodputs_of_nothing_are_none() -> None:
     assert smooth_goodput([1.0], 0.0) is None
     assert attainment([]) is None

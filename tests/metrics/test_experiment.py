@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from math import comb, isclose, sqrt
+from math import atan, comb, exp, isclose, log, pi, sqrt
 from statistics import variance
 
 import pytest
@@ -11,14 +11,22 @@ from hypothesis import strategies as st
 
 from llmtap.metrics import experiment
 from llmtap.metrics.experiment import (
+    PRIOR_WEIGHT,
+    TIGHTEST_AT,
     ArmSample,
     Figure,
+    anytime_p,
     mean_difference,
     mean_interval,
+    mixture_e_log,
+    mixture_width,
+    multinomial_e_log,
     quantile_difference,
     quantile_interval,
     share_difference,
     share_interval,
+    t_quantile,
+    t_tail,
 )
 from llmtap.metrics.histogram import RELATIVE_ERROR
 
@@ -350,3 +358,127 @@ def test_a_difference_is_found_while_watching() -> None:
         found += d.p <= ALPHA
         assert d.anytime[0] < 80 * MS < d.anytime[1]
     assert found >= 19
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.05, 0.001])
+@pytest.mark.parametrize("n", [1, 50, 5_000, 10**7])
+def test_interval_and_e_value_say_the_same(alpha: float, n: int) -> None:
+    assert mixture_e_log(mixture_width(n, alpha), n, alpha) == pytest.approx(log(1 / alpha))
+    assert mixture_e_log(-mixture_width(n, alpha), n, alpha) == pytest.approx(log(1 / alpha))
+
+
+def test_the_interval_of_a_mean_is_narrowest_for_the_size_it_was_tuned_for() -> None:
+    """In units of sqrt(n): the tuning is Waudby-Smith et al.'s approximation, right within a few percent."""
+    widths = {n: mixture_width(n, ALPHA) for n in range(1_000, 40_000, 250)}
+    best = min(widths.values())
+    assert widths[TIGHTEST_AT] < 1.06 * best
+    assert best > 1.96, "never narrower than for a single look"
+
+
+def test_the_e_value_is_the_mixture_it_claims_to_be() -> None:
+    """Against numerical integration of the likelihood ratio over a normal prior of the effect."""
+    n, z = 400, 2.5
+    spread = (2 * mixture_e_log_spread(n, z)) ** 0.5
+    step = spread / 500
+    total = 0.0
+    for i in range(-4_000, 4_001):
+        delta = i * step  # the effect in standard deviations; S_n = z sqrt(n)
+        prior = exp(-(delta**2) / (2 * spread**2)) / (spread * sqrt(2 * 3.141592653589793))
+        total += prior * exp(delta * z * sqrt(n) - n * delta**2 / 2) * step
+    assert log(total) == pytest.approx(mixture_e_log(z, n, ALPHA), rel=1e-6)
+
+
+def mixture_e_log_spread(n: int, z: float) -> float:
+    """rho^2 / 2, found from the e-value at z = 0: -log(n rho^2 + 1) / 2."""
+    return (exp(-2 * mixture_e_log(0, n, ALPHA)) - 1) / n / 2
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.1), (0.2, 0.3, 0.5)])
+def test_the_multinomial_e_value_is_fair_after_any_number_of_units(shares: tuple[float, ...]) -> None:
+    """Its expectation under the null hypothesis is 1, by adding up every outcome."""
+    for n in (1, 2, 7):
+        total = 0.0
+        for counts in compositions(n, len(shares)):
+            ways, left = 1, n
+            for c in counts:
+                ways *= comb(left, c)
+                left -= c
+            p = ways * exp(sum(c * log(s) for c, s in zip(counts, shares, strict=True)))
+            total += p * exp(multinomial_e_log(counts, shares))
+        assert total == pytest.approx(1)
+
+
+def compositions(n: int, parts: int) -> list[tuple[int, ...]]:
+    if parts == 1:
+        return [(n,)]
+    return [(i, *rest) for i in range(n + 1) for rest in compositions(n - i, parts - 1)]
+
+
+def test_the_multinomial_e_value_is_the_product_of_predictions() -> None:
+    """A second way: each unit's predicted share by Laplace's rule, over its share under the null."""
+    r = random.Random(1)
+    counts, e = [0, 0, 0], 0.0
+    shares = (0.2, 0.3, 0.5)
+    for n in range(500):
+        cell = r.randrange(3)
+        e += log((PRIOR_WEIGHT * shares[cell] + counts[cell]) / (PRIOR_WEIGHT + n) / shares[cell])
+        counts[cell] += 1
+    assert multinomial_e_log(counts, shares) == pytest.approx(e)
+
+
+def test_nothing_seen_says_nothing() -> None:
+    assert anytime_p(multinomial_e_log((0, 0), (0.5, 0.5))) == 1
+    assert anytime_p(-3.0) == 1
+    assert anytime_p(log(20)) == pytest.approx(0.05)
+
+
+def test_a_ratio_that_is_watched_all_the_time() -> None:
+    """1,000 fair splits watched unit by unit: seldom an alarm, where a chi-square test has many."""
+    r = random.Random(20_240)
+    runs, alarms, naive = 1_000, 0, 0
+    for _ in range(runs):
+        a = rang = chi = 0
+        for n in range(1, 1_001):
+            a += r.random() < 0.5
+            if n % 10 == 0:
+                rang |= anytime_p(multinomial_e_log((a, n - a), (0.5, 0.5))) <= ALPHA
+                chi |= (2 * a - n) ** 2 / n > 3.841459
+        alarms += rang
+        naive += chi
+    assert alarms <= ALPHA * runs
+    assert naive > 5 * ALPHA * runs
+
+
+@pytest.mark.parametrize(("share", "by"), [(0.55, 6_000), (0.7, 300)])
+def test_a_split_that_is_not_as_said_is_found(share: float, by: int) -> None:
+    r = random.Random(7)
+    a = sum(r.random() < share for _ in range(by))
+    assert anytime_p(multinomial_e_log((a, by - a), (0.5, 0.5))) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("alpha", "df", "t"),
+    [
+        # Abramowitz and Stegun, table 26.10 (A = 1 - alpha).
+        (0.05, 1, 12.706), (0.05, 2, 4.303), (0.05, 5, 2.571), (0.05, 10, 2.228), (0.05, 30, 2.042),
+        (0.05, 120, 1.980), (0.01, 5, 4.032), (0.01, 30, 2.750), (0.1, 10, 1.812), (0.001, 60, 3.460),
+    ],
+)  # fmt: skip
+def test_quantiles_are_those_of_the_table(alpha: float, df: int, t: float) -> None:
+    assert t_quantile(alpha, df) == pytest.approx(t, abs=6e-4)
+
+
+@pytest.mark.parametrize("t", [0.01, 0.5, 1, 3, 40, 1e4])
+def test_with_one_and_two_degrees_of_freedom_there_are_closed_forms(t: float) -> None:
+    assert t_tail(t, 1) == pytest.approx(1 - 2 / pi * atan(t), rel=1e-9)
+    assert t_tail(-t, 2) == pytest.approx(1 - t / sqrt(2 + t * t), rel=1e-6)
+
+
+@pytest.mark.parametrize("df", [1, 1.7, 6, 99.5, 1e4, 1e7])
+@pytest.mark.parametrize("alpha", [0.5, 0.05, 1e-3])
+def test_quantile_and_tail_undo_each_other(df: float, alpha: float) -> None:
+    assert t_tail(t_quantile(alpha, df), df) == pytest.approx(alpha, rel=1e-8)
+
+
+def test_with_many_degrees_of_freedom_it_is_normal() -> None:
+    assert t_quantile(0.05, 1e9) == pytest.approx(1.959964, abs=1e-6)

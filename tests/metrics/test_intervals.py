@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from llmtap.metrics.experiment import t_quantile
 from llmtap.metrics.intervals import (
-    BCA_VALUES_MAX,
     RANKS_ABOUT,
     Interval,
     _Pool,
-    bootstrap_interval,
     clustered_quantile_interval,
     is_enough,
     mean_interval,
@@ -25,7 +24,6 @@ from llmtap.metrics.intervals import (
     share_interval,
 )
 from llmtap.metrics.statistics import SAMPLES_MIN, SHARES, percentile
-from llmtap.metrics.student import t_quantile
 
 LATENCIES = st.lists(st.floats(0, 1e4, allow_nan=False), min_size=1, max_size=60)
 
@@ -152,28 +150,6 @@ def test_a_share_of_nothing_is_unknown_and_a_full_one_ends_at_1() -> None:
 
 
 # ---------------------------------------------------------------- by drawing again
-
-
-def test_a_bootstrap_of_a_mean_is_nearly_students() -> None:
-    values = [Random(i).gauss(50, 5) for i in range(200)]
-    found, students = bootstrap_interval(values, np.mean, seed=3), mean_interval(values)
-    assert found is not None and students is not None
-    assert found.method == "bootstrap, BCa"
-    assert found.value == pytest.approx(students.value)
-    width = students.high - students.low
-    assert (found.low, found.high) == pytest.approx((students.low, students.high), abs=0.15 * width)
-
-
-def test_a_bootstrap_says_the_same_again_and_falls_back_where_bca_is_not_defined() -> None:
-    values = [Random(i).expovariate(1) for i in range(50)]
-    assert bootstrap_interval(values, np.std, seed=1) == bootstrap_interval(values, np.std, seed=1)
-    assert bootstrap_interval(values, np.std, seed=1) != bootstrap_interval(values, np.std, seed=2)
-    alike = bootstrap_interval([4.0] * 30, np.mean)
-    assert alike == Interval(4.0, 4.0, 4.0, 30, 0.95, "bootstrap, percentiles")
-    many = bootstrap_interval(list(range(BCA_VALUES_MAX + 1)), np.mean, resamples=200)
-    assert many is not None
-    assert many.method == "bootstrap, percentiles"
-    assert bootstrap_interval([1.0], np.mean) is None
 
 
 @given(

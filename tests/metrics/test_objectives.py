@@ -1,23 +1,38 @@
 """Objectives: what they are written as, and which exchanges they judge."""
 
+from collections import Counter
+
 import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.metrics.latency import measure
-from llmtap.metrics.objectives import BOUNDS, Objectives
+from llmtap.metrics.objectives import (
+    BOUNDS,
+    REQUESTED,
+    Goodput,
+    Objectives,
+    experience_of,
+    fluidity,
+    judge,
+    qoe_area_step,
+)
 
 MS = 1_000_000
 
 
 def exchange(
-    *times_ms: int, outcome: Outcome = Outcome.COMPLETE, left_ms: int | None = None, stream: bool = True
+    *times_ms: int,
+    tokens: int = 1,
+    outcome: Outcome = Outcome.COMPLETE,
+    left_ms: int | None = None,
+    stream: bool = True,
 ) -> Exchange:
-    """Submitted at 0, one token at each time, ended at the last."""
+    """Submitted at 0, so many tokens at each time, ended at the last."""
     log = EventLog()
     for t in times_ms:
-        log.add(t * MS, EventClass.CONTENT, 100, 1, OUTPUT)
+        log.add(t * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
     t = Timeline(
         arrival_ns=0, submit_ns=0, events=log, delivered_ns=None if left_ms is None else left_ms * MS
     )
@@ -28,7 +43,7 @@ def exchange(
             t.response_end_ns = times_ms[-1] * MS
     x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=stream, outcome=outcome)
     x.method = "POST"
-    x.tokens = Tokens(output=len(times_ms), source=TokenSource.TOKEN_IDS)
+    x.tokens = Tokens(output=tokens * len(times_ms), source=TokenSource.TOKEN_IDS)
     return x
 
 
@@ -207,3 +222,148 @@ class TestClientsThatLeft:
     def test_without_a_stamp_of_leaving_only_the_figures_decide(self) -> None:
         assert verdict("ttft:1ms", exchange(outcome=Outcome.CLIENT_CANCELLED)) is None
         assert verdict("ttft:1ms", exchange(2, outcome=Outcome.CLIENT_CANCELLED)) is False
+
+
+GOLD = Objectives.parse("ttft:200ms e2e:1s")
+FREE = Objectives.parse("ttft:900ms")
+
+
+def judged(ttft_ms: int, tokens: int = 10, outcome: Outcome = Outcome.COMPLETE) -> Exchange:
+    return exchange(ttft_ms, tokens=tokens, outcome=outcome)
+
+
+def tally(objectives: Objectives | None, *exchanges: Exchange) -> Goodput:
+    goodput = Goodput()
+    for x in exchanges:
+        goodput.add(objectives, measure(x), x)
+    return goodput
+
+
+def test_good_ones_count_by_the_request_and_by_the_token() -> None:
+    goodput = tally(
+        GOLD, judged(100), judged(300, tokens=30), judged(1_100, tokens=20),
+        judged(50, tokens=40, outcome=Outcome.UPSTREAM_RESET), judged(1, outcome=Outcome.REJECTED),
+    )  # fmt: skip
+    out = goodput.to_dict(2.0)
+    assert out is not None
+    assert out == {
+        "objectives": "ttft:200ms e2e:1s", "met": 1, "counted": 4, "attainment": 0.25,
+        "requests_per_second": 0.5, "tokens_per_second": 5.0, "token_attainment": 0.1,
+        "broken": {"e2e": 1, "ended": 1, "ttft": 2}, "by": out["by"],
+    }  # fmt: skip
+
+
+def test_adding_says_the_verdict() -> None:
+    goodput = Goodput()
+    x, late, away = (
+        judged(100),
+        judged(300),
+        judged(1, outcome=Outcome.REJECTED),
+    )
+    assert [goodput.add(GOLD, measure(e), e) for e in (x, late, away)] == [True, False, None]
+    assert goodput.add(None, measure(x), x) is None
+
+
+def test_without_objectives_there_is_no_goodput() -> None:
+    assert tally(None, judged(1)).to_dict(1.0) is None
+    assert Goodput().to_dict(1.0) is None
+
+
+def test_a_request_is_judged_by_what_it_asked_for() -> None:
+    x = judged(250)
+    x.slo_ttft_ns = 300 * MS
+    assert judge(GOLD, measure(x), x) == (Objectives.parse("ttft:300ms e2e:1s"), True)
+    x.slo_ttft_ns = 249 * MS
+    assert judge(None, measure(x), x) == (Objectives.parse("ttft:249ms"), False)
+    # Under the class's name, or one for all: a client cannot make names without end.
+    assert tally(GOLD, x).by_objectives.keys() == {GOLD.text}
+    x.slo_tpot_ns = 7
+    assert tally(None, x).by_objectives.keys() == {REQUESTED}
+
+
+def test_each_is_kept_under_its_own_objectives() -> None:
+    goodput = tally(GOLD, judged(100), judged(300))
+    goodput.merge(tally(FREE, judged(300)))
+    out = goodput.to_dict(1.0)
+    assert out is not None
+    assert (out["objectives"], out["met"], out["counted"]) == ("several, see by", 2, 3)
+    assert isinstance(out["by"], dict)
+    assert {name: (c["met"], c["counted"]) for name, c in out["by"].items()} == {
+        "ttft:200ms e2e:1s": (1, 2), "ttft:900ms": (1, 1),
+    }  # fmt: skip
+
+
+def test_merging_equals_adding_together() -> None:
+    exchanges = [judged(t, tokens=t) for t in (100, 150, 300, 2_000)]
+    merged = Goodput()
+    for x in exchanges:
+        merged.merge(tally(GOLD, x))
+    assert merged.to_dict(3.0) == tally(GOLD, *exchanges).to_dict(3.0)
+    assert merged.total().broken == Counter({"ttft": 2, "e2e": 1})
+
+
+def test_no_time_has_no_rate() -> None:
+    out = tally(GOLD, judged(1)).to_dict(0.0)
+    assert out is not None
+    assert (out["requests_per_second"], out["tokens_per_second"]) == (None, None)
+    assert out["attainment"] == pytest.approx(1.0)
+
+
+STALL_AFTER_2_MS = (100, 120, 1120, 1140, 1160, 1180, 1200, 1220, 1240, 1260)
+
+
+class TestFluidity:
+    def test_slack_is_carried_over_and_lost_by_a_late_token(self) -> None:
+        # Gaps 10, 30, 30, 60 at a bound of 20: the first leaves 10, which the second uses up.
+        counted = fluidity([10, 40, 70, 130], 0, 20, 20)
+        assert counted is not None
+        assert (counted.in_time, counted.missed) == (2, 1 + 3)
+
+    def test_a_late_token_leaves_no_slack(self) -> None:
+        # Slack 10, then a gap of 50 is late, and the next of 25 finds nothing left over.
+        counted = fluidity([10, 60, 85], 0, 20, 20)
+        assert counted is not None
+        assert (counted.in_time, counted.missed) == (1, (50 - 10) // 20 + 25 // 20)
+
+    def test_of_nothing_is_none(self) -> None:
+        assert fluidity([], 0, 1, 1) is None
+
+
+class TestArea:
+    def test_is_the_ratio_of_areas(self) -> None:
+        # Expected 10, 20; digested 20, 40; until 40: (20 + 0) / (30 + 20).
+        assert qoe_area_step([20, 40], 0, 10, 10) == 0.4
+
+    def test_early_is_no_better_than_expected(self) -> None:
+        assert qoe_area_step([1, 2, 3], 0, 10, 10) == 1.0
+
+    def test_one_token_in_time_is_one(self) -> None:
+        assert qoe_area_step([10], 0, 10, 10) == 1.0
+        assert qoe_area_step([], 0, 10, 10) is None
+
+
+class TestOfAnExchange:
+    objectives = Objectives.parse("ttft:300ms tpot:100ms")
+
+    def test_takes_its_bounds_from_the_objectives(self) -> None:
+        x = exchange(*STALL_AFTER_2_MS)
+        experience = experience_of(x, measure(x), self.objectives)
+        assert experience is not None
+        assert experience.fluidity.code == 0.5625
+        assert experience.qoe_area_step == pytest.approx(0.390476190476, abs=1e-12)
+
+    def test_counts_the_tokens_of_a_chunk(self) -> None:
+        x = exchange(100, 200, tokens=3)
+        experience = experience_of(x, measure(x), self.objectives)
+        assert experience is not None
+        assert (experience.fluidity.tokens, experience.fluidity.in_time) == (6, 6)
+
+    @pytest.mark.parametrize("text", ["e2e:1s", "ttft:1s", "tpot:1s", "tbc_max:1s e2e:1s"])
+    def test_needs_both_bounds(self, text: str) -> None:
+        x = exchange(*STALL_AFTER_2_MS)
+        assert experience_of(x, measure(x), Objectives.parse(text)) is None
+
+    def test_needs_submit(self) -> None:
+        x = exchange(*STALL_AFTER_2_MS)
+        x.timeline.submit_ns = None
+        assert experience_of(x, measure(x), self.objectives) is None

@@ -1,14 +1,23 @@
 """The draft's Table 5, by hand: TTFT P50 and P99 in ms."""
 
+from math import isnan
+
+import pytest
+
 from llmtap.metrics.saturation import (
     SaturationLevel,
     capacity,
     delivered_shares,
+    fit_linear,
+    fit_power,
+    fit_quadratic,
     heavy_tail,
     incomplete,
     knee,
+    local_exponents,
     operating_point,
     peak,
+    r_squared,
     saturation_point,
     undelivered,
 )
@@ -21,32 +30,6 @@ TABLE_5 = [
     SaturationLevel(18, 2534, 378, 1234, 0.998),
     SaturationLevel(22, 2712, 823, 3456, 0.941),
 ]
-
-
-def test_the_knee_is_past_twice_the_smallest_p99() -> None:
-    assert knee(TABLE_5) == 14  # 512 > 284, 267 is not
-    assert knee(TABLE_5[:3]) is None
-
-
-def test_saturation_is_the_first_fall_of_throughput_and_the_peak_is_another_thing() -> None:
-    assert saturation_point(TABLE_5) is None
-    assert peak(TABLE_5) == 22
-    falling = [*TABLE_5, SaturationLevel(26, 2650, 900, 4000)]
-    assert (saturation_point(falling), peak(falling)) == (26, 22)
-
-
-def test_completion_by_requests_and_by_tokens() -> None:
-    assert incomplete(TABLE_5) is None
-    assert incomplete(TABLE_5, 0.95) == 22
-    shares = delivered_shares(TABLE_5)
-    assert shares[:4] == [1.0] * 4
-    assert round(shares[5], 12) == 0.868117797695
-    assert undelivered(TABLE_5) == 22
-
-
-def test_a_tail_is_measured_against_a_lower_load() -> None:
-    assert heavy_tail(TABLE_5) == 18  # 1,234 > 950
-    assert heavy_tail(TABLE_5, of="previous") is None
 
 
 def test_the_operating_point_is_the_best_level_that_meets_the_objectives() -> None:
@@ -67,3 +50,34 @@ def test_no_levels_have_no_points() -> None:
         None
     ] * 6
     assert delivered_shares([]) == []
+
+
+LENGTHS = [1024.0, 4096.0, 16384.0, 65536.0, 131072.0]
+
+
+def test_an_exact_power_is_found() -> None:
+    fit = fit_power(LENGTHS, [0.3 * x**1.7 for x in LENGTHS])
+    assert (fit.k, fit.a, fit.r2, fit.r2_log) == pytest.approx((1.7, 0.3, 1.0, 1.0))
+
+
+def test_an_exact_line_and_parabola_are_found() -> None:
+    line = fit_linear(LENGTHS, [0.07 * x + 12 for x in LENGTHS])
+    assert (line.slope, line.intercept, line.r2) == pytest.approx((0.07, 12, 1.0))
+    curve = fit_quadratic(LENGTHS, [3e-8 * x * x + 0.07 * x + 12 for x in LENGTHS])
+    assert (curve.c2, curve.c1, curve.c0, curve.r2) == pytest.approx((3e-8, 0.07, 12, 1.0))
+
+
+def test_two_points_have_an_exponent_and_no_interval() -> None:
+    fit = fit_power([1, 10], [2, 200])
+    assert (fit.k, fit.k_error, fit.k_interval) == (pytest.approx(2.0), None, None)
+
+
+def test_local_exponents_show_where_it_bends() -> None:
+    assert local_exponents([1, 10, 100], [1, 10, 1000]) == pytest.approx([1.0, 2.0])
+    assert local_exponents([5], [5]) == []
+
+
+def test_r_squared_may_be_worse_than_the_mean() -> None:
+    assert r_squared([1, 2, 3], [1, 2, 3]) == 1.0
+    assert r_squared([1, 2, 3], [3, 2, 1]) == -3.0
+    assert isnan(r_squared([2, 2], [2, 2]))

@@ -8,7 +8,15 @@ from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.summary import METRICS, Summary
+from llmtap.metrics.summary import (
+    DISAGREEMENTS,
+    METRICS,
+    NO_TOKEN_REASONS,
+    Summary,
+    clock_disagreement,
+    no_token_reason,
+    tokens_after_cancel,
+)
 
 MS = 1_000_000
 WINDOW = {"name": "1m"}
@@ -291,3 +299,142 @@ def test_merging_equals_adding_together() -> None:
     assert merged.to_dict(WINDOW, 3.0) == together.to_dict(WINDOW, 3.0)
     assert merged.copy().to_dict(WINDOW, 3.0) == together.to_dict(WINDOW, 3.0)
     assert (merged.n, merged.benefit_n) == (4, 3)
+
+
+def exchange(
+    *times_ms: int, tokens: int = 1, outcome: Outcome = Outcome.COMPLETE, stream: bool = True
+) -> Exchange:
+    log = EventLog()
+    log.add(0, EventClass.ROLE, 100, -1, 0)
+    for t in times_ms:
+        log.add(t * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
+    t = Timeline(arrival_ns=0, submit_ns=0, events=log)
+    x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=stream, outcome=outcome)
+    if tokens > 0:
+        x.tokens = Tokens(output=tokens * len(times_ms), source=TokenSource.TOKEN_IDS)
+    return x
+
+
+def reason(x: Exchange) -> str | None:
+    return no_token_reason(x, measure(x))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "expected"),
+    [
+        (Outcome.COMPLETE, None, "empty"),
+        (Outcome.REFUSED, None, "refusal"),
+        (Outcome.REFUSED, "model_refusal", "refusal"),
+        (Outcome.REFUSED, "input_guardrail", "guardrail"),
+        (Outcome.REFUSED, "output_guardrail", "guardrail"),
+        (Outcome.REFUSED, "gateway_policy", "guardrail"),
+        (Outcome.UPSTREAM_ERROR, None, "error"),
+        (Outcome.UPSTREAM_RESET, None, "error"),
+        (Outcome.UPSTREAM_TIMEOUT, None, "error"),
+        (Outcome.TRUNCATED, None, "error"),
+        (Outcome.CLIENT_CANCELLED, None, "cancelled"),
+        (Outcome.REJECTED, None, "rejected"),
+    ],
+)
+def test_no_token_has_a_reason(outcome: Outcome, kind: str | None, expected: str) -> None:
+    x = exchange(outcome=outcome)
+    x.refusal = None if kind is None else {"kind": kind}
+    assert reason(x) == expected
+    assert expected in NO_TOKEN_REASONS
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_whoever_got_a_token_has_none(outcome: Outcome) -> None:
+    assert reason(exchange(5, outcome=outcome)) is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_nobody_knows_what_would_have_come_through_a_relay_that_died(stream: bool) -> None:
+    assert reason(exchange(stream=stream, outcome=Outcome.TAP_ERROR)) is None
+
+
+def test_of_an_answer_in_one_piece_only_failures_count() -> None:
+    assert reason(exchange(stream=False)) is None
+    assert reason(exchange(stream=False, outcome=Outcome.UPSTREAM_ERROR)) == "error"
+
+
+class TestAfterCancel:
+    @pytest.mark.parametrize(
+        ("tokens", "left_ms", "after"),
+        [(1, 25, 2), (3, 25, 6), (-1, 25, 2), (1, 30, 1), (1, 40, 0), (1, 5, 4)],
+    )
+    def test_what_came_later_than_the_client_left(self, tokens: int, left_ms: int, after: int) -> None:
+        x = exchange(10, 20, 30, 40, tokens=tokens, outcome=Outcome.CLIENT_CANCELLED)
+        x.timeline.delivered_ns = left_ms * MS
+        assert tokens_after_cancel(x, measure(x)) == after
+
+    def test_a_client_that_stayed_has_no_such_figure(self) -> None:
+        x = exchange(10)
+        x.timeline.delivered_ns = 5 * MS
+        assert tokens_after_cancel(x, measure(x)) is None
+
+    def test_without_a_stamp_nothing_is_known_to_be_late(self) -> None:
+        x = exchange(10, outcome=Outcome.CLIENT_CANCELLED)
+        assert tokens_after_cancel(x, measure(x)) == 0
+
+
+def timed(*told: dict[str, object]) -> Exchange:
+    """First token after 100 ms, five in all at 20 ms, whole after 200."""
+    x = stream([100, 120, 140, 160, 180])
+    x.timeline.response_end_ns = 200 * MS
+    x.server_timing = list(told) or None
+    return x
+
+
+def disagreement(*told: dict[str, object]) -> dict[str, int]:
+    x = timed(*told)
+    return clock_disagreement(x, measure(x))
+
+
+def test_each_duration_is_ours_minus_the_servers() -> None:
+    found = disagreement(
+        {"name": "ttft", "ms": 90.5, "where": "usage"},
+        {"name": "decode", "ms": 81.0, "where": "usage"},
+        {"name": "mean_itl", "ms": 20, "where": "usage"},
+        {"name": "total", "ms": 171, "where": "header:x"},
+        {"name": "queue", "ms": 5, "where": "usage"},
+    )
+    assert found == {"ttft": 9_500_000, "decode": -1 * MS, "itl": 0, "e2e": 29 * MS}
+    assert found.keys() == set(DISAGREEMENTS)
+
+
+def test_queue_and_prefill_stand_for_a_ttft_that_is_not_told() -> None:
+    queue, prefill = {"name": "queue", "ms": 10}, {"name": "prefill", "ms": 60}
+    assert disagreement(queue, prefill) == {"ttft": 30 * MS}
+    assert disagreement(prefill) == {}
+    assert disagreement(queue, prefill, {"name": "ttft", "ms": 99}) == {"ttft": 1 * MS}
+
+
+def test_the_first_telling_counts() -> None:
+    assert disagreement({"name": "decode", "ms": 70}, {"name": "decode", "ms": 1}) == {"decode": 10 * MS}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"name": "decode", "ms": "70"},
+        {"name": "decode"},
+        {"ms": 70},
+        {"name": 7, "ms": 70},
+        {"name": "decode", "ms": float("nan")},
+        {"name": "decode", "ms": float("inf")},
+        {"name": "load", "ms": 7},
+    ],
+)
+def test_what_cannot_be_compared_is_left_out(told: dict[str, object]) -> None:
+    assert disagreement(told) == {}
+
+
+def test_nothing_told_is_nothing() -> None:
+    assert disagreement() == {}
+
+
+def test_a_point_that_we_did_not_see_is_left_out() -> None:
+    x = timed({"name": "ttft", "ms": 1}, {"name": "total", "ms": 2})
+    x.timeline.submit_ns = None
+    assert clock_disagreement(x, measure(x)) == {}

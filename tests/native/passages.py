@@ -89,9 +89,10 @@ class _World:
         self._connect()
         lag = make_lag_meter(1_000) if compiled else PythonLagMeter(1_000)
         base = Timebase(SystemClock(), lag)
+        reporter = SimpleNamespace(lag=lag, ended=lambda *bytes_passed: None)
         relay = SimpleNamespace(
-            tap=tap, route=SimpleNamespace(pool=self), flows=set(), lag=lag, bytes_up=0, bytes_down=0,
-            draining=False, warn=lambda kind, what: self.calls.append((kind, what)),
+            tap=tap, route=SimpleNamespace(pool=self), reporter=reporter, draining=False,
+            warn=lambda kind, what: self.calls.append((kind, what)),
         )  # fmt: skip
         client = SimpleNamespace(flow_over=self._over)
         self.down = self._stream(near_down, base, compiled=compiled)
@@ -99,10 +100,10 @@ class _World:
         self.up = self._stream(near_up, base, compiled=compiled)
         self.up.handler = flow
         self.down.handler = cast(Any, SimpleNamespace(on_drained=flow.client_drained, on_lost=self._lost))
-        flow._upstream = self.up
+        flow.upload.upstream = self.up
         flow._scanner = scanner_for(framing, length, refused_trailers=FRAMING_TRAILERS)
         flow._answered = flow._keep_upstream = True
-        flow._request_end_ns = 1
+        flow.upload.end_ns = 1
         flow.seq, flow.tapped = tap.open(1, b"GET / HTTP/1.1\r\n\r\n")
         flow._pass_body(framing)
         self.unsolicited = 0
@@ -115,7 +116,7 @@ class _World:
 
     def _connect(self) -> None:
         self.tap._sock = cast(Any, self.meter)
-        self.tap._append(int(FrameKind.HELLO), 0, 0, 0, b"{}")
+        self.tap._append(FrameKind.HELLO, 0, 0, 0, b"{}")
         self.tap._flush()
 
     def give_back(self, stream: PlainStream, now_ns: int) -> None:

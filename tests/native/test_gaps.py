@@ -14,7 +14,7 @@ import pytest
 from llmtap import native
 from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline
 from llmtap.exchange.outcome import EventClass, TokenSource
-from llmtap.export.prometheus.buckets import GAP_EDGES_NS, TOKEN_EDGES, Buckets
+from llmtap.export.buckets import GAP_EDGES_NS, TOKEN_EDGES, Buckets
 from llmtap.metrics import latency
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram

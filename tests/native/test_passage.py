@@ -54,7 +54,7 @@ class _Exchange:
         relay = SimpleNamespace(tap=SimpleNamespace(rows=self.rows), route=None)
         self.flow = Flow(cast(Any, relay), nobody, self.down)
         self.up = CompiledStream(loop, near_up, self.flow, base, stamped=False)
-        self.flow._upstream = self.up
+        self.flow.upload.upstream = self.up
         self.flow._scanner = scanner_for(Framing.CHUNKED, 0)
         self.flow.tapped = True
         self.flow.seq = 1
@@ -64,7 +64,7 @@ class _Exchange:
         for number in range(events):
             if not number % 300:
                 self.rows.pack(number)
-                self.rows.put(int(FrameKind.STATUS), 0, 0, 0, b"")
+                self.rows.put(FrameKind.STATUS, 0, 0, 0, b"")
             self.far_up.send(CHUNK)
             self.up.reader()
             assert self.far_down.recv(1_024) == CHUNK

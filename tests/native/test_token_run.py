@@ -2,6 +2,8 @@
 
 Invariant: both recognise the same reads as token events, and make the same exchanges of the same frames,
 however these are cut into batches.
+
+Long because both implementations are compared by the same cases.
 """
 
 import json
@@ -18,12 +20,16 @@ from llmtap.channel.frames import BatchReader, FrameKind, Hello, PythonFrameBatc
 from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.exchange.token_run import ROOM, PythonTokenRun, TokenRun
-from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.cooperative_yield import CPU_EVERY_NS, CooperativeYield
+from llmtap.meter.pipeline.assembler import CPU_EVERY_NS, Assembler, CooperativeYield
 from llmtap.native import REASON
 from llmtap.protocol.delta import Delta, EventClass
-from llmtap.protocol.repetition import BLOCK_BYTES_MAX, LooseRepetition, Repetition
+from llmtap.protocol.repetition import (
+    BLOCK_BYTES_MAX,
+    ROOM,
+    PythonTokenRun,
+    Repetition,
+    TokenRun,
+)
 from tests.native.cases import TokenEvents, in_a_chunk
 from tests.support.corpus import NAMES, Recorded
 from tests.support.tap_frames import MS, Script
@@ -42,10 +48,10 @@ def repetition(before: bytes = b'data: {"text":"', behind: bytes = b'"}\n\n') ->
     return Repetition(before, behind, DELTA, behind + b"\r\n")
 
 
-def loosened() -> LooseRepetition:
+def loosened() -> Repetition:
     """A string and a number ahead of the text, a string beyond it."""
-    return LooseRepetition(
-        b"", b"", DELTA, b'"}\n\n\r\n', names=frozenset(), opening=b'data: {"id":"', closing=b'"}\n\n',
+    return Repetition(
+        b'data: {"id":"', b'"}\n\n', DELTA, b'"}\n\n\r\n', names=frozenset({"id", "n", "pad"}),
         ahead=((b'","n":', True), (b',"text":"', False)), beyond=((b'","pad":"', True),),
     )  # fmt: skip
 
@@ -106,7 +112,7 @@ def strings() -> Iterator[bytes]:
 def test_the_same_strings_are_texts() -> None:
     known, n = repetition(), 0
     for text in strings():
-        n += added(known, known.before + text + known.behind)
+        n += added(known, known.opening + text + known.closing)
     assert n > 1_000
 
 
@@ -154,7 +160,7 @@ def test_a_block_in_which_the_fixed_parts_overlap_is_no_event() -> None:
 def test_a_run_has_room_for_a_bounded_number_of_events() -> None:
     assert compiled is not None
     known = repetition()
-    read = known.before + b"a" + known.behind
+    read = known.opening + b"a" + known.closing
     for keeps_texts, room in ((True, ROOM), (False, NATIVE_ROOM)):
         run = compiled.TokenRun(known.fixed, False, keeps_texts)
         for i in range(room):
@@ -267,7 +273,7 @@ def merged(rng: random.Random, exchanges: list[list[Row]]) -> list[Row]:
 def request(seq: int, path: str = "/v1/chat/completions") -> list[Row]:
     body = b'{"model":"m","stream":true,"messages":[]}'
     head = f"POST {path} HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    return [(int(FrameKind.SENT), seq, 1_000 * seq, 1_000 * seq + 50, head + body)]
+    return [(FrameKind.SENT, seq, 1_000 * seq, 1_000 * seq + 50, head + body)]
 
 
 def answered(
@@ -280,16 +286,16 @@ def answered(
 ) -> list[Row]:
     framing = b"Transfer-Encoding: chunked\r\n" if chunked else b""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n%b%b\r\n" % (framing, fields)
-    rows = [*request(seq, path), (int(FrameKind.RESPONSE_HEAD), seq, MS, 1, head)]
+    rows = [*request(seq, path), (FrameKind.RESPONSE_HEAD, seq, MS, 1, head)]
     if chunked:
         reads = [*(b"%x\r\n%b\r\n" % (len(read), read) for read in reads if read), b"0\r\n\r\n"]
-    rows += [(int(FrameKind.RESPONSE_DATA), seq, (i + 2) * MS, 10 * i % 37, r) for i, r in enumerate(reads)]
+    rows += [(FrameKind.RESPONSE_DATA, seq, (i + 2) * MS, 10 * i % 37, r) for i, r in enumerate(reads)]
     end_ns = (len(reads) + 2) * MS
     closing = msgspec.json.encode({"outcome": "complete"})
     return [
         *rows,
-        (int(FrameKind.RESPONSE_END), seq, end_ns, 0, b""),
-        (int(FrameKind.CLOSE), seq, end_ns, 0, closing),
+        (FrameKind.RESPONSE_END, seq, end_ns, 0, b""),
+        (FrameKind.CLOSE, seq, end_ns, 0, closing),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which Ray is meant; what it does when there is one is in tests/sim/sweep/test_workers.py."""
+"""Which Ray is meant; what it does when there is one is in tests/sim/sweep/test_runner.py."""
 
 import os
 import socket

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.exchange import answer
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.plausibility import ROUNDING_NS
+from llmtap.exchange.verdict import ROUNDING_NS
+from llmtap.protocol import repetition
 from tests.support.data import CORPUS
 
 NAMES = sorted(p.stem for p in CORPUS.glob("*.json"))
@@ -242,7 +242,7 @@ def test_a_recorded_answer_is_the_same_whether_or_not_its_events_are_known_again
     blocks = body.replace(b"\n\n", b"\n\n\0").split(b"\0") * 3  # an event a read, and more of them
     reads = [(i * MS, block) for i, block in enumerate(blocks)]
     fast = play(doc, reads, chunked=True)
-    with mock.patch.object(answer, "find_repetition", return_value=None):
+    with mock.patch.object(repetition, "find_repetition", return_value=None):
         assert play(doc, reads, chunked=True) == fast
 
 

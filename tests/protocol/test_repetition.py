@@ -1,4 +1,7 @@
-"""Invariant: what a block is known to say again is what its reader would have said."""
+"""Invariant: what a block is known to say again is what its reader would have said.
+
+Long because its tables of events serve all of its invariants.
+"""
 
 import json
 from typing import Any
@@ -13,7 +16,7 @@ from llmtap.protocol.dialects.anthropic import Anthropic
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIResponses
-from llmtap.protocol.repetition import BLOCK_BYTES_MAX, LooseRepetition, Repetition, find_repetition
+from llmtap.protocol.repetition import BLOCK_BYTES_MAX, PythonTokenRun, Repetition, find_repetition
 from llmtap.protocol.sse import SseEvent, SseParser
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
@@ -157,7 +160,7 @@ def test_a_piece_of_text_comes_again_with_another_text(name: str) -> None:
     assert found is not None
     for text in ("x", "\n", '"}', "\\", "\u4f60", "\U0001f642", "\x7f\u2028"):
         for quoted in (json.dumps(text).encode(), msgspec.json.encode(text)):
-            block = found.before[:-1] + quoted + found.behind[1:]
+            block = found.opening[:-1] + quoted + found.closing[1:]
             assert found.text_in(block) == text
             said = tell(dialect, block)
             assert said is not None
@@ -189,31 +192,32 @@ def test_what_is_no_single_text_is_left_to_the_reader(text: bytes) -> None:
     for first in REPEATED.values():
         found, _ = known(first)
         assert found is not None
-        block = found.before + text + found.behind
-        assert found.text_in(block) == found.text_in_chunk(framed(block)) == ""
+        block = found.opening + text + found.closing
+        assert found.text_in(block) == found.text_in(framed(block), chunked=True) == ""
 
 
 def test_a_block_in_which_both_ends_overlap_is_left_to_the_reader() -> None:
     found = Repetition(b'data: {"text":"', b'"}\n\n', Delta(EventClass.CONTENT), b'"}\n\n\r\n')
     for block in (b'data: {"text":"}\n\n', b'data: {"text":"', b'"}\n\n', b"", b"\n"):
-        assert found.text_in(block) == found.text_in_chunk(framed(block)) == ""
+        assert found.text_in(block) == found.text_in(framed(block), chunked=True) == ""
 
 
 def test_the_framing_of_a_chunk_must_be_the_usual_one() -> None:
     found, _ = known(sse(chat(content="hi")))
     assert found is not None
     for text in ("x", "x" * 300, "\u4f60"):
-        block = found.before + text.encode() + found.behind
+        block = found.opening + text.encode() + found.closing
         chunk = framed(block)
-        assert found.text_in_chunk(chunk) == text
-        assert found.sizes_in_chunks([len(chunk)]) == [len(block)]
+        assert found.text_in(chunk, chunked=True) == text
+        run = PythonTokenRun(found, chunked=True, keeps_texts=False)
+        assert run.add(chunk, 0, 0) and list(run.take()[2]) == [len(block)]
         line = chunk.partition(b"\n")[0] + b"\n"
         for other in (
             block, chunk[1:], chunk[:-1], chunk + chunk, chunk + b"0\r\n\r\n", b"0" + chunk, line + chunk,
             chunk[:-2] + b"\n\n", chunk.replace(b"\r\n", b"\n"), chunk.replace(b"\r", b";x\r", 1),
             b"%x\r\n" % (len(block) + 1) + block + b"\r\n", b"%x\r\n" % (len(block) - 1) + block + b"\r\n",
         ):  # fmt: skip
-            assert found.text_in_chunk(other) == ""
+            assert found.text_in(other, chunked=True) == ""
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 257, 4_094, 4_095, 4_096, 4_097, 5_000])
@@ -221,7 +225,7 @@ def test_a_chunk_of_any_size_is_read_or_left(size: int) -> None:
     found = Repetition(b'"', b'"\n', Delta(EventClass.CONTENT), b'"\n\r\n')
     text = "x" * (size - 3)
     chunk = framed(b'"%b"\n' % text.encode())
-    assert found.text_in_chunk(chunk) == (text if size <= BLOCK_BYTES_MAX else "")
+    assert found.text_in(chunk, chunked=True) == (text if size <= BLOCK_BYTES_MAX else "")
 
 
 insides = st.lists(
@@ -240,11 +244,11 @@ def test_any_block_that_is_known_says_what_its_reader_would_say(
 ) -> None:
     found, dialect = known(REPEATED[name])
     assert found is not None
-    block = found.before + inside + found.behind
+    block = found.opening + inside + found.closing
     at %= len(block) + 1
     for candidate in (block, block[:at] + other + block[at + len(other) :], block[:at] + other + block[at:]):
         text = found.text_in(candidate)
-        assert found.text_in_chunk(framed(candidate)) == text
+        assert found.text_in(framed(candidate), chunked=True) == text
         if text:
             expected = msgspec.structs.replace(found.delta, text=text, size=len(candidate))
             if expected.event_class is EventClass.CONTENT and text.isspace():
@@ -332,7 +336,7 @@ TIGHT = {
 }  # fmt: skip
 
 
-def filled(found: LooseRepetition, values: list[bytes], text: bytes) -> bytes:
+def filled(found: Repetition, values: list[bytes], text: bytes) -> bytes:
     """An event with these loose values, in their order, spelt as given without their quotes."""
     n = len(found.ahead)
     before = zip(values[:n], (fixed for fixed, _ in found.ahead), strict=True)
@@ -343,14 +347,14 @@ def filled(found: LooseRepetition, values: list[bytes], text: bytes) -> bytes:
     )  # fmt: skip
 
 
-def strings(found: LooseRepetition) -> list[bool]:
+def strings(found: Repetition) -> list[bool]:
     return [is_string for _, is_string in (*found.ahead, *found.beyond[::-1])]
 
 
 @pytest.mark.parametrize("name", LOOSE)
 def test_a_value_that_nobody_reads_may_change(name: str) -> None:
     found, dialect = loosened(*LOOSE[name])
-    assert isinstance(found, LooseRepetition)
+    assert found is not None and found.names
     assert len(found.names) == len(strings(found))
     for value in (b"0", b"5", b"1000000007", b"9" * 400):
         for text in (b"x", b'\\"', b" ", b'"seq":'.replace(b'"', b'\\"')):
@@ -358,7 +362,7 @@ def test_a_value_that_nobody_reads_may_change(name: str) -> None:
             said = tell(dialect, block)
             assert said is not None
             assert said.text == found.text_in(block) == json.loads(b'"%b"' % text)
-            assert found.text_in_chunk(framed(block)) == said.text
+            assert found.text_in(framed(block), chunked=True) == said.text
     for block in LOOSE[name]:
         assert found.text_in(block), "both have the same shape"
 
@@ -367,7 +371,7 @@ def test_a_value_that_nobody_reads_may_change(name: str) -> None:
 def test_what_is_read_or_cannot_be_told_for_sure_may_not_change(name: str) -> None:
     first, second = TIGHT[name]
     found, _ = loosened(first, second)
-    assert found is not None and not isinstance(found, LooseRepetition)
+    assert found is not None and not found.names
     assert found.text_in(second) and not found.text_in(first)
 
 
@@ -377,14 +381,15 @@ def test_nothing_is_loose_where_nobody_knows_what_is_read(name: str) -> None:
     last, dialect = known(pair[0])
     delta = tell(dialect, pair[1])
     assert delta is not None
-    assert type(find_repetition(pair[1], delta, dialect.read_event, None, last)) is Repetition
-    assert type(find_repetition(pair[1], delta, dialect.read_event, dialect.names_read, None)) is Repetition
+    for known_names, before in ((None, last), (dialect.names_read, None)):
+        found = find_repetition(pair[1], delta, dialect.read_event, known_names, before)
+        assert found is not None and not found.names
 
 
 def test_a_name_is_read_however_it_is_spelt() -> None:
     first, second = (top('"\\u006dodel":"m"', f'"seq":{n}', CHOICE % "hi") for n in (1, 2))
     found, _ = loosened(first, second)
-    assert isinstance(found, LooseRepetition) and found.names == {"seq"}
+    assert found is not None and found.names == {"seq"}
 
 
 @pytest.mark.parametrize("name", sorted(OpenAIChat.names_read))
@@ -400,7 +405,7 @@ def test_a_value_that_may_be_read_is_never_loose(name: str) -> None:
         event = sse({name: n, "seq": n, "text": "hi"})
         delta = read_event(SseParser().feed(event)[0])
         found = find_repetition(event, delta, read_event, OpenAIChat.names_read, found)
-    assert isinstance(found, LooseRepetition) and found.names == {"seq"}
+    assert found is not None and found.names == {"seq"}
     assert found.text_in(sse({name: 2, "seq": 3, "text": "so"})) == "so"
     assert found.text_in(sse({name: 3, "seq": 3, "text": "so"})) == ""
 
@@ -409,13 +414,13 @@ def test_what_was_loose_once_stays_so() -> None:
     found, dialect = loosened(
         top('"id":"a"', '"created":1', CHOICE % "hi"), top('"id":"b"', '"created":1', CHOICE % "so")
     )
-    assert isinstance(found, LooseRepetition) and found.names == {"id"}
+    assert found is not None and found.names == {"id"}
     third = top('"id":"b"', '"created":2', CHOICE % "it")
     assert found.text_in(third) == ""
     delta = tell(dialect, third)
     assert delta is not None
     found = find_repetition(third, delta, dialect.read_event, dialect.names_read, found)
-    assert isinstance(found, LooseRepetition) and found.names == {"id", "created"}
+    assert found is not None and found.names == {"id", "created"}
     assert found.text_in(top('"id":"c"', '"created":3', CHOICE % "no")) == "no"
 
 
@@ -432,24 +437,24 @@ NO_STRINGS = [
 @pytest.mark.parametrize("name", LOOSE)
 def test_what_is_no_single_value_is_left_to_the_reader(name: str) -> None:
     found, _ = loosened(*LOOSE[name])
-    assert isinstance(found, LooseRepetition)
+    assert found is not None and found.names
     kinds = strings(found)
     for i, is_string in enumerate(kinds):
         for value in NO_STRINGS if is_string else NO_NUMBERS:
             values = [b"1"] * len(kinds)
             values[i] = value
             block = filled(found, values, b"hi")
-            assert found.text_in(block) == found.text_in_chunk(framed(block)) == ""
+            assert found.text_in(block) == found.text_in(framed(block), chunked=True) == ""
 
 
 @pytest.mark.parametrize("name", LOOSE)
 def test_a_part_of_an_event_is_left_to_the_reader(name: str) -> None:
     found, _ = loosened(*LOOSE[name])
-    assert isinstance(found, LooseRepetition)
+    assert found is not None and found.names
     block = filled(found, [b"1"] * len(found.names), b"hi")
     pieces = [found.opening, *(fixed for fixed, _ in (*found.ahead, *found.beyond)), found.closing]
     for part in [*pieces, found.opening + found.closing, *(block.replace(piece, b"") for piece in pieces)]:
-        assert found.text_in(part) == found.text_in_chunk(framed(part)) == ""
+        assert found.text_in(part) == found.text_in(framed(part), chunked=True) == ""
     for i in range(len(block)):
         for other in (block[:i], block[i:], block[:i] + block[i + 1 :]):
             if other != block and found.text_in(other):
@@ -477,7 +482,7 @@ def test_any_block_with_loose_values_that_is_known_says_what_its_reader_would_sa
     name: str, values: list[bytes], text: bytes, at: int, other: bytes, swaps: list[int]
 ) -> None:
     found, dialect = loosened(*LOOSE[name])
-    assert isinstance(found, LooseRepetition)
+    assert found is not None and found.names
     n = len(found.names)
     pieces = [found.opening, *(f for f, _ in found.ahead), *(f for f, _ in found.beyond[::-1]), found.closing]
     for swap in swaps:  # what is fixed may stand in a value
@@ -490,7 +495,7 @@ def test_any_block_with_loose_values_that_is_known_says_what_its_reader_would_sa
         candidates += [base[:i] + other + base[i + len(other) :], base[:i] + other + base[i:]]
     for candidate in candidates:
         said = found.text_in(candidate)
-        assert found.text_in_chunk(framed(candidate)) == said
+        assert found.text_in(framed(candidate), chunked=True) == said
         if said:
             expected = msgspec.structs.replace(found.delta, text=said, size=len(candidate))
             if expected.event_class is EventClass.CONTENT and said.isspace():

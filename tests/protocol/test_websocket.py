@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
+from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage, accept_key, frame
 
 TEXT, BINARY, CLOSE, PING, PONG = Opcode.TEXT, Opcode.BINARY, Opcode.CLOSE, Opcode.PING, Opcode.PONG
 KEY = b"\x37\xfa\x21\x3d"
 
 
-def frame(code: int, payload: bytes, *, fin: bool = True, rsv1: bool = False, key: bytes = b"") -> bytes:
+def websocket_frame(
+    code: int, payload: bytes, *, fin: bool = True, rsv1: bool = False, key: bytes = b""
+) -> bytes:
     size = len(payload)
     length = bytes([size]) if size < 126 else b"\x7f" + size.to_bytes(8, "big")
     if 126 <= size <= 0xFFFF:
@@ -61,15 +63,20 @@ def test_the_examples_of_compression() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 0xFFFF, 0x10000])
 def test_lengths_of_each_form(size: int) -> None:
-    data = frame(BINARY, b"x" * size) + frame(TEXT, b"end")
+    data = websocket_frame(BINARY, b"x" * size) + websocket_frame(TEXT, b"end")
     messages, broken = parse(data, [1, 2, 3, 5, 9, 10, 11])
     assert [(m.opcode, len(m.payload or b"")) for m in messages] == [(BINARY, size), (TEXT, 3)]
     assert (broken, sum(m.size for m in messages)) == (None, len(data))
 
 
 def test_control_frames_come_between_the_parts_of_a_message() -> None:
-    data = frame(TEXT, b"He", fin=False) + frame(PING, b"p") + frame(0, b"l", fin=False) + frame(PONG, b"")
-    data += frame(0, b"lo") + frame(CLOSE, b"\x03\xe8bye")
+    data = (
+        websocket_frame(TEXT, b"He", fin=False)
+        + websocket_frame(PING, b"p")
+        + websocket_frame(0, b"l", fin=False)
+        + websocket_frame(PONG, b"")
+    )
+    data += websocket_frame(0, b"lo") + websocket_frame(CLOSE, b"\x03\xe8bye")
     assert payloads(data) == [(PING, b"p"), (PONG, b""), (TEXT, b"Hello"), (CLOSE, b"\x03\xe8bye")]
     assert sum(m.size for m in parse(data, [])[0]) == len(data)
 
@@ -94,16 +101,20 @@ def test_every_cut_and_framing_gives_the_same_messages(
         pieces = [coded[i : i + step] for i in range(0, len(coded), step)] or [b""]
         for i, part in enumerate(pieces):
             first, last = i == 0, i == len(pieces) - 1
-            data += frame(TEXT if first else 0, part, fin=last, rsv1=compressed and first, key=key)
+            data += websocket_frame(TEXT if first else 0, part, fin=last, rsv1=compressed and first, key=key)
             if pinged and not last:
-                data += frame(PING, b"?", key=key)
+                data += websocket_frame(PING, b"?", key=key)
     found, broken = parse(data, edges, masked=masked)
     assert [m.payload for m in found if m.opcode is TEXT] == [payload for payload, _, _ in sent]
     assert (broken, found) == (None, parse(data, [], masked=masked)[0])
 
 
 def test_a_message_that_is_too_long_comes_without_its_payload() -> None:
-    data = frame(TEXT, b"x" * 40, fin=False) + frame(0, b"y" * 40) + frame(TEXT, b"ok")
+    data = (
+        websocket_frame(TEXT, b"x" * 40, fin=False)
+        + websocket_frame(0, b"y" * 40)
+        + websocket_frame(TEXT, b"ok")
+    )
     assert payloads(data, limit=60) == [(TEXT, None), (TEXT, b"ok")]
     assert [m.size for m in parse(data, [], limit=60)[0]] == [84, 4]
 
@@ -113,7 +124,7 @@ def deflated(*texts: bytes, keep: bool) -> list[bytes]:
     deflater, out = zlib.compressobj(wbits=-15), []
     for text in texts:
         coded = deflater.compress(text) + deflater.flush(zlib.Z_SYNC_FLUSH)
-        out.append(frame(TEXT, coded.removesuffix(b"\x00\x00\xff\xff"), rsv1=True))
+        out.append(websocket_frame(TEXT, coded.removesuffix(b"\x00\x00\xff\xff"), rsv1=True))
         if not keep:
             deflater = zlib.compressobj(wbits=-15)
     return out
@@ -130,7 +141,7 @@ def test_a_compressed_message_that_grows_too_long_is_given_up() -> None:
 
 def test_what_is_no_deflate_is_given_up_and_the_next_is_read() -> None:
     (good,) = deflated(b"hello", keep=False)
-    data = frame(TEXT, b"\xff\xff\xff", rsv1=True) + frame(TEXT, b"plain") + good
+    data = websocket_frame(TEXT, b"\xff\xff\xff", rsv1=True) + websocket_frame(TEXT, b"plain") + good
     assert payloads(data) == [(TEXT, None), (TEXT, b"plain"), (TEXT, b"hello")]
 
 
@@ -141,22 +152,29 @@ def test_what_is_no_deflate_is_given_up_and_the_next_is_read() -> None:
         (b"HTTP/1.1", "control frame"),
         (bytes([0x83, 0]), "begins with 0x83"),
         (bytes([0xA1, 0]), "begins with 0xa1"),
-        (frame(TEXT, b"a", key=KEY), "a masked"),
-        (frame(PING, b"", fin=False), "control frame"),
-        (frame(PING, b"x" * 126), "control frame"),
-        (frame(PONG, b"", rsv1=True), "control frame"),
-        (frame(0, b"a"), "continuation of nothing"),
-        (frame(TEXT, b"a", fin=False) + frame(TEXT, b"b"), "inside another"),
-        (frame(TEXT, b"a", fin=False) + frame(0, b"b", rsv1=True), "says it is compressed"),
+        (websocket_frame(TEXT, b"a", key=KEY), "a masked"),
+        (websocket_frame(PING, b"", fin=False), "control frame"),
+        (websocket_frame(PING, b"x" * 126), "control frame"),
+        (websocket_frame(PONG, b"", rsv1=True), "control frame"),
+        (websocket_frame(0, b"a"), "continuation of nothing"),
+        (websocket_frame(TEXT, b"a", fin=False) + websocket_frame(TEXT, b"b"), "inside another"),
+        (
+            websocket_frame(TEXT, b"a", fin=False) + websocket_frame(0, b"b", rsv1=True),
+            "says it is compressed",
+        ),
         (b"\x81\x7f" + b"\xff" * 8, "more than 63 bits"),
     ],
 )
 def test_what_is_no_frame_ends_it(data: bytes, what: str) -> None:
     for edges in ([], list(range(99))):
-        found, broken = parse(frame(TEXT, b"before") + data + frame(TEXT, b"behind"), edges)
+        found, broken = parse(
+            websocket_frame(TEXT, b"before") + data + websocket_frame(TEXT, b"behind"), edges
+        )
         assert [m.payload for m in found] == [b"before"]
         assert broken is not None and what in broken and broken.startswith("upstream sent ")
-    assert parse(frame(TEXT, b"a"), [], masked=True)[1] == "upstream sent an unmasked WebSocket frame"
+    assert (
+        parse(websocket_frame(TEXT, b"a"), [], masked=True)[1] == "upstream sent an unmasked WebSocket frame"
+    )
 
 
 @given(st.binary(max_size=80), st.lists(st.integers(0, 80), max_size=4), st.booleans())
@@ -170,3 +188,30 @@ def test_memory_is_bounded_by_the_limit() -> None:
     for _ in range(50):
         assert parser.feed(b"x" * 100_000) == []
     assert sum(len(part) for part in parser._parts.values()) <= 1_000
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 70_001])
+@pytest.mark.parametrize("key", [b"", b"\x01\x80\xff\x00"])
+def test_every_length_is_read_back(size: int, key: bytes) -> None:
+    payload = bytes(i * 7 % 256 for i in range(size))
+    written = frame(payload, key=key)
+    parser = MessageParser("peer", masked=bool(key))
+    (message,) = parser.feed(written)
+    assert (message.opcode, message.payload, message.size) == (Opcode.TEXT, payload, len(written))
+    assert parser.broken is None
+
+
+@given(st.binary(max_size=300), st.binary(min_size=4, max_size=4), st.sampled_from(sorted(Opcode)[1:3]))
+def test_masking_undoes_itself(payload: bytes, key: bytes, opcode: Opcode) -> None:
+    (message,) = MessageParser("client", masked=True).feed(frame(payload, opcode, key=key))
+    assert (message.opcode, message.payload) == (opcode, payload)
+
+
+def test_the_examples_of_the_rfc() -> None:
+    """RFC 6455 5.7 and 1.3."""
+    assert frame(b"Hello") == bytes.fromhex("810548656c6c6f")
+    assert frame(b"Hello", key=bytes.fromhex("37fa213d")) == bytes.fromhex("818537fa213d7f9f4d5158")
+    assert frame(b"Hello", Opcode.PING) == bytes.fromhex("890548656c6c6f")
+    assert frame(bytes(256), Opcode.BINARY)[:4] == bytes.fromhex("827e0100")
+    assert frame(bytes(65_536), Opcode.BINARY)[:10] == bytes.fromhex("827f0000000000010000")
+    assert accept_key(b"dGhlIHNhbXBsZSBub25jZQ==") == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="

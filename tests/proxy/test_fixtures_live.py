@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from llmtap.clock import SystemClock, WallAnchor
-from llmtap.exchange.plausibility import ROUNDING_NS
+from llmtap.exchange.verdict import ROUNDING_NS
 from tests.support.corpus import NAMES, Played, Player, Recorded
 from tests.support.live_proxy import READY_S, live_proxy
 from tests.support.peer import play

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from llmtap.clock import ManualClock
+from llmtap.export.sinks import SeriesKey
 from llmtap.meter.experiments import Experiments
 from llmtap.metrics.latency import measure
 from llmtap.report.experiment import arms_table, experiment_lines
@@ -32,7 +33,7 @@ def results(n: int, slower_ms: int = 0, refused: int = 0) -> dict[str, Any]:
             if arm == "marked" and i < refused:
                 x.refusal = REFUSAL
             experiments.assigned(arm, unit, True)
-            experiments.ended(x, measure(x))
+            experiments.ended(x, measure(x), SeriesKey(x.tenant, ""), None)
     told: dict[str, Any] = json.loads(msgspec.json.encode(experiments.results()()))
     return told
 
@@ -77,12 +78,11 @@ def test_an_arm_whose_chunks_come_in_bursts_is_told_of() -> None:
 
 
 def test_the_arms_stand_beside_each_other() -> None:
-    table = arms_table(results(60, slower_ms=300, refused=7))
-    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    rows = arms_table(results(60, slower_ms=300, refused=7)).rows
     assert [(row[0], row[1], row[-1]) for row in rows] == [("control", "60", "0"), ("marked", "60", "7")]
     slower = float(rows[1][2]) - float(rows[0][2])
     assert slower == 300
-    assert arms_table({"state": "none"}).row_count == 0
+    assert not arms_table({"state": "none"}).rows
 
 
 def test_a_broken_split_comes_before_everything() -> None:

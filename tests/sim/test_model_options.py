@@ -1,28 +1,17 @@
-import msgspec
+"""TODO."""
+
+from math import log
+from statistics import mean, stdev
+
 import pytest
 
-from llmtap.sim.model_options import ModelOptions, explain, read_settings
+from llmtap.sim.model_options import PREDICTORS, predict, read_model_options
 from llmtap.units import Duration
-
-
-def test_the_defaults_are_the_bold_ones() -> None:
-    r = ModelOptions()
-    assert (r.eps, r.token_sla, r.request_sla) == (5_000_000, 10_000_000, 20_000_000_000)
-    assert (r.bins, r.candidates, r.static_batch, r.b_max) == (8, 128, 8, 128)
-    assert (r.free_gb, r.safe_gb) == (8.0, 7.0)
-    firsts = {name: meaning.rpartition("(")[2].split(" | ")[0].rstrip(")") for name, _, meaning in explain()}
-    choices = {
-        name: value for name, value in msgspec.to_builtins(r, enc_hook=int).items() if "|" in _told(name)
-    }
-    assert choices == {name: firsts[name] for name in choices}
-
-
-def _told(name: str) -> str:
-    return next(meaning for known, _, meaning in explain() if known == name)
+from tests.support.batch_runs import workload
 
 
 def test_settings_are_read_from_text() -> None:
-    r = read_settings({"eps": "1ms", "bins": "4", "bin-choice": "oldest-head", "bin_edges": "1, 30,117"})
+    r = read_model_options({"eps": "1ms", "bins": "4", "bin-choice": "oldest-head", "bin_edges": "1, 30,117"})
     assert (r.eps, r.bins, r.bin_choice, r.bin_edges) == (Duration(1_000_000), 4, "oldest-head", (1, 30, 117))
 
 
@@ -42,10 +31,37 @@ def test_settings_are_read_from_text() -> None:
 )
 def test_what_cannot_be_read_is_named(name: str, value: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem.replace("?", r"\?")):
-        read_settings({name: value})
+        read_model_options({name: value})
 
 
-def test_every_reading_is_explained() -> None:
-    told = explain()
-    assert [name for name, _, _ in told] == list(ModelOptions.__struct_fields__)
-    assert all(default and meaning for _, default, meaning in told)
+REQUESTS = workload([(0, n, n % 97) for n in range(1, 3_000)])
+
+
+def test_perfect_is_the_truth() -> None:
+    assert predict(REQUESTS, "perfect", 1) == REQUESTS.output
+
+
+@pytest.mark.parametrize(("prompt", "told"), [(0, 1), (1, 1), (10, 7), (251, 71), (100_000, 4_096)])
+def test_prompt_is_a_power_of_the_prompt_whole_and_in_bounds(prompt: int, told: int) -> None:
+    assert list(predict(workload([(0, prompt, 5)]), "prompt", 1)) == [told]
+
+
+def test_noisy_is_that_with_noise_of_a_tenth() -> None:
+    told, plain = predict(REQUESTS, "noisy", 1), predict(REQUESTS, "prompt", 1)
+    # Long ones, where cutting to whole tokens is little.
+    errors = [log(a / b) for a, b in list(zip(told, plain, strict=True))[1_000:]]
+    assert stdev(errors) == pytest.approx(0.1, rel=0.1)
+    assert mean(errors) == pytest.approx(0, abs=0.01)
+
+
+def test_shuffled_are_the_true_lengths_of_others() -> None:
+    told = predict(REQUESTS, "shuffled", 1)
+    assert sorted(told) == sorted(REQUESTS.output)
+    assert sum(a == b for a, b in zip(told, REQUESTS.output, strict=True)) < 100
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_a_seed_decides_it_all(name: str) -> None:
+    assert predict(REQUESTS, name, 5) == predict(REQUESTS, name, 5)
+    guesses = name in ("noisy", "shuffled")
+    assert (predict(REQUESTS, name, 5) != predict(REQUESTS, name, 6)) is guesses

@@ -1,6 +1,6 @@
 from array import array
 
-from tests.support.flights import workload
+from tests.support.batch_runs import workload
 
 
 def test_rows_can_be_picked_in_any_order() -> None:
@@ -11,9 +11,3 @@ def test_rows_can_be_picked_in_any_order() -> None:
     assert taken.blocks == [(8, 9), ()]
     assert (len(taken), list(taken.arrival_ns)) == (2, [2_000_000_000, 0])
     assert (list(taken.input), list(taken.output), list(taken.predicted)) == ([5, 1], [6, 2], [7, 2])
-
-
-def test_what_was_not_predicted_stays_so() -> None:
-    requests = workload([(0, 1, 2)])
-    del requests.predicted[:]
-    assert list(requests.taken([0, 0]).predicted) == []

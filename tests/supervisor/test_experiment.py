@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from llmtap.channel.assignment import Assigner
+from llmtap.channel.experiment import Assigner
 from tests.supervisor.test_supervisor import READY_S, Proxy, Slow, proxy, until
 from tests.support.peer import scene, wait_until
 from tests.support.raw_client import RawClient, request

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from llmtap.config import Settings, load_settings
-from llmtap.meter.setup import FROM_NOW_ON, Changeable, MeterSetup
-from llmtap.meter.shutdown import RENEW
+from llmtap.meter.setup import FROM_NOW_ON, RENEW, Changeable, MeterSetup
 from llmtap.supervisor.child import Child, Kind
 from llmtap.supervisor.ports import Ports
 from llmtap.supervisor.run import ProxyRun

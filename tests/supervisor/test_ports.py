@@ -1,12 +1,21 @@
 """Where the admin port is, whatever a reload says: the rules of that address hold."""
 
+import asyncio
+import os
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 
 from llmtap.config import load_settings
 from llmtap.errors import ConfigError
-from llmtap.supervisor.ports import Ports
+from llmtap.net.listener import bind
+from llmtap.supervisor import ports as systemd
+from llmtap.supervisor.ports import Ports, notify, take_sockets
+from tests.supervisor.test_supervisor import CLEAN, READY_S, Proxy
+from tests.support.peer import scene
+from tests.support.upstream import answers, upstream
 
 OPEN = "0.0.0.0:9464"
 TOKEN = {"meter.admin_token": "a" * 48, "meter.admin_plaintext": "true"}
@@ -22,3 +31,176 @@ def test_a_port_for_everybody_is_not_served_without_a_token_because_the_settings
         with pytest.raises(ConfigError, match=r"meter\.admin_token"):
             ports.check_admin(load_settings(None, {}, {"meter.admin": "127.0.0.1:9464"}))
         ports.check_admin(load_settings(None, {}, {"meter.admin": "127.0.0.1:9464"} | TOKEN))
+
+
+def test_a_second_proxy_does_not_share_the_port_of_the_first() -> None:
+    with bind("127.0.0.1", 0, shared=True) as first:
+        listen = f"127.0.0.1:{first.getsockname()[1]}"
+        for workers in (1, 2):
+            settings = load_settings(
+                None, {}, {"relay.listen": listen, "relay.workers": workers, "meter.admin": "127.0.0.1:0"}
+            )
+            with pytest.raises(ConfigError, match=r"relay\.listen"):
+                Ports.open(settings, {}, os.getpid())
+
+
+STARTER = """
+import os, sys
+fds = [int(fd) for fd in sys.argv[1].split(",")]
+for i, fd in enumerate(fds):  # as systemd leaves them: 3, 4, ...
+    os.dup2(fd, 100 + i)
+for i in range(len(fds)):
+    os.dup2(100 + i, 3 + i, inheritable=True)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Fds:
+    """Descriptors as from 3 on, without touching those of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *sockets: socket.socket) -> None:
+        self.first = 700
+        for i, sock in enumerate(sockets):
+            os.dup2(sock.fileno(), self.first + i)
+        monkeypatch.setattr(systemd, "_FIRST_FD", self.first)
+
+
+def environ(count: int, names: str = "", pid: int | None = None) -> dict[str, str]:
+    found = {"LISTEN_PID": str(os.getpid() if pid is None else pid), "LISTEN_FDS": str(count), "HOME": "/x"}
+    return found | ({"LISTEN_FDNAMES": names} if names else {})
+
+
+@pytest.mark.parametrize(
+    "told", [{}, {"LISTEN_FDS": "1"}, environ(1, pid=1), environ(1) | {"LISTEN_FDS": "many"}]
+)
+def test_what_is_not_meant_for_us_is_left_alone(told: dict[str, str]) -> None:
+    told = dict(told)
+    assert take_sockets(told, os.getpid()) == ([], None)
+    assert not {name for name in told if name.startswith("LISTEN_")}, "nor is it for a child of ours"
+
+
+@pytest.mark.parametrize(
+    ("names", "clients", "admin"),
+    [
+        ("", 2, False),
+        ("listen:admin", 1, True),
+        ("admin:listen", 1, True),
+        ("a:b", 2, False),
+        ("admin", 1, True),
+    ],
+)
+def test_a_socket_goes_where_its_name_says(
+    monkeypatch: pytest.MonkeyPatch, names: str, clients: int, admin: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = [sock.getsockname()[1] for sock in (one, two)]
+        Fds(monkeypatch, one, two)
+        told = environ(2, names)
+        handed = take_sockets(told, os.getpid())
+        assert told == {"HOME": "/x"}
+        assert len(handed.clients) == clients
+        assert (handed.admin is not None) == admin
+        found = [*handed.clients, *([handed.admin] if handed.admin else [])]
+        assert sorted(sock.getsockname()[1] for sock in found) == sorted(ports)
+        for sock in found:
+            assert not sock.getblocking()
+            assert not sock.get_inheritable()
+            sock.close()
+
+
+def test_two_admin_ports_are_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        Fds(monkeypatch, one, two)
+        with pytest.raises(ConfigError, match="LISTEN_FDNAMES"):
+            take_sockets(environ(2, "admin:admin"), os.getpid())
+
+
+def test_what_does_not_listen_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as quiet:
+        Fds(monkeypatch, quiet)
+        with pytest.raises(ConfigError, match="no listening TCP socket"):
+            take_sockets(environ(1), os.getpid())
+    with socket.socket(socket.AF_UNIX) as local:
+        local.bind(str(tmp_path / "s"))
+        local.listen()
+        Fds(monkeypatch, local)
+        with pytest.raises(ConfigError, match="no listening TCP socket"):
+            take_sockets(environ(1), os.getpid())
+    read, write = os.pipe()
+    os.dup2(read, 700)
+    with pytest.raises(ConfigError, match=r"700 \(listen\) is no socket"):
+        take_sockets(environ(1, "listen"), os.getpid())
+    for fd in (read, write, 700):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_who_watches_is_told(tmp_path: Path, abstract: bool) -> None:
+    address = f"@llmtap-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as watcher:
+        watcher.bind("\0" + address[1:] if abstract else address)
+        assert notify("READY=1", {"NOTIFY_SOCKET": address})
+        assert watcher.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize("address", [None, "", "/nowhere/at/all", "x"])
+def test_without_a_watcher_nothing_happens(address: str | None) -> None:
+    assert not notify("READY=1", {} if address is None else {"NOTIFY_SOCKET": address})
+
+
+@scene
+async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: Path) -> None:
+    """Connections made while nobody serves wait, and are answered; a second start takes the same sockets."""
+
+    watcher = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    watcher.bind(str(tmp_path / "notify"))
+    watcher.setblocking(False)
+    loop = asyncio.get_running_loop()
+    clients, admin = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+    with watcher, clients, admin:
+        async with upstream() as up:
+            path = up.on(answers(b"hello"))
+            for workers in (1, 2):
+                waiting = await asyncio.open_connection("127.0.0.1", clients.getsockname()[1])
+                waiting[1].write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-c", STARTER, f"{clients.fileno()},{admin.fileno()}",
+                    sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", up.url,
+                    "--workers", str(workers),
+                    env=CLEAN | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "listen:admin",
+                                 "NOTIFY_SOCKET": str(tmp_path / "notify")},
+                    pass_fds=(clients.fileno(), admin.fileno()),
+                )  # fmt: skip
+                try:
+                    said = await asyncio.wait_for(loop.sock_recv(watcher, 500), 60)
+                    assert said.startswith(b"READY=1")
+                    proxy = Proxy(process, clients.getsockname()[1], admin.getsockname()[1])
+                    await proxy.ready()
+                    answer = await asyncio.wait_for(waiting[0].read(), READY_S)
+                    assert answer.endswith(b"hello")
+                    assert len(proxy.relays()) == workers
+                    assert await proxy.get(path) == b"hello"
+                    process.terminate()
+                    assert await asyncio.wait_for(loop.sock_recv(watcher, 500), 60) == b"STOPPING=1"
+                    assert await proxy.ended(60) == 0
+                finally:
+                    if process.returncode is None:
+                        process.kill()
+                        await process.wait()
+                    waiting[1].close()
+
+
+@scene
+async def test_a_handed_admin_port_that_others_reach_wants_what_any_such_port_wants(tmp_path: Path) -> None:
+    clients, admin = socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0))
+    with clients, admin:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STARTER, f"{clients.fileno()},{admin.fileno()}",
+            sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", "http://127.0.0.1:9",
+            env=CLEAN | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "listen:admin"},
+            pass_fds=(clients.fileno(), admin.fileno()), stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 2
+    assert b"meter.admin_token" in said

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from llmtap.vantage.middleware.aiohttp import setup
+from llmtap.middleware.aiohttp import setup
 from tests.support.chat_words import REFUSED, streamed, whole
 
 __all__ = ["aiohttp_chat"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from llmtap.channel.ledger import Ledger
+from llmtap.channel.channel import Ledger
 from llmtap.vantage.middleware.asgi import App, LlmtapMiddleware, Message
 from llmtap.vantage.middleware.emitter import Emitter
 from tests.support.peer import wait_until
@@ -117,7 +117,7 @@ async def watched(app: App, *, with_meter: bool = True, skip: Collection[str] = 
         yield of
         await wait_until(lambda: not ledger.unsettled)
         assert ledger.opened == ledger.measured + sum(ledger.dropped.values())
-        assert not of.emitter._arrivals, "an exchange outlived its call"
+        assert not of.emitter.arrivals, "an exchange outlived its call"
         await of.app._emitters.close()
     finally:
         meter.stop()

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from llmtap.vantage.middleware.asgi import LlmtapMiddleware
+from llmtap.middleware.asgi import LlmtapMiddleware
 from tests.support.chat_words import REFUSED, streamed, whole
 
 __all__ = ["app"]

@@ -9,7 +9,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, Final
 
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.test import TESTS
 from llmtap.workload.registry import report_of, workload_named
 from tests.support.replay_results import replay_result
 

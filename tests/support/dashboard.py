@@ -16,9 +16,10 @@ from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.metrics.slo import SloOptions
 from tests.support.browser import Page, browser
 from tests.support.experiments import an_experiment
 from tests.support.relay_status import relay_status
@@ -60,17 +61,17 @@ OWN_CLOCK: Final = """(() => {
 only the 15 s after which it gives up an answer never end."""
 
 
-def an_empty_tally(experiment: Experiment | None = None, **about: Any) -> Tally:
+def an_empty_tally(experiment: Experiment | None = None, **about: Any) -> ExchangePipeline:
     """A meter that has run for a minute, at 100 s of a clock that stands still: one relay, and no traffic."""
     clock = ManualClock(now_ns=40 * S)
-    tally = Tally(MeterOptions(), clock, experiment, **about)
+    tally = ExchangePipeline(MeterOptions(), clock, experiment, **about)
     clock.advance(60 * S)
     tally.relays.join(HELLO)
     tally.status("r0", relay_status())
     return tally
 
 
-def a_tally(tenant: str = "acme", model: str = "tiny", arm: str = "marked") -> Tally:
+def a_tally(tenant: str = "acme", model: str = "tiny", arm: str = "marked") -> ExchangePipeline:
     """A meter that has seen some of everything."""
     arms = ({"name": "control"}, {"name": arm, "headers": {"X-Arm": "b"}})
     slo = SloOptions(objectives="ttft:200ms tpot:50ms", target=0.95, tenants=())
@@ -97,7 +98,7 @@ def a_tally(tenant: str = "acme", model: str = "tiny", arm: str = "marked") -> T
     return tally
 
 
-def under_way(tally: Tally, tenant: str = "acme") -> Assembler:
+def under_way(tally: ExchangePipeline, tenant: str = "acme") -> Assembler:
     """One stream that has begun to answer (`r1-1`), and one that has not (`r1-2`)."""
     now_ms = tally.clock.mono_ns() // MS
     hello = Hello(relay="r1", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
@@ -112,7 +113,9 @@ def under_way(tally: Tally, tenant: str = "acme") -> Assembler:
     return assembler
 
 
-def play(scene: Scene, tally: Tally | None = None, token: str | None = None, *between: Middleware) -> None:
+def play(
+    scene: Scene, tally: ExchangePipeline | None = None, token: str | None = None, *between: Middleware
+) -> None:
     """A scene in a browser of its own; `between` stand between page and meter."""
 
     async def run() -> None:
@@ -129,7 +132,9 @@ def play(scene: Scene, tally: Tally | None = None, token: str | None = None, *be
 
 
 @asynccontextmanager
-async def served(tally: Tally, token: str | None = None, *between: Middleware) -> AsyncIterator[str]:
+async def served(
+    tally: ExchangePipeline, token: str | None = None, *between: Middleware
+) -> AsyncIterator[str]:
     """The admin port of this meter; yields its URL."""
     app: web.Application = admin_app(tally, token)
     app.middlewares.extend(between)

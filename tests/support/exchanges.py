@@ -5,9 +5,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from llmtap.exchange.exchange import BLANK, OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.exchange import (
+    BLANK,
+    OUTPUT,
+    Added,
+    CapturedText,
+    EventLog,
+    Exchange,
+    RequestShape,
+    Timeline,
+    Tokens,
+    Turn,
+)
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 
 __all__ = ["US", "WALL_NS", "any_exchange", "streamed"]
 

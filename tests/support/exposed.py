@@ -6,10 +6,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.prometheus.capture_metrics import CaptureState
 from llmtap.export.prometheus.exposition import Exposition
-from llmtap.export.prometheus.self_metrics import ExporterState, MeterState, RelayState
-from llmtap.export.prometheus.slo_metrics import SloState
+from llmtap.export.prometheus.self_metrics import (
+    CaptureState,
+    ExporterState,
+    MeterState,
+    RelayState,
+    SloState,
+)
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.support.exchanges import streamed
 from tests.support.relay_status import relay_status
@@ -34,7 +39,7 @@ def exposition_text() -> str:
     """The text of `/metrics` with something of everything."""
     exposition = Exposition("1.0", [("ttft", 500 * MS)])
     for x in _exchanges():
-        exposition.add(x, measure(x), "acme", "tiny", "control")
+        exposition.ended(x, measure(x), SeriesKey("acme", "tiny", "control"), None)
     status = relay_status(opened=9, measured=7, dropped={"overflow": 1}, refused={"tap_overloaded": 1})
     meter = MeterState(
         frames=1, errors={"x": 1}, label_overflow={"tenant": 1}, smooth_goodput={"1m": 1.0},

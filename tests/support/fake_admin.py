@@ -15,10 +15,12 @@ from llmtap.channel.experiment import Experiment
 from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.admin.views import summary_of
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
-from llmtap.meter.pipeline.tally import Tally
 from llmtap.meter.pipeline.windows import BY_DEFAULT
+from llmtap.metrics.slo import SloOptions
 from tests.support.relay_status import relay_status
 
 __all__ = ["FakeAdmin", "a_stream", "fake_admin", "recorded"]
@@ -30,7 +32,7 @@ def recorded(
     exchanges: Iterable[Exchange] = (), *, experiment: Experiment | None = None, relay: bool = True
 ) -> dict[str, Any]:
     """By path what a meter answers after these exchanges; `events` has each exchange by its id."""
-    tally = Tally(
+    tally = ExchangePipeline(
         MeterOptions(), ManualClock(now_ns=S), experiment,
         slos={"default": SloOptions(objectives="ttft:500ms tpot:50ms")},
     )  # fmt: skip
@@ -43,11 +45,11 @@ def recorded(
             tally.experiments.assigned(x.arm, x.unit or "0", True)
         tally.ended(x)
     tally.clock.advance(S)  # type: ignore[attr-defined]
-    found = tally.kept.find(Query())
-    with_events = json.loads(tally.kept.to_json(found, Query(events=True)))
+    found = tally.recent.find(Query())
+    with_events = json.loads(tally.recent.to_json(found, Query(events=True)))
     documents = {
-        "summary": tally.summary("1m", BY_DEFAULT)(),
-        "exchanges": json.loads(tally.kept.to_json(found, Query())),
+        "summary": summary_of(tally, "1m", BY_DEFAULT)(),
+        "exchanges": json.loads(tally.recent.to_json(found, Query())),
         "experiment": tally.experiments.results()(),
         "streams": {"count": 0, "window": 10.0, "streams": []},
         "events": {x["id"]: x for x in with_events["exchanges"]},

@@ -9,13 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llmtap.sim.engine import Engine, GivenUp, Made
+from llmtap.sim.engine import (
+    Engine,
+    EngineOutput,
+    GivenUp,
+    Iterating,
+    Iteration,
+    IterationState,
+    RunRecord,
+    run_virtual,
+)
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.schedulers.iterations import Iterating, Iteration, IterationState
-from llmtap.sim.schedulers.output_delay import OutputDelay
+from llmtap.sim.model_options import ServingSetup, read_serving
+from llmtap.sim.schedulers.iterating import OutputDelay
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import ServingSetup, read_serving
-from llmtap.sim.virtual import Played, play
 from llmtap.workload.requests import Requests
 
 __all__ = [
@@ -48,7 +55,7 @@ class Spy:
     def __init__(self, scheduler: Iterating) -> None:
         self._scheduler = scheduler
         self.composed: list[tuple[int, Iteration]] = []
-        self.made: list[tuple[int, Made]] = []
+        self.made: list[tuple[int, EngineOutput]] = []
         self.states: list[IterationState] = []
         """Copies, from when each iteration began."""
 
@@ -65,7 +72,7 @@ class Spy:
             self.states.append(replace(self._scheduler.state))
         return work
 
-    def done(self, now_ns: int, work: Iteration) -> Made:
+    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
         made = self._scheduler.done(now_ns, work)
         self.made.append((now_ns, made))
         return made
@@ -84,7 +91,7 @@ class Served:
     requests: Requests
     spy: Spy
     state: IterationState
-    played: Played | None = None
+    played: RunRecord | None = None
     token_ns: dict[int, list[int]] = field(default_factory=dict)
     end_ns: dict[int, int] = field(default_factory=dict)
     complete: set[int] = field(default_factory=set)
@@ -124,7 +131,7 @@ def serve(
     requests = rows if isinstance(rows, Requests) else workload(rows)
     built = build(scheduler, requests, model, **options)
     served = Served(requests, Spy(built), built.state)
-    served.played = play(requests, Engine(served.spy), all_first=True, watch=served)
+    served.played = run_virtual(requests, Engine(served.spy), all_first=True, watch=served)
     return served
 
 

@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.http.call import Call
-from llmtap.load.http.sender import LoadSender, SenderOptions
+from llmtap.load.http import Call, LoadSender, SenderOptions
 from llmtap.load.target import parse_target
-from llmtap.load.workers.messages import WorkerSetup
+from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import Duration
 from tests.support.peer import chunk, wait_until
 

@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from llmtap.workload.prompts.words import PATTERN, VOCABULARY
+from llmtap.workload.prompts.text import PATTERN, VOCABULARY
 
 CHATML = (
     "{% for message in messages %}"

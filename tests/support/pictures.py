@@ -20,11 +20,12 @@ from llmtap.channel.frames import Assigned, FrameKind, Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.meter.admin import live_feed as live
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, SloOptions
-from llmtap.meter.pipeline import live_feed as live
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.metrics.slo import SloOptions
 from tests.support.browser import Page, browser
 from tests.support.dashboard import VIEWS, is_live, own_clock, reads, served, shown
 from tests.support.experiments import an_experiment
@@ -143,7 +144,7 @@ class _Beats:
             await page.until(f"llmtap.renders.filter((one) => one.name === 'live').length >= {n}")
 
 
-async def worst(tally: Tally) -> str:
+async def worst(tally: ExchangePipeline) -> str:
     """Where to find the exchange whose reader waited longest, of the newest of the guarded arm."""
     asked = "/api/v1/exchanges?arm=guarded&outcome=complete&limit=50"
     async with TestClient(TestServer(admin_app(tally))) as client, client.get(asked) as answer:
@@ -152,7 +153,7 @@ async def worst(tally: Tally) -> str:
     return f"exchanges/{chosen['id']}"
 
 
-async def planted() -> tuple[Tally, list[bytes]]:
+async def planted() -> tuple[ExchangePipeline, list[bytes]]:
     """A meter with a minute and a half of traffic, and what its live feed said in the last seconds of it."""
     rng = random.Random(1)
     clock = ManualClock(now_ns=BEGAN_S * S, wall_offset_ns=NOON_NS)
@@ -160,7 +161,7 @@ async def planted() -> tuple[Tally, list[bytes]]:
     experiment = an_experiment(
         {"name": "control"}, GUARDED, name="output-guardrail", start_wall_ns=NOON_NS, disclosure=disclosed
     )
-    tally = Tally(MeterOptions(), clock, experiment, slos=SLOS)
+    tally = ExchangePipeline(MeterOptions(), clock, experiment, slos=SLOS)
     run_streams(rng, tally, end_ms=(BEGAN_S + SECONDS) * 1_000)
     told = []
     # Without a pause, what the feed said is never said again.
@@ -185,7 +186,7 @@ async def a_beat(client: TestClient[Any, Any]) -> bytes:
     raise AssertionError("the feed said nothing")
 
 
-def say_all_is_well(tally: Tally) -> None:
+def say_all_is_well(tally: ExchangePipeline) -> None:
     """The relays' word of themselves."""
     passed = SECONDS * PER_SECOND
     about = {"clock": "kernel", "anchor_mono_ns": 0, "anchor_wall_ns": NOON_NS}
@@ -201,7 +202,7 @@ def say_all_is_well(tally: Tally) -> None:
         ))  # fmt: skip
 
 
-def end_one(rng: random.Random, tally: Tally, seq: int) -> None:
+def end_one(rng: random.Random, tally: ExchangePipeline, seq: int) -> None:
     """An exchange ends now."""
     x = an_exchange(rng, seq)
     x.arrival_wall_ns = tally.clock.wall_ns() - (x.timeline.response_end_ns or 0)
@@ -260,7 +261,7 @@ def chunk_times_ms(rng: random.Random, n: int, *, guarded: bool) -> list[int]:
     return times
 
 
-def run_streams(rng: random.Random, tally: Tally, *, end_ms: int) -> None:
+def run_streams(rng: random.Random, tally: ExchangePipeline, *, end_ms: int) -> None:
     """What is under way at the end: streams that have begun within the last 15 s."""
     hello = Hello(relay="r1", pid=101, clock="kernel", anchor_mono_ns=0, anchor_wall_ns=NOON_NS)
     assembler = Assembler(hello, tally)

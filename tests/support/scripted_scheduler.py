@@ -6,8 +6,7 @@ Taking in a prompt is an iteration of 2 s, which makes the first token; each oth
 from collections import deque
 from collections.abc import Mapping
 
-from llmtap.sim.engine import GivenUp, Made
-from llmtap.sim.schedulers.iterations import Iteration, IterationState
+from llmtap.sim.engine import EngineOutput, GivenUp, Iteration, IterationState
 from llmtap.workload.requests import Requests
 
 __all__ = ["Scripted"]
@@ -46,16 +45,16 @@ class Scripted:
             return Iteration(2 * S, prefill=((request, 1),))
         return Iteration(S, decode=(request,))
 
-    def done(self, now_ns: int, work: Iteration) -> Made:
+    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
         request = self._waiting[0]
         made = self._made[request] = self._made.get(request, 0) + 1
         if made == self._outputs[request]:
             self._waiting.popleft()
-            return Made((request,), (request,))
+            return EngineOutput((request,), (request,))
         if made == self._max.get(request):
             self._given_up[self._waiting.popleft()] = GivenUp.LATE
             self.state.preemptions += 1
-        return Made((), (request,))
+        return EngineOutput((), (request,))
 
     def given_up(self) -> Mapping[int, GivenUp]:
         told, self._given_up = self._given_up, {}

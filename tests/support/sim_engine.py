@@ -1,5 +1,6 @@
 """The simulated engine on a real socket, and what a stream of it says to llmtap's own reader."""
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -12,13 +13,19 @@ from aiohttp import web
 from llmtap.clock import Clock
 from llmtap.exchange.saved import Explained, explain, read_saved
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.sim.server.plan import Planner
 from llmtap.sim.server.server import SimServer
 from llmtap.units import Duration
 
-__all__ = ["QUICK", "Engine", "ask_chat", "engine", "explained", "json_events"]
+__all__ = ["CHAT", "PATHS", "QUICK", "Engine", "ask_chat", "engine", "explained", "json_events"]
 
 QUICK = SimOptions(ttft=Duration(0), itl=Duration(0), tokens=5)
+CHAT = "/v1/chat/completions"
+_HI = {"messages": [{"role": "user", "content": "hi"}]}
+PATHS: dict[str, dict[str, Any]] = {
+    CHAT: _HI, "/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"},
+    "/v1/messages": {**_HI, "max_tokens": 99}, "/api/chat": _HI, "/api/generate": {"prompt": "hi"},
+}  # fmt: skip
+"""A request for each endpoint."""
 
 
 class Engine:
@@ -44,6 +51,12 @@ class Engine:
             found: list[dict[str, Any]] = (await response.json())["truths"]
             return found
 
+    async def ended(self, count: int = 1) -> list[dict[str, Any]]:
+        """The truths, once so many requests have ended."""
+        while len(truths := await self.truths()) < count:
+            await asyncio.sleep(0.001)
+        return truths
+
     async def metrics(self) -> dict[str, float]:
         """Values of `/metrics`, labels and all."""
         async with self.session.get(f"{self.url}/metrics") as response:
@@ -51,16 +64,23 @@ class Engine:
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
+    async def gauge(self, name: str) -> float:
+        return (await self.metrics())[f'vllm:{name}{{engine="0",model_name="sim"}}']
+
+    async def until(self, name: str) -> None:
+        """Until some request runs, or waits."""
+        while not await self.gauge(f"num_requests_{name}"):
+            pass
+
 
 @asynccontextmanager
 async def engine(
     options: SimOptions = QUICK,
     clock: Clock | None = None,
-    planner: Planner | None = None,
     behind: EngineOptions | None = None,
 ) -> AsyncIterator[Engine]:
     """A server; `behind` it an engine, or a fixed schedule."""
-    server = SimServer(options, clock, planner=planner, engine=behind)
+    server = SimServer(options, clock, engine=behind)
     sock = socket.create_server(("127.0.0.1", 0))
     runner = web.AppRunner(server.app, access_log=None, handler_cancellation=True)
     await runner.setup()

@@ -4,8 +4,8 @@ from array import array
 from typing import Any
 
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.model_options import read_settings
-from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.model_options import read_model_options
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.workload.requests import Requests
 
 __all__ = ["flights", "run"]
@@ -37,15 +37,15 @@ def run(scheduler: str, rate: float, **changes: Any) -> dict[str, Any]:
 
 
 def flights(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: str) -> list[dict[str, Any]]:
-    """Measured runs of 60 requests at each rate, as they come out of the wind tunnel."""
+    """Measured runs of 60 requests at each rate, as the simulation reports them."""
     results = []
     for rate in rates:
         arrivals = array("q", (round(i / rate * 1e9) for i in range(60)))
         lengths = array("q", (20 + 7 * i % 31 for i in range(60)))
         for name in schedulers:
-            flight = fly(
-                name, Requests(arrivals, lengths, lengths, array("q")), read_settings(settings),
+            result = simulate(
+                name, Requests(arrivals, lengths, lengths, array("q")), read_model_options(settings),
                 objectives=Objectives.parse("ttft:200ms tpot:50ms", "here"), measure=True,
             )  # fmt: skip
-            results.append(flight.to_dict() | {"trace": "made up", "scale": rate, "fit": None})
+            results.append(result.to_dict() | {"trace": "made up", "scale": rate, "fit": None})
     return results

@@ -30,7 +30,6 @@ def stats(name: str) -> dict[str, Any]:
 
 def read(fmt: TraceFormat, data: bytes) -> tuple[TraceSource, list[pa.RecordBatch]]:
     """The source and all its batches."""
-    assert fmt.read is not None
     source = fmt.read(io.BytesIO(data))
     return source, list(source.batches)
 
@@ -39,7 +38,6 @@ def write(
     fmt: TraceFormat, info: CaptureInfo, batches: Iterable[pa.RecordBatch], **options: Any
 ) -> tuple[bytes, TraceWritten]:
     """What a format makes of the batches."""
-    assert fmt.write is not None
     out = io.BytesIO()
     written = fmt.write(out, info, batches, WriteOptions(**options))
     return out.getvalue(), written

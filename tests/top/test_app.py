@@ -13,8 +13,8 @@ from textual.widgets import Static
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.top.app import TopApp
+from llmtap.top.client import TopOptions
 from llmtap.top.feed import FeedLink
-from llmtap.top.options import TopOptions
 from llmtap.top.text_table import ROWS_MAX, TextTable
 from llmtap.top.views import VIEWS
 from tests.support.exchanges import streamed

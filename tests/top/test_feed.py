@@ -9,7 +9,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline import recent_exchanges as kept
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.top.client import Admin
 from llmtap.top.feed import ANEW_NS, RETRY_NS, Feed, FeedLink
 from llmtap.top.views import VIEWS
@@ -150,7 +150,7 @@ async def test_an_exchange_that_is_not_kept_any_more_is_none() -> None:
 
 @scene
 async def test_an_exchange_that_comes_in_several_answers_is_whole() -> None:
-    tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
     for seq in (4, 5):
         tally.ended(streamed(seq=seq))
     with mock.patch.multiple(kept, PAGE_BYTES_MAX=1, EVENTS_SLICE=1):

@@ -11,12 +11,11 @@ from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
-from llmtap.top.client import Admin
-from llmtap.top.options import TopOptions
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.top.client import Admin, TopOptions
 from llmtap.top.plain import ROWS_MAX, probe, render_once
 from tests.support.exchanges import streamed
-from tests.support.fake_admin import FakeAdmin, a_stream, fake_admin, recorded
+from tests.support.fake_admin import FakeAdmin, fake_admin, recorded
 from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 
@@ -26,19 +25,6 @@ def printed(documents: dict[str, Any], width: int = 240) -> str:
     console = Console(file=out, width=width, highlight=False, no_color=True)
     console.print(render_once({"admin": "http://tap", **documents}, width, whole=True), soft_wrap=True)
     return out.getvalue()
-
-
-def test_one_screen_has_every_view_that_has_lines() -> None:
-    documents = recorded([streamed(i, tenant=f"t{i % 3}") for i in range(1, 6)])
-    documents["streams"] = {"count": 1, "window": 10.0, "streams": [a_stream()]}
-    text = printed(documents)
-    lines = text.splitlines()
-    assert lines[0] == "llmtap top http://tap"
-    for title in ("Tenants", "Models", "Streams", "Exchanges", "Refusals", "Tap"):
-        assert title in lines
-    assert "n 5" in text
-    assert "run.0.1-5" in text
-    assert "█·" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -121,7 +107,7 @@ async def test_a_certificate_that_is_not_trusted_leads_to_the_option_for_it() ->
 
 @scene
 async def test_a_port_that_may_not_be_asked_by_this_name_says_so_itself() -> None:
-    server = TestServer(admin_app(Tally(MeterOptions(), ManualClock(now_ns=1))), host="127.0.0.1")
+    server = TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock(now_ns=1))), host="127.0.0.1")
     await server.start_server()
     try:
         options = TopOptions(admin=f"http://127.0.0.1:{server.port}")

@@ -1,17 +1,30 @@
+"""Bodies, answers, prompts and arrays: what comes into columns, what is lost, what does not fit."""
+
 import io
+import json
+from decimal import Decimal
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from llmtap.capture.schema import SCHEMA
+from llmtap.exchange.saved import explain, read_saved
 from llmtap.traces import bodies
 from llmtap.traces.bodies import (
+    PromptTexts,
     TextRows,
+    answer_columns,
     asked_columns,
+    compact,
     endpoint_of,
-    read_lines,
+    read_elements,
     read_object,
     text_of,
+    text_said,
 )
-from llmtap.traces.format import FormatError
+from llmtap.traces.format import FormatError, TraceWritten
 
 
 def test_rows_become_batches_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,17 +46,6 @@ def test_a_value_that_does_not_fit_is_told_by_column_and_never_shown(row: dict[s
         list(rows.rest())
     assert str(told.value).split(":")[0] == next(iter(row))
     assert "secret" not in str(told.value)
-
-
-def test_lines_are_numbered_as_an_editor_does() -> None:
-    data = b"\xef\xbb\xbfa\r\n\n  \n b \nc"
-    assert list(read_lines(io.BytesIO(data))) == [(1, b"a"), (4, b"b"), (5, b"c")]
-
-
-def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "LINE_BYTES_MAX", 10)
-    with pytest.raises(FormatError, match="line 2 is longer"):
-        list(read_lines(io.BytesIO(b"a\n" + b"x" * 50)))
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"3", b"[]", b'{"a": 1e999}', b"\xff", b"[" * 100_000])
@@ -91,3 +93,180 @@ def test_the_endpoint_is_told_by_path_or_by_content() -> None:
 def test_the_text_of_parts_is_joined() -> None:
     assert text_of(None) == text_of(3) == text_of({}) == ""
     assert text_of(["a", {"text": "b"}, {"text": 3}, {}]) == "ab"
+
+
+# ---------------------------------------------------------------- answers
+
+
+def played(*events: object, path: str = "/v1/chat/completions") -> tuple[dict[str, object], str | None]:
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    explained = explain(read_saved((head + body).encode(), path=path))
+    return answer_columns(explained), text_said(explained)
+
+
+def choice(index: int = 0, finish: str | None = None, **delta: str) -> dict[str, object]:
+    return {"object": "chat.completion.chunk", "model": "m",
+            "choices": [{"index": index, "delta": delta, "finish_reason": finish}]}  # fmt: skip
+
+
+def test_of_several_choices_the_first_ones_text_is_kept() -> None:
+    _, text = played(choice(0, content="a"), choice(1, content="b"), choice(0, content="c"))
+    assert text == "ac"
+
+
+def test_a_refusal_is_what_was_said_and_reasoning_is_not() -> None:
+    row, text = played(
+        choice(reasoning_content="hm"), choice(refusal="I "), choice(refusal="won't", finish="stop")
+    )
+    assert text == "I won't"
+    assert (row["outcome"], row["refusal_kind"]) == ("refused", "model_refusal")
+
+
+def test_nothing_said_is_none() -> None:
+    row, text = played(choice(finish="stop"))
+    assert text is None
+    assert (row["input_tokens"], row["input_token_source"], row["token_source"]) == (None, None, None)
+
+
+def test_the_columns_are_a_captures() -> None:
+    row, _ = played(choice(content="a", finish="stop"))
+    assert row.keys() <= set(SCHEMA.names)
+    assert (row["dialect"], row["finish_reason"], row["outcome"]) == ("openai.chat", "stop", "complete")
+
+
+# ---------------------------------------------------------------- prompts
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt"),
+    [
+        ('{"prompt": "a"}', "a"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "a"),
+        (
+            '{"system": "s", "messages": [{"role": "user", "content": "a"}, {"role": "x", "content": ""}]}',
+            "s\n\na",
+        ),
+        ('{"messages": [{"role": "user", "content": null}]}', None),
+        ('{"input": [1, 2]}', None),
+        ("[]", None),
+        ("", None),
+    ],
+)
+def test_the_texts_are_joined_in_their_order(body: str, prompt: str | None) -> None:
+    assert PromptTexts().of(body) == prompt
+
+
+def test_what_is_lost_is_counted() -> None:
+    texts, written = PromptTexts(), TraceWritten(rows=3)
+    for body in ("[]", '{"prompt": "a", "tools": [{}]}', '{"system": "s", "prompt": "a"}'):
+        texts.of(body)
+    texts.report(written)
+    assert (written.rows, written.dropped) == (2, {"no text in the body": 1})
+    assert written.notes == [
+        "1 prompts are several messages, joined by empty lines",
+        "1 prompts lost tools, or parts that are not text",
+    ]
+
+
+# ---------------------------------------------------------------- arrays
+
+ENTRIES = ("log", "entries")
+CASES: list[tuple[str, bytes, tuple[str, ...], list[Any]]] = [
+    ("empty", b"[]", (), []),
+    ("empty with blanks", b" \n[ \r\n\t] \n", (), []),
+    ("numbers and words", b"[1, -2.5e3,true , null]", (), [1, -2500.0, True, None]),
+    ("strings with brackets", rb'["a]b", "{\"x\": [", "\\", "\\\"]"]', (), ["a]b", '{"x": [', "\\", '\\"]']),
+    ("strings with commas", b'["a,b","c:d"]', (), ["a,b", "c:d"]),
+    ("nested", b'[{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]', (),
+     [{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]),
+    ("byte order mark", b"\xef\xbb\xbf[1]", (), [1]),
+    ("an array in an object", b'{"a": [0], "log": {"x": {"entries": [9]}, "entries": [1, {"y": 2}]}} ',
+     ENTRIES, [1, {"y": 2}]),
+    ("such a key elsewhere", b'{"entries": [5], "b": {"log": {"entries": 6}}, "log": {"entries": [7]}}',
+     ENTRIES, [7]),
+    ("the same key as a word", b'{"a": "log", "log" : 3, "data":[{"log": []}]}', ("data",), [{"log": []}]),
+    ("an escaped key", rb'{"d\u0061ta": [1]}', ("data",), [1]),
+    ("the second of two such objects", b'{"log": {"a": 1}, "log": {"entries": [1]}}', ENTRIES, [1]),
+    ("keys inside an array do not count", b'[{"data": [2]}]', (), [{"data": [2]}]),
+    ("long strings before it", b'{"x": "' + b"a]\\\"" * 500 + b'", "data": [1]}', ("data",), [1]),
+]  # fmt: skip
+
+
+def elements(data: bytes, path: tuple[str, ...] = ()) -> list[Any]:
+    return list(read_elements(io.BytesIO(data), path))
+
+
+@pytest.mark.parametrize("read_bytes", [3, 7, 1 << 16])
+@pytest.mark.parametrize(("data", "path", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_the_elements_are_those_at_the_path(
+    data: bytes, path: tuple[str, ...], expected: list[Any], read_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_READ_BYTES", read_bytes)
+    assert elements(data, path) == expected
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='ab"\\[]{},: \u00e9\n'),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    values=st.lists(VALUES, max_size=6),
+    path=st.lists(st.sampled_from(["log", "entries", 'a"', "é"]), max_size=3).map(tuple),
+    beside=VALUES,
+    ascii_only=st.booleans(),
+)
+def test_what_json_wrote_is_found_again(
+    values: list[Any], path: tuple[str, ...], beside: Any, ascii_only: bool
+) -> None:
+    document: Any = values
+    for key in reversed(path):
+        document = {"beside": beside, key: document, "behind": beside}
+    assert elements(json.dumps(document, ensure_ascii=ascii_only).encode(), path) == values
+
+
+def test_numbers_keep_their_value() -> None:
+    data = b'[{"x": 1.10, "y": 123456789012345678901234567890, "z": 1e400}]'
+    (element,) = elements(data)
+    assert element == {"x": Decimal("1.10"), "y": 123456789012345678901234567890, "z": Decimal("1e400")}
+    assert compact(element) == '{"x":1.10,"y":123456789012345678901234567890,"z":1E+400}'
+
+
+@pytest.mark.parametrize(
+    ("data", "path", "problem"),
+    [
+        (b"", (), "there is no JSON array: "),
+        (b"\xef\xbb", (), "there is no JSON array: "),
+        (b"x[1]", (), "there is no JSON array: "),
+        (b"{}", (), "there is no JSON array"),
+        (b"[1] 2", (), "element 1: parse error: trailing garbage"),
+        (b"[1,]", (), "element 1: "),
+        (b"[,1]", (), "element 0: "),
+        (b"[1}", (), "element 1: "),
+        (b'[{"a": 1}, {"b', (), "element 1: the file was cut off"),
+        (b"[", (), "element 0: the file was cut off"),
+        (b'["secret", !]', (), "element 1: lexical error: invalid char in json text."),
+        (b'["secret \xff"]', (), "element 0: lexical error: invalid bytes in UTF8 string"),
+        (b'{"a": 1}', ("data",), "there is no JSON array at data"),
+        (b'{"log": {"a": [1]}}', ("log", "entries"), "there is no JSON array at log.entries"),
+        (b"[1]", ("data",), "there is no JSON array at data"),
+        (b'{"data": {"x": [1]}}', ("data",), "there is no JSON array at data"),
+        (b"[" * 1_000_000, (), "element 0: nested too deeply"),
+    ],
+)
+def test_what_is_no_such_array_is_told(data: bytes, path: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(FormatError) as told:
+        elements(data, path)
+    assert str(told.value).startswith(problem)
+    assert "secret" not in str(told.value)
+
+
+def test_an_element_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_BYTES_MAX", 1_000)
+    monkeypatch.setattr(bodies, "_READ_BYTES", 100)
+    assert len(elements(b'["' + b'x","' * 900 + b'"]')) == 901
+    with pytest.raises(FormatError, match="an element is longer"):
+        elements(b'["' + b"x" * 2_000)

@@ -20,7 +20,7 @@ from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.errors import ConfigError
 from llmtap.traces import registry
-from llmtap.traces.convert import Report, convert
+from llmtap.traces.convert import Report, _Redacted, convert
 from llmtap.traces.format import (
     ASPECTS,
     FormatError,
@@ -31,7 +31,6 @@ from llmtap.traces.format import (
     telling,
 )
 from tests.support import capture_rows
-from tests.support.data import TRACES
 
 MOONCAKE = b"".join(
     b'{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": [%d]}\n' % (i * 3, 10 + i, 5, i)
@@ -66,26 +65,6 @@ def test_there_and_back_it_is_the_same_file(tmp_path: Path) -> None:
     assert there.seconds > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("azure", "azure_llm_2023/AzureLLMInferenceTrace_conv.rows_1_12000.csv.gz"),
-        ("azure", "azure_llm_2023/AzureLLMInferenceTrace_code.rows_1_6000.csv.gz"),
-        ("mooncake", "mooncake/conversation_trace.rows_1_8000.jsonl.gz"),
-        ("mooncake", "mooncake/synthetic_trace.rows_1_2500.jsonl.gz"),
-        ("burstgpt", "burstgpt/BurstGPT_1.rows_1_280.csv"),
-        ("burstgpt", "burstgpt/BurstGPT_3.rows_1_280.csv"),
-    ],
-)
-def test_real_traces_come_back_byte_for_byte(name: str, path: str, tmp_path: Path) -> None:
-    source = TRACES / path
-    capture, back = str(tmp_path / "a.parquet"), str(tmp_path / "back.gz")
-    convert(str(source), capture)
-    convert(capture, back, target_format=name)
-    with pa.input_stream(str(source)) as given:
-        assert gzip.decompress(Path(back).read_bytes()) == given.read()
-
-
 def test_what_is_lost_is_told_with_the_reason(tmp_path: Path) -> None:
     report = convert(put(tmp_path, "a.jsonl", MOONCAKE), str(tmp_path / "b.csv"), target_format="azure")
     assert fates(report)["prefix blocks"] == (50, "lost")
@@ -106,14 +85,6 @@ def test_a_target_that_needs_what_the_format_never_holds_is_refused_at_once(tmp_
     with pytest.raises(ConfigError, match=r"sharegpt needs request body, and no row of .*c\.parquet has it"):
         convert(str(tmp_path / "c.parquet"), str(target), target_format="sharegpt")
     assert sorted(os.listdir(tmp_path)) == before
-
-
-def test_where_every_row_falls_away_the_reasons_are_told(tmp_path: Path) -> None:
-    answers = {"custom_id": "a", "response": {"status_code": 200, "body": {"x": 1}}, "error": None}
-    source = put(tmp_path, "a.jsonl", answers)
-    convert(source, str(tmp_path / "c.parquet"))
-    with pytest.raises(ConfigError, match="openai-batch-output needs response text, and no row"):
-        convert(str(tmp_path / "c.parquet"), str(tmp_path / "x.jsonl"), target_format="openai-batch-output")
 
 
 def test_dropped_rows_are_counted_by_reason(tmp_path: Path) -> None:
@@ -254,7 +225,6 @@ def test_what_is_said_to_be_written_is_in_the_file(name: str, tmp_path: Path) ->
     report = convert(str(source), str(target), target_format=name)
     told = dict.fromkeys(ASPECTS, 0)
     wanted = registry.by_name(name)
-    assert wanted.read is not None
     with target.open("rb") as file:
         for batch in wanted.read(file).batches:
             for aspect in ASPECTS:
@@ -285,22 +255,6 @@ def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> No
     assert report.to_dict()["aspects"][0]["written"] == 2
 
 
-def test_blocks_of_bytes_are_changed_where_a_format_counts_in_tokens(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    columns = {
-        "arrival_ns": [1, 2], "input_tokens": [1_200, 400], "output_tokens": [1, 1],
-        "blocks": [[1, 2], [3]], "block_size": [2048, 2048], "block_unit": ["bytes", "bytes"],
-    }  # fmt: skip
-    info = CaptureInfo(capture="c", block_unit="bytes", block_size=2048)
-    write_parquet(source, info, [batch_of(2, columns)])
-    report = convert(str(source), str(tmp_path / "b"), target_format="mooncake")
-    blocks = next(a for a in report.aspects if a.name == "prefix blocks")
-    assert (blocks.fate, blocks.written, blocks.rows) == ("changed", 2, 2)
-    assert blocks.why is not None
-    assert "1 rows have another number of ids than ceil(input_length / 512)" in blocks.why
-    assert "meter.tokenizer" in blocks.why
-
-
 @pytest.mark.parametrize(
     ("target", "hint"),
     [
@@ -320,16 +274,16 @@ def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(
 
 
 def test_a_style_is_one_that_the_target_has(tmp_path: Path) -> None:
-    source = put(tmp_path, "a.jsonl", MOONCAKE)
+    source = put(tmp_path, "a.json", TALK)
     for target, style, told in (
-        ("azure", "digit", "azure has no style 'digit'; did you mean digits?"),
+        ("aiperf", "contents", "aiperf has no style 'contents'; did you mean content?"),
         ("har", "x", "har has no style 'x'; known: llmtap"),
         ("llmtap", "x", "llmtap has no style 'x'; it has none"),
     ):
         with pytest.raises(ConfigError, match=f"--style: {re.escape(told)}"):
             convert(source, str(tmp_path / "b"), target_format=target, style={style: "1"})
-    with pytest.raises(ConfigError, match="style digits=x: expected one of 0, 1"):
-        convert(source, str(tmp_path / "b"), target_format="azure", style={"digits": "x"})
+    with pytest.raises(ConfigError, match="style content=x: expected one of payload"):
+        convert(source, str(tmp_path / "b"), target_format="aiperf", style={"content": "x"})
 
 
 def test_a_model_is_written_where_a_capture_names_none(tmp_path: Path) -> None:
@@ -378,7 +332,6 @@ def test_a_full_disk_or_an_impatient_user_leaves_no_part(
     at: int, end: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     azure = registry.by_name("azure")
-    assert azure.write is not None
     write = azure.write
 
     def failing(
@@ -409,7 +362,6 @@ def test_a_source_that_fails_late_is_to_blame_and_leaves_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     azure = registry.by_name("azure")
-    assert azure.read is not None
     read = azure.read
 
     for end, said in (
@@ -469,3 +421,62 @@ def test_ten_times_the_rows_do_not_take_ten_times_the_memory(target: str, tmp_pa
         peaks.append(int(done.stdout) * 1024)
     # 180,000 rows more are 9 MB of CSV, and would be 150 MB of batches held.
     assert peaks[1] - peaks[0] < 100 << 20
+
+
+# Redaction.
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "ann@example.com, again ann@example.com"}]})
+TOLD = {"request body": 1, "response text": 1}
+
+
+def passed(rules: tuple[str, ...], **columns: list[object]) -> tuple[list[dict[str, object]], TraceWritten]:
+    n = len(next(iter(columns.values())))
+    redacted, written = _Redacted([batch_of(n, columns)], rules), TraceWritten(told=dict(TOLD))
+    rows = pa.Table.from_batches(list(redacted)).select([*columns, "redactions"]).to_pylist()
+    redacted.report(written)
+    return rows, written
+
+
+def test_marks_take_the_place_of_what_is_found_and_are_counted() -> None:
+    rows, written = passed(
+        ("email", "re:gr[ae]y"),
+        request_body=[BODY, None, None], response_text=["a gray cat", None, "nothing"],
+    )  # fmt: skip
+    assert "[email], again [email]" in str(rows[0]["request_body"])
+    assert [(row["response_text"], row["redactions"]) for row in rows] == [
+        ("a [redacted] cat", 3), (None, None), ("nothing", 0),
+    ]  # fmt: skip
+    how = "3 marks in 1 rows stand for what --redact found"
+    assert written.changed == {"request body": how, "response text": how}
+    assert written.notes == []
+
+
+def test_a_body_that_cannot_be_redacted_is_left_out() -> None:
+    rows, written = passed(("email",), request_body=["ann@example.com"])
+    assert rows == [{"request_body": None, "redactions": 0}]
+    assert written.notes == [
+        "--redact found nothing to redact",
+        "1 bodies are no JSON that --redact could read, and were left out",
+    ]
+
+
+def test_marks_of_a_capture_are_added_to() -> None:
+    rows, _ = passed(("email",), request_body=[BODY], redactions=[4])
+    assert rows[0]["redactions"] == 6
+
+
+def test_without_rules_rows_that_nobody_redacted_are_counted() -> None:
+    columns: dict[str, list[object]] = {"request_body": [BODY, BODY, None], "redactions": [None, 0, None]}
+    rows, written = passed((), **columns)
+    assert [row["request_body"] for row in rows] == [BODY, BODY, None]
+    assert written.notes == ["1 rows have text that nobody redacted; --redact email,card,phone,key does"]
+    redacted, bare = _Redacted([batch_of(1, {"request_body": [BODY]})], ()), TraceWritten()
+    list(redacted)
+    redacted.report(bare)
+    assert bare.notes == [], "the target has no place for text"
+
+
+@pytest.mark.parametrize("rule", ["emails", "re:(", "anything"])
+def test_a_rule_that_is_none_is_told(rule: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--redact: "):
+        _Redacted([], (rule,))

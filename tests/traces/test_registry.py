@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,12 +11,10 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import ASPECTS, FormatError, WriteOptions, batch_of
 from llmtap.traces.formats.parquet_capture import FORMAT as PARQUET
 from llmtap.traces.registry import FORMATS, SNIFF_BYTES, by_name, detect, for_target
-from tests.support.data import TRACES
 
 
 def capture() -> bytes:
     out = io.BytesIO()
-    assert PARQUET.write is not None
     PARQUET.write(out, CaptureInfo(), [batch_of(1, {"arrival_ns": [1]})], WriteOptions())
     return out.getvalue()
 
@@ -101,24 +98,7 @@ def test_a_sample_is_what_it_is(expected: str, name: str, data: bytes) -> None:
 def test_every_format_that_reads_has_a_sample_or_shares_one() -> None:
     # These are written like another's: files of that kind are told by --from.
     shared = {"inference-perf", "vllm-timed-trace"}
-    assert {f.name for f in FORMATS if f.read is not None} - {s[0] for s in SAMPLES} <= shared
-
-
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("azure", "azure_llm_2023/AzureLLMInferenceTrace_conv.rows_1_12000.csv.gz"),
-        ("mooncake", "mooncake/conversation_trace.rows_1_8000.jsonl.gz"),
-        ("mooncake", "mooncake/synthetic_trace.rows_1_2500.jsonl.gz"),
-        ("burstgpt", "burstgpt/BurstGPT_1.rows_1_280.csv"),
-        ("burstgpt", "burstgpt/BurstGPT_3.rows_1_280.csv"),
-        ("burstgpt", "burstgpt_like_synth/synth_seed42_n100000.csv.gz"),
-        ("vidur", "sharegpt_lengths/sharegpt_8k_filtered_stats_llama2_tokenizer.rows_1_20000.csv.gz"),
-    ],
-)
-def test_real_traces_are_what_they_are(name: str, path: str) -> None:
-    with pa.input_stream(str(TRACES / path)) as file:
-        assert detect(Path(path).name, file.read(SNIFF_BYTES)).name == name
+    assert {f.name for f in FORMATS} - {s[0] for s in SAMPLES} <= shared
 
 
 @pytest.mark.parametrize(
@@ -184,7 +164,6 @@ def test_formats_say_what_they_are_in_the_common_words() -> None:
     for f in FORMATS:
         assert f.name == f.name.lower()
         assert all(e.startswith(".") for e in f.extensions)
-        assert f.read is not None or f.write is not None
         assert f.needs <= f.holds <= ASPECTS.keys()
         assert f.why.keys() <= ASPECTS.keys()
 
@@ -203,7 +182,6 @@ class Asked(dict[str, str]):
 @pytest.mark.parametrize("name", [f.name for f in FORMATS])
 def test_a_format_tells_each_style_that_it_has_and_no_other(name: str) -> None:
     fmt, style = by_name(name), Asked()
-    assert fmt.write is not None
     row = {"arrival_ns": [1], "input_tokens": [1], "output_tokens": [1], "blocks": [[1]],
            "request_body": ['{"messages":[{"role":"user","content":"hi"}]}']}  # fmt: skip
     fmt.write(io.BytesIO(), CaptureInfo(), [batch_of(1, row)], WriteOptions(style=style))

@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from llmtap.units import Duration
 from llmtap.workload.composed import Composed, RandomIds
-from llmtap.workload.conversations import Conversations, ThinkFixed
 from llmtap.workload.lengths import LogNormal, UniformLengths
-from llmtap.workload.plan import Speaker
+from llmtap.workload.plan import Conversations, Sharing, Speaker, ThinkFixed
 from llmtap.workload.programs import Code
 from llmtap.workload.prompts.prompt import ElasticSource, Workload
 from llmtap.workload.prompts.prose import Document, ProseWords
-from llmtap.workload.prompts.words import count_tokens
-from llmtap.workload.sharing import Sharing
+from llmtap.workload.prompts.text import count_tokens
 
 TALK = Conversations(turns=UniformLengths(min=1, max=4), think=ThinkFixed(time=Duration(1_000)))
 SHARING = Sharing(fraction=0.6, tokens=UniformLengths(min=20, max=90), contexts=3)
@@ -46,13 +44,6 @@ def test_rows_are_the_same_whatever_count_and_order(
     rows = list(range(few))
     chance.shuffle(rows)  # type: ignore[attr-defined]
     assert {row: source.prompt(row) for row in rows} == dict(enumerate(straight))
-
-
-def test_a_column_does_not_change_with_another_ones_distribution() -> None:
-    one = Composed("one", SHORT, SHORT).requests(50, 1)
-    other = Composed("other", UniformLengths(min=1, max=9), SHORT, sharing=SHARING).requests(50, 1)
-    assert one.output == other.output
-    assert one.input != other.input
 
 
 @pytest.mark.parametrize("name", ["plain", "shared", "code", "document", "turns"])
@@ -93,8 +84,3 @@ def test_fitted_by_another_count_prompts_still_share_what_they_share() -> None:
             earlier = fitted.prompt(before)
             assert prompt.history[:-1] == (*earlier.history, ("user", earlier.text))
     assert source.prompt(0) != fitted.prompt(0), "the source itself stays what it was"
-
-
-def test_prompts_of_other_requests_are_refused() -> None:
-    with pytest.raises(ValueError, match="not the first requests"):
-        MANY["plain"].prompts(MANY["plain"].requests(5, 1), seed=2)

@@ -6,8 +6,8 @@ import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.workload.custom import load_workload
-from llmtap.workload.lengths import Empirical, Fixed, LogNormal
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.lengths import Empirical
+from llmtap.workload.prompts.text import count_tokens
 
 EXAMPLE = Path(__file__).parents[2] / "config" / "workload.toml"
 LEAST = "input = 100\noutput = 20\n"
@@ -46,27 +46,6 @@ def test_each_distribution_of_the_example_loads(tmp_path: Path, told: str) -> No
     (tmp_path / "lengths.csv").write_text("time,input_tokens\n1,20\n2,40\n")
     workload = load_workload(written(tmp_path, f"input = {told}\noutput = 5\n"))
     assert min(workload.requests(50, 1).input) >= 1
-
-
-def test_optional_keys_of_the_example_load(tmp_path: Path) -> None:
-    text = EXAMPLE.read_text()
-    for key in ("top_p", "stop", "ignore_eos", "extra"):
-        assert f"# {key} = " in text
-        text = text.replace(f"# {key} = ", f"{key} = ")
-    told = load_workload(written(tmp_path, text)).describe()["request"]
-    assert told == {
-        "temperature": 0.7, "max_tokens": "output", "stop": ["\n\n"], "top_p": 0.9, "ignore_eos": True,
-        "presence_penalty": 0.5,
-    }  # fmt: skip
-
-
-def test_the_least_is_two_lengths(tmp_path: Path) -> None:
-    workload = load_workload(written(tmp_path, LEAST))
-    assert (workload.name, workload.input, workload.output) == ("mine", Fixed(tokens=100), Fixed(tokens=20))
-    told = workload.describe()
-    assert told["sharing"] is told["conversations"] is None
-    assert "arrivals" not in told
-    assert told["source"]["file"] == "mine.toml"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -160,13 +139,3 @@ def test_what_is_wrong_is_told_by_its_key(
     assert caught.value.place == (f"{place} in {file}" if place else str(file))
     assert problem in caught.value.problem
     assert hint is None or hint in (caught.value.hint or "")
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        load_workload(tmp_path / "none.toml")
-
-
-def test_a_file_is_a_workload_whatever_it_is_called(tmp_path: Path) -> None:
-    file = written(tmp_path, 'input = {distribution = "lognormal", mu = 4.0, sigma = 1.0}\noutput = 3\n')
-    assert load_workload(file).input == LogNormal(mu=4.0, sigma=1.0)

@@ -65,13 +65,6 @@ def test_quantiles_are_those_that_were_told(lengths: Lengths, points: dict[float
     assert {p: lengths.quantile(p) for p in points} == {p: round(value) for p, value in points.items()}
 
 
-def test_between_two_percentiles_it_is_lognormal() -> None:
-    piece = LogNormal(median=156, p95=892)
-    through = KINDS["percentiles"]
-    assert [through.quantile(p) for p in (0.1, 0.6, 0.9)] == [piece.quantile(p) for p in (0.1, 0.6, 0.9)]
-    assert through.quantile(0.99) > 1.1 * piece.quantile(0.99)  # which is why one lognormal does not do
-
-
 def test_the_means_of_the_clipped_lognormals_are_those_of_an_independent_sum() -> None:
     """Floor, cap and the density between them, summed by the normal distribution's own functions."""
     for mu, sigma, low, high in ((5.5, 1.0, 32, 4_096), (4.5, 1.2, 16, 2_048)):

@@ -1,7 +1,6 @@
 """Traces of real services keep what they are when they are played at another rate: their bursts, their ties
 and their lengths, as `stats.json` beside each has them."""
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -54,40 +53,6 @@ def test_scaling_keeps_variation_ties_and_lengths(name: str, scale: float) -> No
     check_lengths(made, held)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_trace_that_comes_again_keeps_its_lengths_and_rate(name: str) -> None:
-    trace, held = loaded(name), stats(name)
-    n = len(trace)
-    made = trace.requests_at(count=3 * n, scale=10)
-    for part in range(3):
-        check_lengths(made.taken(range(part * n, part * n + n)), held)
-    assert trace.rate_rps is not None
-    assert figures(made.arrival_ns).rate_rps == pytest.approx(trace.rate_rps * 10, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_thinning_keeps_lengths_within_chance(name: str) -> None:
-    trace, held = loaded(name), stats(name)
-    thin = trace.thinned(0.5, 42)
-    sessions = len(set(trace.sessions))
-    # Binomial, 99.9 %.
-    assert abs(len(set(thin.sessions)) - sessions / 2) <= 3.29 * math.sqrt(sessions) / 2
-    # Dvoretzky, Kiefer and Wolfowitz: the share below any value is off by so much once in a thousand times.
-    # Rows that stay or go together are fewer than they look: (sum of sizes)^2 / sum of squares (Kish).
-    sizes = Counter(thin.sessions).values()
-    far = math.sqrt(math.log(2 / 0.001) / (2 * sum(sizes) ** 2 / sum(size * size for size in sizes)))
-    pairs = (
-        (trace.requests.input, thin.requests.input, held["input_tokens"]),
-        (trace.requests.output, thin.requests.output, held["output_tokens"]),
-    )
-    for whole, left, known in pairs:
-        for p in SHARES:
-            value = known[p]
-            before = sum(x <= value for x in whole) / len(whole)
-            after = sum(x <= value for x in left) / len(left)
-            assert abs(before - after) <= far
-
-
 def test_mooncakes_steps_of_three_seconds_stay_ties_and_are_told() -> None:
     name = "mooncake/conversation_trace.rows_1_8000.jsonl.gz"
     trace = loaded(name)
@@ -98,11 +63,6 @@ def test_mooncakes_steps_of_three_seconds_stay_ties_and_are_told() -> None:
     assert half.ties > 0.75
     assert len(half.notes) == 1
     assert figures(half.requests.arrival_ns).ties == half.ties
-
-
-def test_azures_conversations_have_no_ties_and_say_nothing() -> None:
-    trace = loaded(FILES[0])
-    assert (trace.ties, trace.notes) == (0, [])
 
 
 def test_burstgpts_sessions_are_conversations() -> None:

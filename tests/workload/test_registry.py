@@ -1,16 +1,13 @@
 """A name is a workload, or an error that says which there are; a report tells the sequence by its digest."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.workload.registry import REFERENCE, report_of, workload_named, workloads
+from llmtap.workload.registry import REFERENCE, report_of, workload_named
 from llmtap.workload.synthetic import WORKLOADS, draw
-
-CONFIG = Path(__file__).parents[2] / "config"
 
 
 @pytest.mark.parametrize("name", [*REFERENCE, *WORKLOADS])
@@ -27,16 +24,6 @@ def test_a_name_is_its_workload(name: str) -> None:
         elastic.sized(39, requests.input[39]) == elastic.fitted(lambda made, n: made(n)).prompt(39) == prompt
     )
     assert (elastic.sized(39, requests.input[39] + 9) == prompt) == bool(prompt.ids)
-
-
-def test_the_list_has_every_form_of_a_name() -> None:
-    listed = workloads()
-    assert {*REFERENCE, *WORKLOADS, "FILE.toml", "sharegpt:FILE", "stack:FILE"} < set(listed)
-    assert all(about and "\n" not in about for about in listed.values())
-
-
-def test_a_toml_file_is_a_workload() -> None:
-    assert workload_named(str(CONFIG / "workload.toml"), "--workload").name == "support-chat"
 
 
 @pytest.mark.parametrize(
@@ -60,16 +47,6 @@ def test_no_name_is_an_error_of_its_place(text: str, problem: str, hint: str | N
     assert caught.value.place == "--workload"
     assert problem in caught.value.problem
     assert hint is None or hint in (caught.value.hint or "")
-
-
-def test_a_digest_tells_sequences_apart_and_nothing_else() -> None:
-    workload = workload_named("code-completion", "")
-    one = report_of(workload, workload.requests(50, 1), 1)
-    assert one == report_of(workload, workload.requests(50, 1), 1)
-    digests = {one["sha256"]}
-    for count, seed in ((51, 1), (50, 2)):
-        digests.add(report_of(workload, workload.requests(count, seed), seed)["sha256"])
-    assert len(digests) == 3
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -44,13 +44,6 @@ def test_arrivals_have_their_rate_and_their_burstiness() -> None:
     assert sum(gap < 1_000_000 for gap in gaps) > 0.9 * N
 
 
-def test_a_seed_is_a_workload_and_more_of_it_begins_as_less_does() -> None:
-    few, many = draw(WORKLOADS["chat"], 10, seed=7), draw(WORKLOADS["chat"], 50, seed=7)
-    assert few.input == many.input[:10]
-    assert few.arrival_ns == many.arrival_ns[:10]
-    assert few.input != draw(WORKLOADS["chat"], 10, seed=8).input
-
-
 def test_lengths_are_whole_and_within_their_bounds() -> None:
     requests = draw(WORKLOADS["bursty"], N, seed=2)
     assert min(requests.input) >= 1

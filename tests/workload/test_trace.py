@@ -14,7 +14,7 @@ from llmtap.traces.convert import convert
 from llmtap.traces.format import batch_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
-from tests.support.flights import S, workload
+from tests.support.batch_runs import S, workload
 
 SHAREGPT = '[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]'
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -100,18 +100,6 @@ def test_a_trace_that_is_too_short_begins_again_a_mean_gap_after_its_end() -> No
     assert trace.rate_rps == 1 / 3
 
 
-def test_a_period_that_is_not_whole_is_rounded_once() -> None:
-    trace = Trace(Requests(array("q", [0, 5, 7, 10]), *(array("q", [1] * 4) for _ in range(3))))
-    # 10 + 10 / 3 ns.
-    assert list(trace.requests_at(count=16).arrival_ns)[::4] == [0, 13, 26, 40]
-
-
-def test_scaling_divides_all_distances() -> None:
-    trace = trace_of((10, 1, 1), (11, 2, 2), (16, 3, 3))
-    assert [t for t, _, _ in told(trace.requests_at(count=4, scale=100))] == [0, 0.01, 0.06, 0.09]
-    assert [t for t, _, _ in told(trace.requests_at(count=2, scale=0.5))] == [0, 2]
-
-
 def test_who_all_come_at_once_cannot_come_again() -> None:
     trace = trace_of((3, 1, 1), (3, 1, 1))
     assert trace.rate_rps is None
@@ -169,11 +157,6 @@ def test_a_prompt_that_comes_again_is_the_same_prompt(tmp_path: Path) -> None:
     assert load_trace(place, count=2).requests_at(count=2).blocks == [(1,), (1, 2)]
 
 
-def test_without_blocks_there_are_none(tmp_path: Path) -> None:
-    made = load_trace(str(burst(tmp_path / "a.csv", (1, 600, 2)))).requests_at(count=1)
-    assert (made.blocks, made.block_tokens) == ([], 0)
-
-
 def captured(path: Path, *rows: tuple[int | None, int, list[int], int, str, int]) -> str:
     """Rows of arrival, input tokens, ids, block size, unit and bytes of the prompt, as a capture."""
     names = ("arrival_ns", "input_tokens", "blocks", "block_size", "block_unit", "prompt_bytes")
@@ -195,13 +178,6 @@ def test_blocks_of_bytes_are_taken_for_tokens_by_the_mean(tmp_path: Path) -> Non
         "1 rows have no arrival time: left out",
         "prompt blocks of 1,000 bytes are taken for 250 tokens, by the mean",
     ]
-
-
-def test_blocks_of_another_size_mean_nothing_beside_the_first(tmp_path: Path) -> None:
-    place = captured(tmp_path / "c.parquet", (1, 40, [1, 2], 16, "tokens", 9), (2, 40, [1], 32, "tokens", 9))
-    trace = load_trace(place)
-    assert (trace.requests.block_tokens, trace.requests.blocks) == (16, [(1, 2), ()])
-    assert trace.notes == ["1 rows have prompt blocks of another size: taken for unknown"]
 
 
 @pytest.mark.parametrize("scale", [1.0, 50.0])
@@ -244,11 +220,6 @@ def test_what_comes_again_has_its_own_conversations() -> None:
     assert made.tenants == (trace.requests.tenants * 3)[:15] == made.models
     assert made.bodies == (trace.requests.bodies * 3)[:15]
     assert list(made.arrival_ns[:6]) == [0, S // 2, S, 3 * S, 3 * S, 5 * S]
-
-
-def test_think_times_are_scaled_only_where_all_is_played_faster() -> None:
-    made = talk(*TALK).requests_at(count=6, scale=2, think_scale=2)
-    assert list(made.think_ns) == [0, (S + 1) // 2, 0, (S + 3 + 1) // 2, (S + 4) // 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -312,26 +283,10 @@ def test_thinning_takes_whole_conversations_in_their_order(
     assert thinner is None or set(thinner.requests.input) <= set(rows)
 
 
-def test_a_share_is_met_on_average() -> None:
-    n = 10_000
-    trace = Trace(Requests(*(array("q", range(n)) for _ in range(3))))
-    for share in (0.1, 0.5, 0.9):
-        kept = len(trace.thinned(share, 42))
-        # Binomial, 99.9 %.
-        assert abs(kept - n * share) <= 3.29 * (n * share * (1 - share)) ** 0.5
-    assert len(trace.thinned(1, 42)) == n
-    assert list(trace.thinned(0.5, 1).requests.input) != list(trace.thinned(0.5, 2).requests.input)
-
-
 @pytest.mark.parametrize("share", [0, -1, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="share"):
         talk(*TALK).thinned(share, 1)
-
-
-def test_what_is_thinned_to_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="of 1 conversations none is left"):
-        talk((0, -1)).thinned(1e-12, 1)
 
 
 def test_ties_are_kept_and_told_of_the_rows_that_are_left(tmp_path: Path) -> None:

@@ -4,13 +4,182 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from llmtap.capture.schema import CaptureInfo
+from llmtap.capture.store.parquet import write_parquet
 from llmtap.errors import ConfigError
-from llmtap.workload.trace import load_trace
-from llmtap.workload.trace_rows import tie_note, ties
-from tests.workload.test_trace_turns import S, capture, row
+from llmtap.traces.format import batch_of
+from llmtap.workload.trace import Trace, load_trace
+from llmtap.workload.trace_rows import TraceTurns
 
-GAPS = "the gaps between arrivals are 0"
+S = 1_000_000_000
+US = 1_000_000
+"""Microseconds in a second."""
+
+
+def capture(path: Path, *rows: dict[str, object], **info: object) -> str:
+    names = sorted({name for row in rows for name in row})
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns.setdefault("input_tokens", [10] * len(rows))
+    write_parquet(path, CaptureInfo(arrivals="trace", **info), [batch_of(len(rows), columns)])  # type: ignore[arg-type]
+    return str(path)
+
+
+def row(at_s: float | None, session: str | None = None, **columns: object) -> dict[str, object]:
+    return {"arrival_ns": None if at_s is None else round(at_s * S), "session": session} | columns
+
+
+def loaded(tmp_path: Path, *rows: dict[str, object]) -> Trace:
+    return load_trace(capture(tmp_path / "c.parquet", *rows), conversations=True)
+
+
+def links(trace: Trace) -> list[tuple[int, float]]:
+    """Of each row, whom it follows, and after how many seconds."""
+    requests = trace.requests
+    return [(row, ns / S) for row, ns in zip(requests.after, requests.think_ns, strict=True)]
+
+
+def test_a_row_follows_its_parent_after_the_time_that_was_told(tmp_path: Path) -> None:
+    trace = loaded(
+        tmp_path,
+        row(1, "a", id="x", turn=0),
+        row(9, "a", id="z", turn=1, parent="x", think_us=5 * US),
+        row(8, "a", id="y", turn=1, parent="x", think_us=4 * US),  # a branch, out of order
+        row(2, "b", id="w", turn=0),
+        row(20, "a", id="v", turn=2, parent="y", think_us=3 * US),
+    )
+    assert links(trace) == [(-1, 0), (-1, 0), (0, 4), (0, 5), (2, 3)]
+    assert list(trace.sessions) == [0, 1, 0, 0, 0]
+    assert trace.notes == []
+
+
+def test_without_a_parent_the_turn_decides(tmp_path: Path) -> None:
+    trace = loaded(
+        tmp_path,
+        row(0, "a", turn=0, response_end_us=US),
+        row(5, "a", turn=1, response_end_us=US),
+        row(6, "a", turn=1, response_end_us=2 * US),
+        row(11, "a", turn=2),
+        row(12, "a", turn=0),  # begun anew
+        row(13, "a", turn=4, think_us=9),
+    )
+    # Of two turns 1 the latest; of turn 4 the nearest is 2, and its think time was of another answer.
+    assert links(trace) == [(-1, 0), (0, 4), (0, 5), (2, 3), (-1, 0), (3, 9e-6)]
+    assert list(trace.sessions) == [0, 0, 0, 0, 0, 0]
+
+
+def test_without_turns_the_order_of_arrivals_decides(tmp_path: Path) -> None:
+    trace = loaded(
+        tmp_path,
+        row(7, "a", response_end_us=US),
+        row(3, "b", response_end_us=10 * US),
+        row(0, "a", response_end_us=2 * US),
+        row(4, "b"),
+        row(5),
+    )
+    # Rows in order: a at 0, b at 3, b at 4 (who did not wait), nobody's at 5, a at 7.
+    assert links(trace) == [(-1, 0), (-1, 0), (1, 0), (-1, 0), (0, 5)]
+    assert list(trace.sessions) == [0, 1, 1, 2, 0]
+    assert trace.notes == ["1 turns did not wait for the answer before: think time 0"]
+
+
+def test_an_answer_ends_where_the_client_had_it(tmp_path: Path) -> None:
+    ends = {"delivered_us": 3 * US, "response_end_us": 2 * US, "last_token_us": US}
+    for first, left in (("delivered_us", 7), ("response_end_us", 8), ("last_token_us", 9)):
+        trace = loaded(tmp_path, row(0, "a", **ends), row(10, "a"))
+        assert links(trace)[1] == (0, left)
+        del ends[first]
+    trace = loaded(tmp_path, row(0, "a"), row(10, "a"))
+    assert links(trace)[1] == (0, 10)
+    assert trace.notes == [
+        "1 turns follow an answer whose end nobody knows: think time is from arrival to arrival"
+    ]
+
+
+def test_a_parent_that_is_not_there_gives_way_to_the_session(tmp_path: Path) -> None:
+    trace = loaded(
+        tmp_path,
+        row(0, "a", id="x", turn=0, response_end_us=US),
+        row(9, "a", id="z", turn=2, parent="y", think_us=1),
+        row(10, "b", id="q", turn=3, parent="p", think_us=1),
+        row(11, None, id="r", parent="o"),
+    )
+    # Since y is away, from the end of x.
+    assert links(trace) == [(-1, 0), (0, 8), (-1, 0), (-1, 0)]
+    assert trace.notes == ["2 turns go on from one that the trace does not have: each begins a conversation"]
+
+
+def test_names_mean_nothing_in_another_capture(tmp_path: Path) -> None:
+    trace = loaded(
+        tmp_path,
+        row(0, "a", id="x", capture="one"),
+        row(1, "a", id="x", capture="two"),
+        row(2, "a", parent="x", capture="two", think_us=7),
+        row(3, "a", capture="one"),
+        row(4, parent="x", capture="one", think_us=7),
+        row(5, parent="x", capture="three"),
+    )
+    assert [after for after, _ in links(trace)] == [-1, -1, 1, 0, 0, -1]
+    assert list(trace.sessions) == [0, 1, 1, 0, 0, 2]
+
+
+def test_a_turn_without_a_time_comes_when_its_conversation_would_go_on(tmp_path: Path) -> None:
+    # As AIPerf writes them: a time for the first turn, then delays.
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"timestamp": 1000, "session_id": "s", "input_length": 5, "output_length": 1}\n'
+        '{"timestamp": 2000, "session_id": "t", "input_length": 6, "output_length": 1}\n'
+        '{"delay": 4000, "session_id": "s", "input_length": 7, "output_length": 1}\n'
+        '{"delay": 500, "session_id": "s", "input_length": 8, "output_length": 1}\n'
+        '{"delay": 1, "session_id": "u", "input_length": 9, "output_length": 1}\n'
+    )
+    trace = load_trace(str(path), source_format="aiperf", conversations=True)
+    assert [t / S for t in trace.requests.arrival_ns] == [1, 2, 5, 5.5]
+    assert list(trace.requests.input) == [5, 6, 7, 8]
+    assert links(trace) == [(-1, 0), (-1, 0), (0, 4), (2, 0.5)]
+    assert trace.notes == [
+        "1 rows have no arrival time: left out",
+        "2 rows have no arrival time: taken for when their conversation would go on",
+    ]
+    alone = load_trace(str(path), source_format="aiperf")
+    assert list(alone.requests.input) == [5, 6]
+
+
+NAMES = st.one_of(st.none(), st.sampled_from("abc"))
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 20), NAMES, st.one_of(st.none(), st.integers(0, 4)), NAMES, NAMES,
+        st.one_of(st.none(), st.integers(0, 9)), st.one_of(st.none(), st.integers(0, 9)),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@given(ROWS)
+def test_links_lead_back_and_think_times_are_not_below_zero(
+    rows: list[tuple[int, str | None, int | None, str | None, str | None, int | None, int | None]],
+) -> None:
+    rows.sort(key=lambda r: r[0])
+    names = ("arrival_ns", "session", "turn", "id", "parent", "think_us", "response_end_us")
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+    turns = TraceTurns()
+    turns.take(batch_of(len(rows), columns))
+    found = turns.linked(range(len(rows)), [r[0] for r in rows])
+    assert len(found.after) == len(found.think_ns) == len(found.session) == len(rows)
+    for place, (before, think_ns) in enumerate(zip(found.after, found.think_ns, strict=True)):
+        assert -1 <= before < place
+        assert think_ns >= 0
+        if before < 0:
+            assert think_ns == 0
+        else:
+            # Of one conversation, by its session's name or by its parent's id.
+            assert found.session[place] == found.session[before]
+            same = rows[place][1] is not None and rows[place][1] == rows[before][1]
+            assert same or (rows[place][4] is not None and rows[place][4] == rows[before][3])
+
+
 BODIES = ('{"model": "m", "messages": []}', '{"prompt": "caf\u00e9"}')
 
 
@@ -69,60 +238,10 @@ def test_a_batch_of_bodies_has_no_times_and_can_be_had_without(tmp_path: Path) -
     ]
 
 
-def test_a_har_is_bodies_and_times(tmp_path: Path) -> None:
-    def entry(second: int) -> dict[str, object]:
-        body = {"model": "m", "messages": [{"role": "user", "content": str(second)}]}
-        return {
-            "startedDateTime": f"2026-01-01T00:00:{second:02}.000Z", "time": 1_000,
-            "request": {
-                "method": "POST", "url": "http://h/v1/chat/completions", "headers": [],
-                "postData": {"mimeType": "application/json", "text": json.dumps(body)},
-            },
-            "response": {
-                "status": 200, "headers": [], "content": {"mimeType": "application/json", "text": "{}"},
-            },
-        }  # fmt: skip
-
-    path = tmp_path / "a.har"
-    path.write_text(json.dumps({"log": {"version": "1.2", "creator": {}, "entries": [entry(9), entry(4)]}}))
-    trace = load_trace(str(path), bodies=True, conversations=True)
-    assert [json.loads(body)["messages"][0]["content"] for body in trace.requests.bodies] == ["4", "9"]
-    assert trace.span_ns == 5 * S
-    assert trace.dated
-
-
-def test_conversations_without_times_go_on_turn_by_turn(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
-    turns = [{"from": who, "value": who} for who in ("human", "gpt", "human", "gpt")]
-    path.write_text(
-        json.dumps([{"id": "c", "conversations": turns}, {"id": "d", "conversations": turns[:2]}])
-    )
-    trace = load_trace(str(path), bodies=True, conversations=True, timed=False)
-    assert list(trace.requests.after) == [-1, 0, -1]
-    assert list(trace.requests.think_ns) == [0, 0, 0]
-    assert [len(json.loads(body)["messages"]) for body in trace.requests.bodies] == [1, 3, 1]
-
-
 def test_a_row_without_a_time_comes_with_the_one_before(tmp_path: Path) -> None:
     place = capture(tmp_path / "c.parquet", row(None), row(5), row(None), row(None), row(6))
     trace = load_trace(place, timed=False)
     assert [t / S for t in trace.requests.arrival_ns] == [5, 5, 5, 5, 6]
-
-
-@pytest.mark.parametrize(
-    ("times", "share", "notes"),
-    [
-        ([], 0, []),
-        ([4], 0, []),
-        ([1, 2, 3], 0, []),
-        ([0, 0, 3 * S, 3 * S, 3 * S, 6 * S], 3 / 5,
-         [f"60.0% of {GAPS} (the others have a median of 3 s): such rows stay together"]),
-        ([7, 7], 1, [f"100.0% of {GAPS}: such rows stay together"]),
-    ],
-)  # fmt: skip
-def test_ties_are_told(times: list[int], share: float, notes: list[str]) -> None:
-    assert ties(times) == share
-    assert tie_note(times) == notes
 
 
 def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
@@ -149,21 +268,3 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
     )
     alone = load_trace(place)
     assert (list(alone.places), list(alone.window(S).places), alone.answered) == ([], [], False)
-
-
-@pytest.mark.parametrize(
-    ("told", "answered"),
-    [
-        ({}, False),
-        ({"first_byte_us": 3, "submit_us": 1}, False),
-        ({"response_end_us": 3}, True),
-        ({"first_content_us": 3}, True),
-        ({"event_us": [3]}, True),
-    ],
-)
-def test_whether_a_source_tells_when_answers_came_is_known(
-    told: dict[str, object], answered: bool, tmp_path: Path
-) -> None:
-    rows = (row(1, input_tokens=1), row(2, input_tokens=1, **told), row(3, input_tokens=None))
-    place = capture(tmp_path / "c.parquet", *rows)
-    assert load_trace(place, places=True).answered is answered

@@ -1,7 +1,8 @@
-"""6: whether systems were compared fairly.
+"""Sections 6 and 7: fair comparison of systems, and what testers and operators owe to others.
 
-The report is that of a comparison: `reports` of one test on several systems, some of them repeated, and what
-a comparison made of them (`comparison`, as `bench/compare.py` has it), if there is one.
+The report of section 6 is that of a comparison: `reports` of one test on several systems, some of them
+repeated, and `comparison`, as `bench/report/compare.py` returns it. What section 7 asks for only testers can
+say, in `[sut] notes`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,21 +12,60 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.bench.compliance.conduct import noted
-from llmtap.bench.compliance.evidence import Step, at, count, measured, text, workload
-from llmtap.bench.compliance.requirement import (
+from llmtap.bench.compliance.evidence import (
     Check,
     ComplianceVerdict,
     Report,
     Requirement,
+    Step,
+    at,
     cannot_tell,
+    count,
+    measured,
     met,
     not_applicable,
     not_met,
     row,
+    text,
+    verdict,
+    workload,
 )
 
-__all__ = ["ROWS", "RUNS_MIN", "sequence"]
+__all__ = ["ROWS", "RUNS_MIN", "noted", "sequence"]
+
+
+_CAPACITY: Final = ("throughput", "tradeoff", "capacity", "memory-pressure")
+_PRESSURE: Final = ("memory-pressure",)
+
+
+def noted(report: Report, *words: str) -> str | None:
+    """The first of the tester's notes on the SUT that has one of these words."""
+    notes = map(str, at(report, "sut.notes") or ())
+    return next((note for note in notes if any(word in note.lower() for word in words)), None)
+
+
+def _said(what: str, *words: str) -> Check:
+    def check(report: Report) -> ComplianceVerdict:
+        note = noted(report, *words)
+        if note is None:
+            return cannot_tell(f"nobody notes {what} (sut.notes)")
+        return met(f"the tester notes: {note}")
+
+    return check
+
+
+def _varied(report: Report) -> ComplianceVerdict:
+    """Other workloads than one, and production's own."""
+    note = noted(report, "production traffic", "traffic of production")
+    names = {str(workload(step).get("name")) for step in measured(report) if workload(step)}
+    traces = {str(at(step, "result.plan.trace")) for step in measured(report)} - {"None"}
+    shown = ", ".join(sorted(names | traces)) or "no workload"
+    if note is not None:
+        return met(f"the tester notes: {note}")
+    return cannot_tell(
+        f"this report has {shown}; nobody notes a comparison with production traffic (sut.notes)"
+    )
+
 
 RUNS_MIN: Final = 3
 APART_MAX_S: Final = 3_600.0
@@ -117,7 +157,7 @@ def _equal(path: str, what: str) -> Check:
     return lambda report: _all_equal(report, path, what)
 
 
-def _hardware(report: Report) -> ComplianceVerdict:
+def _equal_hardware(report: Report) -> ComplianceVerdict:
     found = _all_equal(report, "sut.hardware.accelerator", "accelerator")
     if found.status == "met":
         found = _all_equal(report, "sut.hardware.count", "accelerators", needed=False)
@@ -164,7 +204,7 @@ def _runs(report: Report) -> ComplianceVerdict:
     if not runs:
         return cannot_tell("there are no reports")
     evidence = f"{' and '.join(map(count, runs))} runs, {RUNS_MIN} of each system wanted"
-    return met(evidence) if min(runs) >= RUNS_MIN else not_met(evidence)
+    return verdict(min(runs) >= RUNS_MIN, evidence)
 
 
 def _intervals(report: Report) -> ComplianceVerdict:
@@ -229,7 +269,7 @@ def _together(report: Report) -> ComplianceVerdict:
         return cannot_tell("the reports do not tell when they were made")
     apart_s = max((b[0] - a[1]).total_seconds() for a, b in pairwise(spans))
     evidence = f"at most {max(0.0, apart_s) / 60:.0f} min between two runs, from {spans[0][0]:%Y-%m-%d %H:%M}"
-    return met(evidence) if apart_s <= APART_MAX_S else not_met(evidence)
+    return verdict(apart_s <= APART_MAX_S, evidence)
 
 
 def _span(report: Report) -> tuple[datetime, datetime] | None:
@@ -274,19 +314,14 @@ def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 
 ROWS: Final[tuple[Requirement, ...]] = (
-    row(
-        "6.1-1a", "MUST", "comparison", "All systems get the same requests in the same order.",
-        _same_requests,
-    ),
+    row("6.1-1a", "MUST", "comparison", "All systems get the same requests in the same order.",
+        _same_requests),
     row("6.1-1b", "MUST", "comparison", "All have the same boundary.", _equal("sut.boundary", "boundary")),
-    row("6.1-1c", "MUST", "comparison", "All have comparable hardware, or figures by hardware.", _hardware),
-    row(
-        "6.1-1d", "MUST", "comparison", "All have the same load model and parameters.",
-        _equal("params", "parameters"),
-    ),
-    row(
-        "6.2-p1", "procedure", "comparison", "Where hardware differs: tokens per GPU-second.", _per_gpu,
-    ),
+    row("6.1-1c", "MUST", "comparison", "All have comparable hardware, or figures by hardware.",
+        _equal_hardware),
+    row("6.1-1d", "MUST", "comparison", "All have the same load model and parameters.",
+        _equal("params", "parameters")),
+    row("6.2-p1", "procedure", "comparison", "Where hardware differs: tokens per GPU-second.", _per_gpu),
     row("6.2-p2", "procedure", "comparison", "Where hardware differs: tokens by their price.", _per_price),
     row("6.2-p3", "procedure", "comparison", "Where hardware differs: how it was normalised.", _method),
     row("6.3-p1", "procedure", "comparison", "Key figures have confidence intervals.", _intervals),
@@ -295,14 +330,20 @@ ROWS: Final[tuple[Requirement, ...]] = (
     row("6.4-p1", "procedure", "comparison", "The workload is specified alike.", _specification),
     row("6.4-p2", "procedure", "comparison", "The tests last equally long.", _duration),
     row("6.4-p3", "procedure", "comparison", "Warm-ups are alike.", _equal("warmup", "warm-up")),
-    row(
-        "6.4-p4", "procedure", "comparison", "Criteria of success are alike.",
-        _equal("params", "parameters, criteria among them"),
-    ),
-    row(
-        "6.4-p5", "procedure", "comparison", "Systems that share resources are tested at the same time.",
-        _together,
-    ),
+    row("6.4-p4", "procedure", "comparison", "Criteria of success are alike.",
+        _equal("params", "parameters, criteria among them")),
+    row("6.4-p5", "procedure", "comparison", "Systems that share resources are tested at the same time.",
+        _together),
     row("6.4-p6", "procedure", "comparison", "All are configured as in production.", _production),
     row("6.4-p7", "procedure", "comparison", "Differences in configuration are named.", _differences),
+    row("7.1-1", "SHOULD", "tester", "Whether to publish figures of capacity has been considered.",
+        _said("whether to publish was considered", "publish", "publication"), _CAPACITY),
+    row("7.2-1", "SHOULD", "tester", "Workloads are varied, and results verified with production traffic.",
+        _varied),
+    row("7.4-1a", "SHOULD", "tester", "Memory is put under pressure on isolated systems.",
+        _said("that the system was isolated", "isolated"), _PRESSURE),
+    row("7.4-1b", "SHOULD", "tester", "Recovery from it has been prepared.",
+        _said("that recovery was prepared", "recovery"), _PRESSURE),
+    row("7.4-1c", "SHOULD", "tester", "Cascading failures are watched for.",
+        _said("that failures were watched for", "monitor", "watch"), _PRESSURE),
 )  # fmt: skip

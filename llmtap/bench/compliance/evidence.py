@@ -1,33 +1,127 @@
-"""Where in a report the evidence lies: its loads, what it states, its tables.
+"""A requirement, the verdict on it, and what verdicts rest on: a report's loads, statements and tables.
 
-A report may lack anything: what is not there is None, and no reason to raise.
+Key words are those of BCP 14: REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD. A demand of the draft
+without a key word has level `procedure`: by section 2 compliance is of MUST and SHOULD alone, so a procedure
+that was not followed is a deviation, which a report names, and does not affect compliance.
+
+A report may lack any part: a missing value is None and never an error.
+
+Source: IETF seed 000, 2; RFC 2119, RFC 8174.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-from llmtap.bench.compliance.requirement import (
-    Check,
-    ComplianceVerdict,
-    Report,
-    cannot_tell,
-    met,
-    not_applicable,
-    not_met,
-    worst,
-)
-
 __all__ = [
-    "STANDARD_WORKLOADS", "Step", "arrivals_of", "at", "boundary", "cell", "count", "counted", "declared",
-    "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted", "lasts",
-    "level_of", "measured", "name_of", "over", "protocol", "seconds", "several", "slots_of", "steps",
-    "table", "table_has", "text", "workload", "workload_is",
+    "MUSTS", "SHOULDS", "STANDARD_WORKLOADS", "Check", "ComplianceVerdict", "Level", "Report", "Requirement",
+    "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count", "counted",
+    "declared", "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted",
+    "lasts", "level_of", "measured", "met", "name_of", "not_applicable", "not_met", "over", "protocol",
+    "row", "seconds", "several", "slots_of", "steps", "table", "table_has", "text", "workload",
+    "workload_is", "worst",
 ]  # fmt: skip
+
+
+Report = Mapping[str, Any]
+"""What one test found, as JSON; where systems are compared, `{"reports": [...], "comparison": ...}`."""
+Level = Literal[
+    "MUST", "MUST NOT", "REQUIRED", "SHALL", "SHOULD", "SHOULD NOT", "RECOMMENDED", "MAY", "OPTIONAL",
+    "procedure",
+]  # fmt: skip
+Subject = Literal[
+    "load generator", "procedure", "report", "setup", "tester", "comparison", "definition"
+]  # fmt: skip
+Status = Literal["met", "not met", "not applicable", "cannot tell"]
+
+MUSTS: Final = frozenset({"MUST", "MUST NOT", "REQUIRED", "SHALL"})
+SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
+_GRAVEST: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
+
+
+@dataclass(frozen=True, slots=True)
+class ComplianceVerdict:
+    """What a report shows of a demand."""
+
+    status: Status
+    evidence: str
+    """The figure or statement that it rests on: `1,000 requests, 1,000 needed`."""
+
+
+Check = Callable[[Report], ComplianceVerdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One demand."""
+
+    id: str
+    """`4.2.5-2` is the second key word of section 4.2.5; `4.2.6-1c` the third item of the list that its first
+    one governs; `5.3.2-p1` something without a key word."""
+    section: str
+    level: Level
+    says: str
+    """In our words."""
+    binds: tuple[str, ...]
+    """Names of tests; empty: all of them."""
+    subject: Subject
+    check: Check
+
+    def to_dict(self) -> dict[str, object]:
+        """As public JSON."""
+        return {
+            "id": self.id, "section": self.section, "level": self.level, "says": self.says,
+            "binds": list(self.binds), "subject": self.subject,
+        }  # fmt: skip
+
+
+def row(
+    id: str, level: Level, subject: Subject, says: str, check: Check, binds: tuple[str, ...] = ()
+) -> Requirement:
+    """A demand, whose section is in its id."""
+    return Requirement(id, id.rpartition("-")[0], level, says, binds, subject, check)
+
+
+def met(evidence: str) -> ComplianceVerdict:
+    """The report shows that it was done."""
+    return ComplianceVerdict("met", evidence)
+
+
+def not_met(evidence: str) -> ComplianceVerdict:
+    """The report shows that it was not, or lacks what it has to state."""
+    return ComplianceVerdict("not met", evidence)
+
+
+def verdict(is_met: bool, evidence: str) -> ComplianceVerdict:
+    """Return `met` or `not met` on the same evidence."""
+    return met(evidence) if is_met else not_met(evidence)
+
+
+def not_applicable(evidence: str) -> ComplianceVerdict:
+    """The case that it speaks of did not arise."""
+    return ComplianceVerdict("not applicable", evidence)
+
+
+def cannot_tell(evidence: str) -> ComplianceVerdict:
+    """It may have been done; this report does not show it."""
+    return ComplianceVerdict("cannot tell", evidence)
+
+
+def worst(verdicts: list[ComplianceVerdict], nothing: str) -> ComplianceVerdict:
+    """The gravest of several, which says how many share it; `nothing` is why there are none."""
+    if not verdicts:
+        return cannot_tell(nothing)
+    gravest = min(verdicts, key=lambda verdict: _GRAVEST.index(verdict.status))
+    alike = sum(verdict.status == gravest.status for verdict in verdicts)
+    more = f" ({alike} of {len(verdicts)})" if len(verdicts) > 1 else ""
+    return ComplianceVerdict(gravest.status, gravest.evidence + more)
+
 
 Step = Mapping[str, Any]
 """One load: name, arm, load, cached, and its result as `llmtap replay --json` has it."""
+LoadJudge = Callable[[Report, Step], ComplianceVerdict]
 STANDARD_WORKLOADS: Final = (
     "synthetic-uniform", "synthetic-skewed", "conversation", "code-completion", "long-context",
     "long-context-uniform",
@@ -89,7 +183,7 @@ def is_closed(step: Step) -> bool:
 
 def over(
     report: Report,
-    judge: Callable[[Step], ComplianceVerdict],
+    judge: LoadJudge,
     among: Callable[[Step], bool] = lambda step: True,
     none: str = NO_LOADS,
 ) -> ComplianceVerdict:
@@ -103,12 +197,21 @@ def over(
         return not_applicable(none)
     verdicts = []
     for step in chosen:
-        verdict = judge(step)
+        one = judge(report, step)
         name = step.get("name") if len(chosen) > 1 else None
-        verdicts.append(
-            ComplianceVerdict(verdict.status, f"{name}: {verdict.evidence}" if name else verdict.evidence)
-        )
+        verdicts.append(ComplianceVerdict(one.status, f"{name}: {one.evidence}" if name else one.evidence))
     return worst(verdicts, NO_LOADS)
+
+
+def each_load(
+    among: Callable[[Step], bool] = lambda step: True, none: str = NO_LOADS
+) -> Callable[[LoadJudge], Check]:
+    """Make a check of a judge of one load: the worst verdict over loads, as `over` returns it."""
+
+    def decorate(judge: LoadJudge) -> Check:
+        return lambda report: over(report, judge, among, none)
+
+    return decorate
 
 
 def level_of(report: Report, step: Step) -> Mapping[str, Any]:
@@ -138,23 +241,19 @@ def lasted(report: Report, step: Step) -> float | None:
 def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
     """Whether every load that counts, or all of those, lasted so many seconds."""
 
-    def check(report: Report) -> ComplianceVerdict:
-        def judge(step: Step) -> ComplianceVerdict:
-            found = lasted(report, step)
-            if found is None:
-                return cannot_tell("how long it lasted is not told")
-            evidence = f"{found:.1f} s, {needed:g} s needed"
-            return met(evidence) if found >= needed * NEARLY else not_met(evidence)
+    def judge(report: Report, step: Step) -> ComplianceVerdict:
+        found = lasted(report, step)
+        if found is None:
+            return cannot_tell("how long it lasted is not told")
+        return verdict(found >= needed * NEARLY, f"{found:.1f} s, {needed:g} s needed")
 
-        return over(report, judge, among or counted(report))
-
-    return check
+    return lambda report: over(report, judge, among or counted(report))
 
 
 def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is_measured) -> Check:
     """Whether every load had so many requests, for `what` they are needed."""
 
-    def judge(step: Step) -> ComplianceVerdict:
+    def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
         if n is None:
             return cannot_tell("the number of requests is not told")
@@ -265,7 +364,7 @@ def workload_is(*names: str) -> Check:
     """Whether every load is of one of these workloads."""
     wanted = " or ".join(names)
 
-    def judge(step: Step) -> ComplianceVerdict:
+    def judge(report: Report, step: Step) -> ComplianceVerdict:
         told = workload(step)
         name = told.get("name") or at(step, "result.plan.trace")
         if name is None:

@@ -1,14 +1,133 @@
-"""A report held against every demand of seed 000 that binds it; the list of all demands."""
+"""Judge reports against every requirement of seed 000 that binds them.
+
+Compliance is per test (section 2): all MUST and all SHOULD satisfied is unconditional, all MUST is
+conditional. A requirement whose evidence is missing counts as not satisfied. Procedures without a key word
+do not affect compliance: where they were not followed, they are listed as deviations.
+
+Source: IETF seed 000, 2; section 6 for comparisons.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
-from llmtap.bench.compliance.matrix import COMPARISON, Judged, Matrix
-from llmtap.bench.compliance.requirement import Report
-from llmtap.bench.compliance.requirements import REQUIREMENTS
+from llmtap.bench.compliance import comparison, preparation, procedures
+from llmtap.bench.compliance.evidence import MUSTS, SHOULDS, ComplianceVerdict, Report, Requirement, Subject
 from llmtap.bench.run.test import ReportTable
 
-__all__ = ["judge", "judge_comparison", "listing"]
+__all__ = [
+    "COMPARISON", "EXCLUDED", "REQUIREMENTS", "Judged", "Matrix", "Overall", "judge", "judge_comparison",
+    "listing",
+]  # fmt: skip
+
+
+_READING: Final = "asks the reader to consult the terminology document: no test satisfies or breaks it"
+_WORDS: Final = "lists the key words"
+_STATUS: Final = "defines what compliance is: it is carried out in Matrix"
+EXCLUDED: Final[Mapping[str, str]] = {
+    "Abstract-1": _READING,
+    "1-1": _READING,
+    **{f"2-{n}": _WORDS for n in range(1, 12)},
+    **{f"2-{n}": _STATUS for n in range(12, 17)},
+}
+"""Key words of the draft that are no demand, by section and place, and why."""
+
+
+REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *comparison.ROWS)
+"""All requirements in the order of the draft."""
+
+
+Overall = Literal["unconditionally compliant", "conditionally compliant", "not compliant"]
+_SATISFIED: Final = frozenset({"met", "not applicable"})
+COMPARISON: Final[Subject] = "comparison"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A demand and the verdict on it."""
+
+    requirement: Requirement
+    verdict: ComplianceVerdict
+
+    @property
+    def satisfied(self) -> bool:
+        """It was met, or did not arise."""
+        return self.verdict.status in _SATISFIED
+
+    def to_dict(self) -> dict[str, object]:
+        """As public JSON."""
+        found = self.requirement.to_dict()
+        return {**found, "status": self.verdict.status, "evidence": self.verdict.evidence}
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """All demands on one report, in the order of the draft."""
+
+    test: str
+    """Its name; or `comparison`."""
+    rows: tuple[Judged, ...]
+
+    @property
+    def status(self) -> Overall:
+        """As section 2 has it."""
+        if self._left(MUSTS):
+            return "not compliant"
+        return "conditionally compliant" if self._left(SHOULDS) else "unconditionally compliant"
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Ids of the demands that keep it from the next better status."""
+        return tuple(one.requirement.id for one in self._left(MUSTS) or self._left(SHOULDS))
+
+    @property
+    def deviations(self) -> tuple[Judged, ...]:
+        """Procedures that were left, or that nobody can see."""
+        return self._left(frozenset({"procedure"}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As public JSON."""
+        return {
+            "test": self.test, "level": self.status, "why": list(self.why),
+            "must": self._counts(MUSTS), "should": self._counts(SHOULDS),
+            "deviations": [one.requirement.id for one in self.deviations],
+            "rows": [one.to_dict() for one in self.rows],
+        }  # fmt: skip
+
+    def table(self) -> ReportTable:
+        """Every demand, its verdict and the evidence."""
+        rows = []
+        for one in self.rows:
+            demand, verdict = one.requirement, one.verdict
+            rows.append([demand.id, demand.level, demand.says, verdict.status, verdict.evidence])
+        caption = f"Compliance of {self.test} with IETF seed 000: {self.status}"
+        return ReportTable(caption, ["Demand", "Level", "What", "Verdict", "Evidence"], rows)
+
+    def summary_lines(self) -> list[str]:
+        """The status, what it rests on, and each demand that is in its way."""
+        must, should = self._counts(MUSTS), self._counts(SHOULDS)
+        counts = f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
+        lines = [f"{self.test}: {self.status} ({counts})"]
+        for levels in (MUSTS, SHOULDS):
+            lines += [_line(one) for one in self._left(levels)]
+        return lines + [f"deviation {_line(one)}" for one in self.deviations]
+
+    def _left(self, levels: frozenset[str]) -> tuple[Judged, ...]:
+        return tuple(one for one in self.rows if one.requirement.level in levels and not one.satisfied)
+
+    def _counts(self, levels: frozenset[str]) -> dict[str, int]:
+        """How many demands there are, how many are satisfied, and of those how many did not arise."""
+        rows = [one for one in self.rows if one.requirement.level in levels]
+        return {
+            "n": len(rows),
+            "satisfied": sum(one.satisfied for one in rows),
+            "not_applicable": sum(one.verdict.status == "not applicable" for one in rows),
+        }
+
+
+def _line(one: Judged) -> str:
+    found = one.requirement
+    return f"{found.id} {found.level}, {one.verdict.status}: {found.says} {one.verdict.evidence}"
 
 
 def judge(report: Report) -> Matrix:
@@ -25,7 +144,7 @@ def judge(report: Report) -> Matrix:
 def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | None = None) -> Matrix:
     """Reports of one test on several systems, several of each, by section 6.
 
-    `comparison` is what was made of them, as `bench/compare.py` has it: `systems` (in the order of the
+    `comparison` is what was made of them, as `bench/report/compare.py` has it: `systems` (in the order of the
     reports, with the number of `runs` of each), `comparisons` (figures with `p`, `low` and `high`) and
     `normalised`.
     """

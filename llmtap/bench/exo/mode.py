@@ -9,12 +9,16 @@ that have nothing in common.
 
 Not as in exo: models are neither downloaded nor placed on nodes here. What the server runs is measured.
 
+A prompt is an atom (seed 003's `a`, or a word that is one token) repeated until the chat template's whole
+text has the wanted tokens. Prompts of one length are equal, and those of other lengths begin alike, or each
+begins with words of its own, which count: then no two share more than what the template puts in front.
+
 Source: seed 003, whole.
 """
 
 import secrets
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,16 +26,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llmtap import __version__
-from llmtap.bench.exo.power import Power, total_of
-from llmtap.bench.exo.prompts import PreparedPrompts, Prompts
-from llmtap.bench.exo.result import ExoResult, ExoRun
-from llmtap.bench.exo.runs import ExoCell, Sent, Telling
+from llmtap.bench.exo.result import ExoCell, ExoResult, ExoRun, Power, Sent, Telling, total_of
 from llmtap.bench.exo.server import ExoServed, Kind, NodeMetrics, ask_served
 from llmtap.bench.run.session import SessionWatcher
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyOptions
-from llmtap.load.monitor.processes import is_loopback
+from llmtap.load.monitor.system import is_loopback
 from llmtap.load.monitor.watch import Watch
 from llmtap.load.replay.options import USER_AGENT, ReplayOptions
 from llmtap.load.replay.perform import Replay, ReplayStopped
@@ -39,11 +40,78 @@ from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.sessions.prompt_sender import protocol_of
 from llmtap.load.target import shown_url
 from llmtap.units import NS_PER_S, Duration
-from llmtap.workload.prompts.counter import TokenCounter, load_counter
-from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.prompts.fitting import ATOM, Draft, Fitted, fit
+from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.text import NAME_BYTES, Numbers
+from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.requests import Requests
 
-__all__ = ["ExoBench", "ExoCell", "ExoGrid", "ExoOptions"]
+__all__ = ["ExoBench", "ExoCell", "ExoGrid", "ExoOptions", "Made", "PreparedPrompts", "Prompts"]
+
+
+Made = tuple[Prompt, Fitted]
+_IN_A_ROW: Final = 8
+"""Atoms, to see whether each is a token."""
+
+
+class Prompts:
+    """Makes them, each anew, or always the same of a length."""
+
+    def __init__(self, counter: TokenCounter, *, alike: bool, seed: int) -> None:
+        self.alike = alike
+        self._counter = counter
+        self._numbers = Numbers(seed)
+        self._given = 0
+        self._overhead = sum(counter.overhead(Prompt()))
+        self._atom = _atom(counter)
+        self._known: dict[int, Made] = {}
+
+    def smallest(self) -> int:
+        """Tokens of the shortest prompt there is: one word in the template."""
+        return fit([Draft(1, self._maker(0))], self._counter)[0][1].tokens
+
+    def make(self, pp: int, n: int) -> list[Made]:
+        """So many prompts of `pp` tokens each, as near as can be."""
+        if self.alike:
+            if pp not in self._known:
+                self._known[pp] = self._fit(pp, [0])[0]
+            return [self._known[pp]] * n
+        first, self._given = self._given, self._given + n
+        return self._fit(pp, range(first, first + n))
+
+    def _fit(self, pp: int, numbers: Sequence[int]) -> list[Made]:
+        return fit([Draft(pp, self._maker(number), self._overhead) for number in numbers], self._counter)
+
+    def _maker(self, number: int) -> Callable[[int], Prompt]:
+        if self.alike:
+            return lambda words: Prompt(text=self._atom.lstrip() + self._atom * (words - 1))
+
+        def begun(words: int) -> Prompt:
+            name = self._numbers.row(number, min(words, NAME_BYTES))
+            return Prompt(text=self._counter.words.text(name) + self._atom * (words - len(name)))
+
+        return begun
+
+
+def _atom(counter: TokenCounter) -> str:
+    """With what stands before it."""
+    if counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_IN_A_ROW - 1)]) == [_IN_A_ROW]:
+        return ATOM
+    return counter.words.separator + counter.words.table[0]
+
+
+class PreparedPrompts:
+    """Prompts that are there, as a source of a plan: row by row."""
+
+    def __init__(self, made: Sequence[Made]) -> None:
+        self._made = made
+
+    def prompt(self, row: int) -> Prompt:
+        return self._made[row][0]
+
+    def prompts(self, rows: Sequence[int]) -> list[Made]:
+        return [self._made[row] for row in rows]
+
 
 WARMUP: Final = "warm-up"
 CONCURRENCY_MAX: Final = 1_000

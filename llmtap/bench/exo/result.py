@@ -11,38 +11,39 @@ beside it: all tokens by the batch's wall time, prefill included (`wall_gen_tps`
 
 Fields that seed 003 does not name are ours, and stand behind its own.
 
-Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format".
+Power: nodes of an exo cluster report the power of a whole machine; otherwise it is that of all GPUs of this
+host, if the server runs on it. A batch's energy is that of its window, by trapezoids of samples a second
+apart, so that of a batch of a few seconds is rough.
+
+Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System Metrics".
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal
 
 import msgspec
 
-from llmtap.exchange.exchange import Exchange
+from llmtap.bench.exo.server import ExoServed
+from llmtap.exchange.exchange import Exchange, Timeline
+from llmtap.exchange.outcome import Outcome as Ended
+from llmtap.load.monitor.timeseries import Columns
+from llmtap.load.workers.worker_pool import LoadResult
+from llmtap.metrics.cost import Energy, average_power_w, energy_of
 from llmtap.metrics.latency import tpot_ns, ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
+from llmtap.workload.prompts.fitting import Fitted
+from llmtap.workload.prompts.prompt import Prompt
 
 __all__ = [
-    "BatchEnergy",
-    "ExoBatch",
-    "ExoResult",
-    "ExoRow",
-    "ExoRun",
-    "Hit",
-    "Spread",
-    "Stats",
-    "Timing",
-    "batch_of",
-    "generation_tps",
-    "prefill_tps",
-    "prefix_hit",
-    "rows_of",
-    "timing_of",
+    "BatchEnergy", "ExoBatch", "ExoCell", "ExoResult", "ExoRow", "ExoRun", "Hit", "Power", "Sent", "Spread",
+    "Stats", "Telling", "Timing", "batch_of", "generation_tps", "prefill_tps", "prefix_hit", "rows_of",
+    "timing_of", "total_of",
 ]  # fmt: skip
+
 
 Hit = Literal["none", "partial", "exact"]
 LAST_TOKENS: Final = 16
@@ -314,3 +315,178 @@ def _prefill(repeat: Sequence[ExoRun]) -> float | None:
 def _spread(values: Iterable[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     return Spread(len(known), median(known), min(known), max(known)) if known else None
+
+
+_NODE_POWER: Final = "power"
+
+
+class Power:
+    """What was sampled: of this host, if the server is on it, and of the nodes of its cluster, by id."""
+
+    def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
+        told = [(columns, _NODE_POWER) for columns in nodes.values() if _NODE_POWER in columns.known()]
+        self._local = local
+        self._known = [] if local is None else local.known()
+        # A machine's power has its GPUs' in it: never both.
+        self._sources = told or [
+            (local, name) for name in self._known if local is not None and name.endswith("_power")
+        ]
+
+    def energy(self, from_ns: int, to_ns: int) -> Energy | None:
+        """Of all of them in that window; None where one of them says nothing of it."""
+        found: list[Energy] = []
+        for columns, name in self._sources:
+            one = energy_of(columns.times_ns(), columns.column(name), from_ns=from_ns, to_ns=to_ns)
+            if one is None:
+                return None
+            found.append(one)
+        if not found:
+            return None
+        return Energy(
+            sum(one.joules for one in found), min(one.known_ns for one in found),
+            max(one.missing_ns for one in found),
+        )  # fmt: skip
+
+    def peak_memory(self, from_ns: int, to_ns: int) -> tuple[int, str] | None:
+        """The most that was in use, in bytes, of samples from the last before the window to the first after
+        it, and by whom."""
+        if self._local is None:
+            return None
+        gpus = [name for name in self._known if name.startswith("gpu") and name.endswith("_memory")]
+        names, whose = (gpus, "this host's GPUs") if gpus else (["server_memory"], "the server's processes")
+        times_ns = self._local.times_ns()
+        within = slice(max(0, bisect_right(times_ns, from_ns) - 1), bisect_left(times_ns, to_ns) + 1)
+        columns = [self._local.column(name)[within] for name in names]
+        sums = [sum(row) for row in zip(*columns, strict=True) if None not in row]
+        return (int(max(sums)), whose) if sums else None
+
+
+def total_of(windows: Iterable[Energy | None]) -> dict[str, Any] | None:
+    """All joules of all windows, and the average power: joules / seconds of inference; None without any."""
+    known = [window for window in windows if window is not None]
+    if not known:
+        return None
+    return {
+        "joules": sum(window.joules for window in known),
+        "inference_seconds": sum(window.known_ns for window in known) / NS_PER_S,
+        "average_power_w": average_power_w(known),
+    }
+
+
+PREVIEW_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ExoCell:
+    """A point of the grid. Tokens, tokens, requests at a time."""
+
+    pp: int
+    tg: int
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"pp {self.pp:,} tg {self.tg:,} x {self.concurrency:,}"
+
+
+@dataclass(slots=True)
+class Sent:
+    """A batch that was sent."""
+
+    cell: ExoCell
+    repeat: int
+    prompts: Sequence[tuple[Prompt, Fitted]]
+    known: bool
+    """The very same prompt was sent before, or is in this batch several times."""
+    began_ns: int = 0
+    exchanges: dict[int, Exchange] = field(default_factory=dict)
+    """By row."""
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+    def keep(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
+        """As `Replay.keeping`."""
+        self.began_ns = outcome.began_ns
+        return self.exchanges.__setitem__
+
+    @property
+    def window_ns(self) -> tuple[int, int]:
+        """From the common start to the last that was seen of an answer."""
+        points = (x.timeline for x in self.exchanges.values())
+        ends = [t.response_end_ns or t.last_token_ns for t in points]
+        return self.began_ns, max((end for end in ends if end is not None), default=self.began_ns)
+
+
+class Telling:
+    """Makes runs of batches. What was sent to warm up has to pass, too: its prompts are in the cache."""
+
+    def __init__(self, served: ExoServed, power: Power, *, start_ns: int) -> None:
+        self._served = served
+        self._power = power
+        self._start_ns = start_ns
+        self._stored: dict[int, float] = {}
+        """By pp: the rate at which a prompt was prefilled that has been in the cache since."""
+
+    def runs(self, sent: Sent) -> Iterator[ExoRun]:
+        """In the order of their index."""
+        energy = self._power.energy(*sent.window_ns)
+        memory = self._power.peak_memory(*sent.window_ns)
+        exchanges = [sent.exchanges.get(row) or _lost() for row in range(sent.cell.concurrency)]
+        timings = [timing_of(x) for x in exchanges]
+        rates = [
+            generation_tps(x.tokens.output, timing.decode_s) if x.outcome in ENDED_WELL else None
+            for x, timing in zip(exchanges, timings, strict=True)
+        ]
+        batch = batch_of(
+            exchanges, rates, began_ns=sent.began_ns, start_s=(sent.began_ns - self._start_ns) / NS_PER_S,
+            energy=None if energy is None else BatchEnergy(
+                joules=energy.joules, seconds=energy.known_ns / NS_PER_S,
+                seconds_missing=energy.missing_ns / NS_PER_S, average_power_w=average_power_w([energy]),
+            ),
+            findings=sent.findings,
+        )  # fmt: skip
+        for index, (x, timing, rate) in enumerate(zip(exchanges, timings, rates, strict=True)):
+            yield self._run(sent, index, x, timing, rate, batch, memory)
+
+    def _run(
+        self, sent: Sent, index: int, x: Exchange, timing: Timing, rate: float | None, batch: ExoBatch,
+        memory: tuple[int, str] | None,
+    ) -> ExoRun:  # fmt: skip
+        served, cell, tokens = self._served, sent.cell, x.tokens
+        pp_tokens = sent.prompts[index][1].tokens
+        prompt = pp_tokens if tokens.input is None else tokens.input
+        hit = prefix_hit(prompt, tokens.cached, known=sent.known)
+        prompt_tps = prefill_tps(prompt, tokens.cached, timing.prefill_s)
+        if hit == "exact":
+            prompt_tps = self._stored.get(cell.pp)
+        elif prompt_tps is not None:
+            self._stored[cell.pp] = prompt_tps
+        ttft_ns = ttft_any_ns(x.timeline) if x.stream else None
+        end_ns = x.timeline.response_end_ns
+        text = None if x.said is None else x.said.response_text
+        return ExoRun(
+            elapsed_s=None if end_ns is None else (end_ns - sent.began_ns) / NS_PER_S,
+            output_text_preview=None if text is None else text[:PREVIEW_CHARS],
+            stats=Stats(
+                prompt_tps=prompt_tps, generation_tps=rate, prompt_tokens=prompt,
+                generation_tokens=tokens.output,
+                peak_memory_usage=None if memory is None else {"inBytes": memory[0]},
+            ),
+            model_id=served.model, placement_sharding=served.placement.sharding,
+            placement_instance_meta=served.placement.instance_meta, placement_nodes=served.placement.nodes,
+            pp_tokens=pp_tokens, tg=cell.tg, repeat_index=sent.repeat, concurrency=cell.concurrency,
+            concurrent_index=index, prefix_cache_hit=hit, pp=cell.pp, cached_tokens=tokens.cached,
+            prompt_tps_stored=hit == "exact" and prompt_tps is not None, timing=timing.by,
+            timing_source=timing.source, ttft_s=_seconds(ttft_ns),
+            dispatch_late_s=_seconds(x.dispatch_late_ns), uncertainty_s=x.uncertainty_ns / NS_PER_S,
+            eos_banned=served.bans_eos is not None, peak_memory_source=None if memory is None else memory[1],
+            outcome=x.outcome.value, finish_reason=x.finish_reason, error=x.error, batch=batch,
+        )  # fmt: skip
+
+
+def _lost() -> Exchange:
+    """In place of one that nothing is known of."""
+    error = "its sending process was lost"
+    return Exchange("", 0, 0, Timeline(0), outcome=Ended.TAP_ERROR, error=error)
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / NS_PER_S

@@ -28,13 +28,14 @@ from llmtap.bench.report.compare_tables import charts_of, tables_of
 from llmtap.bench.report.report import is_results
 from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.test import TESTS
 from llmtap.errors import ConfigError
+from llmtap.metrics.comparison import Comparison, adjusted, compare_quantile, compare_runs
 from llmtap.metrics.intervals import is_enough
-from llmtap.metrics.significance import Comparison, adjusted, compare_quantile, compare_runs
 from llmtap.metrics.statistics import percentile
 
 __all__ = ["ComparedRun", "System", "compare", "compare_results", "read_system"]
+
 
 ALPHA: Final = 0.05
 _GAPS: Final = "gaps"

@@ -1,12 +1,12 @@
-"""What a comparison of systems is shown as: tables and charts of differences, and charts of distributions."""
+"""Tables and charts of a comparison of systems: differences, and distributions of loads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from llmtap.bench.run.figures import cdf_series, ms
+from llmtap.bench.run.figures import Cell, cdf_series, ms, table_of
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.test import ChartSeries, ChartSpec, ReportTable
-from llmtap.report.figures import MARK
+from llmtap.report.values import MARK
 
 __all__ = ["charts_of", "tables_of"]
 
@@ -20,38 +20,49 @@ def tables_of(base: str, found: Sequence[_Row]) -> list[ReportTable]:
     """For each system the figures that the test is about, then all others."""
     tables = []
     for other in dict.fromkeys(row["b_system"] for row in found):
+        columns = {base if head == "a" else other if head == "b" else head: c for head, c in COLUMNS.items()}
         for key, what in (
-            (True, "what the test is about, p by Holm"),
-            (False, "other figures, p by Benjamini-Hochberg"),
-        ):
+            (True, "what the test is about, p by Holm"), (False, "other figures, p by Benjamini-Hochberg"),
+        ):  # fmt: skip
             rows = [row for row in found if row["b_system"] == other and row["key"] is key]
             if rows:
-                heads = ["Figure", "Load", base, other, "Difference", "95 % interval", "p", "Finding"]
-                tables.append(
-                    ReportTable(
-                        caption=f"{other} against {base}: {what}",
-                        heads=heads,
-                        rows=[_cells(row) for row in rows],
-                    )
-                )
+                tables.append(table_of(f"{other} against {base}: {what}", rows, columns))
     return tables
 
 
-def _cells(row: _Row) -> list[str]:
-    unit, share, p = row["unit"], row["share"], row["p_adjusted"]
-    by = "" if share is None else f" ({share:+.1%})"
-    interval = _ABSENT if row["low"] is None else f"{_said(row['low'], unit)} to {_said(row['high'], unit)}"
-    return [
-        row["figure"] + f" {MARK}" * row["doubtful"], row["step"] or "all", _said(row["a"], unit),
-        _said(row["b"], unit), _said(row["difference"], unit) + by, interval,
-        _ABSENT if p is None else "<0.001" if p < 0.001 else f"{p:.3f}", row["finding"],
-    ]  # fmt: skip
+def _interval(row: _Row) -> str:
+    if row["low"] is None:
+        return _ABSENT
+    return f"{_said(row['low'], row['unit'])} to {_said(row['high'], row['unit'])}"
+
+
+def _difference(row: _Row) -> str:
+    by = "" if row["share"] is None else f" ({row['share']:+.1%})"
+    return _said(row["difference"], row["unit"]) + by
+
+
+def _p(row: _Row) -> str:
+    p = row["p_adjusted"]
+    return _ABSENT if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _said(value: float | None, unit: str) -> str:
     if value is None:
         return _ABSENT
     return ms(value) if unit == "s" else f"{value:,.4g} {unit}"
+
+
+COLUMNS: Final[Mapping[str, Cell]] = {
+    "Figure": lambda row: row["figure"] + f" {MARK}" * row["doubtful"],
+    "Load": lambda row: row["step"] or "all",
+    "a": lambda row: _said(row["a"], row["unit"]),
+    "b": lambda row: _said(row["b"], row["unit"]),
+    "Difference": _difference,
+    "95 % interval": _interval,
+    "p": _p,
+    "Finding": lambda row: row["finding"],
+}
+"""Of a comparison's table; `a` and `b` stand for the systems' names."""
 
 
 def charts_of(
@@ -71,20 +82,12 @@ def _differences(found: Sequence[_Row]) -> Iterator[ChartSpec]:
             if row["b_system"] == other and row["key"] and row["a"] and row["low"] is not None
         ]
         if rows:
-            series.append(
-                ChartSeries(
-                    name=other,
-                    x=[f"{row['figure']}, {row['step']}" if row["step"] else row["figure"] for row in rows],
-                    y=[100 * row["difference"] / row["a"] for row in rows],
-                    low=[100 * row["low"] / row["a"] for row in rows],
-                    high=[100 * row["high"] / row["a"] for row in rows],
-                )
-            )
+            xs = [f"{row['figure']}, {row['step']}" if row["step"] else row["figure"] for row in rows]
+            ends = ([100 * row[end] / row["a"] for row in rows] for end in ("difference", "low", "high"))
+            series.append(ChartSeries(other, xs, *ends))
     if series:
-        yield ChartSpec(
-            title=f"Difference from {found[0]['a_system']}, with its 95 % interval", kind="bars",
-            x_title="", y_title="difference (% of the base)", series=series,
-        )  # fmt: skip
+        title = f"Difference from {found[0]['a_system']}, with its 95 % interval"
+        yield ChartSpec(title, "bars", "", "difference (% of the base)", series)
 
 
 def _distributions(
@@ -100,10 +103,8 @@ def _distributions(
                 told = f"{label} ({len(runs)} runs)" if len(runs) > 1 else label
                 series.append(cdf_series(told, values))
         if series:
-            yield ChartSpec(
-                title=f"{what}, {name}", kind="cdf", x_title=f"{what} (ms)",
-                y_title=f"share of {'gaps' if gaps else 'requests'}", series=series,
-            )  # fmt: skip
+            y_title = f"share of {'gaps' if gaps else 'requests'}"
+            yield ChartSpec(f"{what}, {name}", "cdf", f"{what} (ms)", y_title, series)
 
 
 def _spread(names: Sequence[str]) -> list[str]:

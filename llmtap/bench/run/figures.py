@@ -3,13 +3,13 @@
 Measurements are public JSON, in seconds. Texts and charts are for people, in milliseconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import floor, log10
 from typing import Any, Final
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.test import ChartSeries
+from llmtap.bench.run.test import ChartSeries, ReportTable
 from llmtap.metrics.intervals import (
     Interval,
     clustered_quantile_interval,
@@ -17,15 +17,20 @@ from llmtap.metrics.intervals import (
     quantile_interval,
 )
 from llmtap.metrics.statistics import SHARES, mean, percentile
-from llmtap.report.figures import MARK
+from llmtap.report.values import MARK
 
 __all__ = [
-    "DOUBT", "SPANS", "cdf_series", "clustered_row", "histogram_series", "latency_row", "line_series",
-    "load_lines", "ms", "ms_of", "spanned",
+    "DOUBT", "KEY_SHARES", "METRICS", "SPANS", "Cell", "cdf_series", "clustered_row", "histogram_series",
+    "latency_columns", "latency_row", "line_series", "load_lines", "marked", "metric_table", "ms", "ms_of",
+    "spanned", "table_of", "text",
 ]  # fmt: skip
 
+KEY_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 MS: Final = 1e3
 _ABSENT: Final = "-"
+Cell = Callable[[Any], str]
+"""Text of a table's cell, from its row."""
 DOUBT: Final = (
     f"{MARK} fewer than ten samples lie beyond it: 5.1.4.3 asks for 1,000 in all for P99, 10,000 for P99.9"
 )
@@ -119,6 +124,37 @@ def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
     return ms(figure, doubtful=doubtful, unit=unit)
 
 
+def table_of(caption: str, rows: Iterable[Any], columns: Mapping[str, Cell]) -> ReportTable:
+    """Return a table of the columns, by their heads: each function makes a row's cell."""
+    return ReportTable(caption, list(columns), [[cell(row) for cell in columns.values()] for row in rows])
+
+
+def metric_table(caption: str, metrics: Mapping[str, str]) -> ReportTable:
+    """Return a table of figures by name."""
+    return ReportTable(caption, ["Metric", "Value"], [[name, value] for name, value in metrics.items()])
+
+
+def latency_columns(*figures: str) -> dict[str, Cell]:
+    """Return columns of rows that hold a `latency_row` by metric: `ttft p99` becomes `TTFT P99`."""
+
+    def cell(metric: str, share: str) -> Cell:
+        return lambda row: ms_of(row[metric], share)
+
+    named = [figure.split() for figure in figures]
+    return {f"{METRICS[metric]} {share.upper()}": cell(metric, share) for metric, share in named}
+
+
+def text(name: str, form: str = "") -> Cell:
+    """Return a cell of a field of the row, formatted."""
+    return lambda row: format(row[name], form)
+
+
+def marked(rows: Iterable[Mapping[str, Any]], *metrics: str, share: str | None = None) -> bool:
+    """Whether a figure of these metrics rests on too few samples; only `share`, where that is given."""
+    marks = [mark for row in rows for metric in metrics for mark in row[metric]["marks"]]
+    return bool(marks) if share is None else share in marks
+
+
 def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
     """The share of values (y) that are no longer than so many ms (x), in 500 points at most."""
     ordered = sorted(values)
@@ -128,7 +164,7 @@ def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
         even = _POINTS_MAX - _TAIL_POINTS
         body = n - _TAIL_POINTS
         ranks = [*(i * (body - 1) // (even - 1) for i in range(even)), *range(body, n)]
-    return ChartSeries(name=name, x=[ordered[i] * MS for i in ranks], y=[(i + 1) / n for i in ranks])
+    return ChartSeries(name, [ordered[i] * MS for i in ranks], [(i + 1) / n for i in ranks])
 
 
 def histogram_series(
@@ -141,7 +177,7 @@ def histogram_series(
             lies outside is in no bin, and is missing from the sum of the shares.
     """
     if not values:
-        return ChartSeries(name=name, x=[], y=[])
+        return ChartSeries(name, [], [])
     low, high = span or (min(values), max(values))
     width = (high - low) / bins or 1e-9  # all alike: a bin of a nanosecond
     counts = [0] * bins
@@ -149,7 +185,7 @@ def histogram_series(
         if low <= value <= high:
             counts[min(int((value - low) / width), bins - 1)] += 1
     middles: list[float | str] = [(low + (i + 0.5) * width) * MS for i in range(bins)]
-    return ChartSeries(name=name, x=middles, y=[count / len(values) for count in counts])
+    return ChartSeries(name, middles, [count / len(values) for count in counts])
 
 
 def line_series(
@@ -160,7 +196,7 @@ def line_series(
     def column(part: str) -> list[float | None]:
         return [None if f is None or f[part] is None else f[part] * MS for f in figures]
 
-    return ChartSeries(name=name, x=list(xs), y=column("value"), low=column("low"), high=column("high"))
+    return ChartSeries(name, list(xs), column("value"), column("low"), column("high"))
 
 
 def load_lines(load: Load, found: Measurement) -> dict[str, str]:

@@ -1,33 +1,44 @@
-"""Load levels as the tests of 5.2, 5.3, 5.5 and 5.8 measure them, and what is told of each.
+"""Load levels, as most tests measure them: bounds, loads, figures in JSON, and the search for capacity.
 
-Every step draws its requests with a seed of its own, made of the session's and its name: with the same
-prompts at each level, a server that keeps prefixes would have seen them all at the second one.
+Every step draws its requests with a seed made of the session's seed and the step's name: with equal prompts
+at each level, a server with a prefix cache would know them all at the second one.
+
+A share of load is a share of capacity, and capacity belongs to a workload. The throughput test's result is
+taken where it is of the same workload. Otherwise closed loops with twice as many requests at a time are sent,
+until they bring no more output tokens per second.
+
+Source: IETF seed 000, 5.2.3.2.
 """
 
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
 from zlib import crc32
 
-from llmtap.bench.run.figures import latency_row, ms, ms_of
+import msgspec
+import pyarrow.compute as pc
+
+from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
 from llmtap.bench.run.loads import Load, closed_load, open_load
-from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import Steady, steady_of
-from llmtap.bench.run.test import ReportTable
+from llmtap.bench.run.measurement import Measurement, Steady, steady_of
+from llmtap.bench.run.session import BASELINE, BenchSession
+from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
+from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import Duration, to_seconds
 
 __all__ = [
-    "Bounds", "Tried", "closed_level", "endings", "lasts", "latency_rows", "latency_table", "level_json",
-    "measure_closed", "memory_errors", "number", "open_level", "rows_for", "saturation_level", "server_mean",
-    "server_total", "share",
+    "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "check_votes",
+    "closed_level", "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
+    "level_json", "measure_closed", "memory_errors", "number", "open_level", "overload", "p99_chart",
+    "rows_for", "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
 ]  # fmt: skip
 
-SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
 COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 FAILED_MAX: Final = 0.01
 """Who fails has met no objective, and one on a P99 leaves so many."""
@@ -35,6 +46,7 @@ ROWS_SPARE: Final = 1.5
 """Requests made for a closed loop, of those that the level before lets expect."""
 ROWS_PER_SLOT_S: Final = 5.0
 """Where nothing is known of how long an answer takes: 200 ms each."""
+QUICK_HINT: Final = "--quick gives that up, and the report says so"
 ENOUGH: Final = 0.95
 """Share of its time for which the requests of a closed loop have to last."""
 ROWS_MAX: Final = 100_000
@@ -108,10 +120,9 @@ def open_level(
     session: BenchSession, name: str, workload: str, rate_rps: float, duration: Duration, *, arrivals: str
 ) -> Load:
     """A load at a rate, for the step of that name."""
-    target = session.target
     return open_load(
         workload, rate_rps=rate_rps, seed=_seed(session, name), duration_s=to_seconds(duration),
-        arrivals=arrivals, tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
+        arrivals=arrivals, **session.target.counting,
     )  # fmt: skip
 
 
@@ -126,11 +137,9 @@ def closed_level(
     output_tokens: int | None = None,
 ) -> Load:
     """A load of so many at a time, for so long or until so many were sent, for the step of that name."""
-    target = session.target
     return closed_load(
-        workload, slots=slots, seed=_seed(session, name), requests=rows,
-        duration_s=None if duration is None else to_seconds(duration), tokenizer=target.tokenizer,
-        chat=target.endpoint == "chat.completions", output_tokens=output_tokens,
+        workload, slots=slots, seed=_seed(session, name), requests=rows, output_tokens=output_tokens,
+        duration_s=None if duration is None else to_seconds(duration), **session.target.counting,
     )  # fmt: skip
 
 
@@ -221,15 +230,55 @@ def level_json(tried: Tried) -> dict[str, Any]:
 
 def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
     """TTFT, TPOT and E2E: P50, P95 and P99 with their intervals."""
-    return {name: latency_row(measured.values(f"{name}_ns"), SHARES) for name in COLUMNS}
+    return {name: latency_row(measured.values(f"{name}_ns"), KEY_SHARES) for name in COLUMNS}
 
 
 def latency_table(caption: str, measured: Measurement) -> ReportTable:
     """The three latencies in the columns of the draft's Table 4, with their intervals."""
-    rows = []
-    for name, row in latency_rows(measured).items():
-        rows.append([COLUMNS[name], *(ms_of(row, p) for p in SHARES)])
-    return ReportTable(caption=caption, heads=["Metric", *(p.upper() for p in SHARES)], rows=rows)
+    rows = [
+        [COLUMNS[name], *(ms_of(row, p) for p in KEY_SHARES)] for name, row in latency_rows(measured).items()
+    ]
+    return ReportTable(caption, ["Metric", *(p.upper() for p in KEY_SHARES)], rows)
+
+
+def throughput_chart(
+    by: str, x_title: str, xs: Sequence[float], levels: Sequence[Tried], marks: list[Mark], *,
+    log_x: bool = False,
+) -> ChartSpec:  # fmt: skip
+    """Return a chart of output tokens per second by level."""
+    line = ChartSeries("throughput", list(xs), [one.steady.output_tps for one in levels])
+    return ChartSpec(
+        f"Output throughput by {by}", "line", x_title, "output tokens/s", [line], marks, log_x=log_x
+    )
+
+
+def p99_chart(
+    title: str, x_title: str, xs: Sequence[float], rows: Sequence[Mapping[str, Any]],
+    marks: Sequence[Mark] = (),
+) -> ChartSpec:  # fmt: skip
+    """Return a chart of the P99 of each latency; `rows` are as `latency_rows` makes them."""
+    lines = [
+        line_series(f"{name} P99", list(xs), [row[key]["p99"] for row in rows])
+        for key, name in METRICS.items()
+    ]
+    return ChartSpec(title, "line", x_title, "ms", lines, list(marks), log_y=True)
+
+
+def check_duration(
+    session: BenchSession, duration: Duration, least: Duration, section: str, hint: str | None = QUICK_HINT
+) -> None:
+    """Raises ConfigError where levels are shorter than the draft wants, unless the run is a quick one."""
+    if duration < least and not session.quick:
+        told = f"is {to_seconds(duration):g} s, and {section} asks for {to_seconds(least):g} s at least"
+        raise ConfigError("duration", told, hint)
+    if duration <= 0:
+        raise ConfigError("duration", "is nothing")
+
+
+def check_votes(votes: int) -> None:
+    """Raises ConfigError where votes can be a draw."""
+    if votes % 2 == 0:
+        raise ConfigError("votes", f"is {votes}, which can be a draw", "an odd number")
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -291,3 +340,125 @@ def lasts(tries: int, duration_s: float) -> str:
     seconds = tries * duration_s
     time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
     return f"at most {tries} {'level' if tries == 1 else 'levels'}, {time} and the time to drain"
+
+
+WARM_TOKENS: Final = 100
+"""Of each answer in a warm-up: 100 requests are then the 10,000 tokens that 4.5.1 asks for, too."""
+ANSWERS_MIN: Final = 3
+SLOTS_FIRST: Final = 8
+ROUNDS: Final = 6
+"""Requests of a level of the search for capacity, for each slot."""
+GAIN_MIN: Final = 0.05
+"""A level that brings less more than this has found the end."""
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What shares of load are of."""
+
+    rps: float
+    tps: float | None
+    """Output tokens per second; None where only a rate was given, or answers do not tell."""
+    how: str
+    """Where it comes from, for the report."""
+    saturated: bool = True
+    """More load brought no more; False where the search ended at the most it may have in flight."""
+
+
+def capacity_told(
+    session: BenchSession, max_rate: float | None, workload: str | None = None
+) -> Capacity | None:
+    """As the user gave it, or as the throughput test found it for this workload; None where neither is so.
+
+    `workload` None is one that no other test knows.
+    """
+    if max_rate is not None:
+        return Capacity(rps=max_rate, tps=None, how="given as max_rate")
+    if workload is None:
+        return None
+    found = session.results.read_json("throughput/result.json") or {}
+    rps = _at(found, "measurements", "sustainable_load_rps")
+    if isinstance(rps, dict):
+        rps = rps.get("value")
+    same = _at(found, "params", "workload") == workload
+    if not same or not isinstance(rps, int | float) or rps <= 0:
+        return None
+    return Capacity(
+        rps=float(rps), tps=None, how="sustainable load of the throughput test, of the same workload"
+    )
+
+
+async def find_capacity(
+    session: BenchSession,
+    load_of: Callable[[int, int], Load],
+    slots_max: int,
+    *,
+    arm: str = BASELINE,
+    name: str = "capacity",
+    warm_by: Load | None = None,
+) -> Capacity:
+    """The rate at which closed loops complete requests once more of them at a time bring no more.
+
+    Args:
+        load_of: a closed loop of so many slots and requests, with rows of its own for each number of slots.
+        arm: whose capacity it is.
+        name: of the steps.
+        warm_by: as `BenchSession.measure` has it.
+    """
+    slots = min(SLOTS_FIRST, slots_max)
+    best: tuple[float, float | None, float, int] | None = None
+    while True:
+        session.watcher.left(f"{name}: {slots} requests at a time, {slots_max} at most")
+        measured = await session.measure(
+            f"{name}/{slots:04d}-at-a-time", load_of(slots, ROUNDS * slots), arm=arm, warm_by=warm_by
+        )
+        rps, tps = _rates(measured)
+        made = rps if tps is None else tps
+        saturated = best is not None and made < best[2] * (1 + GAIN_MIN)
+        if best is None or made > best[2]:
+            best = rps, tps, made, slots
+        if saturated or slots >= slots_max:
+            break
+        slots = min(2 * slots, slots_max)
+    rps, tps, _, at = best
+    more = "more bring no more" if saturated else f"more than {slots_max} were not tried"
+    return Capacity(rps=rps, tps=tps, how=f"closed loop of {at} at a time: {more}", saturated=saturated)
+
+
+def _rates(measured: Measurement) -> tuple[float, float | None]:
+    """Requests and output tokens per second of a closed loop.
+
+    Where tokens are known, requests are as many as these are answers: at the beginning nothing ends for as
+    long as a first answer takes, but it is being made.
+    """
+    steady = steady_of(measured)
+    tps = steady.output_tps
+    mean = pc.mean(measured.ended_well()["output_tokens"]).as_py()
+    return (tps / mean if tps and mean else steady.completed_rps), tps
+
+
+def overload(measured: Measurement) -> float | None:
+    """Completions by arrivals of an open loop that was above saturation; None where it was not (5.2.3.1).
+
+    Fewer than 90 % complete, and what is in flight grows; a load that is not long enough says nothing.
+    """
+    steady = steady_of(measured)
+    judged = steady.falls_short and steady.queue_grows and is_long(measured)
+    return steady.delivered if judged else None
+
+
+def is_long(measured: Measurement) -> bool:
+    """A load lasted for three answers or more: what begins and ends with it is not most of it.
+
+    An answer's time is what it takes when nobody waits: the shortest TTFT, and the median from there on.
+    """
+    table = measured.ended_well()
+    sent_ns = pc.max(measured.table["sent_ns"]).as_py() or 0
+    first_ns = pc.min(table["ttft_ns"]).as_py() or 0
+    rest_ns = pc.approximate_median(pc.subtract(table["e2e_ns"], table["ttft_ns"])).as_py() or 0.0
+    return bool(sent_ns >= ANSWERS_MIN * (first_ns + rest_ns))
+
+
+def _at(told: Any, *names: str) -> Any:
+    for name in names:
+        told = told.get(name) if isinstance(told, dict) else None
+    return told

@@ -1,12 +1,29 @@
-"""One load and what came of it: a table with a row for each request, and the gaps between their tokens.
+"""The result of one load: a table with a row for each request, and its steady part without the ramp-up.
 
 Every figure of a test is computed from this table, so a step that was measured before an interruption counts
-like one that was measured now. It lies in the results folder as Parquet, beside the capture it came from.
+like one that is measured now. It is stored in the results folder as Parquet, beside its capture.
+
+The steady part begins after a ramp-up of a tenth of the time, and ends when nothing is sent any more,
+whatever answers come later. Everything is counted in it, and in five equal parts of it:
+
+- In flight are requests that were sent and have not ended, waiting or running: from outside nobody can tell
+  them apart.
+- An answer's tokens count as made evenly between its first token and its end, so that an answer counts for
+the
+  time in which it was made.
+- Near the limit, and in a short time, numbers of random arrivals differ by chance. A difference counts where
+it
+  is more than two standard deviations of what comes and goes independently.
+
+Source: IETF seed 000, 5.2.3.1 and 5.2.3.2; where the draft has no rule for "growing" or "stable", ours stand
+beside the properties.
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from math import sqrt
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +33,12 @@ import pyarrow.parquet as pq
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import measure
+from llmtap.metrics.saturation import SaturationLevel, heavy_tail, incomplete
+from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = ["Measurement", "MeasurementRecorder"]
+__all__ = ["PARTS", "RAMP_UP", "Measurement", "MeasurementRecorder", "Steady", "steady_of", "tail_is_heavy"]
+
 
 NOT_KNOWN: Final = -1
 """In every integer column."""
@@ -158,3 +178,254 @@ def _told_ns(x: Exchange, name: str) -> float | None:
         if entry.get("name") == name and isinstance(ms, int | float):
             return ms * 1e6
     return None
+
+
+RAMP_UP: Final = 0.1
+"""Share of a load's time that is dropped (5.2.3.2)."""
+PARTS: Final = 5
+"""Few enough that each has many requests, enough that a queue seldom grows from each to the next by luck."""
+DEVIATIONS: Final = 2.0
+EARLY_MIN: Final = 5
+CHANGE_MAX: Final = 0.1
+"""Share by which the throughput of two halves may differ, however many requests they have."""
+_WELL: Final = frozenset(outcome.value for outcome in ENDED_WELL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Times in seconds from the load's start."""
+
+    sent_s: float
+    first_s: float
+    """Its first token; where it had none, its end."""
+    end_s: float
+    well: bool
+    input: int | None
+    output: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A load without its ramp-up. Times in seconds from its start."""
+
+    from_s: float
+    to_s: float
+    sent: Measurement
+    """The requests that were sent in it; answers may have ended later."""
+    arrivals: int
+    """How many those are."""
+    completed: int
+    """Answers that came whole in it, whenever they were asked."""
+    expected: int
+    """Requests that were sent in a time as long, but earlier by what an answer takes: as many would complete
+    if the system kept up. Answers of 20 s are no shortfall of the first 20 s."""
+    output_tokens: float | None
+    """Made in it, of answers that came whole; None where no answer tells its tokens."""
+    input_tokens: int | None
+    """Of prompts whose first token came in it."""
+    in_flight: tuple[float, ...]
+    """Mean in each of the parts."""
+    at_begin: int
+    """In flight when it begins."""
+    at_end: int
+    halves: tuple[float, float]
+    """Tokens, or answers where tokens are not known, of the first and of the second half."""
+    halves_deviation: float
+    """Standard deviation of the difference of the two, where requests come and go independently."""
+    held_tokens: float | None
+    """Mean over time of the tokens of all that is in flight, prompts and answers as far as they are made."""
+
+    @property
+    def seconds(self) -> float:
+        return self.to_s - self.from_s
+
+    @property
+    def arrival_rps(self) -> float:
+        return self._per_second(self.arrivals)
+
+    @property
+    def completed_rps(self) -> float:
+        """Answers that came whole, per second."""
+        return self._per_second(self.completed)
+
+    @property
+    def output_tps(self) -> float | None:
+        """Output tokens per second (5.2.3, 3c)."""
+        return None if self.output_tokens is None else self._per_second(self.output_tokens)
+
+    @property
+    def input_tps(self) -> float | None:
+        """Tokens of prompts taken in, per second (5.2.4.1)."""
+        return None if self.input_tokens is None else self._per_second(self.input_tokens)
+
+    @property
+    def delivered(self) -> float:
+        """Completion rate / arrival rate; 1 where nothing was to be completed."""
+        return self.completed / self.expected if self.expected else 1.0
+
+    @property
+    def success(self) -> float:
+        """Share of what was sent in it whose answer came whole, then or later."""
+        return len(self.sent.ended_well()) / self.arrivals if self.arrivals else 1.0
+
+    @property
+    def failed(self) -> float:
+        """Share of what was sent in it whose answer never came whole."""
+        return (self.arrivals - len(self.sent.ended_well())) / self.arrivals if self.arrivals else 0.0
+
+    @property
+    def queue_grows(self) -> bool:
+        """What is in flight grows through the whole time: from each part to all later ones, with one
+        exception at most in ten pairs; by more than chance; and in the second half as well, by a quarter of
+        all at least, so that the ramp-up of long answers is not taken for a queue."""
+        parts = self.in_flight
+        rise = parts[-1] - parts[0]
+        falls = sum(later <= earlier for earlier, later in combinations(parts, 2))
+        lasting = parts[-1] - parts[PARTS // 2] >= rise / 4
+        return falls <= 1 and lasting and rise > DEVIATIONS * sqrt(parts[0] + parts[-1])
+
+    @property
+    def falls_short(self) -> bool:
+        """Fewer than 90 % of the arrivals complete, and not for chance alone."""
+        short = self.expected - self.completed
+        level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered)
+        by_chance = DEVIATIONS * sqrt(self.at_begin + self.at_end)
+        return incomplete([level]) is not None and short > by_chance
+
+    @property
+    def throughput_is_stable(self) -> bool:
+        """Both halves make the same, within a tenth, or within chance where requests are few."""
+        first, second = self.halves
+        allowed = max(CHANGE_MAX * (first + second) / 2, DEVIATIONS * self.halves_deviation)
+        return abs(second - first) <= allowed
+
+    @property
+    def is_steady(self) -> bool:
+        """5.2.3.2."""
+        return not self.queue_grows and self.throughput_is_stable
+
+    def latency(self, column: str, p: float) -> float | None:
+        """A percentile of a column (`ttft_ns`) over the requests that were sent in it, in seconds."""
+        return percentile(self.sent.values(column), p)
+
+    def _per_second(self, amount: float) -> float:
+        return amount / self.seconds if self.seconds else 0.0
+
+
+def steady_of(measured: Measurement, duration_s: float | None = None) -> Steady:
+    """A load without its ramp-up.
+
+    Args:
+        duration_s: for how long it was to be sent; None: until its plan was over. Where a plan was over
+            sooner, it counts until the last request was sent.
+    """
+    requests = list(_requests(measured.table))
+    last_sent_s = max((r.sent_s for r in requests), default=0.0)
+    stopped = (measured.result.get("load") or {}).get("stopped")
+    to_s = last_sent_s if duration_s is None or stopped is None else duration_s
+    from_s = RAMP_UP * to_s
+    sent_ns = pc.coalesce(pc.field("sent_ns"), pc.field("scheduled_ns"))
+    within = measured.table.filter((sent_ns >= round(from_s * 1e9)) & (sent_ns < round(to_s * 1e9)))
+    sent = Measurement(measured.name, measured.arm, measured.result, within, measured.cached)
+    well = [r for r in requests if r.well]
+    edges = [from_s + (to_s - from_s) * i / PARTS for i in range(PARTS + 1)]
+    middle_s = (from_s + to_s) / 2
+    takes_s = _takes_s(well, from_s)
+    tell_output = any(r.output is not None for r in well)
+    tell_input = any(r.input is not None for r in well)
+    amounts = [(r, float((r.output or 0) if tell_output else 1)) for r in well]
+    first, second = (
+        sum(amount * _share_made(r, a, b) for r, amount in amounts)
+        for a, b in ((from_s, middle_s), (middle_s, to_s))
+    )
+    squares = sum(amount**2 for r, amount in amounts if _share_made(r, from_s, to_s) > 0)
+    return Steady(
+        from_s=from_s,
+        to_s=to_s,
+        sent=sent,
+        arrivals=len(within),
+        completed=sum(from_s <= r.end_s < to_s for r in well),
+        expected=sum(from_s <= r.sent_s + takes_s < to_s for r in requests),
+        output_tokens=first + second if tell_output else None,
+        input_tokens=sum(r.input or 0 for r in well if from_s <= r.first_s < to_s) if tell_input else None,
+        in_flight=tuple(
+            sum(_overlap(r.sent_s, r.end_s, a, b) for r in requests) / (b - a) if b > a else 0.0
+            for a, b in pairwise(edges)
+        ),
+        at_begin=sum(r.sent_s < from_s <= r.end_s for r in requests),
+        at_end=sum(r.sent_s < to_s <= r.end_s for r in requests),
+        halves=(first, second),
+        halves_deviation=sqrt(squares),
+        held_tokens=_held_tokens(well, from_s, to_s) if tell_output and tell_input else None,
+    )
+
+
+def tail_is_heavy(steady: Steady, lowest: Steady, column: str = "e2e_ns", times: float = 10.0) -> bool:
+    """P99 exceeds 10 x the P50 at lower load (5.2.3.1), which is taken to be the lowest level measured.
+
+    Where the lowest level's own P99 does so, the workload's lengths do, and the rule says nothing of load.
+    """
+    figures = [lowest.latency(column, 0.50), lowest.latency(column, 0.99)]
+    figures += [steady.latency(column, 0.50), steady.latency(column, 0.99)]
+    if any(figure is None for figure in figures):
+        return False
+    base_p50, base_p99, p50, p99 = (figure or 0.0 for figure in figures)
+    if base_p99 > times * base_p50:
+        return False
+    levels = [SaturationLevel(1.0, 0.0, base_p50, base_p99), SaturationLevel(2.0, 0.0, p50, p99)]
+    return heavy_tail(levels, times) is not None
+
+
+def _requests(table: pa.Table) -> Iterator[_Request]:
+    """All whose time is known."""
+    names = ["sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens", "outcome"]
+    rows: list[dict[str, Any]] = table.select(names).to_pylist()
+    for number, row in enumerate(rows):
+        sent_ns, end_ns = row["sent_ns"], row["end_ns"]
+        if sent_ns is None:  # no connection was to be had: it came when it was due
+            sent_ns = row["scheduled_ns"]
+        if sent_ns is None:
+            continue
+        ttft_ns = row["ttft_any_ns"]
+        if end_ns is None:  # it broke off: it ended with what is known of it last
+            gaps_ns: Sequence[int] = table["gaps_ns"][number].as_py() or ()
+            end_ns = sent_ns + (ttft_ns or 0) + sum(gaps_ns)
+        first_ns = end_ns if ttft_ns is None else min(end_ns, sent_ns + ttft_ns)
+        yield _Request(
+            sent_ns / 1e9, first_ns / 1e9, end_ns / 1e9, row["outcome"] in _WELL,
+            row["input_tokens"], row["output_tokens"],
+        )  # fmt: skip
+
+
+def _takes_s(well: Sequence[_Request], ramp_up_s: float) -> float:
+    """How long an answer takes before a queue can have grown: the median of those asked in the ramp-up, or
+    of the first few."""
+    early = [r.end_s - r.sent_s for r in well if r.sent_s < ramp_up_s]
+    if len(early) < EARLY_MIN:
+        early = [r.end_s - r.sent_s for r in well[:EARLY_MIN]]
+    return percentile(sorted(early), 0.5) or 0.0
+
+
+def _overlap(a: float, b: float, c: float, d: float) -> float:
+    return max(0.0, min(b, d) - max(a, c))
+
+
+def _share_made(r: _Request, from_s: float, to_s: float) -> float:
+    """Share of its answer that was made in that time."""
+    if r.end_s <= r.first_s:
+        return float(from_s <= r.end_s < to_s)
+    return _overlap(r.first_s, r.end_s, from_s, to_s) / (r.end_s - r.first_s)
+
+
+def _held_tokens(requests: Sequence[_Request], from_s: float, to_s: float) -> float:
+    """Prompts count from the sending to the end, answers as they grow."""
+    if to_s <= from_s:
+        return 0.0
+    total = 0.0
+    for r in requests:
+        total += (r.input or 0) * _overlap(r.sent_s, r.end_s, from_s, to_s)
+        begin, end = max(r.first_s, from_s), min(r.end_s, to_s)
+        if end > begin:
+            grown = ((begin + end) / 2 - r.first_s) / (r.end_s - r.first_s)
+            total += (r.output or 0) * grown * (end - begin)
+    return total / (to_s - from_s)

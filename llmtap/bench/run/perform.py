@@ -1,28 +1,219 @@
-"""Benchmarks carried out, test by test, in the order in which later ones need what earlier ones found.
+"""Run benchmarks: check what they need, continue or refuse earlier results, run test by test, and report.
 
-What a test cannot run without is asked for before anything is sent. Of several tests, one that cannot run is
-left out and told at the end; whether it can is looked at again when it is its turn, since a test before it
-may have found what was lacking.
+Tests run in the order in which later ones need what earlier ones found. What a test cannot run without is
+checked before anything is sent: parameters, workloads, arrival processes, and whether the server answers. Of
+several tests, one that cannot run is left out and reported; this is checked again when its turn comes, since
+a test before it may have found what was missing.
+
+Results that were measured with the same parameters are continued. Results of other parameters are not
+replaced unless `--again` says so. TEST/asked.json holds what the runs of a test were measured with, without
+keys; where a folder lacks it, the report of the first run is used.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from llmtap.bench.report.report import ASKED, RESULT, date_of, document_of, is_results, report_of, versions
-from llmtap.bench.run.folder import Folder
-from llmtap.bench.run.preflight import check_values, undo, unreached
-from llmtap.bench.run.registry import test_named
-from llmtap.bench.run.resume import asked_of, begin, clear, declared_otherwise, refuse_other
-from llmtap.bench.run.session import BenchSession, SessionWatcher
-from llmtap.bench.run.test import BenchTest
+from llmtap.bench.report.report import ASKED, date_of, document_of, is_results, report_of, versions
+from llmtap.bench.run.folder import RESULT, Folder
+from llmtap.bench.run.session import BASELINE, BenchSession, SessionWatcher
+from llmtap.bench.run.test import BenchTest, test_named
 from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
+from llmtap.load.replay.plan import AT_ONCE
+from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
+from llmtap.workload.registry import is_workload, workload_named
 
-__all__ = ["ORDER", "Bench"]
+__all__ = [
+    "ORDER", "Bench", "asked_of", "begin", "check_values", "clear", "declared_otherwise", "refuse_other",
+    "undo", "unreached",
+]  # fmt: skip
+
+
+TEST_ASKED: Final = "asked.json"
+SHOWN_MAX: Final = 3
+"""Of the parameters that differ."""
+_PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "hidden")
+"""That change what is measured, in the order in which they are told."""
+_NOTHING: Final[tuple[object, ...]] = (None, "", [])
+_NAMES: Final = {"quick": "--quick", "seed": "--seed", "warmup": "--warmup", "hidden": "a key or a query"}
+
+
+def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
+    """What the runs of a test are measured with, as JSON: `quick`, `seed` (of the first run), `warmup`,
+    `target`, `arms` (those that it compares), `params`, `hidden` (a digest that tells what is not shown of
+    target and arms from another) and `sut`, which is declared and changes nothing."""
+    arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
+    hidden = msgspec.json.encode([session.target, arms], order="sorted")
+    told = {
+        "quick": session.quick, "seed": session.seed, "warmup": session.warmup,
+        "target": without_keys(session.target),
+        "arms": {name: without_keys(arm) for name, arm in arms.items()},
+        "params": params_told(params), "hidden": hashlib.sha256(hidden).hexdigest()[:16],
+        "sut": msgspec.to_builtins(session.sut),
+    }  # fmt: skip
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))
+    return decoded
+
+
+def refuse_other(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the test's folder holds loads that were measured with other parameters."""
+    before = _before(folder, test)
+    differing = [] if before is None else list(_differing(before, asked))
+    if not differing:
+        return
+    told = "; ".join(
+        f"{name} {_shown(was)} there, {_shown(now)} now" for name, was, now in differing[:SHOWN_MAX]
+    )
+    more = f"; and {len(differing) - SHOWN_MAX} more" if len(differing) > SHOWN_MAX else ""
+    raise ConfigError(
+        "--results",
+        f"{folder.path} was measured with other parameters: {told}{more}",
+        "another --results, or --again to measure it anew there, in place of what is",
+    )
+
+
+def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any]) -> list[str]:
+    """What the SUT was declared to be when the folder's loads were measured, where that is something else
+    now: `sut.model "a" there, "b" now`. What nobody declared, then or now, is no other declaration."""
+    before = _before(folder, test) or {}
+    was, now = (dict(_leaves(told.get("sut") or {}, "sut.")) for told in (before, asked))
+    return [
+        f"{name} {_shown(value)} there, {_shown(now.get(name))} now"
+        for name, value in was.items()
+        if value not in _NOTHING and now.get(name) not in (*_NOTHING, value)
+    ]
+
+
+def begin(folder: Folder, asked: Mapping[str, Any]) -> None:
+    """Keeps what is asked now."""
+    folder.write_json(TEST_ASKED, asked)
+
+
+def clear(folder: Path) -> None:
+    """All that is there of a test, every run of it."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _before(folder: Folder, test: BenchTest[Any]) -> dict[str, Any] | None:
+    """What whole loads in a test's folder were measured with; None without any, or where nothing tells."""
+    report = folder.read_json(RESULT)
+    whole = (at for at in folder.path.rglob("step.json") if ".unfinished/" not in at.as_posix())
+    if report is None and next(whole, None) is None:
+        return None
+    asked: dict[str, Any] | None = folder.read_json(TEST_ASKED)
+    if asked is not None or report is None:
+        return asked
+    arms = {name: arm for name, arm in (report.get("arms") or {}).items() if name in _arms_of(test)}
+    return {**report, "arms": arms}
+
+
+def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:
+    return (*test.arms, *test.arms_any)
+
+
+def _differing(before: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value there, value now."""
+    shown = False
+    for part in _PARTS:
+        if part not in before or (part == "hidden" and shown):
+            continue
+        was, now = before[part], asked[part]
+        if not isinstance(was, Mapping):
+            if was != now:
+                yield _NAMES[part], was, now
+            continue
+        if part == "params":  # a version between may have brought one, with its default
+            now = {name: value for name, value in now.items() if name in was}
+        place = "" if part == "params" else f"{part}."
+        ours, theirs = dict(_leaves(now, place)), dict(_leaves(was, place))
+        for name in dict.fromkeys((*theirs, *ours)):
+            if ours.get(name) != theirs.get(name):
+                shown |= part in ("target", "arms")
+                yield name, theirs.get(name), ours.get(name)
+
+
+def _leaves(tree: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+    for name, held in tree.items():
+        if isinstance(held, Mapping):
+            yield from _leaves(held, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", held
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else msgspec.json.encode(value).decode()
+
+
+def check_values(test: BenchTest[Any], params: msgspec.Struct) -> None:
+    """Raises ConfigError of a workload or an arrival process that there is not."""
+    workload, arrivals = getattr(params, "workload", None), getattr(params, "arrivals", None)
+    key = f"tests.{test.name}"
+    if workload is not None:
+        _check_workload(workload, f"{key}.workload")
+    if arrivals is not None and arrivals != AT_ONCE:
+        own = arrivals.partition(":")[0].strip() in OWN_RATES
+        parse_arrivals(arrivals, rate_rps=None if own else 1.0, seed=0, place=f"{key}.arrivals")
+
+
+def _check_workload(text: str, place: str) -> None:
+    if text.endswith(".toml"):
+        if not Path(text).is_file():
+            raise ConfigError(place, f"there is no file {text}")
+    elif not is_workload(text) and "://" not in text and not Path(text).exists():
+        workload_named(text, place)
+
+
+async def unreached(tests: Sequence[tuple[BenchTest[Any], BenchSession]]) -> Mapping[str, ConfigError]:
+    """By test, why its server can't be asked. What a command switches over may not be there yet: it is not
+    looked for."""
+    known: dict[str, ConfigError | None] = {}
+    found: dict[str, ConfigError] = {}
+    for test, session in tests:
+        arms = [name for name in (*test.arms, *test.arms_any) if name in session.arms]
+        if any(session.arms[name].switches for name in arms):
+            continue
+        for name in arms or [BASELINE]:
+            url = (session.arms[name].url if name else None) or session.target.url
+            if url not in known:
+                known[url] = await _why_not(session, name)
+            why = known[url]
+            if why is not None:
+                found[test.name] = why
+    return found
+
+
+async def _why_not(session: BenchSession, arm: str) -> ConfigError | None:
+    try:
+        await session.reach(arm)
+    except ConfigError as exc:
+        own = exc.place == "--target" and arm and session.arms[arm].url
+        return ConfigError(f"[arms.{arm}] url", exc.problem, exc.hint) if own else exc
+    return None
+
+
+def undo(folder: Folder, made: Sequence[str], asked: tuple[Path, bytes | None]) -> None:
+    """The results folder as it was before.
+
+    Args:
+        made: folders in it that were not there.
+        asked: the file that says what was asked, and what was in it; None: it was not there.
+    """
+    for name in made:
+        shutil.rmtree(folder.path / name, ignore_errors=True)
+    file, before = asked
+    if before is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(before)
+    folder.unmake()
+
 
 ORDER: Final = (
     "throughput", "ttft", "tradeoff", "itl", "capacity", "fairness", "prefix-cache", "memory-pressure",
@@ -72,7 +263,7 @@ class Bench:
             self._session.stop()
 
     async def run(self, names: Sequence[str]) -> dict[str, Any]:
-        """Run them. Returns the document (`bench/report.py`), which is in the results folder, too.
+        """Run them. Returns the document (`bench/report/report.py`), which is in the results folder, too.
 
         Raises:
             ConfigError: the one test that was asked for cannot run, or none of several can; or the folder

@@ -15,11 +15,9 @@ import msgspec
 
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.folder import Folder
-from llmtap.bench.run.loads import Load
+from llmtap.bench.run.loads import Load, write_requests
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
-from llmtap.bench.run.requests import write_requests
-from llmtap.bench.sut.sut import Sut
-from llmtap.bench.sut.target import BenchTarget, TargetArm
+from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import BodyOptions
@@ -116,7 +114,7 @@ class BenchSession:
                 is what is measured (4.5.3).
             slo: bounds by which the result's goodput counts.
             warm_by: whose lengths a warm-up has, where that is not the load itself (5.9.3: short requests);
-                the words are others in any case (`replay/warming.py`).
+                the words are others in any case (`load/replay/plan.py`).
             prime: sent just before the load, whenever that is sent; nothing of it is kept. It fills a prefix
                 cache (5.7.3), which may be empty again after an interruption.
 

@@ -1,21 +1,46 @@
-"""What a test of the draft is here, and what it finds: figures, tables in the draft's columns, charts."""
+"""What a test of the draft is: its declaration (`BenchTest`), its result, and the list of all tests.
 
-from collections.abc import Awaitable, Callable, Mapping
+A test's module is imported when the test is asked for. `llmtap bench list` prints `tests_said`.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
+
+from llmtap.errors import ConfigError
+from llmtap.settings import explained
+from llmtap.units import Duration, format_ns
 
 if TYPE_CHECKING:
     from llmtap.bench.run.session import BenchSession
 
-__all__ = ["BenchTest", "ChartSeries", "ChartSpec", "Mark", "ReportTable", "TestResult"]
+__all__ = [
+    "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "Rate",
+    "ReportTable", "TestResult", "TpotBound", "TtftBound", "Votes", "Workload", "test_named", "tests_said",
+]  # fmt: skip
+
 
 P = TypeVar("P", bound=msgspec.Struct)
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+"""Requests per second."""
+Workload = Annotated[str, msgspec.Meta(description="a reference workload (4.3.2), or FILE.toml of your own")]
+ArrivalProcess = Annotated[
+    str,
+    msgspec.Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process"),
+]
+TtftBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TTFT")]
+TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TPOT")]
+Votes = Annotated[
+    int, msgspec.Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
+]
 
 
-class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table as people read it; figures to compute with are in `Found.measurements`."""
+class ReportTable(msgspec.Struct, frozen=True):
+    """A table as people read it; figures to compute with are in `TestResult.measurements`."""
 
     caption: str
     """Which of the draft's it is, where it is one: `Table 1: TTFT Results`."""
@@ -23,7 +48,7 @@ class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[list[str]]
 
 
-class ChartSeries(msgspec.Struct, frozen=True, kw_only=True):
+class ChartSeries(msgspec.Struct, frozen=True):
     """A line, or points, of a chart."""
 
     name: str
@@ -34,14 +59,14 @@ class ChartSeries(msgspec.Struct, frozen=True, kw_only=True):
     high: list[float | None] = []
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class Mark(msgspec.Struct, frozen=True):
     """A place on the x axis that has a name: the knee, the limit of an SLO."""
 
     x: float
     says: str
 
 
-class ChartSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ChartSpec(msgspec.Struct, frozen=True):
     """What is to be drawn; how is `report/`'s."""
 
     title: str
@@ -98,3 +123,74 @@ class BenchTest(Generic[P]):
     says what is missing where one of them is."""
     arms_any: tuple[str, ...] = ()
     """More of them, of which it wants at least one."""
+
+
+TESTS: Final = {
+    "ttft": ("5.1", "Time to First Token"),
+    "throughput": ("5.2", "Output Token Throughput"),
+    "tradeoff": ("5.3", "Throughput-Latency Tradeoff"),
+    "itl": ("5.4", "Inter-Token Latency Distribution"),
+    "capacity": ("5.5", "Concurrent Request Capacity"),
+    "fairness": ("5.6", "Scheduling Fairness"),
+    "prefix-cache": ("5.7", "Prefix Cache Effectiveness"),
+    "memory-pressure": ("5.8", "Memory Pressure Behavior"),
+    "long-context": ("5.9", "Long Context Scaling"),
+    "guardrail-overhead": ("5.10", "Guardrail Overhead"),
+}
+"""Name: the draft's section and title. The module has the name, with `_`, and a `TEST`."""
+
+
+def test_named(name: str) -> "BenchTest[Any]":
+    """Raises ConfigError where there is no such test."""
+    if name not in TESTS:
+        raise ConfigError("TEST", f"no test is called {name!r}", f"one of {', '.join(TESTS)}, all")
+    module = import_module(f"llmtap.bench.tests.{name.replace('-', '_')}")
+    test: BenchTest[Any] = module.TEST
+    return test
+
+
+DEFAULT_MAX: Final = 40
+"""A default that is longer stands on a line of its own."""
+
+
+def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
+    """Lines; a test's parameters with their defaults and meanings, and what `--quick` makes of them."""
+    for name in TESTS if names is None else names:
+        test = test_named(name)
+        yield f"{test.name}: {test.title} (IETF {test.section})"
+        if test.arms:
+            needed = " and ".join(f"[arms.{arm}]" for arm in test.arms)
+            optional = ", ".join(f"[arms.{arm}]" for arm in test.arms_any)
+            yield f"  needs {needed}" + (f", and one or more of {optional}" if optional else "")
+        defaults = test.params()
+        rows = [
+            (param, _written(getattr(defaults, param)), meaning, _quick(test.quick, param))
+            for param, _, meaning in explained(test.params)
+        ]
+        first = max((len(row[0]) for row in rows), default=0)
+        second = max((len(row[1]) for row in rows if len(row[1]) <= DEFAULT_MAX), default=0)
+        for param, default, meaning, quick in rows:
+            below = len(default) > DEFAULT_MAX
+            yield f"  {param:{first}}  {'' if below else default:{second}}  {meaning}{quick}"
+            if below:
+                yield f"    = {default}"
+        yield ""
+
+
+def _quick(quick: Any, name: str) -> str:
+    return f" (--quick: {_written(quick[name])})" if name in quick else ""
+
+
+def _written(value: Any) -> str:
+    """As people write it."""
+    if value is None:
+        return "-"
+    if isinstance(value, Duration):
+        return format_ns(value).replace(" ", "")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, list | tuple):
+        return ",".join(map(_written, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

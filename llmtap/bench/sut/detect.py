@@ -8,7 +8,8 @@ answer, too.
 
 Clocks: against a server there is only the time of a round trip (of a TCP connection) and the `Date` of its
 answers, which has whole seconds: its clock is within an interval of about a second of ours, and a server that
-keeps its `Date` for a second widens that. Between our own processes `load/host_clock.py` does far better.
+keeps its `Date` for a second widens that. Between our own processes `load/workers/worker_handle.py` does far
+better.
 """
 
 import asyncio
@@ -27,20 +28,19 @@ import aiohttp
 import msgspec
 
 from llmtap import __version__
-from llmtap.bench.sut.target import BenchTarget
+from llmtap.bench.sut.sut import BenchTarget
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved
-from llmtap.load.bodies import BodyMaker, BodyOptions, server_of
+from llmtap.load.bodies import BodyMaker, BodyOptions, model_ids, server_of
 from llmtap.load.monitor.gpu import open_gpus
 from llmtap.load.replay.options import read_headers
-from llmtap.load.replay.perform import model_ids
 from llmtap.load.target import PATHS
 from llmtap.metrics.latency import measure
 from llmtap.net.tls import client_context
 from llmtap.units import NS_PER_S, format_ns
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import VOCABULARY
+from llmtap.workload.prompts.text import VOCABULARY
 
 __all__ = ["Detected", "Fact", "Offset", "detect", "narrowed"]
 

@@ -1,18 +1,66 @@
-"""A bench file to start from: what was detected, and as comments what a person has to say, and who asks."""
+"""A bench file to start from: detected values, and comments for what a person has to declare.
 
-from collections.abc import Iterator, Mapping
+A declaration is marked as required where a MUST that is met with it is not met, or cannot be judged, without
+it. The requirements' own checks decide this, so conditions between declarations (how the clocks of a remote
+SUT are synchronised) are followed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
 from msgspec.inspect import Metadata, type_info
 
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.compliance.evidence import MUSTS, Report, Requirement
+from llmtap.bench.compliance.judge import COMPARISON, REQUIREMENTS
+from llmtap.bench.run.test import TESTS
 from llmtap.bench.sut.detect import Detected
-from llmtap.bench.sut.required_fields import demanded
-from llmtap.bench.sut.sut import Guardrails, Hardware, Sut, SutClock, SutTokenizer
-from llmtap.bench.sut.target import BenchTarget
+from llmtap.bench.sut.sut import BenchTarget, Guardrails, Hardware, Sut, SutClock, SutTokenizer
 
-__all__ = ["open_declarations", "starter_text"]
+__all__ = ["demanded", "open_declarations", "starter_text"]
+
+
+SUT: Final = "sut."
+
+
+def demanded(known: Mapping[str, Any], examples: Mapping[str, Any], url: str) -> dict[str, list[Requirement]]:
+    """By key (`sut.tokenizer.special`) that is not known: the MUSTs that bind it. Keys that none binds are
+    left out.
+
+    Args:
+        known, examples: values by key; others than those of the SUT count nothing. What is not known is taken
+            to be as in the example.
+    """
+    whole = {key: value for key, value in {**examples, **known}.items() if key.startswith(SUT)}
+    musts = [one for one in REQUIREMENTS if one.level in MUSTS and one.subject != COMPARISON]
+    met = _met(musts, whole, url)
+    found = {}
+    for key in whole:
+        if key in known:
+            continue
+        rest = {name: value for name, value in whole.items() if name != key}
+        lost = [one for one in met if one.check(_report(rest, url)).status in ("not met", "cannot tell")]
+        if lost:
+            found[key] = lost
+    return found
+
+
+def _met(musts: Iterable[Requirement], values: Mapping[str, Any], url: str) -> list[Requirement]:
+    report = _report(values, url)
+    return [one for one in musts if one.check(report).status == "met"]
+
+
+def _report(values: Mapping[str, Any], url: str) -> Report:
+    """A report that has nothing but these declarations."""
+    sut: dict[str, Any] = {}
+    for key, value in values.items():
+        *tables, name = key.removeprefix(SUT).split(".")
+        at = sut
+        for table in tables:
+            at = at.setdefault(table, {})
+        at[name] = value
+    return {"sut": msgspec.to_builtins(msgspec.convert(sut, Sut)), "target": {"url": url}}
+
 
 ASKED_BY: Final = {
     "sut.boundary": "4.1", "sut.model": "5.1.2.3", "sut.software": "C.1", "sut.protocol": "4.6.2",

@@ -16,9 +16,22 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import DOUBT, SPANS, line_series, ms, ms_of
+from llmtap.bench.run.figures import (
+    DOUBT,
+    SPANS,
+    Cell,
+    latency_columns,
+    line_series,
+    marked,
+    metric_table,
+    ms,
+    table_of,
+    text,
+)
 from llmtap.bench.run.levels import (
     Tried,
+    check_duration,
+    check_votes,
     closed_level,
     endings,
     lasts,
@@ -30,12 +43,12 @@ from llmtap.bench.run.levels import (
     rows_for,
     server_total,
     share,
+    throughput_chart,
 )
-from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import steady_of
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult, Votes
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import share_interval
@@ -72,9 +85,7 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: share that completes")] = (
         COMPLETION_MIN
     )
-    votes: Annotated[
-        int, Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
-    ] = 1
+    votes: Votes = 1
 
 
 @dataclass(slots=True)
@@ -98,15 +109,9 @@ def check(session: BenchSession, params: CapacityParams) -> None:
         raise ConfigError("ttft_p99" if params.ttft_p99 <= 0 else "duration", "is nothing")
     if params.maximum < params.initial:
         raise ConfigError("maximum", f"is {params.maximum}, below initial ({params.initial})")
-    if params.votes % 2 == 0:
-        raise ConfigError("votes", f"is {params.votes}, which can be a draw", "an odd number")
-    if session.quick:
-        return
-    if params.duration < DURATION_MIN:
-        raise ConfigError(
-            "duration", f"is {to_seconds(params.duration):g} s, and 5.5.3 asks for 60 s at least"
-        )
-    if params.per_slot < PER_SLOT_MIN:
+    check_votes(params.votes)
+    check_duration(session, params.duration, DURATION_MIN, "5.5.3", None)
+    if params.per_slot < PER_SLOT_MIN and not session.quick:
         raise ConfigError("per_slot", f"is {params.per_slot}, and 5.5.3 asks for {PER_SLOT_MIN} at least")
 
 
@@ -207,11 +212,41 @@ def _found(params: CapacityParams, search: RateSearch, levels: _Levels) -> TestR
     )  # fmt: skip
     best = search.best
     at_best = next((t for t in reversed(levels.tried) if t.holds and t.level == best), None)
-    found.measurements = _measurements(params, search, levels, at_best)
-    found.tables = _tables(found.measurements, levels.tried, at_best)
+    told = found.measurements = _measurements(params, search, levels, at_best)
+    found.tables = [
+        table_of("Table 7: Capacity Search Results", told["levels"], TABLE_7),
+        metric_table(
+            "Capacity (5.5.4)",
+            {
+                "Maximum concurrent requests": "-" if best is None else f"{best}",
+                "Throughput at maximum": number(told["output_tps"], "tok/s"),
+                "Tokens in flight at maximum (approximately)": number(told["tokens_in_flight"]),
+            },
+        ),
+        table_of("Each level, and what decided it", told["levels"], WHY_COLUMNS),
+    ]
+    if at_best is not None:
+        found.tables.append(latency_table("Latency at maximum concurrency", at_best.measured))
     found.charts = _charts(params, levels.tried, best)
     _remark(found, params, search, levels, at_best)
     return found
+
+
+TABLE_7: Final[Mapping[str, Cell]] = {
+    "Concurrency": text("concurrency"),
+    "Completion": lambda level: share(1 - level["failed"] / level["requests"] if level["requests"] else 0.0),
+    **latency_columns("ttft p99", "tpot p99"),
+    "Errors": text("failed"),
+    "Status": lambda level: "Pass" if level["holds"] else "Fail",
+}
+WHY_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Concurrency": text("concurrency"),
+    "Requests": text("requests"),
+    "Time": lambda level: f"{level['window']['to']:.1f} s",
+    "Completed (req/s)": lambda level: number(level["completed_rps"]),
+    "Output (tok/s)": lambda level: number(level["output_tps"]),
+    "Why": text("why"),
+}
 
 
 def _measurements(
@@ -256,68 +291,21 @@ def _own(measured: Measurement) -> dict[str, Any]:
     }
 
 
-def _tables(told: Mapping[str, Any], tried: Sequence[Tried], at_best: Tried | None) -> list[ReportTable]:
-    rows, why = [], []
-    for t in sorted(tried, key=lambda t: t.level):
-        measured = t.measured
-        latency = latency_rows(measured)
-        failed = measured.n - len(measured.ended_well())
-        rows.append(
-            [
-                f"{t.level:g}", share(_completion(measured)),
-                *(ms_of(latency[name], "p99") for name in ("ttft", "tpot")),
-                f"{failed}", t.status,
-            ]
-        )  # fmt: skip
-        why.append(
-            [
-                f"{t.level:g}", f"{measured.n}", f"{t.steady.to_s:.1f} s", number(t.steady.completed_rps),
-                number(t.steady.output_tps), t.why,
-            ]
-        )  # fmt: skip
-    best = told["max_concurrency"]
-    heads = ["Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status"]
-    found = [
-        ReportTable(caption="Table 7: Capacity Search Results", heads=heads, rows=rows),
-        ReportTable(
-            caption="Capacity (5.5.4)",
-            heads=["Metric", "Value"],
-            rows=[
-                ["Maximum concurrent requests", "-" if best is None else f"{best}"],
-                ["Throughput at maximum", number(told["output_tps"], "tok/s")],
-                ["Tokens in flight at maximum (approximately)", number(told["tokens_in_flight"])],
-            ],
-        ),
-        ReportTable(
-            caption="Each level, and what decided it",
-            heads=["Concurrency", "Requests", "Time", "Completed (req/s)", "Output (tok/s)", "Why"],
-            rows=why,
-        ),
-    ]
-    if at_best is not None:
-        found.append(latency_table("Latency at maximum concurrency", at_best.measured))
-    return found
-
-
 def _charts(params: CapacityParams, tried: Sequence[Tried], best: int | None) -> list[ChartSpec]:
     assert params.ttft_p99 is not None
     last = {t.level: t for t in tried}
+    xs: list[float | str] = [*sorted(last)]
     levels = [last[level] for level in sorted(last)]
-    xs: list[float | str] = [t.level for t in levels]
-    marks = [] if best is None else [Mark(x=best, says="capacity")]
-    bound = ChartSeries(name="threshold", x=xs, y=[to_seconds(params.ttft_p99) * 1e3] * len(xs))
+    marks = [] if best is None else [Mark(best, "capacity")]
+    x_title = "requests at a time"
+    bound = ChartSeries("threshold", xs, [to_seconds(params.ttft_p99) * 1e3] * len(xs))
     ttft = line_series("TTFT P99", xs, [latency_rows(t.measured)["ttft"]["p99"] for t in levels])
     return [
         ChartSpec(
-            title="TTFT P99 by concurrency", kind="line", x_title="requests at a time", y_title="ms",
-            series=[ttft, bound], marks=marks, log_x=True, log_y=True,
+            "TTFT P99 by concurrency", "line", x_title, "ms", [ttft, bound], marks, log_x=True, log_y=True
         ),
-        ChartSpec(
-            title="Output throughput by concurrency", kind="line", x_title="requests at a time",
-            y_title="output tokens/s", marks=marks, log_x=True,
-            series=[ChartSeries(name="throughput", x=xs, y=[t.steady.output_tps for t in levels])],
-        ),
-    ]  # fmt: skip
+        throughput_chart("concurrency", x_title, sorted(last), levels, marks, log_x=True),
+    ]
 
 
 def _remark(
@@ -341,8 +329,7 @@ def _remark(
             f"met although a lower concurrency was not: {levels_}; odd votes above 1 settle what is noise"
         )
     notes.append(SPANS)
-    rows = [latency_rows(t.measured) for t in levels.tried]
-    if any("p99" in row[name]["marks"] for row in rows for name in ("ttft", "tpot")):
+    if marked(found.measurements["levels"], "ttft", "tpot", share="p99"):
         notes.append(DOUBT)
     uneven = at_best is not None and len(set(at_best.measured.values("output_tokens"))) > 1
     if uneven:

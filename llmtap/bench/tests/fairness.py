@@ -2,7 +2,7 @@
 
 Each class is measured alone, then in the mix. What the draft leaves open, and how it is taken here:
 
-- *Synthetic-Skewed and classes.* `classes.py` says how a workload can be both.
+- *Synthetic-Skewed and classes.* `mixes.py` says how a workload can be both.
 - *Isolation "at same total load".* The same tokens per second, prompts and answers together (`isolation =
   "tokens"`): a class alone is then about as much work as the mix was. The same requests per second would be a
   fifth of the mix's work for short ones alone and three times it for long ones, which a system near
@@ -15,7 +15,7 @@ Each class is measured alone, then in the mix. What the draft leaves open, and h
 - *Wait time.* TTFT: what a queue and a prompt taken in before take cannot be told apart from outside.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -25,13 +25,25 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from scipy import stats
 
-from llmtap.bench.report.paired import quantile_ratio
-from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, latency_row, load_lines, ms_of
-from llmtap.bench.run.load_level import Capacity, LoadLevelSearch, capacity_told, find_capacity, overload
+from llmtap.bench.run.figures import (
+    DOUBT,
+    KEY_SHARES,
+    SPANS,
+    Cell,
+    cdf_series,
+    latency_columns,
+    load_lines,
+    marked,
+    metric_table,
+    ms_of,
+    table_of,
+    text,
+)
+from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
-from llmtap.bench.tests.classes import (
+from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult
+from llmtap.bench.tests.mixes import (
     LONG,
     SHORT,
     ClassMix,
@@ -40,15 +52,15 @@ from llmtap.bench.tests.classes import (
     closed_mix,
     open_mix,
 )
+from llmtap.bench.tests.paired import quantile_ratio
 from llmtap.metrics.fairness import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings, starvation
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import NS_PER_S, Duration
-from llmtap.workload.prompts.token_ids import CL100K_IDS
+from llmtap.workload.prompts.prompt import CL100K_IDS
 
 __all__ = ["TEST", "FairnessParams"]
 
-SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 RESAMPLES: Final = 2_000
 BATCH: Final = 100
 """Resamples at a time: 100 of 10,000 latencies are 8 MB."""
@@ -72,11 +84,11 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="random token ids (/v1/completions), random words, or ids where they can be sent"),
     ] = "auto"
     rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(description="requests/s of the mix; default: share of max_rate"),
     ] = None
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(description="requests/s of the mix at saturation; default: it is looked for"),
     ] = None
     share: Annotated[
@@ -111,7 +123,9 @@ class _Class:
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     """5.6.3: each class alone, then all of them together."""
     mix = _mix(session, params)
-    warm = closed_mix(mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **_tokens_by(session))
+    warm = closed_mix(
+        mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **session.target.counting
+    )
     capacity = None if params.rate is not None else await _capacity(session, params, mix, warm)
     rate = params.rate
     if rate is None:
@@ -119,7 +133,7 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
         rate = params.share * capacity.rps
     plain: dict[str, Any] = {
         "duration_s": params.duration / NS_PER_S, "per_class": params.requests_per_class,
-        **_tokens_by(session),
+        **session.target.counting,
     }  # fmt: skip
     alone: dict[str, tuple[Measurement, float]] = {}
     for i, one in enumerate(mix.classes):
@@ -155,24 +169,18 @@ def _mix(session: BenchSession, params: FairnessParams) -> ClassMix:
     return ClassMix(params.classes, params.lengths, "ids" if ids else "words", vocabulary)
 
 
-def _tokens_by(session: BenchSession) -> dict[str, Any]:
-    target = session.target
-    return {"tokenizer": target.tokenizer, "chat": target.endpoint == "chat.completions"}
-
-
 async def _capacity(session: BenchSession, params: FairnessParams, mix: ClassMix, warm: Any) -> Capacity:
     """Of the mix: no other workload's says much of it."""
     told = capacity_told(session, params.max_rate)
     if told is not None:
         return told
-    search = LoadLevelSearch(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
     return await find_capacity(
         session,
         lambda slots, requests: closed_mix(
             mix, slots=slots, requests=requests, seed=session.seed + _SEEDS["capacity"] + slots,
-            **_tokens_by(session),
+            **session.target.counting,
         ),
-        search, warm_by=warm,
+        params.slots_max, warm_by=warm,
     )  # fmt: skip
 
 
@@ -182,22 +190,14 @@ def _figures(one: _Class) -> dict[str, Any]:
     waits = starvation(ttft)
     rate = None if waits is None else share_interval(waits.starved, waits.n)
     inflation: dict[str, Any] = {
-        name: quantile_ratio(before, ttft, p, paired=False) for name, p in SHARES.items()
+        name: quantile_ratio(before, ttft, p, paired=False) for name, p in KEY_SHARES.items()
     }
     ours, theirs = mean(ttft), mean(before)
     inflation["mean"] = None if ours is None or not theirs else ours / theirs
     return {
         "sent": mixed.n,
-        "ttft": latency_row(ttft, SHARES),
-        "tpot": latency_row(mixed.values("tpot_ns"), SHARES),
-        "e2e": latency_row(mixed.values("e2e_ns"), SHARES),
-        "alone": {
-            "rate_rps": one.alone_rps,
-            "sent": alone.n,
-            "ttft": latency_row(before, SHARES),
-            "tpot": latency_row(alone.values("tpot_ns"), SHARES),
-            "e2e": latency_row(alone.values("e2e_ns"), SHARES),
-        },
+        **latency_rows(mixed),
+        "alone": {"rate_rps": one.alone_rps, "sent": alone.n, **latency_rows(alone)},
         "inflation": inflation,
         "starvation": None if waits is None or rate is None else {
             **rate.to_dict(), "starved": waits.starved, "median": waits.median, "threshold": waits.threshold,
@@ -268,55 +268,45 @@ def _configuration(params: FairnessParams, told: Mapping[str, Any]) -> dict[str,
 
 
 def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    classes: Mapping[str, Any] = told["classes"]
-    rows = [
-        [
-            name.title(), f"{one['ttft']['n']}", ms_of(one["ttft"], "p50"), ms_of(one["ttft"], "p99"),
-            ms_of(one["tpot"], "p50"), ms_of(one["tpot"], "p99"),
-        ]
-        for name, one in classes.items()
-    ]  # fmt: skip
-    heads = ["Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99"]
+    classes = [{"name": name.title(), **one} for name, one in told["classes"].items()]
     jain = told["jain"]
-    metrics = [["Jain's Fairness Index", "-" if jain is None else f"{jain['headline']['value']:.2f}"]]
-    metrics += [
-        [f"{name.title()} Class Starvation", _percent(one["starvation"])] for name, one in classes.items()
+    metrics = {"Jain's Fairness Index": "-" if jain is None else f"{jain['headline']['value']:.2f}"}
+    metrics |= {f"{one['name']} Class Starvation": _percent(one["starvation"]) for one in classes}
+    against = [
+        [f"{one['name']}, {how}", *map(cell, KEY_SHARES)] for one in classes for how, cell in _compared(one)
     ]
-    against = []
-    for name, one in classes.items():
-        against += [
-            [f"{name.title()}, alone", *(ms_of(one["alone"]["ttft"], share) for share in SHARES)],
-            [f"{name.title()}, mixed", *(ms_of(one["ttft"], share) for share in SHARES)],
-            [f"{name.title()}, inflation", *(_times(one["inflation"][share]) for share in SHARES)],
-        ]
+    heads = ["Class", "TTFT P50", "TTFT P95", "TTFT P99"]
     return [
-        ReportTable(caption="Table 8: Per-Class Results", heads=heads, rows=rows),
-        ReportTable(caption="Table 9: Fairness Metrics", heads=["Metric", "Value"], rows=metrics),
-        ReportTable(
-            caption="TTFT alone and in the mix, and latency inflation (5.6.4)",
-            heads=["Class", "TTFT P50", "TTFT P95", "TTFT P99"], rows=against,
-        ),
-        *_readings(jain),
-    ]  # fmt: skip
+        table_of("Table 8: Per-Class Results", classes, TABLE_8),
+        metric_table("Table 9: Fairness Metrics", metrics),
+        ReportTable("TTFT alone and in the mix, and latency inflation (5.6.4)", heads, against),
+        *([] if jain is None else [_readings(jain)]),
+    ]
 
 
-def _readings(jain: Mapping[str, Any] | None) -> list[ReportTable]:
-    if jain is None:
-        return []
+TABLE_8: Final[Mapping[str, Cell]] = {
+    "Class": text("name"),
+    "Count": lambda one: f"{one['ttft']['n']}",
+    **latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
+}
+
+
+def _compared(one: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[str], str]]]:
+    yield "alone", lambda share: ms_of(one["alone"]["ttft"], share)
+    yield "mixed", lambda share: ms_of(one["ttft"], share)
+    yield "inflation", lambda share: _times(one["inflation"][share])
+
+
+def _readings(jain: Mapping[str, Any]) -> ReportTable:
     head = jain["headline"]
     span = "" if head["low"] is None else f" ({head['low']:.3f} to {head['high']:.3f})"
     slowdown = ", ".join(f"{name} {x:.2f}" for name, x in jain["slowdown"].items())
-    return [
-        ReportTable(
-            caption="Jain's index by what normalized latency may mean",
-            heads=["x", "Index"],
-            rows=[
-                [f"by class: mean TTFT / median alone ({slowdown})", f"{head['value']:.3f}{span}"],
-                ["by request: TTFT / median of its class alone", f"{jain['per_request']:.3f}"],
-                ["by request: TTFT as it is", f"{jain['raw']:.3f}"],
-            ],
-        )
+    rows = [
+        [f"by class: mean TTFT / median alone ({slowdown})", f"{head['value']:.3f}{span}"],
+        ["by request: TTFT / median of its class alone", f"{jain['per_request']:.3f}"],
+        ["by request: TTFT as it is", f"{jain['raw']:.3f}"],
     ]
+    return ReportTable("Jain's index by what normalized latency may mean", ["x", "Index"], rows)
 
 
 def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:
@@ -326,14 +316,9 @@ def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:
         for how, values in (("mixed", one.mixed.values("ttft_ns")), ("alone", one.alone.values("ttft_ns")))
         if values
     ]
-    if not series:
-        return []
-    return [
-        ChartSpec(
-            title="TTFT of each class, alone and in the mix", kind="cdf", x_title="TTFT (ms)",
-            y_title="share of requests", series=series, log_x=True,
-        )
-    ]  # fmt: skip
+    title = "TTFT of each class, alone and in the mix"
+    chart = ChartSpec(title, "cdf", "TTFT (ms)", "share of requests", series, log_x=True)
+    return [chart] if series else []
 
 
 def _remark(
@@ -362,7 +347,7 @@ def _remark(
         SPANS,
         "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
     ]
-    if any(row["marks"] for one in told["classes"].values() for row in (one["ttft"], one["tpot"])):
+    if marked(told["classes"].values(), "ttft", "tpot"):
         found.notes.append(DOUBT)
     if capacity is not None:
         found.notes.append(f"saturation: {capacity.rps:.4g} requests/s of the mix ({capacity.how})")

@@ -24,23 +24,36 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.report.paired import Block, blocks
-from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, line_series, load_lines, ms_of, spanned
-from llmtap.bench.run.load_level import WARM_TOKENS, Capacity, LoadLevelSearch, capacity_told, find_capacity
+from llmtap.bench.run.figures import (
+    DOUBT,
+    KEY_SHARES,
+    SPANS,
+    Cell,
+    cdf_series,
+    latency_columns,
+    line_series,
+    load_lines,
+    marked,
+    spanned,
+    table_of,
+    text,
+)
+from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
-from llmtap.bench.tests.guardrail_figures import (
+from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
+from llmtap.bench.tests.paired import (
     AGAIN,
     ARMS,
     BASELINE,
     METRICS,
     NAMES,
-    SHARES,
+    Block,
     Cells,
     GuardrailCell,
+    blocks,
     cached_share,
-    figures,
+    guardrail_figures,
 )
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import is_enough
@@ -64,14 +77,14 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         "conversation"
     )
     output_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Count | None,
         Meta(description="of every answer; default: the workload's own lengths"),
     ] = None
     levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
         25.0, 50.0, 75.0,
     )  # fmt: skip
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(
             description="capacity of the baseline, requests/s; default: the throughput test's, or looked for",
         ),
@@ -131,7 +144,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> TestResult:
     assert last is not None
     peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
     found = TestResult(configuration=load_lines(last, session.steps[-1]))
-    found.measurements = figures(cells, arms, levels, capacity, peaks)
+    found.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
     found.configuration |= _configuration(session, params, found.measurements, order, arms, switches)
     found.tables = _tables(found.measurements)
     found.charts = _charts(cells, found.measurements)
@@ -147,20 +160,17 @@ def _load(
     session: BenchSession, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
 ) -> Load:
     """The rows of a repeat and a level: the same for all configurations."""
-    target = session.target
     return open_load(
         params.workload, rate_rps=capacity_rps * block.level / 100, requests=params.requests,
         seed=session.seed + _APART * block.repeat + levels.index(block.level), arrivals=params.arrivals,
-        tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
-        output_tokens=params.output_tokens,
+        output_tokens=params.output_tokens, **session.target.counting,
     )  # fmt: skip
 
 
 def _closed(session: BenchSession, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
-    target = session.target
     return closed_load(
-        params.workload, slots=slots, requests=requests, seed=seed, tokenizer=target.tokenizer,
-        chat=target.endpoint == "chat.completions", output_tokens=params.output_tokens,
+        params.workload, slots=slots, requests=requests, seed=seed, output_tokens=params.output_tokens,
+        **session.target.counting,
     )  # fmt: skip
 
 
@@ -170,8 +180,8 @@ async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, wa
     def load_of(slots: int, requests: int) -> Load:
         return _closed(session, params, slots=slots, requests=requests, seed=first + slots)
 
-    search = LoadLevelSearch(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
-    return await find_capacity(session, load_of, search, arm=arm, name=f"capacity/{arm}", warm_by=warm_by)
+    name = f"capacity/{arm}"
+    return await find_capacity(session, load_of, params.slots_max, arm=arm, name=name, warm_by=warm_by)
 
 
 async def _peaks(
@@ -211,114 +221,109 @@ def _configuration(
     }
 
 
-def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    # The draft has one Table 13; here each load has its own.
-    tables = [
-        ReportTable(
-            caption=f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
-            f" ({one['rate_rps']:.3g} requests/s)",
-            heads=["Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99"],
-            rows=[
-                [
-                    NAMES[arm],
-                    *(ms_of(row[metric], share) for metric in METRICS for share in ("p50", "p99")),
-                ]
-                for arm, row in one["arms"].items()
-            ],
-        )
-        for one in told["levels"]
-    ]  # fmt: skip
-    tables += [_overhead_table(told["levels"]), *_throughput_tables(told)]
-    heads = ["Load", "Configuration", "TTFT P95", "E2E P95", "Sent", "Complete", "Refused"]
-    rows = [
-        [
-            f"{one['level']:g} %", NAMES[arm], ms_of(row["ttft"], "p95"), ms_of(row["e2e"], "p95"),
-            f"{row['sent']:,}", f"{row['complete']:,}", f"{row['refused']:,}",
-        ]
-        for one in told["levels"]
-        for arm, row in one["arms"].items()
-    ]  # fmt: skip
-    tables.append(
-        ReportTable(caption="Answers of each configuration, and P95 (5.10.4)", heads=heads, rows=rows)
-    )
-    return tables
-
-
-def _overhead_table(levels: Sequence[Mapping[str, Any]]) -> ReportTable:
-    rows = []
+def _rows(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each configuration at each load."""
     for one in levels:
         for arm, row in one["arms"].items():
-            if arm == BASELINE:
-                continue
-            for metric, says in METRICS.items():
-                found = row["overhead"][metric]
-                overall = found["overall"]
-                rows.append([
-                    f"{one['level']:g} %", NAMES[arm], says,
-                    spanned(overall),
-                    *(_at(found[name], p) for name, p in SHARES.items()),
-                    "-" if overall is None else f"{overall['p_adjusted']:.2g}" if "p_adjusted" in overall
-                    else f"{overall['p']:.2g} (unadjusted)",
-                ])  # fmt: skip
-    heads = [
-        "Load",
-        "Configuration",
-        "Metric",
-        "Overhead",
-        "at P50",
-        "at P95",
-        "at P99",
-        "p (Holm)",
-    ]
-    return ReportTable(
-        caption="Overhead against the baseline, with 95 % intervals (5.10.4)", heads=heads, rows=rows
-    )
+            yield {"load": f"{one['level']:g} %", "arm": arm, "name": NAMES[arm], **row}
 
 
-def _at(figure: Mapping[str, Any] | None, p: float) -> str:
+def _overheads(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for row in _rows(levels):
+        for metric, says in METRICS.items() if row["overhead"] is not None else ():
+            yield {**row, "metric": says, **row["overhead"][metric]}
+
+
+def _at(share: str) -> Cell:
     """An overhead at a percentile; a dash where so few samples lie beyond that it has no interval."""
-    if figure is None or figure["low"] is None:
+
+    def cell(row: Mapping[str, Any]) -> str:
+        figure = row[share]
+        if figure is None or figure["low"] is None:
+            return "-"
+        return spanned(figure, doubtful=not is_enough(figure["n"], KEY_SHARES[share]))
+
+    return cell
+
+
+def _p(row: Mapping[str, Any]) -> str:
+    overall = row["overall"]
+    if overall is None:
         return "-"
-    return spanned(figure, doubtful=not is_enough(figure["n"], p))
+    return f"{overall['p_adjusted']:.2g}" if "p_adjusted" in overall else f"{overall['p']:.2g} (unadjusted)"
+
+
+TABLE_13: Final[Mapping[str, Cell]] = {
+    "Configuration": text("name"),
+    **latency_columns("ttft p50", "ttft p99", "e2e p50", "e2e p99"),
+}
+OVERHEAD_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Load": text("load"),
+    "Configuration": text("name"),
+    "Metric": text("metric"),
+    "Overhead": lambda row: spanned(row["overall"]),
+    **{f"at {share.upper()}": _at(share) for share in KEY_SHARES},
+    "p (Holm)": _p,
+}
+TABLE_14: Final[Mapping[str, Cell]] = {
+    "Configuration": text("name"),
+    "Max Throughput": lambda one: (
+        f"{one['rps']:.3g} req/s" if one["tps"] is None else f"{one['tps']:.0f} tok/s"
+    ),
+    "Reduction": lambda one: _change(one["reduction"]),
+}
+LOAD_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Load": text("load"),
+    "Configuration": text("name"),
+    "Throughput": lambda row: "-" if row["throughput"] is None else f"{row['throughput']['value']:.4g} /s",
+    "Reduction": lambda row: _change(((row["throughput"] or {}).get("reduction") or {}).get("value")),
+}
+ANSWER_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Load": text("load"),
+    "Configuration": text("name"),
+    **latency_columns("ttft p95", "e2e p95"),
+    "Sent": text("sent", ","),
+    "Complete": text("complete", ","),
+    "Refused": text("refused", ","),
+}
+
+
+def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
+    levels = told["levels"]
+    return [
+        # The draft has one Table 13; here each load has its own.
+        *(
+            table_of(
+                f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
+                f" ({one['rate_rps']:.3g} requests/s)",
+                _rows([one]),
+                TABLE_13,
+            )
+            for one in levels
+        ),
+        table_of(
+            "Overhead against the baseline, with 95 % intervals (5.10.4)", _overheads(levels),
+            OVERHEAD_COLUMNS,
+        ),
+        *_throughput_tables(told),
+        table_of("Answers of each configuration, and P95 (5.10.4)", _rows(levels), ANSWER_COLUMNS),
+    ]  # fmt: skip
 
 
 def _throughput_tables(told: Mapping[str, Any]) -> list[ReportTable]:
     """One, or none where no block is long enough to tell."""
     peaks = told["max_throughput"]
     if peaks is not None:
-        rows = [
-            [
-                NAMES[arm],
-                f"{one['rps']:.3g} req/s" if one["tps"] is None else f"{one['tps']:.0f} tok/s",
-                _change(one["reduction"]),
-            ]
-            for arm, one in peaks.items()
-        ]  # fmt: skip
-        heads = ["Configuration", "Max Throughput", "Reduction"]
-        return [ReportTable(caption="Table 14: Throughput Impact", heads=heads, rows=rows)]
-    if all(row["throughput"] is None for one in told["levels"] for row in one["arms"].values()):
+        rows = [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
+        return [table_of("Table 14: Throughput Impact", rows, TABLE_14)]
+    if all(row["throughput"] is None for row in _rows(told["levels"])):
         return []
-    rows = [
-        [
-            f"{one['level']:g} %", NAMES[arm],
-            *(("-", "-") if row["throughput"] is None else (
-                f"{row['throughput']['value']:.4g} /s",
-                _change((row["throughput"]["reduction"] or {}).get("value")),
-            )),
-        ]
-        for one in told["levels"]
-        for arm, row in one["arms"].items()
-    ]  # fmt: skip
-    return [
-        ReportTable(
-            caption="Throughput at each load: output tokens (maximum throughput was not measured)",
-            heads=["Load", "Configuration", "Throughput", "Reduction"], rows=rows,
-        )
-    ]  # fmt: skip
+    caption = "Throughput at each load: output tokens (maximum throughput was not measured)"
+    return [table_of(caption, _rows(told["levels"]), LOAD_COLUMNS)]
 
 
 def _charts(cells: Cells, told: Mapping[str, Any]) -> list[ChartSpec]:
-    charts = []
+    charts, levels = [], told["levels"]
     highest = max(level for _, level in cells)
     for metric, says in METRICS.items():
         curves = [
@@ -327,27 +332,20 @@ def _charts(cells: Cells, told: Mapping[str, Any]) -> list[ChartSpec]:
             if level == highest and (values := cell.values(f"{metric}_ns"))
         ]
         if curves:
-            charts.append(
-                ChartSpec(
-                    title=f"{says} of each configuration at {highest:g} % of capacity", kind="cdf",
-                    x_title=f"{says} (ms)", y_title="share of requests", series=curves,
-                )
-            )  # fmt: skip
-        arms = [arm for arm in told["levels"][0]["arms"] if arm != BASELINE]
+            title = f"{says} of each configuration at {highest:g} % of capacity"
+            charts.append(ChartSpec(title, "cdf", f"{says} (ms)", "share of requests", curves))
         lines = [
             line_series(
                 NAMES[arm],
-                [one["level"] for one in told["levels"]],
-                [one["arms"][arm]["overhead"][metric]["overall"] for one in told["levels"]],
+                [one["level"] for one in levels],
+                [one["arms"][arm]["overhead"][metric]["overall"] for one in levels],
             )
-            for arm in arms
+            for arm in levels[0]["arms"]
+            if arm != BASELINE
         ]
-        charts.append(
-            ChartSpec(
-                title=f"Overhead of {says} by load, with 95 % intervals", kind="points",
-                x_title="load (% of capacity)", y_title=f"{says} over the baseline's (ms)", series=lines,
-            )
-        )  # fmt: skip
+        title = f"Overhead of {says} by load, with 95 % intervals"
+        y_title = f"{says} over the baseline's (ms)"
+        charts.append(ChartSpec(title, "points", "load (% of capacity)", y_title, lines))
     return charts
 
 
@@ -365,14 +363,15 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
         SPANS,
         *_refusals(told),
     ]
-    if any(_lacks_interval(row) for one in told["levels"] for row in one["arms"].values()):
+    rows = list(_rows(told["levels"]))
+    if any(map(_lacks_interval, rows)):
         found.notes.append(
             "an overhead at a percentile is a dash where it has no interval: fewer than five pairs lie beyond"
         )
     found.deviations += _lacks(told, params)
-    if any(row[m]["marks"] for one in told["levels"] for row in one["arms"].values() for m in METRICS):
+    if marked(rows, *METRICS):
         found.notes.append(DOUBT)
-    if any(row["throughput"] is None for one in told["levels"] for row in one["arms"].values()):
+    if any(row["throughput"] is None for row in rows):
         found.notes.append("no throughput at a load whose blocks are shorter than three answers")
     if not params.search:
         found.notes.append(
@@ -388,14 +387,13 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
 
 def _lacks_interval(row: Mapping[str, Any]) -> bool:
     overheads = (row["overhead"] or {}).values()
-    return any(one[name] is None or one[name]["low"] is None for one in overheads for name in SHARES)
+    return any(one[name] is None or one[name]["low"] is None for one in overheads for name in KEY_SHARES)
 
 
 def _refusals(told: Mapping[str, Any]) -> Iterator[str]:
     refused: dict[str, int] = {}
-    for one in told["levels"]:
-        for arm, row in one["arms"].items():
-            refused[arm] = refused.get(arm, 0) + row["refused"]
+    for row in _rows(told["levels"]):
+        refused[row["arm"]] = refused.get(row["arm"], 0) + row["refused"]
     counted = ", ".join(f"{NAMES[arm]} {n:,}" for arm, n in refused.items() if n)
     if counted:
         yield f"refused although the content is benign: {counted}. Refused answers are in no latency"
@@ -411,16 +409,15 @@ def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
         yield f"5.10.2: not tested at {', '.join(f'{level:g} %' for level in sorted(wanted))} of capacity"
     if not told["capacity"]["saturated"]:
         yield "5.10.2: capacity was not reached: loads are shares of the most that was tried"
-    for one in told["levels"]:
-        for arm, row in one["arms"].items():
-            if row["refused"]:
-                at = f"{NAMES[arm]}, {one['level']:g} %"
-                yield f"5.10.2: {row['refused']} benign requests were refused ({at})"
-            if row["overload"]:
-                yield (
-                    f"{NAMES[arm]} did not keep up at {one['level']:g} %: answers came at"
-                    f" {min(row['overload']):.0%} of the rate of requests"
-                )
+    for row in _rows(told["levels"]):
+        if row["refused"]:
+            at = f"{row['name']}, {row['load']}"
+            yield f"5.10.2: {row['refused']} benign requests were refused ({at})"
+        if row["overload"]:
+            yield (
+                f"{row['name']} did not keep up at {row['load']}: answers came at"
+                f" {min(row['overload']):.0%} of the rate of requests"
+            )
 
 
 def _change(share: float | None) -> str:

@@ -6,7 +6,7 @@ is ITL, measured directly (B.2.1); where they do not it is option A of 4.6.3 and
 understates the variance, which is what this test is about. TTFT is in none of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal
 
@@ -16,20 +16,26 @@ from msgspec import Meta
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.figures import (
     DOUBT,
+    KEY_SHARES,
+    Cell,
     cdf_series,
     clustered_row,
     histogram_series,
     latency_row,
     line_series,
     load_lines,
+    marked,
+    metric_table,
     ms,
     ms_of,
+    table_of,
+    text,
 )
-from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, open_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult, Workload
 from llmtap.errors import ConfigError
 from llmtap.metrics.modality import dip_test, modes, tail
 from llmtap.metrics.statistics import deviation, percentile, tail_ratio
@@ -45,7 +51,6 @@ DIRECT_SHARE: Final = 0.9
 ZERO_SHARE: Final = 0.01
 """Of gaps, from which it is noted that tokens came together."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
-_PER_REQUEST: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _HISTOGRAM_TO: Final = 0.995
 _METHODS: Final = {
     "A": "option A (time between chunks)",
@@ -59,16 +64,14 @@ Level = Annotated[float, Meta(gt=0, le=200)]
 class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.4.2)."""
 
-    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
-        "synthetic-uniform"
-    )
+    workload: Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
         Meta(description="of every answer; default: the workload's own, if at least 50"),
     ] = None
     requests: Annotated[int, Meta(ge=1, description="at each level; the draft wants 100")] = REQUESTS_MIN
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(description="requests/s at saturation; default: what the throughput test found"),
     ] = None
     levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
@@ -143,11 +146,9 @@ def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
 
 
 def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
-    target = session.target
     return open_load(
         params.workload, rate_rps=rate, seed=session.seed, requests=params.requests, arrivals=params.arrivals,
-        tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
-        output_tokens=params.output_tokens,
+        output_tokens=params.output_tokens, **session.target.counting,
     )  # fmt: skip
 
 
@@ -182,8 +183,8 @@ def _level(
         "term": "ITL" if server or direct else "TBC",
         "itl": itl,
         "std": deviation(gaps),
-        "jitter": latency_row(jitters, _PER_REQUEST),
-        "max_pause": latency_row([max(group) for group in groups], _PER_REQUEST),
+        "jitter": latency_row(jitters, KEY_SHARES),
+        "max_pause": latency_row([max(group) for group in groups], KEY_SHARES),
         "p99_p50": _ratio(itl),
         "zero_share": gaps.count(0.0) / len(gaps) if gaps else None,
         "modality": _modality(gaps),
@@ -222,56 +223,33 @@ def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
 
 
 def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:
-    tables = [
-        ReportTable(
-            caption=f"Table 6: ITL Results at {_name(one)} of saturation ({one['rate_rps']:.3g} requests/s)",
-            heads=["Metric", "Value"], rows=_results(one),
-        )
-        for one in told
-    ]  # fmt: skip
-    heads = [f"{what} {share}" for what in ("Jitter", "Max Pause") for share in ("P50", "P95", "P99")]
-    tables.append(
-        ReportTable(
-            caption="Per-request statistics (5.4.4.2)",
-            heads=["Load", "Answers", *heads],
-            rows=[
-                [
-                    _name(one), f"{one['answers']}",
-                    *(ms_of(one[what], share) for what in ("jitter", "max_pause") for share in _PER_REQUEST),
-                ]
-                for one in told
-            ],
-        )
-    )  # fmt: skip
-    tables.append(
-        ReportTable(
-            caption="Distribution shape (5.4.4.3)",
-            heads=["Load", "Modality", "Dip", "p", "Modes", "Tail", "P99/P50 Ratio"],
-            rows=[_shape(one) for one in told],
-        )
-    )
-    return tables
-
-
-def _results(one: dict[str, Any]) -> list[list[str]]:
-    term, itl = one["term"], one["itl"]
     return [
-        [f"{term} Samples", f"{itl['n']}"],
-        *([f"{term} {name}", ms_of(itl, key)] for key, name in _ROWS.items()),
-        [f"{term} Mean", ms_of(itl, "mean")],
-        [f"{term} Std Dev", ms(one["std"])],
-        ["P99/P50 Ratio", _number(one["p99_p50"])],
+        *(
+            metric_table(
+                f"Table 6: ITL Results at {_name(one)} of saturation ({one['rate_rps']:.3g} requests/s)",
+                _results(one),
+            )
+            for one in told
+        ),
+        table_of("Per-request statistics (5.4.4.2)", told, REQUEST_COLUMNS),
+        table_of("Distribution shape (5.4.4.3)", told, SHAPE_COLUMNS),
     ]
 
 
-def _shape(one: dict[str, Any]) -> list[str]:
-    modality = one["modality"]
-    dip = ["-"] * 4
-    if modality is not None:
-        kind = "unimodal" if modality["unimodal"] else "multimodal"
-        at = ", ".join(ms(mode) for mode in modality["modes"]) or "-"
-        dip = [kind, f"{modality['dip']:.4f}", f"{modality['p']:.3g}", at]
-    return [_name(one), *dip, one["tail"]["kind"] or "-", _number(one["p99_p50"])]
+def _results(one: dict[str, Any]) -> dict[str, str]:
+    term, itl = one["term"], one["itl"]
+    return {
+        f"{term} Samples": f"{itl['n']}",
+        **{f"{term} {name}": ms_of(itl, key) for key, name in _ROWS.items()},
+        f"{term} Mean": ms_of(itl, "mean"),
+        f"{term} Std Dev": ms(one["std"]),
+        "P99/P50 Ratio": _number(one["p99_p50"]),
+    }
+
+
+def _of_dip(cell: Cell) -> Cell:
+    """A cell of the dip test; `-` where there are too few gaps for it."""
+    return lambda one: "-" if one["modality"] is None else cell(one["modality"])
 
 
 def _name(one: dict[str, Any]) -> str:
@@ -282,6 +260,30 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def _percentile(what: str, share: str) -> Cell:
+    return lambda one: ms_of(one[what], share)
+
+
+REQUEST_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Load": _name,
+    "Answers": text("answers"),
+    **{
+        f"{head} {share.upper()}": _percentile(what, share)
+        for what, head in (("jitter", "Jitter"), ("max_pause", "Max Pause"))
+        for share in KEY_SHARES
+    },
+}
+SHAPE_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Load": _name,
+    "Modality": _of_dip(lambda found: "unimodal" if found["unimodal"] else "multimodal"),
+    "Dip": _of_dip(text("dip", ".4f")),
+    "p": _of_dip(text("p", ".3g")),
+    "Modes": _of_dip(lambda found: ", ".join(map(ms, found["modes"])) or "-"),
+    "Tail": lambda one: one["tail"]["kind"] or "-",
+    "P99/P50 Ratio": lambda one: _number(one["p99_p50"]),
+}
+
+
 def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[ChartSpec]:
     everything = sorted(gap for gaps in samples for gap in gaps)
     most = percentile(everything, _HISTOGRAM_TO)
@@ -290,25 +292,18 @@ def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) 
     term = " and ".join(dict.fromkeys(one["term"] for one in told))
     named = [(_name(one), gaps) for one, gaps in zip(told, samples, strict=True) if gaps]
     levels: list[float | str] = [one["level"] for one in told]
+    x_title, cdfs = f"{term} (ms)", [cdf_series(name, gaps) for name, gaps in named]
+    histograms = [histogram_series(name, gaps, span=(everything[0], most)) for name, gaps in named]
+    lines = [
+        line_series(_ROWS[share], levels, [one["itl"][share] for one in told])
+        for share in ("p50", "p90", "p95", "p99")
+    ]
+    often = f"{term}: how often which (without the longest 0.5 %)"
     return [
-        ChartSpec(
-            title=f"{term} at each load", kind="cdf", x_title=f"{term} (ms)", y_title="share of gaps",
-            series=[cdf_series(name, gaps) for name, gaps in named],
-        ),
-        ChartSpec(
-            title=f"{term}: how often which (without the longest 0.5 %)", kind="histogram",
-            x_title=f"{term} (ms)", y_title="share of gaps",
-            series=[histogram_series(name, gaps, span=(everything[0], most)) for name, gaps in named],
-        ),
-        ChartSpec(
-            title=f"{term} against load", kind="line", x_title="load (% of saturation)",
-            y_title=f"{term} (ms)",
-            series=[
-                line_series(_ROWS[share], levels, [one["itl"][share] for one in told])
-                for share in ("p50", "p90", "p95", "p99")
-            ],
-        ),
-    ]  # fmt: skip
+        ChartSpec(f"{term} at each load", "cdf", x_title, "share of gaps", cdfs),
+        ChartSpec(often, "histogram", x_title, "share of gaps", histograms),
+        ChartSpec(f"{term} against load", "line", "load (% of saturation)", x_title, lines),
+    ]
 
 
 def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
@@ -319,7 +314,7 @@ def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
         "intervals, in brackets, are of 95 % and take an answer's gaps together, since they are alike; jitter"
         " is the standard deviation of an answer's gaps, its longest pause the greatest of them"
     )
-    if any(one[what]["marks"] for one in told for what in ("itl", "jitter", "max_pause")):
+    if marked(told, "itl", "jitter", "max_pause"):
         notes.append(DOUBT)
     for one in told:
         chunks = one["chunking"]

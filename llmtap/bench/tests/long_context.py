@@ -11,7 +11,7 @@ within 6 of the lowest, the one with the fewest parameters.
 Source: Kass and Raftery 1995 (a difference of 6 is strong evidence).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
 from typing import Annotated, Any, Final
@@ -19,14 +19,28 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import DOUBT, SPANS, latency_row, line_series, load_lines, ms, ms_of, spanned
+from llmtap.bench.run.figures import (
+    DOUBT,
+    SPANS,
+    Cell,
+    latency_columns,
+    latency_row,
+    line_series,
+    load_lines,
+    marked,
+    ms,
+    ms_of,
+    spanned,
+    table_of,
+    text,
+)
 from llmtap.bench.run.loads import Load, closed_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import mean_interval
-from llmtap.metrics.scaling import (
+from llmtap.metrics.saturation import (
     fit_linear,
     fit_power,
     fit_quadratic,
@@ -70,7 +84,7 @@ class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     requests: Annotated[int, Meta(ge=1, description="for each length; the draft wants 20")] = 20
     concurrency: Annotated[int, Meta(ge=1, le=4, description="requests at a time: 1 to 4")] = 1
     throughput_concurrency: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Count | None,
         Meta(description="requests at a time when throughput is looked for; none: not apart from TTFT"),
     ] = 8
 
@@ -143,11 +157,9 @@ def _load(
     output: int | None = None,
 ) -> Load:
     """Requests of one length, with texts that no other length has."""
-    target = session.target
     load = closed_load(
         params.workload, slots=slots, seed=session.seed + 2 * length + (slots > params.concurrency),
-        requests=requests, tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
-        output_tokens=output or params.output_tokens,
+        requests=requests, output_tokens=output or params.output_tokens, **session.target.counting,
     )  # fmt: skip
     for row in range(requests):
         load.plan.requests.input[row] = length
@@ -277,46 +289,43 @@ def _best(fits: Sequence[_Fit]) -> str:
 # ---------------------------------------------------------------- what is shown
 
 
+def _most(name: str, form: str) -> Cell:
+    """A figure of the highest throughput."""
+    return lambda one: format(one["throughput_max"][name], form)
+
+
+TABLE_12: Final[Mapping[str, Cell]] = {
+    "Context (tokens)": text("length"),
+    "TTFT Mean": lambda one: spanned(one["ttft_mean"]),
+    **latency_columns("ttft p95"),
+    "ms/1K tokens": lambda one: ms(one["seconds_per_1000_tokens"], unit=False),
+}
+THROUGHPUT_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Context (tokens)": text("length"),
+    "Requests": text("requests"),
+    **latency_columns("ttft p50"),
+    "E2E Mean": lambda one: ms_of(one["e2e"], "mean"),
+    "Requests/s": _most("requests_per_s", ".3g"),
+    "Input tok/s": _most("input_tokens_per_s", ".0f"),
+    "Output tok/s": _most("output_tokens_per_s", ".0f"),
+    "At a time": _most("concurrency", ""),
+}
+FIT_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Fit": lambda fit: fit.name,
+    "TTFT": lambda fit: fit.formula,
+    "R^2": lambda fit: f"{fit.r2:.4f}",
+    "BIC": lambda fit: f"{fit.bic:.1f}",
+}
+
+
 def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ReportTable]:
     tables = [
-        ReportTable(
-            caption="Table 12: Long Context Scaling",
-            heads=["Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens"],
-            rows=[
-                [
-                    f"{one['length']}", spanned(one["ttft_mean"]), ms_of(one["ttft"], "p95"),
-                    ms(one["seconds_per_1000_tokens"], unit=False),
-                ]
-                for one in told
-            ],
-        ),
-        ReportTable(
-            caption="Latency and throughput at each length (5.9.4)",
-            heads=[
-                "Context (tokens)", "Requests", "TTFT P50", "E2E Mean", "Requests/s", "Input tok/s",
-                "Output tok/s", "At a time",
-            ],
-            rows=[_more(one) for one in told],
-        ),
-    ]  # fmt: skip
+        table_of("Table 12: Long Context Scaling", told, TABLE_12),
+        table_of("Latency and throughput at each length (5.9.4)", told, THROUGHPUT_COLUMNS),
+    ]
     if fits:
-        tables.append(
-            ReportTable(
-                caption="Scaling of mean TTFT with context length L",
-                heads=["Fit", "TTFT", "R^2", "BIC"],
-                rows=[[one.name, one.formula, f"{one.r2:.4f}", f"{one.bic:.1f}"] for one in fits],
-            )
-        )
+        tables.append(table_of("Scaling of mean TTFT with context length L", fits, FIT_COLUMNS))
     return tables
-
-
-def _more(one: Mapping[str, Any]) -> list[str]:
-    most = one["throughput_max"]
-    return [
-        f"{one['length']}", f"{one['requests']}", ms_of(one["ttft"], "p50"), ms_of(one["e2e"], "mean"),
-        f"{most['requests_per_s']:.3g}", f"{most['input_tokens_per_s']:.0f}",
-        f"{most['output_tokens_per_s']:.0f}", f"{most['concurrency']}",
-    ]  # fmt: skip
 
 
 def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ChartSpec]:
@@ -325,37 +334,28 @@ def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Cha
     contexts: list[float | str] = [float(one["context"]) for one in told]
     series = [line_series("mean TTFT", contexts, [one["ttft_mean"] for one in told])]
     series += [_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
-    throughput = [
-        ChartSeries(
-            name=f"{slots} at a time",
-            x=contexts,
-            y=[
-                next((t["input_tokens_per_s"] for t in one["throughput"] if t["concurrency"] == slots), None)
-                for one in told
-            ],
-        )
-        for slots in dict.fromkeys(t["concurrency"] for one in told for t in one["throughput"])
-    ]
+    per_thousand = ChartSeries(
+        "TTFT / context", contexts, [one["seconds_per_1000_tokens"] * 1e3 for one in told]
+    )
+    x_title, title = "context (tokens)", "Prefill: mean TTFT per 1,000 tokens of context"
     return [
         ChartSpec(
-            title="TTFT against context length", kind="line", x_title="context (tokens)", y_title="TTFT (ms)",
-            series=series, log_x=True, log_y=True,
+            "TTFT against context length", "line", x_title, "TTFT (ms)", series, log_x=True, log_y=True
         ),
+        ChartSpec(title, "line", x_title, "ms per 1,000 tokens", [per_thousand], log_x=True),
         ChartSpec(
-            title="Prefill: mean TTFT per 1,000 tokens of context", kind="line", x_title="context (tokens)",
-            y_title="ms per 1,000 tokens", log_x=True,
-            series=[
-                ChartSeries(
-                    name="TTFT / context", x=contexts,
-                    y=[one["seconds_per_1000_tokens"] * 1e3 for one in told],
-                )
-            ],
-        ),
-        ChartSpec(
-            title="Throughput against context length", kind="line", x_title="context (tokens)",
-            y_title="input tokens/s", log_x=True, series=throughput,
+            "Throughput against context length", "line", x_title, "input tokens/s",
+            list(_throughput_series(contexts, told)), log_x=True,
         ),
     ]  # fmt: skip
+
+
+def _throughput_series(
+    contexts: list[float | str], told: Sequence[Mapping[str, Any]]
+) -> Iterator[ChartSeries]:
+    for slots in dict.fromkeys(t["concurrency"] for one in told for t in one["throughput"]):
+        rates = [{t["concurrency"]: t["input_tokens_per_s"] for t in one["throughput"]} for one in told]
+        yield ChartSeries(f"{slots} at a time", contexts, [rate.get(slots) for rate in rates])
 
 
 def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
@@ -363,7 +363,7 @@ def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
     steps = _CURVE_POINTS - 1
     xs = [first * exp(log(last / first) * i / steps) for i in range(_CURVE_POINTS)]
     ys = [fit.at(x) * 1e3 for x in xs]
-    return ChartSeries(name=f"{fit.name}: {fit.formula}", x=list(xs), y=[y if y > 0 else None for y in ys])
+    return ChartSeries(f"{fit.name}: {fit.formula}", list(xs), [y if y > 0 else None for y in ys])
 
 
 def _remark(
@@ -388,7 +388,7 @@ def _remark(
     if counts:
         notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
     notes.append(SPANS)
-    if any(one["ttft"]["marks"] for one in told):
+    if marked(told, "ttft"):
         notes.append(DOUBT)
     tried = sorted({t["concurrency"] for one in told for t in one["throughput"]})
     notes.append(

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import DOUBT, SPANS, line_series, ms, ms_of
+from llmtap.bench.run.figures import DOUBT, SPANS, Cell, latency_columns, marked, ms, table_of, text
 from llmtap.bench.run.levels import (
+    check_duration,
     closed_level,
     endings,
     lasts,
@@ -26,13 +27,13 @@ from llmtap.bench.run.levels import (
     measure_closed,
     memory_errors,
     number,
+    p99_chart,
     server_total,
     share,
 )
-from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.measurement import Measurement, Steady
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import Steady
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase
 from llmtap.metrics.intervals import share_interval
@@ -63,7 +64,7 @@ class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         Meta(description="long-context is recommended (5.8.2); or another (4.3.2), or FILE.toml of your own"),
     ] = "long-context"
     capacity: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Count | None,
         Meta(
             description="concurrent capacity (5.5) with this workload; none: what the capacity test found",
         ),
@@ -74,7 +75,7 @@ class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     ] = (100, 110, 125, 150)
     duration: Annotated[Duration, Meta(description="of each level: 120s at least (5.8.3)")] = DURATION_MIN
     output_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="of every answer; none: as the workload has them")
+        Count | None, Meta(description="of every answer; none: as the workload has them")
     ] = None
 
 
@@ -127,13 +128,7 @@ class _Pressed:
 
 def check(session: BenchSession, params: MemoryPressureParams) -> None:
     """Raises ConfigError: too short, or levels that do not rise from 100 %."""
-    if params.duration < DURATION_MIN and not session.quick:
-        raise ConfigError(
-            "duration", f"is {to_seconds(params.duration):g} s, and 5.8.3 asks for 120 s at least",
-            "--quick gives that up, and the report says so",
-        )  # fmt: skip
-    if params.duration <= 0:
-        raise ConfigError("duration", "is nothing")
+    check_duration(session, params.duration, DURATION_MIN, "5.8.3")
     levels = params.levels
     if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
         raise ConfigError("levels", "begin with 100, the base, and rise", "such as 100,110,125,150")
@@ -165,8 +160,13 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
         }
     )
     found.measurements = _measurements(params, pressed)
-    found.tables = _tables(found.measurements, pressed)
-    found.charts = _charts(pressed)
+    levels = found.measurements["levels"]
+    found.tables = [
+        table_of("Table 11: Memory Pressure Degradation", levels, TABLE_11),
+        table_of("Preemption (5.8.4)", levels, PREEMPTION_COLUMNS),
+        table_of("How it degrades", levels, DEGRADATION_COLUMNS),
+    ]
+    found.charts = _charts(pressed, levels)
     _remark(found, session, params, pressed)
     return found
 
@@ -279,81 +279,69 @@ def _pattern(level: _Level, base: _Level) -> str:
     return "as at the base"
 
 
-def _preempted(level: _Level) -> str:
+def _name(level: Mapping[str, Any]) -> str:
+    percent: int = level["percent"]
+    return f"{percent}%" + " (base)" * (percent == 100)
+
+
+def _told(events: int | None) -> str:
+    return _NOT_TOLD if events is None else f"{events}"
+
+
+def _preempted(level: Mapping[str, Any]) -> str:
     """`0%`, `5.2% at most`"""
-    most = level.preempted_most
+    most = level["preemption_rate_max"]
     if most is None:
         return _NOT_TOLD
     return f"{share(most)} at most" if most else "0%"
 
 
-def _tables(told: Mapping[str, Any], pressed: _Pressed) -> list[ReportTable]:
-    rows, preempted, degraded = [], [], []
-    for level, figures in zip(pressed.levels, told["levels"], strict=True):
-        name = f"{level.percent}%" + " (base)" * (level.percent == 100)
-        rows.append(
-            [
-                name, share(level.completion), _preempted(level), share(1 - level.completion),
-                ms_of(figures["ttft"], "p99"),
-            ]
-        )  # fmt: skip
-        events, recovery = level.preemptions, figures["preemption_recovery_rate"]
-        recovered = _NOT_TOLD if recovery is None else share(recovery)
-        if events == 0:
-            recovered = "nothing to recover"
-        preempted.append([name, _NOT_TOLD if events is None else f"{events}", recovered, _NOT_TOLD])
-        degraded.append(
-            [
-                name, f"{level.slots}", number(level.steady.completed_rps), number(level.steady.output_tps),
-                ms_of(figures["tpot"], "p99"), ms(figures["longest_pause_p99"]),
-                f"{figures['memory_errors']}", f"{figures['drain']:.1f} s", figures["pattern"],
-            ]
-        )  # fmt: skip
-    return [
-        ReportTable(
-            caption="Table 11: Memory Pressure Degradation",
-            heads=["Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99"],
-            rows=rows,
-        ),
-        ReportTable(
-            caption="Preemption (5.8.4)",
-            heads=["Oversub Level", "Events", "Recovery", "Tokens lost per event"],
-            rows=preempted,
-        ),
-        ReportTable(
-            caption="How it degrades",
-            heads=[
-                "Oversub Level", "Concurrency", "Completed (req/s)", "Output (tok/s)", "TPOT P99",
-                "Longest pause P99", "OOM errors", "Drained after", "Pattern",
-            ],
-            rows=degraded,
-        ),
-    ]  # fmt: skip
+def _recovery(level: Mapping[str, Any]) -> str:
+    if level["preemption_events"] == 0:
+        return "nothing to recover"
+    rate: float | None = level["preemption_recovery_rate"]
+    return _NOT_TOLD if rate is None else share(rate)
 
 
-def _charts(pressed: _Pressed) -> list[ChartSpec]:
-    xs: list[float | str] = [level.percent for level in pressed.levels]
+TABLE_11: Final[Mapping[str, Cell]] = {
+    "Oversub Level": _name,
+    "Complete": lambda level: share(1 - level["fail_rate"]),
+    "Preempt": _preempted,
+    "Fail Rate": lambda level: share(level["fail_rate"]),
+    **latency_columns("ttft p99"),
+}
+PREEMPTION_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Oversub Level": _name,
+    "Events": lambda level: (
+        _NOT_TOLD if level["preemption_events"] is None else f"{level['preemption_events']}"
+    ),
+    "Recovery": _recovery,
+    "Tokens lost per event": lambda level: _NOT_TOLD,
+}
+DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Oversub Level": _name,
+    "Concurrency": text("concurrency"),
+    "Completed (req/s)": lambda level: number(level["completed_rps"]),
+    "Output (tok/s)": lambda level: number(level["output_tps"]),
+    **latency_columns("tpot p99"),
+    "Longest pause P99": lambda level: ms(level["longest_pause_p99"]),
+    "OOM errors": text("memory_errors"),
+    "Drained after": lambda level: f"{level['drain']:.1f} s",
+    "Pattern": text("pattern"),
+}
+
+
+def _charts(pressed: _Pressed, levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
+    xs: list[float | str] = [level["percent"] for level in levels]
     x_title = "requests at a time (% of capacity)"
-    rows: Sequence[Mapping[str, Any]] = [latency_rows(level.measured) for level in pressed.levels]
+    shares = [
+        ChartSeries("complete", xs, [level.completion for level in pressed.levels]),
+        ChartSeries("preempted, at most", xs, [level["preemption_rate_max"] for level in levels]),
+    ]
     return [
-        ChartSpec(
-            title="Completion and preemption", kind="line", x_title=x_title, y_title="share of requests",
-            series=[
-                ChartSeries(name="complete", x=xs, y=[level.completion for level in pressed.levels]),
-                ChartSeries(
-                    name="preempted, at most", x=xs,
-                    y=[level.preempted_most for level in pressed.levels],
-                ),
-            ],
-        ),
-        ChartSpec(
-            title="Latency P99", kind="line", x_title=x_title, y_title="ms", log_y=True,
-            series=[
-                line_series(f"{name} P99", xs, [row[key]["p99"] for row in rows])
-                for key, name in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"))
-            ],
-        ),
-    ]  # fmt: skip
+        ChartSpec("Completion and preemption", "line", x_title, "share of requests", shares),
+        p99_chart("Latency P99", x_title, [level["percent"] for level in levels], levels),
+    ]
 
 
 def _remark(
@@ -385,7 +373,7 @@ def _remark(
             f" {ms(told['ttft_p50_before'])} before, or not all of them were answered"
         )
     notes.append(SPANS)
-    if any("p99" in level[name]["marks"] for level in told["levels"] for name in ("ttft", "tpot")):
+    if marked(told["levels"], "ttft", "tpot", share="p99"):
         notes.append(DOUBT)
     known = None if params.capacity is not None else _capacity_found(session)
     if known is not None and known[1] != params.workload:

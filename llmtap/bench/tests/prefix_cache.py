@@ -26,21 +26,31 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, load_lines, ms_of
-from llmtap.bench.run.load_level import (
+from llmtap.bench.run.figures import (
+    DOUBT,
+    KEY_SHARES,
+    SPANS,
+    Cell,
+    cdf_series,
+    latency_columns,
+    load_lines,
+    metric_table,
+    table_of,
+    text,
+)
+from llmtap.bench.run.levels import (
     WARM_TOKENS,
     Capacity,
-    LoadLevelSearch,
     capacity_told,
     find_capacity,
     overload,
 )
 from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import steady_of
-from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
-from llmtap.bench.tests.prefix_figures import SHARES, STATES, PrefixRun, figures, hot_firsts, ttfts
-from llmtap.bench.tests.prefixes import Prefixes, prefixes_of
+from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
+from llmtap.bench.tests.mixes import Prefixes, prefixes_of
+from llmtap.bench.tests.paired import STATES, PrefixRun, hot_firsts, prefix_figures, ttfts
 from llmtap.errors import ConfigError
 
 __all__ = ["OFF", "ON", "TEST", "PrefixCacheParams"]
@@ -67,22 +77,18 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prefix_tokens: Annotated[
         tuple[int, int] | None, Meta(description="tokens of a shared prefix, from and to")
     ] = None
-    prefixes: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="how many different ones there are")
-    ] = None
+    prefixes: Annotated[Count | None, Meta(description="how many different ones there are")] = None
     output_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Count | None,
         Meta(description="of every answer; default: the workload's own lengths"),
     ] = None
     requests: Annotated[
         int, Meta(ge=1, description="of each run; all repeats together make the percentiles")
     ] = 400
     repeats: Annotated[int, Meta(ge=1, description="independent runs of each configuration; 6.3 wants 3")] = 3
-    rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None, Meta(description="requests/s; default: share of max_rate")
-    ] = None
+    rate: Annotated[Rate | None, Meta(description="requests/s; default: share of max_rate")] = None
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(
             description="requests/s at capacity, cache off; default: of the throughput test, or looked for",
         ),
@@ -150,7 +156,7 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> TestResult:
     assert last is not None
     rates = await _throughput(session, params, work, texts, warm_by, cold_first)
     found = TestResult(configuration=load_lines(last, runs[-1].states["off"]))
-    found.measurements = figures(runs, rate, capacity, rates)
+    found.measurements = prefix_figures(runs, rate, capacity, rates)
     found.configuration |= _configuration(params, work, runs, found.measurements, texts)
     found.tables = _tables(found.measurements)
     found.charts = _charts(runs)
@@ -159,11 +165,9 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> TestResult:
 
 
 def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
-    target = session.target
     return prefixes_of(
-        params.workload, tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
-        fraction=params.sharing, tokens=params.prefix_tokens, contexts=params.prefixes,
-        output_tokens=params.output_tokens,
+        params.workload, fraction=params.sharing, tokens=params.prefix_tokens, contexts=params.prefixes,
+        output_tokens=params.output_tokens, **session.target.counting,
     )  # fmt: skip
 
 
@@ -216,8 +220,7 @@ async def _capacity(
         words = texts.of(f"capacity/{slots:04d}-at-a-time", work.closed(requests, seed, 0, slots))
         return work.closed(requests, seed, words, slots)
 
-    search = LoadLevelSearch(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
-    return await find_capacity(session, load_of, search, arm=OFF, warm_by=warm_by)
+    return await find_capacity(session, load_of, params.slots_max, arm=OFF, warm_by=warm_by)
 
 
 async def _throughput(
@@ -275,50 +278,44 @@ def _configuration(
 
 
 def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    heads = ["Configuration", "TTFT P50", "TTFT P95", "TTFT P99"]
-    rows = [[says, *(ms_of(told["ttft"][state], name) for name in SHARES)] for state, says in STATES.items()]
-    effect = [
-        [
-            f"TTFT reduction, {state}",
-            *(_share(told["reduction"][state][name]) for name in (*SHARES, "by_repeats")),
-        ]
-        for state in ("cold", "warm")
-    ]
-    more = []
+    states = [{"says": says, "ttft": told["ttft"][state]} for state, says in STATES.items()]
+    effects = [{"state": state, **told["reduction"][state]} for state in ("cold", "warm")]
+    more = {}
     for state in ("cold", "warm"):
         hits = told["hit_rate"][state]
-        more.append(
-            [f"Cache hit rate, {state}", "not measurable" if hits is None else f"{hits['value']:.1%}"]
-        )
+        more[f"Cache hit rate, {state}"] = "not measurable" if hits is None else f"{hits['value']:.1%}"
     rates = told["throughput"]
-    if rates is None:
-        more.append(["Throughput improvement", "not measured"])
-    else:
-        more += [
-            [f"Throughput, cache {state}", f"{rates[state]['mean']:.4g} {rates['unit']}"]
-            for state in ("off", "on")
-        ]
-        more.append(["Throughput improvement", _share(rates["improvement"])])
+    if rates is not None:
+        for state in ("off", "on"):
+            more[f"Throughput, cache {state}"] = f"{rates[state]['mean']:.4g} {rates['unit']}"
+    more["Throughput improvement"] = "not measured" if rates is None else _share(rates["improvement"])
     return [
-        ReportTable(caption="Table 10: Cache Effectiveness", heads=heads, rows=rows),
-        ReportTable(
-            caption="TTFT reduction on identical rows, with 95 % intervals (5.7.4)",
-            heads=["", "at P50", "at P95", "at P99", "at P50, over repeats"], rows=effect,
-        ),
-        ReportTable(caption="Hit rate and throughput (5.7.4)", heads=["Metric", "Value"], rows=more),
-    ]  # fmt: skip
+        table_of("Table 10: Cache Effectiveness", states, TABLE_10),
+        table_of("TTFT reduction on identical rows, with 95 % intervals (5.7.4)", effects, REDUCTION_COLUMNS),
+        metric_table("Hit rate and throughput (5.7.4)", more),
+    ]
+
+
+def _reduction(at: str) -> Cell:
+    return lambda one: _share(one[at])
+
+
+TABLE_10: Final[Mapping[str, Cell]] = {
+    "Configuration": text("says"),
+    **latency_columns("ttft p50", "ttft p95", "ttft p99"),
+}
+REDUCTION_COLUMNS: Final[Mapping[str, Cell]] = {
+    "": lambda one: f"TTFT reduction, {one['state']}",
+    **{f"at {share.upper()}": _reduction(share) for share in KEY_SHARES},
+    "at P50, over repeats": _reduction("by_repeats"),
+}
 
 
 def _charts(runs: Sequence[PrefixRun]) -> list[ChartSpec]:
     series = [cdf_series(says, values) for state, says in STATES.items() if (values := ttfts(runs, state))]
-    if not series:
-        return []
-    return [
-        ChartSpec(
-            title="TTFT without the cache, with an empty one, and with the prefixes in it", kind="cdf",
-            x_title="TTFT (ms)", y_title="share of requests", series=series, log_x=True,
-        )
-    ]  # fmt: skip
+    title = "TTFT without the cache, with an empty one, and with the prefixes in it"
+    chart = ChartSpec(title, "cdf", "TTFT (ms)", "share of requests", series, log_x=True)
+    return [chart] if series else []
 
 
 def _remark(

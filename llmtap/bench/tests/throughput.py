@@ -9,16 +9,29 @@ In a closed loop nothing is sent before something has ended: no queue can grow, 
 signs is failures and the tail.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import DOUBT, SPANS, line_series, ms, ms_of
+from llmtap.bench.run.figures import (
+    DOUBT,
+    SPANS,
+    Cell,
+    latency_columns,
+    marked,
+    metric_table,
+    ms,
+    table_of,
+    text,
+)
 from llmtap.bench.run.levels import (
     Bounds,
     Tried,
+    check_duration,
+    check_votes,
     lasts,
     latency_rows,
     latency_table,
@@ -26,18 +39,30 @@ from llmtap.bench.run.levels import (
     measure_closed,
     number,
     open_level,
+    p99_chart,
     server_mean,
     share,
+    throughput_chart,
 )
-from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.measurement import Measurement, Steady, steady_of, tail_is_heavy
 from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import Steady, steady_of, tail_is_heavy
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    ArrivalProcess,
+    BenchTest,
+    ChartSpec,
+    Mark,
+    ReportTable,
+    TestResult,
+    TpotBound,
+    TtftBound,
+    Votes,
+    Workload,
+)
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.arrivals.arrivals import parse_arrivals
+from llmtap.workload.arrivals import parse_arrivals
 
 __all__ = ["TEST", "Sought", "ThroughputParams", "seek"]
 
@@ -47,18 +72,14 @@ DURATION_MIN: Final = Duration(60 * NS_PER_S)
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.2.2)."""
 
-    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
-        "synthetic-uniform"
-    )
+    workload: Workload = "synthetic-uniform"
     duration: Annotated[
         Duration, Meta(description="of each level: 60s at least, 300s for stable figures (5.2.2.1)")
     ] = DURATION_MIN
     mode: Annotated[
         Literal["open", "closed"], Meta(description="load model: at a rate, or so many at a time")
     ] = "open"
-    arrivals: Annotated[
-        str, Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
-    ] = "poisson"
+    arrivals: ArrivalProcess = "poisson"
     rate_min: Annotated[float, Meta(gt=0, description="open loop: lowest rate, requests/s")] = 1.0
     rate_max: Annotated[
         float, Meta(gt=0, description="open loop: highest rate; where the limit is, doubling finds")
@@ -69,11 +90,9 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     concurrency_min: Annotated[int, Meta(ge=1, description="closed loop: fewest at a time")] = 1
     concurrency_max: Annotated[int, Meta(ge=1, description="closed loop: most at a time")] = 512
     concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment, as of the rate")] = 1
-    ttft_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TTFT")] = None
-    tpot_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TPOT")] = None
-    votes: Annotated[
-        int, Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
-    ] = 1
+    ttft_p99: TtftBound = None
+    tpot_p99: TpotBound = None
+    votes: Votes = 1
 
     @property
     def bounds(self) -> Bounds:
@@ -112,15 +131,8 @@ class Sought:
 
 def check(session: BenchSession, params: ThroughputParams) -> None:
     """Raises ConfigError: durations below the draft's, ranges that are none."""
-    if params.duration < DURATION_MIN and not session.quick:
-        raise ConfigError(
-            "duration", f"is {to_seconds(params.duration):g} s, and 5.2.2.1 asks for 60 s at least",
-            "--quick gives that up, and the report says so",
-        )  # fmt: skip
-    if params.duration <= 0:
-        raise ConfigError("duration", "is nothing")
-    if params.votes % 2 == 0:
-        raise ConfigError("votes", f"is {params.votes}, which can be a draw", "an odd number")
+    check_duration(session, params.duration, DURATION_MIN, "5.2.2.1")
+    check_votes(params.votes)
     if params.mode == "closed":
         _check_range("concurrency", params.concurrency_min, params.concurrency_max, params.concurrency_step)
     else:
@@ -153,15 +165,13 @@ async def seek(
     first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
     search = RateSearch(low=first, high=last, start=first, resolution=resolution, votes=params.votes)
     sought = Sought(search, step)
-    sender = _Sender(session, params, sought)
-    send = sender.open if params.mode == "open" else sender.closed
     lowest: Steady | None = None
     while (at := search.next) is not None:
         session.watcher.left(lasts(search.left, to_seconds(params.duration)))
         again = search.tries(at) + 1
         unit = "rps" if params.mode == "open" else "slots"
         name = f"{prefix}/{at * step:g}{unit}" + f"-{again}" * (again > 1)
-        measured, steady = await send(at, name)
+        measured, steady = await _send(session, params, sought, name, at * step)
         lowest = lowest or steady
         broken = _broken(steady, lowest, params)
         why = "; ".join(broken) or "sustained"
@@ -170,33 +180,20 @@ async def seek(
     return sought
 
 
-@dataclass(slots=True)
-class _Sender:
-    """Sends a level."""
-
-    session: BenchSession
-    params: ThroughputParams
-    sought: Sought
-
-    async def open(self, at: int, name: str) -> tuple[Measurement, Steady]:
-        params = self.params
-        rate_rps = at * self.sought.step
-        load = open_level(
-            self.session, name, params.workload, rate_rps, params.duration, arrivals=params.arrivals
-        )
-        measured = await self.session.measure(name, load, slo=params.bounds.slo)
+async def _send(
+    session: BenchSession, params: ThroughputParams, sought: Sought, name: str, level: float
+) -> tuple[Measurement, Steady]:
+    if params.mode == "open":
+        load = open_level(session, name, params.workload, level, params.duration, arrivals=params.arrivals)
+        measured = await session.measure(name, load, slo=params.bounds.slo)
         return measured, steady_of(measured, to_seconds(params.duration))
-
-    async def closed(self, at: int, name: str) -> tuple[Measurement, Steady]:
-        params, tried = self.params, self.sought.tried
-        before = (tried[-1].level, tried[-1].steady.completed_rps) if tried else None
-        measured, steady, short = await measure_closed(
-            self.session, name, params.workload, round(at * self.sought.step), params.duration, before,
-            slo=params.bounds.slo,
-        )  # fmt: skip
-        if short:
-            self.sought.short.append(measured.name)
-        return measured, steady
+    before = (sought.tried[-1].level, sought.tried[-1].steady.completed_rps) if sought.tried else None
+    measured, steady, short = await measure_closed(
+        session, name, params.workload, round(level), params.duration, before, slo=params.bounds.slo
+    )
+    if short:
+        sought.short.append(measured.name)
+    return measured, steady
 
 
 def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[str]:
@@ -218,16 +215,36 @@ def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[st
 async def run(session: BenchSession, params: ThroughputParams) -> TestResult:
     """5.2.3: search, and report the highest load that was sustained."""
     sought = await seek(session, params)
-    found = TestResult(configuration=_configuration(params))
-    best = sought.best
-    found.measurements = _measurements(session, params, sought)
-    found.tables = [_summary(params, found.measurements)]
+    best, told = sought.best, _measurements(session, params, sought)
+    found = TestResult(told, configuration=_configuration(params))
+    found.tables = [_summary(told)]
     if best is not None:
         found.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))
-    found.tables.append(_levels_table(params, sought))
+    levels = sorted(zip(sought.tried, told["levels"], strict=True), key=lambda both: both[0].level)
+    found.tables.append(
+        table_of(
+            "All load levels, without their first 10 %",
+            [{**level, "load": tried.level, "tried": tried} for tried, level in levels],
+            {f"Load ({params.unit})": text("load", "g"), **LEVEL_COLUMNS},
+        )
+    )
     found.charts = _charts(params, sought)
     _remark(found, params, sought)
     return found
+
+
+LEVEL_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Completed (req/s)": lambda level: number(level["completed_rps"]),
+    "Output (tok/s)": lambda level: number(level["output_tps"]),
+    **latency_columns("ttft p99", "tpot p99"),
+    "Success": lambda level: share(level["success"]),
+    "In flight, first to last fifth": lambda level: (
+        f"{level['in_flight'][0]:.1f} to {level['in_flight'][-1]:.1f}"
+    ),
+    "Steady": lambda level: "yes" if level["tried"].steady.is_steady else "no",
+    "Status": lambda level: level["tried"].status,
+    "Why": text("why"),
+}
 
 
 def _configuration(params: ThroughputParams) -> dict[str, str]:
@@ -279,64 +296,35 @@ def _measurements(session: BenchSession, params: ThroughputParams, sought: Sough
     }
 
 
-def _summary(params: ThroughputParams, told: dict[str, Any]) -> ReportTable:
-    load = told["sustainable_load_rps"]
-    sustained = number(load, "req/s")
+def _summary(told: Mapping[str, Any]) -> ReportTable:
+    sustained = number(told["sustainable_load_rps"], "req/s")
     if told["sustainable_concurrency"] is not None:
         sustained = f"{told['sustainable_concurrency']} at a time ({sustained})"
-    rows = [
-        ["Max Output Throughput", number(told["max_output_tps"], "tok/s")],
-        ["Max Request Throughput", number(told["max_request_rps"], "req/s")],
-        ["Max Input Throughput", number(told["max_input_tps"], "tok/s")],
-        ["Sustainable Load", sustained],
-        ["Tokens per GPU-second", number(told["tokens_per_gpu_second"], "tok/s/GPU")],
-        ["Batch Utilization", share(told["batch_utilization"])],
-    ]
-    return ReportTable(caption="Table 3: Throughput Summary", heads=["Metric", "Value"], rows=rows)
-
-
-def _levels_table(params: ThroughputParams, sought: Sought) -> ReportTable:
-    rows = []
-    for t in sorted(sought.tried, key=lambda t: t.level):
-        steady = t.steady
-        latency = latency_rows(steady.sent)
-        queue = f"{steady.in_flight[0]:.1f} to {steady.in_flight[-1]:.1f}"
-        rows.append(
-            [
-                f"{t.level:g}", number(steady.completed_rps), number(steady.output_tps),
-                ms_of(latency["ttft"], "p99"), ms_of(latency["tpot"], "p99"),
-                share(steady.success), queue, "yes" if steady.is_steady else "no", t.status, t.why,
-            ]
-        )  # fmt: skip
-    heads = [
-        f"Load ({params.unit})", "Completed (req/s)", "Output (tok/s)", "TTFT P99", "TPOT P99", "Success",
-        "In flight, first to last fifth", "Steady", "Status", "Why",
-    ]  # fmt: skip
-    return ReportTable(caption="All load levels, without their first 10 %", heads=heads, rows=rows)
+    return metric_table(
+        "Table 3: Throughput Summary",
+        {
+            "Max Output Throughput": number(told["max_output_tps"], "tok/s"),
+            "Max Request Throughput": number(told["max_request_rps"], "req/s"),
+            "Max Input Throughput": number(told["max_input_tps"], "tok/s"),
+            "Sustainable Load": sustained,
+            "Tokens per GPU-second": number(told["tokens_per_gpu_second"], "tok/s/GPU"),
+            "Batch Utilization": share(told["batch_utilization"]),
+        },
+    )
 
 
 def _charts(params: ThroughputParams, sought: Sought) -> list[ChartSpec]:
     last = {t.level: t for t in sought.tried}
-    levels = [last[level] for level in sorted(last)]
-    xs: list[float | str] = [t.level for t in levels]
+    xs = sorted(last)
+    levels = [last[level] for level in xs]
     x_title = "offered load (requests/s)" if params.mode == "open" else "requests at a time"
     best = sought.best
-    marks = [] if best is None else [Mark(x=best.level, says="highest that is sustained")]
+    marks = [] if best is None else [Mark(best.level, "highest that is sustained")]
     rows = [latency_rows(t.steady.sent) for t in levels]
     return [
-        ChartSpec(
-            title="Output throughput by load", kind="line", x_title=x_title, y_title="output tokens/s",
-            series=[ChartSeries(name="throughput", x=xs, y=[t.steady.output_tps for t in levels])],
-            marks=marks,
-        ),
-        ChartSpec(
-            title="Latency P99 by load", kind="line", x_title=x_title, y_title="ms", log_y=True, marks=marks,
-            series=[
-                line_series(f"{name} P99", xs, [row[key]["p99"] for row in rows])
-                for key, name in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"))
-            ],
-        ),
-    ]  # fmt: skip
+        throughput_chart("load", x_title, xs, levels, marks),
+        p99_chart("Latency P99 by load", x_title, xs, rows, marks),
+    ]
 
 
 def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None:
@@ -363,7 +351,7 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
             f"sustained although a lower level was not: {levels}; votes above 1 settle what is noise"
         )
     notes.append(SPANS)
-    if any("p99" in level[name]["marks"] for level in told["levels"] for name in ("ttft", "tpot")):
+    if marked(told["levels"], "ttft", "tpot", share="p99"):
         notes.append(DOUBT)
     if told["batch_utilization"] is None:
         notes.append("batch utilization needs a server that tells what runs, and sut.max_batch")

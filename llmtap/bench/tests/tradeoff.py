@@ -14,27 +14,49 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import DOUBT, SPANS, line_series, ms_of
+from llmtap.bench.run.figures import (
+    DOUBT,
+    KEY_SHARES,
+    SPANS,
+    Cell,
+    latency_columns,
+    line_series,
+    marked,
+    table_of,
+    text,
+)
 from llmtap.bench.run.levels import (
     Bounds,
+    Capacity,
     Tried,
+    capacity_told,
+    check_duration,
     lasts,
-    latency_rows,
     level_json,
     number,
     open_level,
     saturation_level,
     share,
 )
-from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import steady_of
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    BenchTest,
+    ChartSeries,
+    ChartSpec,
+    Mark,
+    Rate,
+    ReportTable,
+    TestResult,
+    TpotBound,
+    TtftBound,
+    Workload,
+)
 from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.arrivals.arrivals import parse_arrivals
+from llmtap.workload.arrivals import parse_arrivals
 
 __all__ = ["TEST", "TradeoffParams"]
 
@@ -45,22 +67,19 @@ STEPS: Final = 12
 """Increments into which a preliminary search divides what is to be found."""
 _ANY: Final = 1 << 62
 """Of a resolution: none is needed."""
-_MARKED: Final = ("p50", "p95", "p99")
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.3.2)."""
 
-    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
-        "synthetic-uniform"
-    )
+    workload: Workload = "synthetic-uniform"
     duration: Annotated[Duration, Meta(description="of each level: 60s at least (5.3.2)")] = DURATION_MIN
     levels: Annotated[
         tuple[float, ...],
         Meta(description="percent of capacity: 10 levels at least, from 10 to saturation (5.3.2)"),
     ] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(
             description="estimated capacity, requests/s; default: the throughput test's, or looked for",
         ),
@@ -74,8 +93,8 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     arrivals: Annotated[
         str, Meta(description="poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
     ] = "poisson"
-    ttft_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TTFT")] = None
-    tpot_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TPOT")] = None
+    ttft_p99: TtftBound = None
+    tpot_p99: TpotBound = None
 
     @property
     def bounds(self) -> Bounds:
@@ -84,12 +103,8 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def check(session: BenchSession, params: TradeoffParams) -> None:
     """Raises ConfigError: too few levels, too short, or not rising."""
-    if params.duration < DURATION_MIN and not session.quick:
-        raise ConfigError(
-            "duration", f"is {to_seconds(params.duration):g} s, and 5.3.2 asks for 60 s at least",
-            "--quick gives that up, and the report says so",
-        )  # fmt: skip
-    if min(params.duration, params.search_duration) <= 0:
+    check_duration(session, params.duration, DURATION_MIN, "5.3.2")
+    if params.search_duration <= 0:
         raise ConfigError("duration", "is nothing")
     levels = params.levels
     if len(levels) < LEVELS_MIN and not session.quick:
@@ -114,12 +129,31 @@ async def run(session: BenchSession, params: TradeoffParams) -> TestResult:
         steady = steady_of(measured, to_seconds(params.duration))
         broken = params.bounds.broken(steady)
         tried.append(Tried(rate_rps, measured, steady, not broken, "; ".join(broken)))
-    found = TestResult(configuration=_configuration(params, capacity))
-    found.measurements = _measurements(params, capacity, tried)
-    found.tables = _tables(params, found.measurements, tried)
-    found.charts = _charts(found.measurements, tried)
+    told = _measurements(params, capacity, tried)
+    found = TestResult(told, configuration=_configuration(params, capacity))
+    found.tables = [
+        table_of("Table 5: Throughput-Latency Table", told["levels"], TABLE_5),
+        table_of("What else 5.3.4 has recorded at each level", told["levels"], MORE_COLUMNS),
+        ReportTable("Points of the curve (5.3.4)", ["Point", "Load", "By which rule"], _points(params, told)),
+    ]
+    found.charts = _charts(told)
     _remark(found, params, tried)
     return found
+
+
+TABLE_5: Final[Mapping[str, Cell]] = {
+    "Offered (r/s)": lambda level: number(level["offered_rps"]),
+    "Achieved (tok/s)": lambda level: number(level["output_tps"]),
+    **latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
+    "Success": lambda level: share(level["success"]),
+    "Queue": text("queue"),
+}
+MORE_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Of capacity": lambda level: f"{level['percent']:g}%",
+    "Offered (r/s)": TABLE_5["Offered (r/s)"],
+    "Completed (r/s)": lambda level: number(level["completed_rps"]),
+    **latency_columns("ttft p95", "tpot p95", "e2e p50", "e2e p95", "e2e p99"),
+}
 
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
@@ -203,52 +237,6 @@ def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tr
     }
 
 
-def _tables(params: TradeoffParams, told: Mapping[str, Any], tried: Sequence[Tried]) -> list[ReportTable]:
-    rows: list[list[str]] = []
-    more: list[list[str]] = []
-    for percent, t in zip(params.levels, tried, strict=True):
-        latency = latency_rows(t.steady.sent)
-
-        def text(name: str, p: str, of: Mapping[str, Any] = latency) -> str:
-            return ms_of(of[name], p)
-
-        offered, queue = number(t.level), "growing" if t.steady.queue_grows else "stable"
-        rows.append(
-            [
-                offered, number(t.steady.output_tps), text("ttft", "p50"), text("ttft", "p99"),
-                text("tpot", "p50"), text("tpot", "p99"), share(t.steady.success), queue,
-            ]
-        )  # fmt: skip
-        more.append(
-            [
-                f"{percent:g}%", offered, number(t.steady.completed_rps), text("ttft", "p95"),
-                text("tpot", "p95"), *(text("e2e", p) for p in _MARKED),
-            ]
-        )  # fmt: skip
-    return [
-        ReportTable(
-            caption="Table 5: Throughput-Latency Table",
-            heads=[
-                "Offered (r/s)", "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99",
-                "Success", "Queue",
-            ],
-            rows=rows,
-        ),
-        ReportTable(
-            caption="What else 5.3.4 has recorded at each level",
-            heads=[
-                "Of capacity", "Offered (r/s)", "Completed (r/s)", "TTFT P95", "TPOT P95", "E2E P50",
-                "E2E P95", "E2E P99",
-            ],
-            rows=more,
-        ),
-        ReportTable(
-            caption="Points of the curve (5.3.4)", heads=["Point", "Load", "By which rule"],
-            rows=_points(params, told),
-        ),
-    ]  # fmt: skip
-
-
 def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
     def at(name: str) -> str:
         return "none of these levels" if told[name] is None else number(told[name], "req/s")
@@ -269,47 +257,28 @@ def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
     return points
 
 
-def _charts(told: Mapping[str, Any], tried: Sequence[Tried]) -> list[ChartSpec]:
-    rates: list[float | str] = [t.level for t in tried]
-    rows = [latency_rows(t.steady.sent) for t in tried]
-    output: list[float | str] = [t.steady.output_tps or 0.0 for t in tried]
-    marks = [
-        Mark(x=told[name], says=says)
-        for name, says in (
-            ("knee_rps", "knee"),
-            ("saturation_rps", "saturation (throughput falls)"),
-            ("peak_rps", "highest throughput"),
-            ("operating_point_rps", "operating point"),
-        )
-        if told[name] is not None
-    ]
-
-    def lines(name: str, xs: list[float | str]) -> list[ChartSeries]:
-        return [line_series(p.upper(), xs, [row[name][p] for row in rows]) for p in _MARKED]
-
-    titles = (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "End-to-end latency"))
-    charts = [
-        ChartSpec(
-            title=f"{title} by throughput", kind="line", x_title="achieved output tokens/s",
-            y_title=f"{title} (ms)", series=lines(name, output), log_y=True,
-        )
-        for name, title in titles
-    ]  # fmt: skip
-    charts += [
-        ChartSpec(
-            title=f"{title} by offered load", kind="line", x_title="offered load (requests/s)",
-            y_title=f"{title} (ms)", series=lines(name, rates), marks=marks, log_y=True,
-        )
-        for name, title in titles
-    ]  # fmt: skip
-    charts.append(
-        ChartSpec(
-            title="Achieved throughput by offered load", kind="line", x_title="offered load (requests/s)",
-            y_title="output tokens/s", marks=marks,
-            series=[ChartSeries(name="achieved", x=rates, y=[t.steady.output_tps for t in tried])],
-        )
-    )  # fmt: skip
-    return charts
+def _charts(told: Mapping[str, Any]) -> list[ChartSpec]:
+    levels = told["levels"]
+    rates: list[float | str] = [level["offered_rps"] for level in levels]
+    output: list[float | str] = [level["output_tps"] or 0.0 for level in levels]
+    named = {
+        "knee_rps": "knee", "saturation_rps": "saturation (throughput falls)",
+        "peak_rps": "highest throughput", "operating_point_rps": "operating point",
+    }  # fmt: skip
+    marks = [Mark(told[name], says) for name, says in named.items() if told[name] is not None]
+    offered = "offered load (requests/s)"
+    charts = []
+    for by, x_title, xs, marked_at in (
+        ("throughput", "achieved output tokens/s", output, []), ("offered load", offered, rates, marks),
+    ):  # fmt: skip
+        for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "End-to-end latency")):
+            lines = [line_series(p.upper(), xs, [level[name][p] for level in levels]) for p in KEY_SHARES]
+            charts.append(
+                ChartSpec(f"{title} by {by}", "line", x_title, f"{title} (ms)", lines, marked_at, log_y=True)
+            )
+    achieved = ChartSeries("achieved", rates, [level["output_tps"] for level in levels])
+    title = "Achieved throughput by offered load"
+    return [*charts, ChartSpec(title, "line", offered, "output tokens/s", [achieved], marks)]
 
 
 def _remark(found: TestResult, params: TradeoffParams, tried: Sequence[Tried]) -> None:
@@ -329,7 +298,7 @@ def _remark(found: TestResult, params: TradeoffParams, tried: Sequence[Tried]) -
         notes.append("no level saturates: capacity was estimated too low, and the curve ends before it")
     if tried[0].steady.queue_grows or tried[0].steady.falls_short:
         notes.append("even the lowest level saturates: capacity was estimated too high")
-    if any(latency_rows(t.steady.sent)["ttft"]["marks"] for t in tried):
+    if marked(told["levels"], "ttft"):
         notes.append(DOUBT)
     notes.append(SPANS)
 

@@ -4,6 +4,7 @@ TTFT is from the last byte of the request to the first content token that is not
 (5.1.3.1, B.1.1). Where tokens of another kind come before it, the time to any token is told beside it.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -11,12 +12,35 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import several
-from llmtap.bench.run.figures import DOUBT, cdf_series, histogram_series, latency_row, load_lines, ms, ms_of
-from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.figures import (
+    DOUBT,
+    KEY_SHARES,
+    Cell,
+    cdf_series,
+    histogram_series,
+    latency_row,
+    load_lines,
+    metric_table,
+    ms,
+    ms_of,
+    table_of,
+    text,
+)
+from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    ArrivalProcess,
+    BenchTest,
+    ChartSeries,
+    ChartSpec,
+    Count,
+    Rate,
+    ReportTable,
+    TestResult,
+    Workload,
+)
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 
@@ -25,7 +49,6 @@ __all__ = ["TEST", "TtftParams"]
 EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 """Lower edges of the input lengths that 5.1.4.2 recommends; the last range has no end."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
-_BUCKET_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _HISTOGRAM_TO: Final = 0.995
 SHARE: Final = 0.5
 """Of the sustainable rate, where no load is given."""
@@ -35,17 +58,11 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Setup (5.1.2). `rate` or `concurrency` is the load model; with neither it is half of what the
     throughput test found sustainable."""
 
-    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
-        "synthetic-uniform"
-    )
+    workload: Workload = "synthetic-uniform"
     requests: Annotated[int, Meta(ge=1, description="how many: P99 needs 1,000, P99.9 needs 10,000")] = 10_000
-    rate: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="open loop: requests/s")] = None
-    arrivals: Annotated[
-        str, Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
-    ] = "poisson"
-    concurrency: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="closed loop: requests at a time")
-    ] = None
+    rate: Annotated[Rate | None, Meta(description="open loop: requests/s")] = None
+    arrivals: ArrivalProcess = "poisson"
+    concurrency: Annotated[Count | None, Meta(description="closed loop: requests at a time")] = None
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
@@ -64,13 +81,11 @@ async def run(session: BenchSession, params: TtftParams) -> TestResult:
     """5.1.3: warm up, send, and sum up."""
     load = _load(session, params)
     measured = await session.measure("load", load)
-    found = TestResult(configuration=load_lines(load, measured))
     ttft = measured.values("ttft_ns")
-    row = latency_row(ttft)
-    found.measurements = {
+    told = {
         "requests": measured.n,
         "answered": len(measured.ended_well()),
-        "ttft": row,
+        "ttft": latency_row(ttft),
         "ttft_by_input": _by_input(measured, load),
         "ttft_any": _any_token(measured),
         "server_queue": _told(measured, "server_queue_ns"),
@@ -79,8 +94,8 @@ async def run(session: BenchSession, params: TtftParams) -> TestResult:
         "e2e": latency_row(measured.values("e2e_ns")),
         "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
     }
-    found.tables = _tables(found.measurements)
-    found.charts = _charts(ttft, measured, found.measurements["ttft_any"] is not None)
+    found = TestResult(told, _tables(told), configuration=load_lines(load, measured))
+    found.charts = _charts(ttft, measured, told["ttft_any"] is not None)
     _remark(found)
     return found
 
@@ -90,8 +105,6 @@ def _capacity(session: BenchSession, params: TtftParams) -> Capacity | None:
 
 
 def _load(session: BenchSession, params: TtftParams) -> Load:
-    target = session.target
-    chat = target.endpoint == "chat.completions"
     rate = params.rate
     if rate is None and params.concurrency is None:
         found = _capacity(session, params)
@@ -100,12 +113,12 @@ def _load(session: BenchSession, params: TtftParams) -> Load:
     if rate is not None:
         return open_load(
             params.workload, rate_rps=rate, seed=session.seed, requests=params.requests,
-            arrivals=params.arrivals, tokenizer=target.tokenizer, chat=chat,
+            arrivals=params.arrivals, **session.target.counting,
         )  # fmt: skip
     assert params.concurrency is not None
     return closed_load(
         params.workload, slots=params.concurrency, seed=session.seed, requests=params.requests,
-        tokenizer=target.tokenizer, chat=chat,
+        **session.target.counting,
     )  # fmt: skip
 
 
@@ -129,7 +142,7 @@ def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
     return [
         {
             "from": EDGES[bucket], "below": EDGES[bucket + 1] if bucket + 1 < len(EDGES) else None,
-            **latency_row(samples[bucket], _BUCKET_SHARES),
+            **latency_row(samples[bucket], KEY_SHARES),
         }
         for bucket in sorted(samples)
     ]  # fmt: skip
@@ -152,44 +165,42 @@ def _told(measured: Measurement, column: str) -> dict[str, Any] | None:
     return latency_row(values) if values else None
 
 
-def _tables(found: dict[str, Any]) -> list[ReportTable]:
-    tables = [ReportTable(caption="Table 1: TTFT Results", heads=["Metric", "Value"], rows=_results(found))]
-    if found["ttft_by_input"] is not None:
-        tables.append(
-            ReportTable(
-                caption="Table 2: TTFT by Input Length",
-                heads=["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"],
-                rows=[
-                    [_range(row), *(ms_of(row, name, unit=False) for name in _BUCKET_SHARES)]
-                    for row in found["ttft_by_input"]
-                ],
-            )
-        )
+def _tables(told: dict[str, Any]) -> list[ReportTable]:
+    results = {"Requests": f"{told['requests']}"}
+    results |= {f"TTFT {name}": ms_of(told["ttft"], key) for key, name in _ROWS.items()}
+    results |= {f"TTFT {name.title()}": ms_of(told["ttft"], name) for name in ("mean", "min", "max")}
+    tables = [metric_table("Table 1: TTFT Results", results)]
+    if told["ttft_by_input"] is not None:
+        tables.append(table_of("Table 2: TTFT by Input Length", told["ttft_by_input"], TABLE_2))
     parts = {
-        "Time to any token": found["ttft_any"],
-        "Queue wait (server)": found["server_queue"],
-        "Prefill (server)": found["server_prefill"],
+        "Time to any token": told["ttft_any"],
+        "Queue wait (server)": told["server_queue"],
+        "Prefill (server)": told["server_prefill"],
     }
-    rows = [
-        [name, f"{row['n']}", *(ms_of(row, share) for share in ("mean", *_ROWS))]
-        for name, row in parts.items()
-        if row is not None
-    ]
+    rows = [{"name": name, **row} for name, row in parts.items() if row is not None]
     if rows:
-        heads = ["Component", "Samples", "Mean", *_ROWS.values()]
-        tables.append(ReportTable(caption="Components of TTFT (5.1.4.2)", heads=heads, rows=rows))
+        tables.append(table_of("Components of TTFT (5.1.4.2)", rows, COMPONENT_COLUMNS))
     return tables
-
-
-def _results(found: dict[str, Any]) -> list[list[str]]:
-    row = found["ttft"]
-    rows = [["Requests", f"{found['requests']}"]]
-    rows += [[f"TTFT {name}", ms_of(row, key)] for key, name in _ROWS.items()]
-    return [*rows, *([f"TTFT {name.title()}", ms_of(row, name)] for name in ("mean", "min", "max"))]
 
 
 def _range(row: dict[str, Any]) -> str:
     return f"{row['from']}+" if row["below"] is None else f"{row['from']}-{row['below']}"
+
+
+def _percentile(share: str, *, unit: bool = True) -> Cell:
+    return lambda row: ms_of(row, share, unit=unit)
+
+
+TABLE_2: Final[Mapping[str, Cell]] = {
+    "Input Tokens": _range,
+    **{f"{share.upper()} (ms)": _percentile(share, unit=False) for share in KEY_SHARES},
+}
+COMPONENT_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Component": text("name"),
+    "Samples": text("n"),
+    "Mean": _percentile("mean"),
+    **{name: _percentile(share) for share, name in _ROWS.items()},
+}
 
 
 def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[ChartSpec]:
@@ -200,17 +211,14 @@ def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[Char
         curves.append(cdf_series("time to any token", measured.values("ttft_any_ns")))
     most = percentile(ttft, _HISTOGRAM_TO)
     assert most is not None
+    histogram = histogram_series("TTFT", ttft, span=(ttft[0], most))
+    cdf, often = "TTFT: share of requests that had their first token by then", "TTFT: how often which"
     return [
+        ChartSpec(cdf, "cdf", "TTFT (ms)", "share of requests", curves),
         ChartSpec(
-            title="TTFT: share of requests that had their first token by then", kind="cdf",
-            x_title="TTFT (ms)", y_title="share of requests", series=curves,
+            f"{often} (without the slowest 0.5 %)", "histogram", "TTFT (ms)", "share of requests", [histogram]
         ),
-        ChartSpec(
-            title="TTFT: how often which (without the slowest 0.5 %)", kind="histogram",
-            x_title="TTFT (ms)", y_title="share of requests",
-            series=[histogram_series("TTFT", ttft, span=(ttft[0], most))],
-        ),
-    ]  # fmt: skip
+    ]
 
 
 def _remark(found: TestResult) -> None:

@@ -1,18 +1,18 @@
-"""What a prompt shares with others, without its words: chained, salted hashes.
+"""Chained, salted hashes of prompt blocks: they tell what prompts share, without their words.
 
-A prompt's text is cut into blocks of one size, across its messages, and the id of a block is a keyed BLAKE2b
-of the id before it and of what the block holds. So two prompts have the same first n ids exactly when their
-first n blocks agree: the same text in the same roles with the same pictures between, after the same tools.
-Without the salt, which is made anew for each capture and never written, nobody can try texts against the ids.
+A prompt's text is cut into blocks of one size, across its messages; the id of a block is a keyed BLAKE2b of
+the id before it and of the block. Two prompts have the same first n ids exactly when their first n blocks
+agree: the same text in the same roles with the same pictures between, after the same tools. The salt is made
+for each capture and never written, so nobody can try texts against the ids.
 
-- Blocks count text only. The borders of messages, their roles and marks (record/prompt.py) are hashed at
-  their place, out of band, and take no room; where one falls on a border of blocks, it belongs to the next.
-- The last block may be a part of one; marks after the last text are in no block.
+- Blocks count text only. Borders of messages, their roles and marks (`exchange/prompt.py`) are hashed at
+their place and
+  take no room; one at a border of blocks belongs to the next.
+- The last block may be partial; marks after the last text are in no block.
 - By tokens each message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
 - Several prompts in one body (completions) are hashed one after the other.
-
-Source: Mooncake's trace (a hash id stands for a block and all before it), with a salt in place of numbers
-that somebody who remembers all texts must deal out; BLAKE2 keying and personalisation as in RFC 7693.
+ Source: Mooncake's trace (a hash id stands for a block and all before it); BLAKE2 keying and personalisation
+as in RFC 7693.
 """
 
 import secrets
@@ -37,16 +37,16 @@ Tokenize = Callable[[str], Sequence[int]]
 
 
 def new_salt() -> bytes:
-    """For one capture. Whoever has it can test guesses of a prompt: keep it in memory only."""
+    """Return a salt for one capture. It allows to test guesses of a prompt: keep it in memory only."""
     return secrets.token_bytes(_SALT_BYTES)
 
 
 class Blocks(NamedTuple):
-    """Of one prompt."""
+    """Blocks of one prompt."""
 
     ids: "array[int]"
     tokens: int | None
-    """How many the prompt has; None by bytes."""
+    """Tokens of the prompt; None by bytes."""
 
 
 class BlockHasher:
@@ -73,7 +73,7 @@ class BlockHasher:
         self._size = size * (1 if unit == "bytes" else ID_BYTES)
 
     def blocks(self, prompt: PromptShape) -> Blocks | None:
-        """None where the tokenizer cannot do it, which is counted."""
+        """Return the blocks of a prompt; None, and count it, if the tokenizer fails."""
         try:
             content, marks = self._laid_out(prompt)
         except Exception:  # of the tokenizer, which is not ours and may raise anything
@@ -83,7 +83,7 @@ class BlockHasher:
         return Blocks(self._hashed(content, marks), tokens)
 
     def _laid_out(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
-        """All text in one row, as bytes, and the marks with their places in it."""
+        """Return all text as bytes, and the marks with their places in it."""
         content = bytearray()
         marks = [(0, b"tools" + prompt.tools)] if prompt.tools else []
         for message in prompt.messages:
@@ -129,9 +129,9 @@ class BlockHasher:
 
 
 def chain(prompt: PromptShape, salt: bytes) -> list[bytes]:
-    """What the conversation is after its first message, its second, ... and its last.
+    """Return the digests of the conversation up to its first message, its second, ... and its last.
 
-    Thinking does not count, nor a message that holds nothing else: clients drop it later.
+    Thinking does not count, nor a message of thinking alone: clients drop it later.
     """
     state = blake2b(digest_size=CHAIN_BYTES, key=salt, person=b"llmtap chain")
     digests = []
@@ -143,7 +143,7 @@ def chain(prompt: PromptShape, salt: bytes) -> list[bytes]:
 
 
 def _spelled(message: PromptMessage) -> bytes:
-    """A message as bytes that no other message has."""
+    """Return a message as bytes that no other message has."""
     role = message.role.encode()
     pieces = [len(role).to_bytes(4), role, len(message.parts).to_bytes(4)]
     for part in message.parts:

@@ -1,7 +1,6 @@
-"""Takes out of text what an operator does not want kept: e-mail addresses, cards, phone numbers, keys, and
-what patterns of their own find. Only the level `full` has text, and none of it is written before this.
+"""Redaction of e-mail addresses, cards, phone numbers, keys and an operator's own patterns.
 
-Found:
+Only the level `full` has text, and none of it is written unredacted. Rules:
 
 - `email`: name@host.tld. Not: hosts without a dot, addresses spelled out ("ann at example dot com").
 - `card`: 13 to 19 digits, in groups or not, that satisfy Luhn's check and begin like a card (not with 0, 1 or
@@ -9,15 +8,15 @@ Found:
 - `phone`: +49 30 123456 and other international forms; (415) 555-2671, 415-555-2671, 415.555.2671; national
   numbers in groups behind a 0; others behind a word such as "call" or "tel". Not: numbers in one piece, or in
   groups by spaces, without a leading 0 or such a word: they are as likely quantities.
-- `key`: the forms that issuers publish (record/paths.py), private keys in PEM, Authorization and Cookie
+- `key`: the forms that issuers publish (exchange/paths.py), private keys in PEM, Authorization and Cookie
   fields, credentials in URLs, what is assigned to a name such as password or api_key, and members of a JSON
   body with such a name. Not: a secret without form and without name; a plain word behind "password: ", which
   is prose as often.
 
 Media in base64 becomes `[media]`, because nothing can be found in it.
 
-Each pattern is bounded or possessive where it repeats: time is linear in the text, whatever it is. A pattern
-of the operator's own (`re:PATTERN`) is run as it is.
+Patterns are bounded or possessive where they repeat, so time is linear in the text. An operator's own pattern
+(`re:PATTERN`) is not checked for that.
 
 Source: ITU-T E.164 (at most 15 digits), ISO/IEC 7812-1 (card numbers, Luhn), RFC 7468 (PEM), RFC 2397 (data
 URLs).
@@ -55,7 +54,7 @@ class Redactor:
         self._keys = "key" in rules
 
     def text(self, text: str) -> tuple[str, int]:
-        """The text with a mark in place of each hit, and how many there were."""
+        """Return the text with a mark in place of each hit, and the number of hits."""
         text, hits = _media(text)
         for rule in self._rules:
             text, more = rule(text)
@@ -63,7 +62,7 @@ class Redactor:
         return text, hits
 
     def body(self, body: bytes) -> tuple[str | None, int]:
-        """A JSON body, redacted in every string and every name at any depth; None for what is no JSON."""
+        """Redact a JSON body in every string and name at any depth; return None if it is no JSON."""
         if len(body) > BODY_BYTES_MAX:
             return None, 0
         walk = _Walk(self.text, names=self._keys)
@@ -74,7 +73,7 @@ class Redactor:
 
 
 class _Walk:
-    """Once through a JSON value."""
+    """Walk through a JSON value."""
 
     __slots__ = ("_names", "_text", "hits")
 
@@ -112,7 +111,7 @@ class _Walk:
         return out
 
     def _secret(self, value: Any, *, schema: bool) -> Any:
-        """What stands for a value whose name says that it is secret."""
+        """Return the mark of a value whose name says that it is secret."""
         if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
             return value
         if schema and isinstance(value, dict):  # a tool has a parameter of this name: it is no value
@@ -333,7 +332,7 @@ def _phone(text: str) -> tuple[str, int]:
 
 
 def _cut(text: str, mark: str, spans: list[tuple[int, int]]) -> tuple[str, int]:
-    """The text with a mark in place of each span, those that overlap as one."""
+    """Return the text with a mark in place of each span; overlapping ones are one."""
     if not spans:
         return text, 0
     pieces, at, hits = [], 0, 0
@@ -355,4 +354,3 @@ def _own(pattern: "re.Pattern[str]") -> _Rule:
 
 
 BUILT_IN: Final[dict[str, _Rule]] = {"key": _key, "email": _email, "card": _card, "phone": _phone}
-"""By the names that an operator gives."""

@@ -1,25 +1,25 @@
-"""Whose turn it is: requests of one conversation are linked, with the time that passed between them.
+"""Sessions: links the requests of one conversation, with the time between them.
 
-A conversation is told in two ways. `explicit`: the request names it, in a header or a field of its body.
-`prefix`: chat clients send the whole conversation each time, so a request whose first k messages are all the
-messages of an earlier one, for the longest such k, is the next turn of that. Tenants never meet. A request
-without messages that names nothing has no session: none is invented.
+A conversation is recognised in two ways. `explicit`: the request names it, in a header or a field of its
+body. `prefix`: chat clients send the whole conversation each time, so a request whose first k messages are
+all the messages of an earlier one, for the longest such k, is its next turn. Tenants are never mixed. A
+request without messages and name has no session.
 
-What was decided where there is a choice:
+Decisions:
 
 - Every exchange with messages opens a session, its turn 0, whether or not anything follows.
-- A branch stays in its session. To send the same request again, or with another last message, is what the
-  same person does in the same conversation, and it meets the same cached prefix. It has the parent, and so
-  the number, of what it branches from: a number is the depth in the conversation, not a count, and exchanges
-  of one number are told apart by their arrival. A first message that is sent again opens another session,
-  because nobody can tell it from another person with the same first words.
-- Several earlier exchanges may have the same messages (many begin with "Hello"). First come those that
-  nothing has followed and whose answer was there before the request arrived; then one that was followed,
-  after the same answer; of equals the latest. Conversations can so be swapped while they are word for word
-  the same, and not once they differ.
-- With an explicit id the parent is found in the same way among the session's own exchanges, and where that
-  fails (the server keeps the history) it is the latest that had ended.
-- A conversation whose beginning a client cuts off or rewrites, to fit a context, begins anew.
+- A branch (the same request again, or with another last message) stays in its session and has the parent, and
+so the
+  number, of what it branches from: a number is the depth in the conversation, not a count. A first message
+  that is sent again opens another session, because it may be another person's.
+- Several earlier exchanges may have the same messages. First come those that nothing has followed and whose
+answer was
+  there before the request arrived; then one that was followed, after the same answer; of equals the latest.
+  Conversations can be swapped only while they are word for word the same.
+- With an explicit id the parent is found in the same way among the session's exchanges, else (the server
+keeps the
+  history) it is the latest that had ended.
+- A conversation whose beginning a client cuts off or rewrites begins anew.
 - Think time runs from the end of the parent's answer to the arrival. It is None where that end is not known,
   or came later. Two stamps of one relay are compared by its monotonic clock, others by the wall clock.
 - A fast agent has the answer, and has sent its next request, before our last write has returned, or before
@@ -41,9 +41,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from llmtap.capture.privacy.blocks import CHAIN_BYTES, chain
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import Exchange, Turn
 from llmtap.exchange.prompt import PromptMessage, PromptShape
-from llmtap.exchange.request_shape import Turn
 from llmtap.protocol.http1 import Headers, header_value
 
 __all__ = ["Keys", "Sessions"]

@@ -2,18 +2,217 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from llmtap.capture.read.workload import CapturedWorkload
-from llmtap.capture.schema import CaptureInfo
+from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 
-__all__ = ["BY", "describe"]
+__all__ = ["BY", "COLUMNS", "CapturedWorkload", "describe"]
+
+
+COLUMNS: Final = (
+    "capture", "arrival_ns", "response_end_us", "input_tokens", "input_token_source", "output_tokens",
+    "token_source", "blocks", "block_size", "block_unit", "session", "session_source", "think_us", "turn_by",
+    "scheduled_us", "level", "submit_us", "first_byte_us",
+)  # fmt: skip
+"""All that is needed of the rows."""
+_SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_BLOCKS: Final = ["capture", "block_unit", "block_size"]
+_BEFORE_SUBMIT: Final = ("first_byte", "response_end")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class CapturedWorkload:
+    """Sums up batches. `wall`: arrivals are moments in time, not offsets from a trace's own zero."""
+
+    def __init__(self, *, wall: bool = True) -> None:
+        self.rows = 0
+        self._wall = wall
+        self._arrivals: list[pa.Array] = []
+        self._last_end_ns: int | None = None
+        self._tokens: dict[str, list[pa.Array]] = {"input": [], "output": []}
+        self._counts: dict[str, dict[str, int]] = {}
+        self._scheduled = 0
+        self._ended = 0
+        self._elapsed: list[pa.Array] = []
+        self._before_submit = dict.fromkeys(_BEFORE_SUBMIT, 0)
+        self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
+        self._sessions: list[pa.Table] = []
+        self._think: list[pa.Table] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Counts the rows of a batch that has COLUMNS."""
+        self.rows += batch.num_rows
+        arrivals = batch.column("arrival_ns")
+        self._arrivals.append(arrivals.drop_null())
+        ends = pc.add(arrivals, pc.multiply(pc.fill_null(batch.column("response_end_us"), 0), 1_000))
+        last_ns = pc.max(ends).as_py()
+        if last_ns is not None:
+            self._last_end_ns = last_ns if self._last_end_ns is None else max(self._last_end_ns, last_ns)
+        for name, values in self._tokens.items():
+            values.append(batch.column(f"{name}_tokens").drop_null())
+        self._scheduled += batch.num_rows - batch.column("scheduled_us").null_count
+        ended, submit = batch.column("response_end_us"), batch.column("submit_us")
+        self._ended += batch.num_rows - ended.null_count
+        self._elapsed.append(ended.filter(pc.is_null(submit)).drop_null())
+        for name in _BEFORE_SUBMIT:
+            early = pc.sum(pc.less(batch.column(f"{name}_us"), submit)).as_py()
+            self._before_submit[name] += early or 0
+        for name in ("input_token_source", "token_source", "session_source", "turn_by", "level"):
+            counts = self._counts.setdefault(name, {})
+            for one in pc.value_counts(batch.column(name).drop_null()).to_pylist():
+                counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
+        self._add_blocks(batch)
+        named = pa.Table.from_batches([batch.select(["capture", "session"])])
+        named = named.filter(pc.is_valid(named.column("session")))
+        self._sessions.append(named.group_by(["capture", "session"]).aggregate([([], "count_all")]))
+        think = pa.Table.from_batches([batch.select(["turn_by", "think_us"])])
+        self._think.append(think.filter(pc.is_valid(think.column("think_us"))))
+
+    def _add_blocks(self, batch: pa.RecordBatch) -> None:
+        kinds = pa.Table.from_batches([batch.select(_BLOCKS)]).group_by(_BLOCKS).aggregate([]).to_pylist()
+        for kind in kinds:
+            part = batch
+            if len(kinds) > 1:
+                for name, value in kind.items():
+                    column = part.column(name)
+                    part = part.filter(pc.is_null(column) if value is None else pc.equal(column, value))
+            ids = part.column("blocks").flatten()
+            if len(ids):
+                key = tuple(kind.values())
+                n, seen = self._blocks.get(key, (0, pa.array([], pa.int64())))
+                self._blocks[key] = n + len(ids), pc.unique(pa.concat_arrays([seen, ids]))
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last end."""
+        first_ns = self._first_ns()
+        return 0.0 if first_ns is None or self._last_end_ns is None else (self._last_end_ns - first_ns) / 1e9
+
+    @property
+    def mode(self) -> str:
+        """How the load was made: `open` where somebody had planned when each was to be sent."""
+        return "open" if self._scheduled and self._scheduled == self.rows else "recorded"
+
+    @property
+    def ends_known(self) -> bool:
+        """Of some row at least: else nobody can tell how many ended in a second."""
+        return self._ended > 0
+
+    def window(self) -> dict[str, object]:
+        """The span as a Summary tells it."""
+        return {
+            "name": "capture", "seconds": self.span_s, "start": self._date(self._first_ns()),
+            "end": self._date(self._last_end_ns),
+        }  # fmt: skip
+
+    def to_dict(self) -> dict[str, object]:
+        """As public JSON: seconds, tokens, shares; null where nothing told it."""
+        return {
+            "rows": self.rows,
+            "levels": self._counts.get("level", {}),
+            "arrivals": self._arrival_figures(),
+            "elapsed": self._elapsed_figures(),
+            "before_submit": dict(self._before_submit),
+            "input_tokens": self._token_figures("input", "input_token_source"),
+            "output_tokens": self._token_figures("output", "token_source"),
+            "prefix": self._prefix_figures(),
+            "sessions": self._session_figures(),
+        }
+
+    def _first_ns(self) -> int | None:
+        firsts = [pc.min(part).as_py() for part in self._arrivals if len(part)]
+        return min(firsts, default=None)
+
+    def _date(self, ns: int | None) -> str | None:
+        if ns is None or not self._wall:
+            return None
+        return (_EPOCH + timedelta(microseconds=ns // 1_000)).isoformat().replace("+00:00", "Z")
+
+    def _arrival_figures(self) -> dict[str, object]:
+        stamps = pa.chunked_array(self._arrivals, pa.int64()).combine_chunks()
+        ordered = stamps.take(pc.array_sort_indices(stamps))
+        n = len(ordered)
+        gaps = pc.subtract(ordered.slice(1), ordered.slice(0, max(0, n - 1)))
+        mean_ns = pc.mean(gaps).as_py()
+        seconds = (ordered[-1].as_py() - ordered[0].as_py()) / 1e9 if n else 0.0
+        return {
+            "n": n,
+            "seconds": seconds,
+            "rate_rps": (n - 1) / seconds if seconds else None,
+            "gap_cv": pc.stddev(gaps).as_py() / mean_ns if mean_ns else None,
+            "ties": pc.sum(pc.equal(gaps, 0)).as_py() / len(gaps) if len(gaps) else None,
+        }
+
+    def _elapsed_figures(self) -> dict[str, object] | None:
+        values = pa.chunked_array(self._elapsed, pa.int64())
+        return _figures(values, 1e6) if len(values) else None
+
+    def _token_figures(self, name: str, source: str) -> dict[str, object]:
+        values = pa.chunked_array(self._tokens[name], pa.int64())
+        return {**_figures(values), "total": pc.sum(values).as_py(), "source": self._counts.get(source, {})}
+
+    def _prefix_figures(self) -> list[dict[str, object]]:
+        out: list[dict[str, object]] = []
+        for (capture, unit, size), (n, seen) in self._blocks.items():
+            hits = n - len(seen)
+            out.append(
+                {
+                    "capture": capture, "unit": unit, "block_size": size, "blocks": n, "hits": hits,
+                    "share": hits / n, "units_hit_max": None if size is None else hits * size,
+                }
+            )  # fmt: skip
+        return out
+
+    def _session_figures(self) -> dict[str, object] | None:
+        table = _concatenated(self._sessions)
+        if table is None or not table.num_rows:
+            return None
+        turns = (
+            table.group_by(["capture", "session"]).aggregate([("count_all", "sum")]).column("count_all_sum")
+        )
+        think = _concatenated(self._think)
+        by = self._counts.get("turn_by", {})
+        known = sum(by.values())
+        thinking: dict[str, object] = {"all": _figures(think.column("think_us"), 1e6)} if think else {}
+        for who in ("human", "tool"):
+            if think is not None:
+                mine = think.filter(pc.fill_null(pc.equal(think.column("turn_by"), who), False))
+                thinking[who] = _figures(mine.column("think_us"), 1e6)
+        return {
+            "n": len(turns),
+            "exchanges": pc.sum(turns).as_py(),
+            "turns": _figures(turns),
+            "single_turn_share": pc.sum(pc.equal(turns, 1)).as_py() / len(turns),
+            "source": self._counts.get("session_source", {}),
+            "think": thinking,
+            "tool_turn_share": by.get("tool", 0) / known if known else None,
+        }
+
+
+def _concatenated(tables: Sequence[pa.Table]) -> pa.Table | None:
+    return pa.concat_tables(tables) if tables else None
+
+
+def _figures(values: Any, unit: float = 1) -> dict[str, object]:
+    """`n, mean, min, max` and percentiles, divided by `unit`."""
+    n = len(values)
+    spread = pc.min_max(values).as_py() if n else {"min": None, "max": None}
+    figures = {"mean": pc.mean(values).as_py() if n else None, **spread}
+    shares = pc.quantile(values, list(_SHARES.values())).to_pylist() if n else [None] * len(_SHARES)
+    figures.update(zip(_SHARES, shares, strict=True))
+    return {"n": n, **{name: None if v is None else v / unit for name, v in figures.items()}}
+
+
+assert set(COLUMNS) <= set(SCHEMA.names)
+
 
 GROUPS_MAX: Final = 1_000
 """Of each label: a summary takes some KB, and sessions come by the million. The rest is `other`."""

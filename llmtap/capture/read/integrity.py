@@ -1,18 +1,19 @@
-"""What a capture does not hold, told from the numbers of its rows and what its relays said of themselves.
+"""Integrity of a capture: missing exchanges, by the numbers of its rows and the counts of its relays.
 
-Each relay numbers its exchanges from 1, without gaps, and says now and then how many it has begun, how many
-it could not have measured, by reason, and how many are under way (`schema.Ledger`). From these:
+Each relay numbers its exchanges from 1, without gaps, and reports how many it has begun, how many it could
+not measure, by reason, and how many are under way (`schema.CaptureLedger`). From these:
 
-- Missing are the numbers from 1 to the highest known one that no row has. This is exact.
-- How many of them are explained is a matter of counts, because nobody knows which numbers were dropped. What
-  the relay dropped is exact up to its last word. Those that it then had under way, and those begun since, may
-  have ended without a row, or not at all: they are given the benefit of the doubt.
-- What is left over was measured and is not here: lost with a meter that was killed, with a damaged spool,
-  with a file that was deleted or not read. It is `unexplained`, "at least" so many where there was a doubt.
-- What a relay began after its last word and after its last row, nobody can know: the tail. Only a capture
-  that was closed in order has none.
-- Of relays that left long ago only the files of their time tell: where those are gone, nobody misses them.
-  The last ones that left stand in all later files (`LEFT_MAX` in `meter/recorder.py`).
+- Missing: numbers from 1 to the highest known one that no row has. Exact.
+- Explained: by counts, because nobody knows which numbers were dropped. Drops are exact up to the relay's
+last report.
+  Exchanges under way then, or begun since, may have ended without a row: they count as explained.
+- `unexplained`: the rest. They were measured and lost with a killed meter, a damaged spool, or a file that
+was deleted
+  or not read. "At least" so many if the relay had exchanges under way.
+- The tail, begun after the relay's last report and last row, is unknown. A capture closed in order has none.
+- Relays that left long ago are known only from the files of their time; the last ones that left stand in all
+later
+  files (`LEFT_MAX` in `meter/pipeline/recorder.py`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,6 @@ from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 __all__ = ["COLUMNS", "CaptureIntegrity", "Integrity", "RelayIntegrity", "check", "latest_ledger"]
 
 COLUMNS = ("capture", "relay", "seq", "anchor", "arrival_ns")
-"""All that is needed of the rows."""
 _GROUPS = ["capture", "relay", "anchor"]
 
 
@@ -37,25 +37,24 @@ class RelayIntegrity:
 
     relay: str
     opened: int
-    """Numbers known to have begun: what it said, or the highest number of a row."""
+    """Exchanges begun: by its report, or the highest number of a row."""
     present: int
     duplicates: int
-    """Rows whose number another row has."""
     missing: int
     ranges: list[tuple[int, int]]
-    """First and last number of each run of missing ones."""
+    """First and last number of each missing range."""
     dropped: dict[str, int]
-    """What the relay said it could not have measured, by reason."""
+    """Not measured, by reason."""
     unsettled: int
-    """Under way at its last word."""
+    """Under way at its last report."""
     since: int
-    """Of the missing: begun after its last word."""
+    """Missing and begun after its last report."""
     unexplained: int
-    """Missing, and not to be explained by any of these three."""
+    """Missing, and explained by none of these three."""
     exact: bool
-    """There was nothing to be given the benefit of the doubt."""
+    """Neither `unsettled` nor `since`: the count is exact."""
     clock_set: list[dict[str, int]] = field(default_factory=list)
-    """Each time its wall clock was set: the first number after it, and that exchange's arrival."""
+    """Each change of its wall clock: the first number after it, and that exchange's arrival."""
 
 
 @dataclass(slots=True)
@@ -67,9 +66,9 @@ class CaptureIntegrity:
     meters: int
     """Runs of the meter that wrote files."""
     not_kept: dict[str, int]
-    """Exchanges that were measured and could not be kept, by reason, of all meters."""
+    """Exchanges that were measured and not kept, by reason."""
     damaged: dict[str, int]
-    """What was lost of spools, in batches and bytes. How many rows, nobody knows."""
+    """Lost batches and bytes of spools; the number of rows is unknown."""
     closed: bool
     """Ended in order: there is no tail."""
 
@@ -87,7 +86,7 @@ class CaptureIntegrity:
 
     @property
     def unexplained(self) -> int:
-        """What neither a relay nor a meter accounts for. Meters do not count by relay."""
+        """Explained neither by a relay nor by a meter. Meters do not count by relay."""
         return max(0, sum(relay.unexplained for relay in self.relays) - sum(self.not_kept.values()))
 
     @property
@@ -97,17 +96,17 @@ class CaptureIntegrity:
 
 @dataclass(slots=True)
 class Integrity:
-    """Of all that was read."""
+    """Integrity of all captures that were read."""
 
     captures: list[CaptureIntegrity]
     unnumbered: int
-    """Rows without a number: of a trace from elsewhere, of which nothing can be told."""
+    """Rows without a number, as of other traces."""
     broken: list[tuple[str, str]] = field(default_factory=list)
     """Files that could not be read, and why."""
 
     @property
     def ok(self) -> bool:
-        """Nothing is missing that is not accounted for, nothing is there twice, every file could be read."""
+        """Whether nothing is unexplained, nothing is duplicate, and every file could be read."""
         return not self.broken and not any(c.unexplained or c.duplicates for c in self.captures)
 
     def to_dict(self) -> dict[str, object]:
@@ -133,10 +132,7 @@ def check(
     batches: Iterable[pa.RecordBatch],
     broken: Sequence[tuple[str, str]] = (),
 ) -> Integrity:
-    """The integrity of files that say `infos` of themselves and hold `batches` of (at least) COLUMNS.
-
-    Takes 8 bytes of memory for each row.
-    """
+    """Return the integrity of files by their metadata and rows (COLUMNS), with 8 bytes of memory per row."""
     infos = list(infos)
     found: dict[tuple[str, str], list[pa.Array]] = {}
     anchors: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
@@ -184,7 +180,7 @@ def check(
 
 
 def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
-    """The last word of each relay and of each meter, in whatever order the files are given."""
+    """Merge the last report of each relay and meter, whatever the order of the files."""
     relays: dict[str, RelayCount] = {}
     began: dict[str, RelayCount] = {}
     meters: dict[str, dict[str, int]] = {}
@@ -205,7 +201,7 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
 
 
 def _closed(infos: Sequence[CaptureInfo]) -> bool:
-    """The meter that came last ended in order. In a hot restart the one before writes its last file later."""
+    """Whether the last meter ended in order. In a hot restart the one before writes its last file later."""
     files: dict[str, list[tuple[int, bool]]] = {}
     for info in infos:
         files.setdefault(info.ledger.meter, []).append((info.began_ns, info.ledger.closed))
@@ -214,7 +210,7 @@ def _closed(infos: Sequence[CaptureInfo]) -> bool:
 
 
 def _progress(count: RelayCount) -> tuple[int, int, int]:
-    """Grows with time: exchanges begun, those of them that are settled, and those that were dropped."""
+    """Return a key that grows with time: exchanges begun, settled and dropped."""
     return count.opened, count.opened - count.unsettled, sum(count.dropped.values())
 
 

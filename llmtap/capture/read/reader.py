@@ -1,13 +1,14 @@
-"""Captures as they are read: files, folders, patterns and URLs as one table, one stream of rows or Exchanges.
+"""Reader of captures: files, folders, patterns and URLs as one table or one stream of rows or Exchanges.
 
 - Rows come in the order of the files' names and, in a file, in the order in which the exchanges ended. Our
   names sort by time.
 - Of a folder, files named `llmtap-*.parquet` are read, and where there is none, all named `*.parquet`; what
   is hidden (begins with `.` or `_`, folders too) is not.
-- Of a local folder, what is still in the spool (`.spool`) is read, too: a running capture's last minutes. A
-  spool becomes a Parquet file of the same name, at any moment: whichever is there is read, and never both.
-- Files of an older schema are brought up to today's; a newer one is an error that says so.
-- Nothing is held in memory but the batch that is read, unless a table is asked for.
+- Of a local folder, the spool (`.spool`) is read, too: a running capture's last minutes. A spool becomes a
+Parquet
+  file of the same name at any moment: one of the two is read.
+- Files of an older schema are migrated; a newer one is an error.
+- Memory holds one batch, unless a table is asked for.
 """
 
 import os
@@ -28,8 +29,15 @@ from pyarrow import fs
 
 from llmtap.capture.options import LEVELS
 from llmtap.capture.read import integrity
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, info_of, with_info
-from llmtap.capture.store.migrations import CaptureVersionError, migrate
+from llmtap.capture.schema import (
+    SCHEMA,
+    VERSION,
+    CaptureInfo,
+    CaptureVersionError,
+    info_of,
+    migrate,
+    with_info,
+)
 from llmtap.capture.store.places import redacted
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
@@ -53,7 +61,7 @@ Where = str | os.PathLike[str]
 
 
 class CaptureError(ConfigError):
-    """What was to be read is not there, is no capture, or is damaged. `place` names it."""
+    """A place to read is missing, damaged or no capture. `place` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class CaptureFile:
     """One file of a capture."""
 
     name: str
-    """As it can be opened again: a path, or a URL."""
+    """Path or URL."""
     rows: int
     bytes: int
     info: CaptureInfo
@@ -70,16 +78,16 @@ class CaptureFile:
     store: Any
     """The file system (`pyarrow.fs`)."""
     contents: SpoolContents | None = field(default=None, repr=False)
-    """Of a spool: what was whole in it when it was read."""
+    """Of a spool: its whole frames."""
 
     @property
     def spool(self) -> bool:
-        """Not Parquet yet, and perhaps still written to: rows that come later are not read."""
+        """Whether it is not Parquet yet. Rows that are written later are not read."""
         return self.contents is not None
 
 
 class _Found(NamedTuple):
-    """A file that is there, not yet opened."""
+    """A file that is not opened yet."""
 
     name: str
     path: str
@@ -92,32 +100,31 @@ class _Found(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """A spool and the Parquet file that it becomes have the same."""
+        """Name without ending: the same for a spool and its Parquet file."""
         return PurePosixPath(self.path).stem
 
     @property
     def order(self) -> tuple[str, ...]:
-        """As if a spool were the file already."""
+        """Sort key; a spool sorts as its Parquet file."""
         folder = PurePosixPath(self.path).parent
         return str(folder.parent if folder.name == _SPOOL_FOLDER else folder), self.stem, self.path
 
 
 class Capture:
-    """What was read: made by `read`. Iterate as often as you like; each time the files are opened anew."""
+    """A capture, made by `read`. Each iteration opens the files again."""
 
     def __init__(
         self, files: Sequence[CaptureFile], broken: Sequence[tuple[str, str]], places: Sequence[str], *,
         skip_broken: bool,
     ) -> None:  # fmt: skip
         self.files = tuple(files)
-        """Those that were there when it was read; `file.spool` tells which are not Parquet yet."""
         self.broken = list(broken)
-        """Files that were passed over, or from which on a point nothing could be read, and why."""
+        """Files that could not be read, or not to their end, and why."""
         self._places = places
         self._skip_broken = skip_broken
 
     def __len__(self) -> int:
-        """Rows, as the files say."""
+        """Number of rows."""
         return sum(file.rows for file in self.files)
 
     def __repr__(self) -> str:
@@ -133,15 +140,15 @@ class Capture:
 
     @property
     def info(self) -> CaptureInfo:
-        """What the files say together: the highest level, the first beginning, sums of damage, the last words
-        of all relays; of the rest what they agree on, and nothing where they do not.
+        """The files' metadata together: highest level, first beginning, sums of damage, last counts of all
+        relays; of the rest the values that all files share.
         """
         return _merged([file.info for file in self.files])
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows, some thousands at a time, with the columns asked for, in their order, or with all.
+        """Yield all rows in batches of some thousands, with these columns or all.
 
-        Raises CaptureError for a name that is no column, and for a damaged file (unless those are skipped).
+        Raises CaptureError for an unknown column, and for a damaged file (unless those are skipped).
         """
         wanted = SCHEMA if columns is None else _schema_of(columns)
         for file in self.files:
@@ -153,26 +160,23 @@ class Capture:
                 self._break(file.name, f"is damaged: {_first_line(exc)}")
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows in memory, as an Arrow table that carries what the files say of themselves."""
+        """Return all rows as an Arrow table with the metadata of the files."""
         wanted = SCHEMA if columns is None else _schema_of(columns)
         table = pa.Table.from_batches(self.batches(columns), wanted)
         return table.cast(with_info(wanted, self.info))
 
     def exchanges(self) -> Iterator[Exchange]:
-        """All rows as Exchanges (`rows.exchanges_of`)."""
+        """Yield all rows as Exchanges (`rows.exchanges_of`)."""
         return chain.from_iterable(map(exchanges_of, self.batches()))
 
     def integrity(self) -> integrity.Integrity:
-        """What is missing, by the numbers of the rows and the relays' own counts."""
+        """Return what is missing, by the numbers of the rows and the relays' counts."""
         batches = self.batches(integrity.COLUMNS)
         # The list is handed over last: reading may add to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
 
     def _spooled(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """A spool's rows, also where it has become a Parquet file: then as many as it had when it was read.
-
-        Raises FileNotFoundError where neither is there.
-        """
+        """Yield a spool's rows, or as many of its later Parquet file. Raises FileNotFoundError."""
         assert file.contents is not None
         batches = file.contents.batches()
         try:
@@ -203,11 +207,11 @@ _CONVERT: Final = "`llmtap convert` reads traces of other tools"
 
 
 def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Capture:
-    """The capture at a path or URL: a file, a folder, a pattern (`day-*/llmtap-*.parquet`), or several.
+    """Open a capture: a file, a folder, a pattern (`day-*/llmtap-*.parquet`), or several.
 
     Args:
         where: local paths, or URLs of any file system that `pyarrow.fs` knows (`s3://bucket/prefix`).
-        skip_broken: pass over files that cannot be read, and name them in `Capture.broken`.
+        skip_broken: list files that cannot be read in `Capture.broken` instead of raising.
 
     Raises:
         CaptureError: nothing is there, or a file is no capture, or damaged.
@@ -236,7 +240,7 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
 
 
 def _opened_or_later(file: _Found, places: Sequence[str]) -> CaptureFile | None:
-    """The file, or what its spool has become since it was found; None where it was deleted."""
+    """Open the file, or the Parquet file that a spool has become; None if it was deleted."""
     with suppress(FileNotFoundError):
         return _opened(file)
     later = _finished(file.stem, places) if file.spool else None
@@ -250,7 +254,7 @@ def _opened_or_later(file: _Found, places: Sequence[str]) -> CaptureFile | None:
 
 
 def _found(places: Sequence[str]) -> list[_Found]:
-    """The files of all places, each once, and of a spool that is a file already the file alone."""
+    """Return the files of all places, each once; of a spool and its Parquet file the latter."""
     # First the spools of all: one that becomes a file meanwhile is then found twice, and not never.
     spools = [_listed(place, spools=True) for place in places]
     files: dict[str, _Found] = {}
@@ -264,7 +268,7 @@ def _found(places: Sequence[str]) -> list[_Found]:
 
 
 def _finished(stem: str, places: Sequence[str]) -> _Found | None:
-    """The Parquet file that a spool has become."""
+    """Return the Parquet file that a spool has become."""
     for place in places:
         with suppress(CaptureError):  # a place may have been the spool alone
             for file in _listed(place, spools=False):
@@ -282,7 +286,7 @@ def _nothing_at(place: str) -> tuple[str, str]:
 
 
 def _listed(place: str, *, spools: bool) -> list[_Found]:
-    """The spools, or the other files, that a place stands for."""
+    """Return the spools, or the other files, at a place."""
     shown = redacted(place)  # URLs may carry keys
     if spools and _URL.match(place) and not place.startswith("file:"):
         return []  # they are always local
@@ -302,7 +306,7 @@ def _listed(place: str, *, spools: bool) -> list[_Found]:
 
 
 def _store_of(place: str) -> tuple[Any, str, str]:
-    """The file system, the path in it, and what stands before that path in a URL."""
+    """Return the file system, the path in it, and the prefix of that path in a URL."""
     if not _URL.match(place):
         return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(place)), ""
     # A question mark begins a URL's options, so that only * and [ make patterns of URLs.
@@ -323,7 +327,7 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
 
 
 def _below(store: Any, folder: str) -> list[Any]:
-    """The Parquet files and spools below a folder, hidden ones and those in hidden folders left out."""
+    """Return the Parquet files and spools below a folder that are not hidden."""
     found = []
     for f in store.get_file_info(fs.FileSelector(folder, recursive=True)):
         if f.type != fs.FileType.File:
@@ -359,7 +363,7 @@ def _matching(store: Any, pattern: str) -> list[Any]:
 
 
 def _opened(found: _Found) -> CaptureFile:
-    """Raises FileNotFoundError where it is there no more."""
+    """Raises FileNotFoundError if it is gone."""
     name, path, store, size = found
     if found.spool:
         return _opened_spool(found)
@@ -381,7 +385,7 @@ def _opened(found: _Found) -> CaptureFile:
 
 
 def _opened_spool(found: _Found) -> CaptureFile:
-    """Raises FileNotFoundError where it is there no more."""
+    """Raises FileNotFoundError if it is gone."""
     path = Path(found.path)
     try:
         contents = read_spool(path)
@@ -420,7 +424,7 @@ def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _rows_at_once(metadata: Any) -> int:
-    """So many that they take _BATCH_BYTES, about. Dictionaries make a file small, not what is in memory."""
+    """Return the rows of about _BATCH_BYTES in memory, where dictionaries do not make them smaller."""
     size = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         values = sum(group.column(i).num_values for i in range(group.num_columns))

@@ -1,8 +1,7 @@
-"""Files to read traces from and write them to: compressed or not, counted, and never half there.
+"""Trace files for reading and writing: `.gz` and `.zst` by Arrow's codecs, counted, never half written.
 
-`.gz` and `.zst` are undone and done on the way, with Arrow's codecs, which notice a stream that was cut off.
-A target is written beside its place under another name, and takes its place when all of it is on the disk.
-A new one is its owner's alone, because traces may hold what people said; what replaces a file has its mode.
+A target is written under another name and renamed when all of it is on the disk. A new file is readable by
+its owner alone, because traces may hold texts of people; one that replaces a file keeps its mode.
 """
 
 import io

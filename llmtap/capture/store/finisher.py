@@ -1,17 +1,17 @@
-"""From a closed spool to a Parquet file in its place, in a thread of its own.
+"""Thread that makes Parquet files of closed spools and puts them in their place; sizes of the local files.
 
-One spool at a time, oldest first. A spool is removed only when its file lasts; until then everything may be
-done again, and ends under the same name: a kill at any point leaves no row twice. While the disk or the store
-does not take files, spools wait, and the first is tried again with growing pauses. A spool that is itself at
-fault (a newer llmtap's, unreadable) is told of once and left where it is, and the next one has its turn.
+One spool at a time, oldest first. A spool is removed only when its file is durable; until then everything may
+be repeated under the same name, so a kill at any point leaves no row twice. While the disk or the store does
+not take files, spools wait, and the first is retried with growing pauses. A faulty spool (of a newer llmtap,
+unreadable) is reported once and left.
 
-A spool without rows becomes a file only if its last note, or what is damaged in it, tells of exchanges that
-are nowhere: readers sum those up over all files. Otherwise it just goes.
+A spool without rows becomes a file only if its ledger or its damage tells of missing exchanges. Otherwise it
+is removed.
 """
 
-import errno
 import logging
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,14 +22,15 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from llmtap.capture.schema import VERSION, CaptureLedger
-from llmtap.capture.store.migrations import CaptureVersionError
+from llmtap.capture.schema import VERSION, CaptureLedger, CaptureVersionError
 from llmtap.capture.store.parquet import write_parquet
-from llmtap.capture.store.places import Place, PlaceError, sync_folder
+from llmtap.capture.store.places import Place, PlaceError, make_folder, sync_folder
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
 
-__all__ = ["ClosedSpool", "Finished", "Finisher", "make_folder"]
+__all__ = ["ClosedSpool", "Finished", "Finisher", "LocalFiles"]
+
 
 log = logging.getLogger(__name__)
 
@@ -39,81 +40,59 @@ BACK_OFF_S_MAX: Final = 30.0
 
 @dataclass(slots=True)
 class ClosedSpool:
-    """A spool that nobody writes to any more."""
+    """A spool that is complete."""
 
     path: Path
     bytes: int
     rows: int | None = None
-    """None for one that was found: it is yet to be looked through."""
+    """None: left by an earlier process, not read yet."""
     made: Path | None = None
-    """Its Parquet file, made and not handed over yet."""
+    """Its Parquet file, not in its place yet."""
 
 
 @dataclass(slots=True)
 class Finished:
-    """What came of spools so far."""
+    """Counts of a finisher."""
 
     files: int = 0
     failures: int = 0
-    """Tries that did not succeed."""
     recovered_rows: int = 0
     damaged_batches: int = 0
     damaged_bytes: int = 0
     lost_rows: int = 0
-    """In spools that somebody removed."""
-
-
-def make_folder(folder: Path) -> list[Path]:
-    """Makes the folder, for us alone, and those above it that are missing; which were made, outermost first.
-
-    Raises OSError.
-    """
-    missing = []
-    for each in (folder, *folder.parents):
-        if each.exists():
-            break
-        missing.append(each)
-    made = []
-    for each in reversed(missing):
-        with suppress(FileExistsError):
-            each.mkdir(mode=0o700)
-            made.append(each)
-    if not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    return made
+    """In removed spools."""
 
 
 class Finisher:
-    """The thread, its queue, and its counts."""
+    """The thread, its queue and its counts."""
 
     def __init__(self, place: Place, spool_folder: Path, kept: Callable[[str, int], None]) -> None:
-        """`kept(name, bytes)` is told of each file that is in its place."""
+        """`kept(name, bytes)` is called for each file that is in its place."""
         self.counts = Finished()
         self.told = CaptureLedger()
-        """What the newest file tells, of those made of our own spools: one that was found may be of another
-        capture."""
+        """Ledger of the newest file of our own spools: a recovered one may be of another capture."""
         self.problem: str | None = None
-        """Why files do not get to their place now: one sentence, without secrets."""
+        """Why files do not reach their place now: one sentence, without secrets."""
         self._place = place
         self._folder = place.folder or spool_folder
         self._kept = kept
         self._queue: deque[ClosedSpool] = deque()
         self._left: list[ClosedSpool] = []
-        """Those that are themselves at fault, and stay where they are."""
+        """Faulty spools, which stay where they are."""
         self._wake = threading.Condition()
         self._stopping = self._abandoned = self._kicked = False
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Spools, and their bytes, that are not files yet; those at fault too."""
+        """Number and bytes of spools that are not files yet, faulty ones included."""
         with self._wake:
             spools = (*self._queue, *self._left)
             return len(spools), sum(spool.bytes for spool in spools)
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest spool that is yet to become a file."""
+        """Bytes of the largest waiting spool."""
         with self._wake:
             return max((spool.bytes for spool in self._queue), default=0)
 
@@ -126,18 +105,18 @@ class Finisher:
             self._wake.notify()
 
     def kick(self) -> None:
-        """Something may be better now: try again at once."""
+        """Try again at once."""
         with self._wake:
             self._kicked = True
             self._wake.notify()
 
     def look(self) -> None:
-        """Somebody may have taken away those at fault."""
+        """Forget faulty spools that were removed."""
         with self._wake:
             self._left = [spool for spool in self._left if spool.path.exists()]
 
     def close(self, timeout_s: float) -> bool:
-        """Finish what can be in that time, at the first failure no more; whether the thread has ended."""
+        """Finish spools until the time-out or the first failure; return whether the thread has ended."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -173,13 +152,13 @@ class Finisher:
                     self._kept(*made)
 
     def _next(self) -> ClosedSpool | None:
-        """The oldest spool, when there is one; None when it is time to go."""
+        """Wait for the oldest spool; None: stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._stopping)
             return self._queue[0] if self._queue and not self._abandoned else None
 
     def _wait(self, pause_s: float) -> bool:
-        """Pause before the next try; whether it is time to go instead."""
+        """Pause before the next attempt; return whether to stop instead."""
         with self._wake:
             if not self._stopping:
                 self._wake.wait_for(lambda: self._stopping or self._kicked, pause_s)
@@ -209,7 +188,7 @@ class Finisher:
             self._left.append(spool)
 
     def _finish(self, spool: ClosedSpool) -> tuple[str, int] | None:
-        """The file's name and bytes, where there was something to make one of."""
+        """Make and place the file of a spool; return its name and bytes, or None if it needs no file."""
         if not spool.path.exists():
             self.counts.lost_rows += spool.rows or 0
             log.error("event=capture_spool_removed spool=%s rows=%s", spool.path, spool.rows)
@@ -243,7 +222,7 @@ class Finisher:
         return file
 
     def _make(self, contents: SpoolContents, name: str) -> Path:
-        """The Parquet file under its temporary name, or nothing at all."""
+        """Make the Parquet file under its temporary name, or leave nothing."""
         info = msgspec.structs.replace(
             contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
         )
@@ -260,10 +239,78 @@ class Finisher:
 
 
 def _tells(contents: SpoolContents) -> bool:
-    """Whether a spool without rows says something that no other may say."""
+    """Whether a spool without rows tells of missing exchanges."""
     ledger = contents.ledger
     return bool(
         ledger.dropped
         or any(relay.opened for relay in ledger.relays.values())
         or contents.damaged.get("batches")
     )
+
+
+_OURS: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4,8}\.parquet")
+"""Only what we may have made is counted, and deleted at the bound."""
+
+
+class LocalFiles:
+    """Our files in a local folder: their bytes, and deletion of the oldest. None of a remote place.
+
+    Our names sort by age; the folder may be shared with other captures and files. `look` and `delete_oldest`
+    are for the store's thread, `add` is for the finisher's.
+    """
+
+    def __init__(self, folder: Path | None, tag: str) -> None:
+        """`tag`: part of the names of this capture's files."""
+        self.bytes = 0
+        self.deleted = 0
+        self.deleted_rows = 0
+        """Of this capture alone."""
+        self._folder = folder
+        self._tag = f"-{tag}-"
+        self._sizes: dict[str, int] = {}
+        self._new: dict[str, int] = {}
+        """Files added during `look`."""
+        self._guard = threading.Lock()
+
+    def look(self) -> None:
+        """List the folder: others may have moved files away."""
+        found = {}
+        with self._guard:
+            self._new = {}
+        if self._folder is not None:
+            with suppress(OSError), os.scandir(self._folder) as entries:
+                for entry in entries:
+                    if _OURS.fullmatch(entry.name):
+                        with suppress(OSError):
+                            found[entry.name] = entry.stat().st_size
+        with self._guard:
+            self._sizes = found | self._new
+            self.bytes = sum(self._sizes.values())
+
+    def add(self, name: str, size: int) -> None:
+        if self._folder is not None:
+            with self._guard:
+                self._sizes[name] = self._new[name] = size
+                self.bytes = sum(self._sizes.values())
+
+    def delete_oldest(self) -> bool:
+        """Delete the oldest file; return whether one was deleted. Raises nothing."""
+        with self._guard:
+            if not self._sizes or self._folder is None:
+                return False
+            name = min(self._sizes)
+            rows = 0
+            if self._tag in name:
+                with suppress(OSError, pa.ArrowException):
+                    rows = pq.read_metadata(self._folder / name).num_rows
+            try:
+                (self._folder / name).unlink(missing_ok=True)
+            except OSError as exc:
+                log.warning("event=capture_not_deleted file=%s error=%r", name, exc.strerror)
+                return False
+            size = self._sizes.pop(name)
+            self.bytes -= size
+            self.deleted += 1
+            self.deleted_rows += rows
+        log.warning("event=capture_deleted file=%s bytes=%d", name, size)
+        return True

@@ -1,6 +1,6 @@
-"""Rows as a Parquet file: small, and read by everything as it lies.
+"""Parquet files of a capture: their encoding, and the writer of a run (replay, bench, simulation).
 
-Weighed with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms), 8,000 exchanges in one row group,
+Measured with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms), 8,000 exchanges in one row group,
 zstd level 3, bytes per event:
 
     column         PLAIN   dictionary   DELTA_BINARY_PACKED   BYTE_STREAM_SPLIT
@@ -10,23 +10,25 @@ zstd level 3, bytes per event:
     event_tokens   0.014   0.0002       0.0003                0.001
     event_flags    0.010   0.0002       0.0003                0.001
 
-The jitter alone is 1.6 bytes of `event_us`. Deltas do worse than plain because each list begins with a step
-back of seconds, which sets the width of the whole block of 128. BYTE_STREAM_SPLIT would save another 8 %, but
-few readers know it for integers (Spark's vectorised one does not: SPARK-56894), and DELTA needs Spark 3.3. So
-everything is PLAIN, or a dictionary where values repeat, which every reader has: 2.73 bytes per event in all.
+Deltas are worse than plain because each list begins with a step back of seconds, which sets the width of a
+block of 128. BYTE_STREAM_SPLIT would save 8 %, but few readers have it for integers (SPARK-56894); DELTA
+needs Spark 3.3. So columns are PLAIN, or a dictionary where values repeat: 2.73 bytes per event, and 109 per
+exchange for all others (95 with the best encoding of each). zstd level 1 costs 2 % more bytes, level 9 costs
+9 % more and five times the CPU. Pages of version 2 cost 0.025 bytes more per event and column.
 
-All other columns take 95 bytes per exchange with the best encoding of each, and 109 like this. zstd level 1
-costs 2 % more bytes; level 9 finds false matches in the noise, costs 9 % more and five times the CPU; level
-15 gains nothing for seventy times. Pages of version 2 keep the list levels unpacked: 0.025 bytes more per
-event and column.
+The footer of 8 KB has statistics only of columns to filter by (of all: 3 KB more, and people's text in it),
+and no copy of the Arrow schema (8 KB more).
 
-A file has a footer of 8 KB: statistics only of columns one filters by (all of them would be 3 KB more, and
-bring people's text there), and no copy of the Arrow schema, another 8 KB that tell nothing new. With it and
-the heads of 100 column chunks, a file of 50 exchanges takes 440 bytes for each beside its events, one of
-1,000 takes 125.
+A run writes straight to Parquet, without a spool, because a killed run is repeated. Until it is over its
+files say how many requests are under way, and the last one says none: `integrity` reports a run cut short.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+import secrets
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -34,9 +36,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from llmtap.capture.schema import META_KEY, SCHEMA, CaptureInfo
+from llmtap import __version__
+from llmtap.capture.schema import META_KEY, SCHEMA, CaptureInfo, CaptureLedger, RelayCount
+from llmtap.capture.store.places import Place, PlaceError, make_folder, open_place, redacted
+from llmtap.capture.store.rows import to_batch
+from llmtap.clock import Clock, SystemClock
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import Exchange
 
-__all__ = ["write_parquet"]
+__all__ = ["RunWriter", "check_place", "write_parquet"]
+
 
 GROUP_BYTES: Final = 32 << 20
 """Of a row group, in memory: some 4,000 exchanges of 200 events. It bounds what a writer or a reader holds;
@@ -61,9 +70,9 @@ _STATISTICS: Final = (
 
 
 def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> int:
-    """Writes the rows in their order; how many there were. A row group is in memory at a time.
+    """Write the rows in their order and return their number, with one row group in memory.
 
-    Raises OSError where the disk does not take it: what is written until then is no Parquet file.
+    Raises OSError; then what is written is no Parquet file.
     """
     rows = 0
     writer = pq.ParquetWriter(
@@ -99,3 +108,108 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _leaf(field: pa.Field) -> str:
     """Its column's path in Parquet: a list's values lie two levels down."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
+
+
+ROWS: Final = 1_000
+"""Of a batch."""
+FILE_BYTES: Final = 64 << 20
+"""In memory, of the rows that become one file: some 8,000 exchanges of 200 events."""
+
+
+def check_place(to: str | Path) -> Place:
+    """Open the place of a capture; create and try a local folder. Raises ConfigError with the place `to`."""
+    shown = redacted(str(to))
+    try:
+        place = open_place(str(to))
+        if place.folder is not None:
+            make_folder(place.folder)
+            # Of a file system that takes no writes, permissions do not tell.
+            with tempfile.TemporaryFile(prefix=".llmtap-", dir=place.folder):
+                pass
+    except ConfigError as exc:
+        raise ConfigError(shown, exc.problem, exc.hint) from None
+    except OSError as exc:
+        raise ConfigError(shown, f"cannot be written: {exc.strerror}") from None
+    return place
+
+
+class RunWriter:
+    """Writes the exchanges of one run to a folder or URL, as `capture.to`."""
+
+    def __init__(
+        self,
+        to: str | Path,
+        expected: Mapping[str, int],
+        info: CaptureInfo,
+        *,
+        meter: str,
+        clock: Clock | None = None,
+    ) -> None:
+        """Raises ConfigError with the place `to` if nothing can be written there.
+
+        `expected`: exchanges opened by each relay. `info` gets the capture's id, our version and the time.
+        """
+        self._shown = redacted(str(to))
+        self._clock = SystemClock() if clock is None else clock
+        now_ns = self._clock.wall_ns()
+        began = datetime.fromtimestamp(now_ns // 10**9, UTC)
+        self._info = msgspec.structs.replace(
+            info,
+            capture=f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}",
+            tap_version=__version__,
+            began_ns=now_ns,
+        )
+        self._meter = meter
+        self._expected = dict(expected)
+        self._written: Counter[str] = Counter()
+        self._files = 0
+        self._rows: list[Exchange] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._place = check_place(to)
+
+    def add(self, x: Exchange) -> None:
+        """Write an exchange. Raises ConfigError if a file cannot be written."""
+        self._rows.append(x)
+        if len(self._rows) >= ROWS:
+            self._encode()
+            if self._bytes >= FILE_BYTES:
+                self._write(last=False)
+
+    def close(self) -> None:
+        """Write what is left. Raises ConfigError."""
+        self._encode()
+        self._write(last=True)
+
+    def _encode(self) -> None:
+        rows, self._rows = self._rows, []
+        batch, failed = to_batch(rows, capture=self._info.capture, level=self._info.level)
+        if failed:
+            raise failed[0]
+        self._written.update(x.relay for x in rows)
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+
+    def _write(self, *, last: bool) -> None:
+        batches, self._batches, self._bytes = self._batches, [], 0
+        self._files += 1
+        relays = {
+            name: RelayCount(opened, unsettled=opened - self._written[name])
+            for name, opened in self._expected.items()
+        }
+        now_ns = self._clock.wall_ns()
+        when = f"{datetime.fromtimestamp(now_ns // 10**9, UTC):%Y%m%dT%H%M%S}{now_ns // 10**6 % 1_000:03d}Z"
+        tag = re.sub(r"[^A-Za-z0-9_]", "_", self._info.capture)
+        name = f"llmtap-{when}-{tag}-{self._files:04d}-{secrets.token_hex(4)}.parquet"
+        info = msgspec.structs.replace(
+            self._info, ledger=CaptureLedger(relays, meter=self._meter, closed=last), began_ns=now_ns
+        )
+        try:
+            with tempfile.TemporaryDirectory(prefix=".llmtap-", dir=self._place.folder) as scratch:
+                made = Path(scratch) / name
+                write_parquet(made, info, batches)
+                self._place.put(made, name)
+        except PlaceError as exc:
+            raise ConfigError(self._shown, f"cannot be written: {exc}") from None
+        except OSError as exc:
+            raise ConfigError(self._shown, f"cannot be written: {exc.strerror or exc}") from None

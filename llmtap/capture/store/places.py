@@ -1,15 +1,16 @@
-"""Where finished files go: a folder of this machine, or any store that `pyarrow.fs` knows by its URL.
+"""Places of finished files: a local folder, or any store that `pyarrow.fs` knows by its URL.
 
-A local file appears whole or not at all: it is made under a name with a dot in front, which globs and readers
-of data sets pass over, brought to the disk, and then renamed. An object store is written straight to the
-final name, because a put is atomic, and to the same name each time it is tried: nothing is there twice.
+A local file is made under a name with a leading dot, which readers skip, synced, and renamed. An object store
+is written under the final name, the same at each attempt, because a put is atomic.
 
 URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them.
 """
 
+import errno
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -21,23 +22,32 @@ from llmtap.errors import ConfigError, LlmtapError
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-__all__ = ["LocalPlace", "Place", "PlaceError", "RemotePlace", "open_place", "redacted", "sync_folder"]
+__all__ = [
+    "LocalPlace",
+    "Place",
+    "PlaceError",
+    "RemotePlace",
+    "make_folder",
+    "open_place",
+    "redacted",
+    "sync_folder",
+]
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
-"""How long a store may be silent: a slow one answers a put within seconds. One that hangs is let go after two
-to four times of it, because the SDK tries once more when it closes. The file is tried again anyway."""
+"""Longest silence of a store. One that hangs is given up after two to four times of it, because the SDK tries
+once more when it closes."""
 _PART_BYTES: Final = 8 << 20
 _REASON_LENGTH: Final = 300
 _HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
-"""What may stand in a URL's query without being a secret."""
+"""Query fields of a URL that are no secret."""
 _SLIP: Final = re.compile(r"(s3|gs|gcs|abfss?|hdfs|file|[A-Za-z][A-Za-z0-9+.-]+(?=:/)):/?")
-"""At the beginning of what has no `://`: a slash is missing, and no folder of such a name is meant."""
+"""A URL with a missing slash."""
 _S3_KNOWN: Final = frozenset(("region", "scheme", "endpoint_override"))
 
 
 class PlaceError(LlmtapError):
-    """A place did not take a file. One sentence, without secrets."""
+    """A place did not take a file. The message has no secrets."""
 
 
 class Place(Protocol):
@@ -45,29 +55,24 @@ class Place(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: without secrets."""
+        """Name without secrets."""
         ...
 
     @property
     def folder(self) -> Path | None:
-        """The folder, where the place is local; then files are made in it."""
+        """The folder of a local place, in which files are made; else None."""
         ...
 
     def put(self, made: Path, name: str) -> None:
-        """Hand the file over under its final name; when this returns, it lasts. The same name is overwritten.
+        """Store the file durably under its final name, replacing one of that name. Raises PlaceError.
 
-        `made` is gone afterwards where the place is local, and stays the caller's where it is not.
-
-        Raises PlaceError.
+        A local place takes `made` away; of a remote one it stays the caller's.
         """
         ...
 
 
 def open_place(to: str) -> Place:
-    """The place of that name. Nothing is touched yet.
-
-    Raises ConfigError for a URL that cannot be.
-    """
+    """Return the place of that name, untouched. Raises ConfigError for an invalid URL."""
     if "://" not in to:
         slip = _SLIP.match(to)
         if slip is not None:
@@ -81,9 +86,9 @@ def open_place(to: str) -> Place:
 
 
 def redacted(url: str) -> str:
-    """The URL without what may be secret: user, password, and all of its query but harmless names.
+    """Return the URL without user, password, and query fields that may be secret.
 
-    A password may hold any character, so everything up to the last @ is taken for one.
+    A password may hold any character, so it ends at the last @.
     """
     scheme, found, rest = url.partition("://")
     if not found:
@@ -101,12 +106,32 @@ def redacted(url: str) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the disk knows the folder's names."""
+    """Sync the names in a folder to the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Create the folder and its missing parents, for this user alone; return the new ones, outermost first.
+
+    Raises OSError.
+    """
+    missing = []
+    for each in (folder, *folder.parents):
+        if each.exists():
+            break
+        missing.append(each)
+    made = []
+    for each in reversed(missing):
+        with suppress(FileExistsError):
+            each.mkdir(mode=0o700)
+            made.append(each)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    return made
 
 
 class LocalPlace:
@@ -143,7 +168,7 @@ class RemotePlace:
         self._store: FileSystem | None = None
 
     def store(self) -> "FileSystem":
-        """The store, reached for at the first time. Raises OSError."""
+        """Return the store, connected at the first call. Raises OSError."""
         if self._store is None:
             self._store = self._connect()
         return self._store
@@ -178,7 +203,7 @@ class RemotePlace:
         return size
 
     def _other(self, url: str) -> tuple[Callable[[], "FileSystem"], str]:
-        """What opens the store, and the path in it, by pyarrow's own reading of the URL."""
+        """Return a function that opens the store, and the path in it, as pyarrow reads the URL."""
         from pyarrow.fs import FileSystem
 
         if url.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in url:
@@ -193,7 +218,7 @@ class RemotePlace:
         return (lambda: store), prefix.rstrip("/")
 
     def _clean(self, exc: Exception) -> str:
-        """The error's text, on one line, bounded, without our secrets in any spelling."""
+        """Return the error's text on one line, bounded, without our secrets in any spelling."""
         text = " ".join(str(exc).split())
         for secret in self._secrets:
             text = text.replace(secret, "***")
@@ -201,9 +226,9 @@ class RemotePlace:
 
 
 def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
-    """The same for S3, with time-outs, which pyarrow's own reading of the URL has no place for.
+    """Return the same for S3 with time-outs, which a URL cannot have for pyarrow.
 
-    That would also look up the bucket's region while it reads, and so hang without a network.
+    pyarrow would also look up the bucket's region, and hang without a network.
     """
     from pyarrow import fs
 
@@ -250,7 +275,7 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
 
 
 def _secrets_of(url: str) -> list[str]:
-    """All that `redacted` hides, as written and decoded, longest first."""
+    """Return all that `redacted` hides, as written and decoded, longest first."""
     rest, _, query = url.partition("://")[2].partition("?")
     found = {url}
     if "@" in rest:

@@ -1,13 +1,11 @@
-"""Exchanges to rows of a capture, and back.
+"""Conversion of Exchanges to rows of a capture, and back.
 
-This runs in the meter's encoder thread for every exchange, so values are gathered by C functions and worked
-on by Arrow's: the event logs of a whole batch are joined as bytes, never walked.
+It runs in the meter's encoder thread for every exchange, so C functions gather the values and Arrow's compute
+them: the event logs of a batch are joined as bytes.
 
-- Offsets are whole microseconds from `arrival`, rounded down; durations, too. `uncertainty_us` is rounded
-  up, because it is a bound.
-- Nothing that came from outside can stop a row: text that is no Unicode is written with replacements, a
-  number that does not fit its column as null.
-- What level writes what stands in FORMAT.md; it is decided here and nowhere else.
+- Offsets and durations are whole microseconds, rounded down; `uncertainty_us` is a bound and rounded up.
+- No input can stop a row: invalid Unicode is replaced, a number that does not fit its column is null.
+- This module alone decides which level writes which column (FORMAT.md).
 """
 
 import json
@@ -24,10 +22,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
-from llmtap.exchange.exchange import Added, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.exchange import (
+    Added,
+    CapturedText,
+    EventLog,
+    Exchange,
+    RequestShape,
+    Timeline,
+    Tokens,
+    Turn,
+)
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.paths import clean_path
-from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 
 __all__ = ["exchanges_of", "to_batch"]
 
@@ -90,11 +96,11 @@ _clean: Final = lru_cache(4_096)(clean_path)
 def to_batch(
     exchanges: Sequence[Exchange], *, capture: str, level: str
 ) -> tuple[pa.RecordBatch, list[Exception]]:
-    """The exchanges as rows in SCHEMA, and of each that could not be made a row what went wrong.
+    """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted.
 
     Args:
         capture: id of the capture.
-        level: the most that a row may tell: none, shape or full.
+        level: highest privacy level of a row: none, shape or full.
     """
     try:
         return _encode(exchanges, capture, level), []
@@ -138,7 +144,7 @@ def _empty() -> pa.RecordBatch:
 
 
 def _times(xs: Sequence[Exchange], columns: dict[str, Any]) -> pa.Array:
-    """All points and durations, worked out as one long column. Returns the arrivals, monotonic."""
+    """Compute all points and durations as one long column; return the monotonic arrivals."""
     n = len(xs)
     arrived, *rest = zip(*map(_times_of, xs), strict=True)
     arrivals, zeros = pa.array(arrived, pa.int64()), pa.array(bytes(n), pa.int64())
@@ -154,7 +160,7 @@ def _times(xs: Sequence[Exchange], columns: dict[str, Any]) -> pa.Array:
 
 
 def _event_lists(xs: Sequence[Exchange], arrivals: pa.Array, columns: dict[str, Any], *, sizes: bool) -> None:
-    """The event logs; `sizes`: also how many bytes each event had."""
+    """Add the event logs; `sizes`: with the bytes of each event."""
     logs = [x.timeline.events for x in xs]
     lengths = list(map(len, logs))
     offsets = _offsets(lengths)
@@ -206,7 +212,7 @@ def _request(xs: Sequence[Exchange], columns: dict[str, Any], *, shape: bool) ->
 
 
 def _turns(xs: Sequence[Exchange], columns: dict[str, Any], *, shape: bool) -> None:
-    """Whose turn it was. What was told from the messages alone is part of the shape."""
+    """Add the turns. A session recognised by its messages is part of the shape."""
     turns = [x.turn or _NO_TURN for x in xs]
     if not shape:
         turns = [turn if turn.source == "explicit" else _NO_TURN for turn in turns]
@@ -245,7 +251,7 @@ def _column(values: Any, n: int, kind: pa.DataType) -> pa.Array:
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:
-    """The value, or the nearest thing that the column can hold, or None."""
+    """Return the value as the column can hold it, or None."""
     if value is None:
         return None
     if pa.types.is_string(kind):
@@ -271,7 +277,7 @@ def _floor_us(ns: pa.Array) -> pa.Array:
 
 
 def _joined(parts: Iterable[Any], kind: pa.DataType) -> pa.Array:
-    """Arrays and bytearrays as one column without nulls."""
+    """Join arrays and bytearrays to one column without nulls."""
     data = b"".join(parts)
     return pa.Array.from_buffers(kind, len(data) * 8 // kind.bit_width, [None, pa.py_buffer(data)])
 
@@ -282,7 +288,7 @@ def _offsets(lengths: Iterable[int]) -> pa.Array:
 
 
 def _lists(flat: pa.Array, parts: Sequence[Sequence[Any] | None]) -> pa.Array:
-    """`flat` cut into lists as long as `parts`, null where there is none."""
+    """Cut `flat` into lists as long as `parts`; null where there is none."""
     offsets = _offsets(0 if part is None else len(part) for part in parts)
     return pa.ListArray.from_arrays(
         offsets, flat, mask=pa.array([part is None for part in parts], pa.bool_())
@@ -294,7 +300,7 @@ def _lists_of_ints(parts: "Sequence[array[int] | None]") -> pa.Array:
 
 
 def _json(value: object, *, words: bool = False) -> str | None:
-    """As JSON; None for what cannot be written. `words`: without anything that may be a text."""
+    """Return the value as JSON, or None if it cannot be written. `words`: without possible texts."""
     if value is None:
         return None
     try:
@@ -310,7 +316,7 @@ def _json(value: object, *, words: bool = False) -> str | None:
 
 
 def _wordy(value: Any, depth: int) -> Any:
-    """Numbers and single words of it; null in place of the rest."""
+    """Keep numbers and single words, and replace the rest by null."""
     if isinstance(value, str):
         return value if _WORD.fullmatch(value) else None
     if not isinstance(value, dict | list):
@@ -326,11 +332,11 @@ def _wordy(value: Any, depth: int) -> Any:
 
 
 def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
-    """The rows of a batch in SCHEMA as Exchanges, in their order.
+    """Yield the rows of a batch in SCHEMA as Exchanges.
 
-    Their stamps lie on the axis of the wall clock, because the monotonic clock of the host that took them
-    says nothing elsewhere: a timeline's `arrival_ns` is the exchange's `arrival_wall_ns`. A turn whose place
-    in its conversation is not known has the number -1.
+    Their stamps are on the wall clock, because the monotonic clock of another host means nothing: a
+    timeline's `arrival_ns` is the exchange's `arrival_wall_ns`. A turn without a known place has the number
+    -1.
     """
     n = batch.num_rows
     skipped = {*_STAMPS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture", "id"}

@@ -1,6 +1,6 @@
-"""The spool: where rows are safe before they are Parquet.
+"""The spool: an append-only file that keeps rows safe until they are Parquet.
 
-A file of frames, only ever appended to:
+A spool is a sequence of frames:
 
     magic "LTSP" | kind u8, 0 | version u16 | batches before u32 | rows u32
     length u32 | unpacked length u32 | crc32 u32 | payload of `length` bytes
@@ -11,16 +11,21 @@ spool of an older one. A batch frame holds one Arrow IPC message, packed by zstd
 packing, one buffer at a time, a batch of one row took 2.6 ms and 12 KB instead of 0.33 ms and 3 KB, one of
 100 rows twice the time. A note frame holds a Ledger as JSON.
 
-A reader that meets a broken frame looks for the next whole one: what is damaged costs itself only. Frames
-are read with `pread` and not mapped into memory, because a bad disk would then kill the process (SIGBUS)
-instead of raising an error, and again at each start.
+A reader skips a broken frame to the next whole one. Frames are read with `pread` and not mapped into memory:
+on a bad disk a mapping kills the process (SIGBUS), at each start.
+
+One process writes to a spool's folder and holds its lock. A meter that drains its relays while its successor
+goes on with the capture writes to a folder in it, `aside-<pid>`, with a lock of its own. Spools that a killed
+one left there are taken back at the next start.
 """
 
+import fcntl
 import io
 import os
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -29,11 +34,30 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger
-from llmtap.capture.store.migrations import STEPS, CaptureVersionError, Steps, migrate
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.schema import (
+    SCHEMA,
+    STEPS,
+    VERSION,
+    CaptureInfo,
+    CaptureLedger,
+    CaptureVersionError,
+    Steps,
+    migrate,
+)
 from llmtap.errors import LlmtapError
 
-__all__ = ["SpoolContents", "SpoolError", "SpoolWriter", "read_spool"]
+__all__ = [
+    "LOCK",
+    "SpoolContents",
+    "SpoolError",
+    "SpoolWriter",
+    "aside_of",
+    "clear",
+    "read_spool",
+    "take_back",
+]
+
 
 _MAGIC: Final = b"LTSP"
 _HEADER: Final = struct.Struct("<4sBxHIIIII")
@@ -55,20 +79,20 @@ _KINDS: Final = frozenset(int(k) for k in _Kind)
 
 
 class SpoolError(LlmtapError):
-    """A spool cannot be read at all: the disk's fault, or ours."""
+    """A spool cannot be read at all."""
 
 
 class SpoolWriter:
-    """One spool being written. What raises OSError left nothing half written behind it."""
+    """One spool being written. A method that raises OSError leaves the file as it was."""
 
     def __init__(self, path: Path, info: CaptureInfo, *, schema: pa.Schema = SCHEMA) -> None:
-        """Makes the file, which must not be there yet."""
+        """Create the file, which must not exist."""
         self.path = path
         self.rows = 0
         self.batches = 0
         self.notes = 0
         self.bytes = 0
-        """End of the last whole frame: what a failed write left behind it is cut off."""
+        """End of the last whole frame."""
         self._version = info.schema_version
         self._ipc = io.BytesIO()
         self._stream = pa.ipc.new_stream(self._ipc, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
@@ -87,10 +111,7 @@ class SpoolWriter:
     def append(
         self, batch: pa.RecordBatch, ledger: CaptureLedger | None = None, *, sync: bool = False
     ) -> None:
-        """Add a batch, and what is known of the rest; with `sync`, the disk has it when this returns.
-
-        Raises OSError when it could not: then the file is as it was, and the same batch may be tried again.
-        """
+        """Append a batch and a ledger; with `sync`, durably. Raises OSError: the batch may be tried again."""
         self._ipc.seek(0)
         self._ipc.truncate(0)
         self._stream.write_batch(batch)
@@ -109,17 +130,16 @@ class SpoolWriter:
         self.notes += ledger is not None
 
     def note(self, ledger: CaptureLedger, *, sync: bool = False) -> None:
-        """Add what is known of what is not here. Raises OSError as `append` does."""
+        """Append a ledger. Raises OSError as `append` does."""
         self._write(self._frame(_Kind.NOTE, msgspec.json.encode(ledger)), sync=sync)
         self.notes += 1
 
     def sync(self) -> None:
-        """Returns when the disk has everything."""
         os.fdatasync(self._fd)
 
     @property
     def present(self) -> bool:
-        """The file is where it was made: nobody has removed it, or its folder."""
+        """Whether neither the file nor its folder was removed."""
         try:
             there, ours = os.stat(self.path), os.fstat(self._fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +147,7 @@ class SpoolWriter:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def restore(self) -> None:
-        """Write the file anew where somebody removed it: as long as it is open, nothing of it is lost."""
+        """Write the removed file again from its open descriptor. Raises OSError."""
         fd = _create(self.path)
         try:
             at = 0
@@ -146,7 +166,7 @@ class SpoolWriter:
         self._fd = fd
 
     def close(self) -> None:
-        """Let go of the file; more than once is fine."""
+        """Close the file; may be repeated."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -175,26 +195,23 @@ class SpoolWriter:
 
 @dataclass(slots=True)
 class SpoolContents:
-    """What is whole in a spool."""
+    """The whole frames of a spool."""
 
     path: Path
     info: CaptureInfo
-    """Of the spool, at its own version; with the level `full`, which covers all, where the head is lost."""
+    """At the version of the spool; with the level `full`, which covers all, if the head is lost."""
     ledger: CaptureLedger
-    """The last one noted."""
+    """The last one."""
     rows: int = 0
     notes: int = 0
     damaged: dict[str, int] = field(default_factory=dict)
-    """`batches` lost (a broken end counts as one) and `bytes` that are no frame; empty when all is whole."""
+    """Lost `batches` (a broken end counts as one) and `bytes` that are no frame; empty if all is whole."""
     _schema: pa.Schema = SCHEMA
     _frames: list[int] = field(default_factory=list)
     _steps: Steps = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows in today's columns, one batch in memory at a time.
-
-        Raises SpoolError where the file changed, or the disk fails, since it was looked through.
-        """
+        """Yield the rows in today's columns. Raises SpoolError if the file has changed or the disk fails."""
         with _File(self.path) as file:
             for at in self._frames:
                 frame = _frame_at(file, at, file.size)
@@ -206,9 +223,9 @@ class SpoolContents:
 
 
 def read_spool(path: Path, *, steps: Steps = STEPS) -> SpoolContents:
-    """Look through a spool, whatever happened to it.
+    """Find the whole frames of a spool.
 
-    Raises CaptureVersionError when a newer tap wrote it, SpoolError when it cannot be read.
+    Raises CaptureVersionError if a newer tap wrote it, SpoolError if it cannot be read.
     """
     frames: list[int] = []
     head: tuple[CaptureInfo, pa.Schema] | None = None
@@ -257,14 +274,14 @@ class _Frame(NamedTuple):
     kind: int
     version: int
     before: int
-    """Batches written before it: by a gap one knows how many are lost."""
+    """Batches written before it: a gap tells how many are lost."""
     rows: int
     unpacked: int
     payload: bytes
 
 
 class _File:
-    """A file for reading at any place. Raises SpoolError where the disk fails."""
+    """A file for reading at any place. Raises SpoolError if the disk fails."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
@@ -297,7 +314,7 @@ class _File:
 
 
 def _frame_at(file: _File, at: int, end: int) -> _Frame | None:
-    """The frame that begins there, or None where none does, or not a whole one."""
+    """Return the whole frame that begins there, if any."""
     header = file.at(at, _HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         return None
@@ -312,7 +329,7 @@ def _frame_at(file: _File, at: int, end: int) -> _Frame | None:
 
 
 def _next_frame_at(file: _File, start: int) -> int:
-    """Where the next whole frame begins, or the end of the file."""
+    """Return the offset of the next whole frame, or the end of the file."""
     at = start
     while at < file.size:
         part = file.at(at, _SCAN_BYTES)
@@ -327,7 +344,7 @@ def _next_frame_at(file: _File, start: int) -> int:
 
 
 def _kind_at(file: _File, at: int) -> int:
-    """What a broken frame seems to have been; 0 where nothing tells."""
+    """Return the kind that a broken frame seems to have, or 0."""
     begin = file.at(at, len(_MAGIC) + 1)
     return begin[-1] if begin.startswith(_MAGIC) and len(begin) > len(_MAGIC) else 0
 
@@ -348,3 +365,36 @@ def _write_all(fd: int, data: bytes, at: int) -> None:
     while view:
         written = os.pwrite(fd, view, at)
         view, at = view[written:], at + written
+
+
+LOCK: Final = "llmtap.lock"
+_PREFIX: Final = "aside-"
+
+
+def aside_of(options: CaptureOptions, folder: Path, pid: int) -> CaptureOptions:
+    """Return options of the same capture, with spools beside those in `folder`."""
+    return msgspec.structs.replace(options, spool=str(folder / f"{_PREFIX}{pid}"))
+
+
+def take_back(folder: Path) -> None:
+    """Move the spools of dead meters into `folder`, which is ours. Raises OSError."""
+    for aside in folder.glob(f"{_PREFIX}*"):
+        fd = os.open(aside / LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # its meter lives
+        else:
+            for spool in aside.glob("llmtap-*.spool"):
+                os.replace(spool, folder / spool.name)
+            clear(aside)
+        finally:
+            os.close(fd)
+
+
+def clear(aside: Path) -> None:
+    """Remove the folder if only its lock is left in it."""
+    with suppress(OSError):
+        if [path.name for path in aside.iterdir()] == [LOCK]:
+            (aside / LOCK).unlink()
+            aside.rmdir()

@@ -1,25 +1,22 @@
-"""Where a capture is kept: the spool that takes rows now, and the files that spools become.
+"""Store of a capture: the spool that takes rows now, and the files that spools become.
 
-Rows are safe once `append` says so. Whatever keeps it from that (a full disk, a folder that is gone or
-read-only, the bound on the total) is a `problem` with a name: the caller holds the batch and tries again, and
-it works as soon as the cause is gone. Traffic never knows.
+Rows are safe once `append` returns True. What prevents it (a full disk, a folder that is gone or read-only,
+the bound on the total) is a named `problem`: the caller keeps the batch and tries again.
 
-In the spool's folder lie `llmtap-*.spool` and a lock: two taps in one folder would recover each other's live
-spools. A file has the name of its spool: `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`, in the order of
-time, and never used twice, also when a meter starts again within the same capture.
+The spool's folder holds `llmtap-*.spool` and a lock, because two taps in one folder would recover each
+other's live spools. A file has the name of its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`,
+sorted by time and never used twice.
 
-A disk is not filled to the brim by us: as much stays free as the largest spool takes, or no spool could
-become a file any more, which would be smaller. When it gets narrow, spools become files early.
+Free disk: as much as the largest spool takes stays free, so that spools can become files, which are smaller.
+When the disk gets full, spools become files early.
 
-The bound on the total is for all that lies here, spools and local files. What a batch will take is estimated
-before it is taken, by how well those before it could be packed. So the total stays below its bound, but for
-the temporary file of the one spool that is becoming a file, which is about as large as the file will be; for
-a batch that alone takes more than half of the bound; and for one that packs so much worse than others that
-NOTES_BYTES do not make up for it.
+Bound: spools and local files together. The size of a batch is estimated by how well earlier ones could be
+packed. The total exceeds its bound only by the temporary file of one spool, by a batch of more than half of
+the bound, and by one that packs so much worse than others that NOTES_BYTES do not compensate.
 
-What is known of exchanges that are not kept (the ledger) has room of its own: neither the bound nor what is
-left free on the disk keeps a ledger without rows away, or a paused capture could not tell what it lost. A
-spool of nothing but ledgers is begun anew when it has grown: a long pause does not fill the disk with them.
+Ledgers (what is known of exchanges that are not kept) have room of their own: a ledger without rows is
+written despite the bound and the reserve of free disk, so that a paused capture can report its losses. A
+spool of ledgers alone is replaced when it has grown.
 """
 
 import errno
@@ -40,11 +37,9 @@ import pyarrow as pa
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import CaptureInfo, CaptureLedger
-from llmtap.capture.store.aside import LOCK, take_back
-from llmtap.capture.store.files import LocalFiles
-from llmtap.capture.store.finisher import ClosedSpool, Finisher, make_folder
-from llmtap.capture.store.places import Place, open_place, redacted, sync_folder
-from llmtap.capture.store.spool import SpoolWriter
+from llmtap.capture.store.finisher import ClosedSpool, Finisher, LocalFiles
+from llmtap.capture.store.places import Place, make_folder, open_place, redacted, sync_folder
+from llmtap.capture.store.spool import LOCK, SpoolWriter, take_back
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
 
@@ -72,37 +67,36 @@ _FRAME_BYTES: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """What a store has done, since it was made, and what it holds."""
+    """Counts of a store since it was made, and its sizes."""
 
     rows_written: int
-    """Rows in the spool, ever."""
     bytes_written: int
     files: int
     files_waiting: int
-    """Closed spools that are not files yet: the one being written is not among them."""
+    """Closed spools that are not files yet."""
     files_deleted: int
     """At the bound of the total, oldest first."""
     rows_deleted: int
-    """With them, as far as they were of this capture."""
+    """Those of this capture."""
     spool_bytes: int
     local_bytes: int
-    """All that lies here, spools and our files in a local folder: what `total_bytes` is the bound of."""
+    """Spools and our local files: bounded by `total_bytes`."""
     failures: int
-    """Tries to finish a file that did not succeed."""
+    """Failed attempts to finish a file."""
     recovered: int
-    """Rows from spools that an earlier process left."""
+    """Rows from spools of an earlier process."""
     damaged: int
-    """Batches of a spool that were not readable any more."""
+    """Unreadable batches of spools."""
     lost_rows: int
-    """In spools that somebody removed before they were files."""
+    """Rows of spools that were removed before they became files."""
     problem: str | None
-    """Why rows are not taken now: `disk_full`, `folder` or `total_bytes`."""
+    """As `Store.problem`."""
     files_problem: str | None
-    """Why files do not get to their place now: one sentence."""
+    """Why files do not reach their place now: one sentence."""
 
 
 def spool_folder(options: CaptureOptions) -> Path:
-    """Where spools lie: as set, or in the capture's own folder, or for a remote one in the user's state."""
+    """Return the spool's folder: as set, or in the capture's, or for a remote one in the user's state."""
     assert options.to is not None
     if options.spool is not None:
         return Path(options.spool)
@@ -115,12 +109,9 @@ def spool_folder(options: CaptureOptions) -> Path:
 
 
 def check(options: CaptureOptions, supervisor: int | None = None) -> None:
-    """What `open` would find wrong, told before anything starts; nothing is left behind.
+    """Raise ConfigError where `open` would; leave nothing behind.
 
-    A child of process `supervisor` (or of this one) that holds the lock is no fault: the settings are for a
-    proxy that runs.
-
-    Raises ConfigError.
+    A child of process `supervisor` (or of this one) may hold the lock: the settings are for a running proxy.
     """
     assert options.to is not None
     place, spool = open_place(options.to), spool_folder(options)
@@ -145,12 +136,12 @@ class Store:
     """
 
     def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
-        """Touches nothing yet. Raises ConfigError for a place that cannot be."""
+        """Raises ConfigError for an invalid place. Touches nothing yet."""
         assert options.to is not None
         self.problem: str | None = None
         """Why rows are not taken now: `disk_full`, `folder` or `total_bytes`."""
         self.info = info
-        """What files say of themselves that are begun from now on; to be set from any thread."""
+        """Of files begun from now on; may be set from any thread."""
         self._options = options
         self._clock = clock
         self._place = open_place(options.to)
@@ -168,10 +159,7 @@ class Store:
         self._packing = 0.5
 
     def open(self) -> None:
-        """Makes the folders, takes the lock, and finds what an earlier process left.
-
-        Raises ConfigError when that cannot be.
-        """
+        """Create the folders, take the lock, recover spools of an earlier process. Raises ConfigError."""
         for key, folder in _folders(self._options, self._place, self._folder):
             _probe(key, folder)
         self._lock = _lock(self._options, self._folder)
@@ -193,10 +181,10 @@ class Store:
             )  # fmt: skip
 
     def append(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
-        """Keep the rows, and what is known of others; False when that cannot be now.
+        """Write the rows and the ledger; return False if that is not possible now.
 
-        A batch without rows keeps the ledger alone, where it says something new. The ledger that is written
-        counts what has been deleted so far, this call's deletions too.
+        A batch without rows writes the ledger alone, if it is new. The written ledger counts deletions so
+        far.
         """
         assert self._lock is not None, "not open"
         deleted = self._files.deleted_rows
@@ -211,7 +199,7 @@ class Store:
         return kept
 
     def tick(self) -> None:
-        """Time passes: a spool that is old enough becomes a file, and others may have moved files away."""
+        """Rotate an old spool, and look for files that others have moved away."""
         now_ns = self._clock.mono_ns()
         writer = self._writer
         # While there is no room for rows, a spool of ledgers alone would only become one more file.
@@ -222,7 +210,7 @@ class Store:
             self._look(now_ns)
 
     def rotate(self) -> None:
-        """The spool that is written to becomes a file; the next batch begins another."""
+        """Hand the current spool to the finisher; the next batch begins another."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -238,11 +226,11 @@ class Store:
             _discard(writer)
 
     def told(self) -> CaptureLedger:
-        """What the newest file that was made here tells of exchanges that are not kept. For any thread."""
+        """Return the ledger of the newest file made here. For any thread."""
         return self._finisher.told
 
     def close(self, timeout_s: float) -> None:
-        """Makes files of all spools if the time allows; the next start finds the others."""
+        """Make files of all spools if the time allows; the next start recovers the others."""
         self.rotate()
         ended = self._finisher.close(timeout_s)
         if left := self._finisher.waiting[0]:
@@ -256,7 +244,7 @@ class Store:
             self._lock = None
 
     def state(self) -> StoreState:
-        """Counts and sizes of now. Waits for no disk."""
+        """Return current counts and sizes, without disk access."""
         counts = self._finisher.counts
         waiting, waiting_bytes = self._finisher.waiting
         spool_bytes = waiting_bytes + self._open_bytes
@@ -273,7 +261,6 @@ class Store:
     # ---------------------------------------------------------------- writing
 
     def _keep(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
-        """`append`, once the bound on the total allows it."""
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
             ledger = msgspec.structs.replace(ledger, dropped=dropped)
@@ -297,7 +284,6 @@ class Store:
         return True
 
     def _write(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> None:
-        """Raises OSError."""
         if self._writer is not None and not self._writer.present:
             self._make_again()
             self._writer.restore()
@@ -333,11 +319,11 @@ class Store:
             _discard(old)  # only the last ledger counts, and it is in the new one
 
     def _cost(self, batch: pa.RecordBatch) -> int:
-        """What the batch will take in the spool, about."""
+        """Estimate the bytes of the batch in the spool."""
         return _FRAME_BYTES + int(self._packing * batch.nbytes)
 
     def _begin(self) -> SpoolWriter:
-        """A new spool. Raises OSError."""
+        """Begin a spool. Raises OSError."""
         self._number += 1
         now_ns = self._clock.wall_ns()
         at = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
@@ -355,7 +341,7 @@ class Store:
         return writer
 
     def _make_again(self) -> None:
-        """Somebody has removed the folder, and our lock with it. Raises OSError."""
+        """Create the removed folder and its lock again. Raises OSError."""
         make_folder(self._folder)
         old, self._lock = self._lock, None
         try:
@@ -367,7 +353,7 @@ class Store:
             os.close(old)
 
     def _leave_room(self, batch: pa.RecordBatch) -> None:
-        """Raises OSError where the batch would take the room that spools need to become files."""
+        """Raise OSError if the batch would take the disk that spools need to become files."""
         disk = os.statvfs(self._folder)
         if not disk.f_blocks:
             return  # It does not say.
@@ -379,7 +365,7 @@ class Store:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _has_room(self, batch: pa.RecordBatch) -> bool:
-        """Whether the batch fits below the bound, after what the bound allows us to delete is deleted."""
+        """Whether the batch fits below the bound, after deletions if they are allowed."""
         bound = self._options.total_bytes - NOTES_BYTES
         if self._writer is None:
             bound -= _HEAD_BYTES
@@ -408,12 +394,11 @@ class Store:
         return 0 if writer is None else writer.bytes
 
     def _rotate_rows(self) -> None:
-        """What is written so far becomes a file; a spool of ledgers alone stays, for those to come."""
+        """Rotate, unless the spool has ledgers alone."""
         if self._writer is not None and self._writer.rows:
             self.rotate()
 
     def _look(self, now_ns: int) -> None:
-        """See what others have moved away."""
         self._looked_ns = now_ns
         self._files.look()
         self._finisher.look()
@@ -427,24 +412,20 @@ class Store:
 
 
 def _discard(writer: SpoolWriter) -> None:
-    """Nothing of it is needed."""
     writer.close()
     with suppress(OSError):
         writer.path.unlink(missing_ok=True)
 
 
 def _folders(options: CaptureOptions, place: Place, spool: Path) -> list[tuple[str, Path]]:
-    """What must be there, by the key that names it."""
+    """Return the folders, with the config keys that name them."""
     own = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
     folders = [(own, spool)]
     return folders if place.folder is None else [("capture.to", place.folder), *folders]
 
 
 def _probe(key: str, folder: Path) -> list[Path]:
-    """Makes the folder and writes to it; which folders that made. A full disk passes: it may have room later.
-
-    Raises ConfigError.
-    """
+    """Create the folder, write to it, return the new folders. A full disk is no error. Raises ConfigError."""
     made: list[Path] = []
     try:
         made = make_folder(folder)
@@ -462,9 +443,9 @@ def _probe(key: str, folder: Path) -> list[Path]:
 
 
 def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
-    """The lock on the folder, held until it is closed; None where a child of process `supervisor` holds it.
+    """Lock the folder until the descriptor is closed; None if a child of process `supervisor` holds the lock.
 
-    Raises ConfigError where another tap does.
+    Raises ConfigError if another tap holds it.
     """
     key = "capture.to" if options.spool is None else "capture.spool"
     path = folder / LOCK

@@ -29,11 +29,11 @@ from llmtap.export.opentelemetry.otlp import (
     encode_metrics,
     encode_spans,
 )
-from llmtap.export.opentelemetry.semconv import SERVICE_NAME, SERVICE_VERSION, semconv
-from llmtap.export.opentelemetry.spans import Span, ids_of, is_sampled, span_of
-from llmtap.export.opentelemetry.terms import terms_of
+from llmtap.export.opentelemetry.semconv import SERVICE_NAME, SERVICE_VERSION, VERSIONS
+from llmtap.export.opentelemetry.spans import Span, ids_of, is_sampled, span_of, terms_of
 from llmtap.export.options import OtlpOptions, parse_pairs
 from llmtap.export.prometheus.self_metrics import ExporterState
+from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import parse_trace_parent
 from llmtap.metrics.latency import Measured
 
@@ -74,7 +74,7 @@ class OtlpExporter:
         self._options = options
         self._clock = clock
         self._servers = servers or {}
-        self._names = semconv(options.semconv)
+        self._names = VERSIONS[options.semconv]
         self._origin = OtlpOrigin(_resource(options, version), version, self._names.schema_url)
         self._recorder = MetricRecorder(self._names, options.series_max)
         self._totals = Totals(self._recorder, self._servers)
@@ -100,7 +100,7 @@ class OtlpExporter:
     def start(self) -> None:
         self._thread.start()
 
-    def __call__(self, x: Exchange, m: Measured) -> None:
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """Takes in one finished exchange; quick, and never waits for a receiver."""
         options = self._options
         server = self._servers.get(x.arm or "") or self._servers.get("")

@@ -1,15 +1,11 @@
-"""Histograms and counters for OpenTelemetry, counted here and sent as totals.
+"""Histograms and counters for OpenTelemetry, counted here and sent as cumulative totals.
 
-The SDK's instruments take 10 us for each value, and a gap passes for each token. Here an exchange is
-counted in one go when it ends: single values by one binary search, all its gaps by one sort. Counting happens
-where exchanges end; totals are kept where they are sent, on another thread. Between the two stands a table
-of what is new, which the sender takes away whole: neither waits for the other longer than an exchange takes
-to be counted.
-
-Totals are cumulative, so a receiver that was away has lost nothing.
+The SDK's instruments take 10 us for each value, and there is a gap for each token: here an exchange is
+counted at once when it ends. The thread on which exchanges end adds to a table of new counts; the sending
+thread takes that table as a whole and adds it to its totals, so neither waits for the other longer than an
+exchange takes to be counted.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
@@ -17,6 +13,7 @@ from threading import Lock
 from typing import Final
 
 from llmtap.exchange.exchange import Exchange
+from llmtap.export.buckets import Buckets
 from llmtap.export.opentelemetry.semconv import (
     ARM,
     ERROR_TYPE,
@@ -29,43 +26,13 @@ from llmtap.export.opentelemetry.semconv import (
     Semconv,
     SemconvQuantity,
 )
-from llmtap.export.opentelemetry.terms import TEXT_MAX, Terms
+from llmtap.export.opentelemetry.spans import TEXT_MAX, Terms
 from llmtap.metrics.latency import Measured
 
-__all__ = ["MetricCell", "MetricRecorder", "Point", "Totals"]
+__all__ = ["MetricRecorder", "Point", "Totals"]
 
 Key = tuple[str | None, ...]
 """Values of the attributes, in the order of `Recorder.names`; empty: the series of what had no room."""
-
-
-class MetricCell:
-    """The count of one series: of a histogram by upper edges, or (no edges) a sum alone."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self, edges: Sequence[int]) -> None:
-        self.counts = [0] * (len(edges) + 1) if edges else []
-        self.total = 0
-
-    def add(self, value: int, edges: Sequence[int]) -> None:
-        self.total += value
-        if edges:
-            self.counts[bisect_left(edges, value)] += 1
-
-    def add_many(self, values: Sequence[int], edges: Sequence[int]) -> None:
-        """All of `values`: in one sort, and one search for each edge."""
-        ordered, counts = sorted(values), self.counts
-        self.total += sum(ordered)
-        below = 0
-        for i, edge in enumerate(edges):
-            upto = bisect_right(ordered, edge, below)
-            counts[i] += upto - below
-            below = upto
-        counts[-1] += len(ordered) - below
-
-    def merge(self, other: "MetricCell") -> None:
-        self.total += other.total
-        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +41,7 @@ class Point:
 
     measure: Measure
     attributes: list[tuple[str, str | bool | int]]
-    cell: MetricCell
+    cell: Buckets
 
 
 class MetricRecorder:
@@ -94,9 +61,9 @@ class MetricRecorder:
         self._known: list[set[Key]] = [set() for _ in self.measures]
         self._series_max = series_max
         self._lock = Lock()
-        self._fresh: dict[tuple[int, Key], MetricCell] = {}
+        self._fresh: dict[tuple[int, Key], Buckets] = {}
 
-    def take(self) -> dict[tuple[int, Key], MetricCell]:
+    def take(self) -> dict[tuple[int, Key], Buckets]:
         """What was counted since the last call; from any thread."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
@@ -110,13 +77,8 @@ class MetricRecorder:
     def _record(self, x: Exchange, m: Measured, terms: Terms) -> None:
         add = self._add
         base = (
-            terms.operation,
-            terms.provider,
-            terms.model,
-            terms.response_model,
-            x.tenant[:TEXT_MAX],
-            x.arm,
-        )
+            terms.operation, terms.provider, terms.model, terms.response_model, x.tenant[:TEXT_MAX], x.arm
+        )  # fmt: skip
         key = (*base, None, None)
         add(SemconvQuantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
         if terms.operation is None:
@@ -147,14 +109,14 @@ class MetricRecorder:
     def _add(self, quantity: SemconvQuantity, key: Key, value: int | None) -> None:
         if value is not None:
             for i in self._of.get(quantity, ()):
-                self._cell(i, key).add(value, self.measures[i].instrument.edges)
+                self._cell(i, key).record(value)
 
     def _add_many(self, quantity: SemconvQuantity, key: Key, values: Sequence[int]) -> None:
         if values:
             for i in self._of.get(quantity, ()):
-                self._cell(i, key).add_many(values, self.measures[i].instrument.edges)
+                self._cell(i, key).record_many(values)
 
-    def _cell(self, i: int, key: Key) -> MetricCell:
+    def _cell(self, i: int, key: Key) -> Buckets:
         cell = self._fresh.get((i, key))
         if cell is not None:
             return cell
@@ -164,7 +126,7 @@ class MetricRecorder:
                 known.add(key)
             else:
                 key = ()
-        return self._fresh.setdefault((i, key), MetricCell(self.measures[i].instrument.edges))
+        return self._fresh.setdefault((i, key), Buckets(self.measures[i].instrument.edges))
 
 
 class Totals:
@@ -175,7 +137,7 @@ class Totals:
         self._recorder = recorder
         self._servers = servers
         self._arm = recorder.names.index(ARM)
-        self._cells: dict[tuple[int, Key], MetricCell] = {}
+        self._cells: dict[tuple[int, Key], Buckets] = {}
 
     def gather(self) -> Iterator[Point]:
         """Every series, with what is new in it, those of one instrument together."""

@@ -1,15 +1,15 @@
-"""OpenTelemetry's names, in one place, by version of the GenAI conventions.
+"""Names of OpenTelemetry by version of the GenAI semantic conventions.
 
 The conventions for generative AI are in development: version 1.41 of the semantic conventions is the last
 that holds them, and their new repository (`genai-main` here: its main branch as of October 2026) renames
-metrics without having released anything yet. So nothing else in llmtap spells such a name; it asks the table
-of the version that is configured. `off` keeps to names of our own.
+metrics without having released anything yet. So no other module spells such a name; it uses the table of the
+configured version. `off` has names of our own only.
 
 Names of HTTP, servers and errors are stable and the same in every version.
 
 Source: semantic-conventions v1.41.0 and semantic-conventions-genai, docs/gen-ai: spans, metrics, token
-metrics, client inference, client embeddings. A metric has its place here only where our measure is exactly
-its definition.
+metrics, client inference, client embeddings. A metric is listed here only where our measure is exactly its
+definition.
 """
 
 from collections.abc import Mapping
@@ -17,37 +17,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Literal
 
-from llmtap.export.prometheus.buckets import GAP_EDGES_NS, TTFT_EDGES_NS
+from llmtap.export.buckets import GAP_EDGES_NS, TTFT_EDGES_NS, edges_ns
 
 __all__ = [
-    "ARM",
-    "DIALECT",
-    "ERROR_TYPE",
-    "EXCHANGE_ID",
-    "HTTP_METHOD",
-    "HTTP_STATUS",
-    "OUTCOME",
-    "OVERFLOW",
-    "REFUSAL_KIND",
-    "REQUEST_ID",
-    "SERVER_ADDRESS",
-    "SERVER_PORT",
-    "SERVICE_NAME",
-    "SERVICE_VERSION",
-    "TENANT",
-    "TOKEN_SOURCE",
-    "UNCERTAINTY",
-    "URL_PATH",
-    "VERSIONS",
-    "Instrument",
-    "Measure",
-    "Semconv",
-    "SemconvQuantity",
-    "Version",
-    "operation_of",
+    "VERSIONS", "Instrument", "Measure", "Semconv", "SemconvQuantity", "Version", "operation_of",
     "provider_of",
-    "semconv",
-]
+]  # fmt: skip
 
 Version = Literal["1.41", "genai-main", "off"]
 
@@ -76,17 +51,13 @@ UNCERTAINTY: Final = "llmtap.uncertainty"
 """Seconds: the width of every stamp of the exchange."""
 
 
-def _ns(*seconds: float) -> tuple[int, ...]:
-    return tuple(round(s * 1e9) for s in seconds)
-
-
-_SECONDS: Final = _ns(
+_SECONDS: Final = edges_ns(
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92
 )  # fmt: skip
-_FIRST_TOKEN: Final = _ns(
+_FIRST_TOKEN: Final = edges_ns(
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10
 )  # fmt: skip
-_PER_TOKEN: Final = _ns(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_PER_TOKEN: Final = edges_ns(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 _TOKENS: Final = tuple(4**i for i in range(14))
 
 
@@ -181,103 +152,62 @@ _ATTRIBUTES: Final = {
 }
 """The same in both versions."""
 
+
+def _seconds(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
+    return (Measure(Instrument(name, text, "s", edges)),)
+
+
+_Q = SemconvQuantity
 _OWN: Final = {
-    SemconvQuantity.FIRST_CONTENT: (
-        Measure(
-            Instrument(
-                "llmtap.time_to_first_token",
-                "Request handed on to first content that is not blank, of a stream.",
-                "s",
-                TTFT_EDGES_NS,
-            )
-        ),
+    _Q.FIRST_CONTENT: _seconds(
+        "llmtap.time_to_first_token", "Request handed on to first content that is not blank, of a stream.",
+        TTFT_EDGES_NS,
     ),
-    SemconvQuantity.TBC: (
-        Measure(
-            Instrument(
-                "llmtap.inter_chunk",
-                "Time between consecutive events that carry output.",
-                "s",
-                GAP_EDGES_NS,
-            )
-        ),
+    _Q.TBC: _seconds(
+        "llmtap.inter_chunk", "Time between consecutive events that carry output.", GAP_EDGES_NS
     ),
-    SemconvQuantity.USER_IDLE: (
-        Measure(
-            Instrument(
-                "llmtap.user_idle",
-                "All waits of a reader of 20 tokens/s with nothing to read, added up.",
-                "s",
-                TTFT_EDGES_NS,
-            )
-        ),
+    _Q.USER_IDLE: _seconds(
+        "llmtap.user_idle", "All waits of a reader of 20 tokens/s with nothing to read, added up.",
+        TTFT_EDGES_NS,
     ),
-    SemconvQuantity.EXCHANGES: (
-        Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),
+    _Q.EXCHANGES: (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),
+}  # fmt: skip
+_SERVER: Final = {
+    _Q.SERVER_DURATION: _seconds(
+        "gen_ai.server.request.duration",
+        "Generative AI server request duration such as time-to-last byte or last output token.",
+    ),
+    _Q.SERVER_FIRST_TOKEN: _seconds(
+        "gen_ai.server.time_to_first_token", "Time to generate first token for successful responses.",
+        _FIRST_TOKEN,
+    ),
+    _Q.SERVER_PER_TOKEN: _seconds(
+        "gen_ai.server.time_per_output_token",
+        "Time per output token generated after the first token for successful responses.", _PER_TOKEN,
     ),
 }  # fmt: skip
-
-
-_SERVER: Final = {
-    SemconvQuantity.SERVER_DURATION: (
-        Measure(
-            Instrument(
-                "gen_ai.server.request.duration",
-                "Generative AI server request duration such as time-to-last byte or last output token.",
-                "s",
-                _SECONDS,
-            )
-        ),
-    ),
-    SemconvQuantity.SERVER_FIRST_TOKEN: (
-        Measure(
-            Instrument(
-                "gen_ai.server.time_to_first_token",
-                "Time to generate first token for successful responses.",
-                "s",
-                _FIRST_TOKEN,
-            )
-        ),
-    ),
-    SemconvQuantity.SERVER_PER_TOKEN: (
-        Measure(
-            Instrument(
-                "gen_ai.server.time_per_output_token",
-                "Time per output token generated after the first token for successful responses.",
-                "s",
-                _PER_TOKEN,
-            )
-        ),
-    ),
-}
 """The model server's, which no version has renamed. We see it from its door: the way to it is included."""
 
 
 def _v1_41() -> Semconv:
-    duration = Instrument("gen_ai.client.operation.duration", "GenAI operation duration.", "s", _SECONDS)
+    client = "gen_ai.client.operation."
+    duration = _seconds(client + "duration", "GenAI operation duration.")
     usage = Instrument(
         "gen_ai.client.token.usage", "Number of input and output tokens used.", "{token}", _TOKENS
     )
-    first_chunk = Instrument(
-        "gen_ai.client.operation.time_to_first_chunk", "Time to receive the first chunk.", "s", _SECONDS
-    )
-    chunk = Instrument(
-        "gen_ai.client.operation.time_per_output_chunk", "Time per output chunk.", "s", _SECONDS
-    )
-    read = (("gen_ai.token.type", "input"),)
-    written = (("gen_ai.token.type", "output"),)
+    read = (Measure(usage, (("gen_ai.token.type", "input"),)),)
     return Semconv(
         version="1.41",
         schema_url="https://opentelemetry.io/schemas/1.41.0",
         **_ATTRIBUTES,
         measures={
-            SemconvQuantity.DURATION: (Measure(duration),),
-            SemconvQuantity.EMBEDDINGS_DURATION: (Measure(duration),),
-            SemconvQuantity.FIRST_CHUNK: (Measure(first_chunk),),
-            SemconvQuantity.CHUNK_GAP: (Measure(chunk),),
-            SemconvQuantity.INPUT_TOKENS: (Measure(usage, read),),
-            SemconvQuantity.EMBEDDINGS_TOKENS: (Measure(usage, read),),
-            SemconvQuantity.OUTPUT_TOKENS: (Measure(usage, written),),
+            _Q.DURATION: duration,
+            _Q.EMBEDDINGS_DURATION: duration,
+            _Q.FIRST_CHUNK: _seconds(client + "time_to_first_chunk", "Time to receive the first chunk."),
+            _Q.CHUNK_GAP: _seconds(client + "time_per_output_chunk", "Time per output chunk."),
+            _Q.INPUT_TOKENS: read,
+            _Q.EMBEDDINGS_TOKENS: read,
+            _Q.OUTPUT_TOKENS: (Measure(usage, (("gen_ai.token.type", "output"),)),),
             **_SERVER,
             **_OWN,
         },
@@ -285,51 +215,38 @@ def _v1_41() -> Semconv:
 
 
 def _genai_main() -> Semconv:
-    inference = "gen_ai.client.inference."
-    spent = "gen_ai.client.inference.usage."
+    inference, embeddings = "gen_ai.client.inference.", "gen_ai.client.embeddings."
     # Providers tell tokens of text from those of images or sound too seldom to build on it.
     unknown = (("gen_ai.token.modality", "unknown"),)
 
     def counter(name: str, text: str) -> Measure:
-        return Measure(Instrument(spent + name, text, "{token}"), unknown)
-
-    def seconds(name: str, text: str) -> tuple[Measure, ...]:
-        return (Measure(Instrument(name, text, "s", _SECONDS)),)
+        return Measure(Instrument(f"{inference}usage.{name}", text, "{token}"), unknown)
 
     def tokens(name: str, text: str) -> Measure:
         return Measure(Instrument(name, text, "{token}", _TOKENS))
 
-    embeddings = "gen_ai.client.embeddings."
     return Semconv(
         version="genai-main",
         schema_url="",
         **_ATTRIBUTES,
         measures={
-            SemconvQuantity.DURATION: seconds(
-                inference + "duration", "GenAI client inference operation duration."
-            ),
-            SemconvQuantity.FIRST_CHUNK: seconds(
-                inference + "time_to_first_chunk", "Time to receive the first chunk."
-            ),
-            SemconvQuantity.CHUNK_GAP: seconds(inference + "time_per_output_chunk", "Time per output chunk."),
-            SemconvQuantity.INPUT_TOKENS: (
+            _Q.DURATION: _seconds(inference + "duration", "GenAI client inference operation duration."),
+            _Q.FIRST_CHUNK: _seconds(inference + "time_to_first_chunk", "Time to receive the first chunk."),
+            _Q.CHUNK_GAP: _seconds(inference + "time_per_output_chunk", "Time per output chunk."),
+            _Q.INPUT_TOKENS: (
                 counter("input_tokens", "Input tokens used, including cached tokens."),
                 tokens(inference + "operation.input_tokens", "Input tokens used per inference operation."),
             ),
-            SemconvQuantity.OUTPUT_TOKENS: (
+            _Q.OUTPUT_TOKENS: (
                 counter("output_tokens", "Output tokens used, including reasoning tokens."),
                 tokens(inference + "operation.output_tokens", "Output tokens used per inference operation."),
             ),
-            SemconvQuantity.CACHED_TOKENS: (
-                counter("cache_read.input_tokens", "Input tokens read from a cache."),
-            ),
-            SemconvQuantity.REASONING_TOKENS: (
-                counter("reasoning.output_tokens", "Output tokens used for reasoning."),
-            ),
-            SemconvQuantity.EMBEDDINGS_DURATION: seconds(
+            _Q.CACHED_TOKENS: (counter("cache_read.input_tokens", "Input tokens read from a cache."),),
+            _Q.REASONING_TOKENS: (counter("reasoning.output_tokens", "Output tokens used for reasoning."),),
+            _Q.EMBEDDINGS_DURATION: _seconds(
                 embeddings + "duration", "GenAI client embeddings operation duration."
             ),
-            SemconvQuantity.EMBEDDINGS_TOKENS: (
+            _Q.EMBEDDINGS_TOKENS: (
                 tokens(embeddings + "operation.input_tokens", "Input tokens used per embeddings operation."),
             ),
             **_SERVER,
@@ -346,28 +263,19 @@ def _off() -> Semconv:
 VERSIONS: Final[Mapping[str, Semconv]] = {table.version: table for table in (_v1_41(), _genai_main(), _off())}
 
 
-def semconv(version: Version) -> Semconv:
-    """The table of a version."""
-    return VERSIONS[version]
-
-
 _OPERATIONS: Final = {
-    "chat.completions": "chat",
-    "responses": "chat",
-    "messages": "chat",
-    "realtime": "chat",
-    "ollama.chat": "chat",
-    "cohere.chat": "chat",
-    "lmstudio.chat": "chat",
-    "completions": "text_completion",
-    "generate": "text_completion",
-    "ollama.generate": "text_completion",
-    "tgi.generate_stream": "text_completion",
-    "llamacpp.completion": "text_completion",
+    **dict.fromkeys(
+        ("chat.completions", "responses", "messages", "realtime", "ollama.chat", "cohere.chat",
+         "lmstudio.chat"),
+        "chat",
+    ),
+    **dict.fromkeys(
+        ("completions", "generate", "ollama.generate", "tgi.generate_stream", "llamacpp.completion"),
+        "text_completion",
+    ),
     "embeddings": "embeddings",
     "generate_content": "generate_content",
-}
-
+}  # fmt: skip
 _HOSTS: Final = (
     (".openai.azure.com", "azure.ai.openai"),
     (".services.ai.azure.com", "azure.ai.inference"),

@@ -7,6 +7,8 @@ in seconds; names as in design.md, "Public contract"; no `_created` series.
 """
 
 import platform
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,22 +16,73 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import InfoMetricFamily, Metric
+from prometheus_client.samples import Exemplar
 
 from llmtap import native
 from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.exchange.exchange import Exchange
-from llmtap.export.prometheus.buckets import ADDED_EDGES_NS, Buckets
-from llmtap.export.prometheus.exemplars import Exemplars, Kept, by_series
-from llmtap.export.prometheus.families import HistogramFamily, counter
-from llmtap.export.prometheus.self_metrics import MeterState, RelayState, collect_meter, collect_relays
+from llmtap.export.buckets import ADDED_EDGES_NS, Buckets
+from llmtap.export.prometheus.self_metrics import (
+    MeterState,
+    RelayState,
+    SloState,
+    collect_meter,
+    collect_relays,
+    collect_slos,
+)
 from llmtap.export.prometheus.series import COUNTERS, FrozenSeries, Series, families_for
-from llmtap.export.prometheus.slo_metrics import SloState, collect_slos
-from llmtap.export.prometheus.text import TextWriter, escape
-from llmtap.export.trace_context import parse_trace_parent
+from llmtap.export.prometheus.text import HistogramFamily, TextWriter, counter, escape
+from llmtap.export.sinks import SeriesKey
+from llmtap.export.trace_context import TraceParent, parse_trace_parent
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = ["Exposition", "Frozen"]
+__all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "Kept", "by_series"]
+
+
+EXEMPLARS_MAX: Final = 20_000
+"""The newest: 0.5 KB each, and 2,000 series of a histogram have 60,000 buckets, most with old news."""
+
+Kept = Mapping[tuple[str, tuple[str, ...], int], tuple[int, str, str, int]]
+"""By metric, labels and bucket: value, trace id, span id, and when, in ns since the epoch."""
+
+
+class Exemplars:
+    """The last of each bucket."""
+
+    def __init__(self, most: int = EXEMPLARS_MAX) -> None:
+        self._last: OrderedDict[tuple[str, tuple[str, ...], int], tuple[int, str, str, int]] = OrderedDict()
+        self._most = most
+
+    def note(
+        self,
+        metric: str,
+        labels: tuple[str, ...],
+        edges: Sequence[int],
+        value: int,
+        parent: TraceParent,
+        wall_ns: int,
+    ) -> None:
+        """A value of a metric's series, of a request that is traced."""
+        key = (metric, labels, bisect_left(edges, value))
+        self._last[key] = (value, parent.trace_id, parent.span_id, wall_ns)
+        self._last.move_to_end(key)
+        if len(self._last) > self._most:
+            self._last.popitem(last=False)
+
+    def freeze(self) -> Kept:
+        """A copy."""
+        return dict(self._last)
+
+
+def by_series(kept: Kept, unit: float) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
+    """As the exposition wants them: by metric, labels, bucket; `unit` of ours make one of the metric's."""
+    found: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
+    for (metric, labels, bucket), (value, trace_id, span_id, wall_ns) in kept.items():
+        exemplar = Exemplar({"trace_id": trace_id, "span_id": span_id}, value / unit, wall_ns / 1e9)
+        found.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
+    return found
+
 
 _ADDED: Final = HistogramFamily(
     "llmtap_tap_added_seconds",
@@ -55,9 +108,9 @@ class Exposition:
         self._unparsed = 0
         self._exemplars = Exemplars()
 
-    def add(self, x: Exchange, m: Measured, tenant: str, model: str, arm: str = "") -> None:
-        """Counts one exchange under labels whose number the caller keeps bounded."""
-        who = (tenant, model, arm)
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        """Count one exchange (`ExchangeSink`)."""
+        who = key[:3]
         series = self._series.get(who)
         if series is None:
             series = self._series[who] = Series(self._families)
@@ -96,7 +149,7 @@ class Exposition:
         meter: MeterState | None = None,
         slos: SloState | None = None,
     ) -> "Frozen":
-        """A copy of all counts as they are now. Call it where `add` is called."""
+        """A copy of all counts as they are now. Call it where `ended` is called."""
         # Sorting and formatting can wait for another thread: only copying has to be done here.
         return Frozen(
             self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],

@@ -9,18 +9,22 @@ from typing import Any, Final
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.prometheus.buckets import (
+from llmtap.export.buckets import (
     DURATION_EDGES_NS,
     GAP_EDGES_NS,
     TOKEN_EDGES,
     TTFT_EDGES_NS,
     Buckets,
 )
-from llmtap.export.prometheus.families import WHO, CounterFamily, HistogramFamily
-from llmtap.metrics.endings import NO_TOKEN_REASONS, no_token_reason, tokens_after_cancel
+from llmtap.export.prometheus.text import WHO, CounterFamily, HistogramFamily
 from llmtap.metrics.latency import Measured
-from llmtap.metrics.server import clock_disagreement
-from llmtap.metrics.summary import ENDED_WELL
+from llmtap.metrics.summary import (
+    ENDED_WELL,
+    NO_TOKEN_REASONS,
+    clock_disagreement,
+    no_token_reason,
+    tokens_after_cancel,
+)
 
 __all__ = ["COUNTERS", "HISTOGRAMS", "FrozenSeries", "Series", "families_for"]
 

@@ -1,11 +1,11 @@
-"""GPUs through NVML, where there is one: package nvidia-ml-py, imported as pynvml, and NVIDIA's driver.
+"""GPUs through NVML (package nvidia-ml-py, imported as pynvml).
 
-All GPUs of the host are read, whoever uses them. A device that does not tell something has None for it;
-without NVML there is a reason instead of readings, never an error.
+All GPUs of the host are read. A value that a device does not report is None; without NVML there is a reason
+instead of readings, never an error.
 
-Utilization is the share of the driver's last sample period (up to a second) in which any kernel ran, and not
-how much of the GPU that used. Power is an average of the board over up to a second, which some models (A100,
-H100) form from a quarter of the time (arXiv 2312.02741), so the device's own count of energy is read as well.
+Utilization is the share of the driver's last sample period (up to a second) in which any kernel ran, not how
+much of the GPU it used. Power is an average over up to a second, which some models (A100, H100) form from a
+quarter of the time (arXiv 2312.02741), so the device's own energy counter is read as well.
 """
 
 import contextlib
@@ -16,33 +16,31 @@ from typing import Any, Final
 __all__ = ["GpuReading", "Gpus", "open_gpus"]
 
 GPUS_MAX: Final = 16
-"""A host has 8 as a rule; each costs a few calls of the driver per sample."""
+"""A host usually has 8; each costs a few driver calls per sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU at one moment."""
-
     utilization: float | None
     """0 to 1."""
     temperature_c: float | None
     power_w: float | None
     memory_used_bytes: int | None
     energy_j: float | None
-    """The device's own count since the driver was loaded; from Volta on."""
+    """Energy counter since the driver was loaded; from Volta on."""
 
 
 class Gpus:
-    """The GPUs of this host; `close()` when done."""
+    """GPUs of this host. Close it when done."""
 
     def __init__(self, nvml: Any) -> None:
-        """Of an NVML that was initialised. Raises `nvml.NVMLError`."""
+        """`nvml` must be initialised. Raises `nvml.NVMLError`."""
         self._nvml = nvml
         n = nvml.nvmlDeviceGetCount()
         self.names: list[str] = []
         self._handles = []
         self.unread = max(0, n - GPUS_MAX)
-        """GPUs beyond the bound."""
+        """Number of GPUs beyond the bound."""
         for index in range(min(n, GPUS_MAX)):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             name = nvml.nvmlDeviceGetName(handle)
@@ -51,7 +49,7 @@ class Gpus:
             self._handles.append(handle)
 
     def read(self) -> list[GpuReading]:
-        """Every GPU, in the order of `names`. Calls the driver: some ms, or longer."""
+        """Read every GPU, in the order of `names`: some ms of driver calls, or longer."""
         return [self._read(handle) for handle in self._handles]
 
     def close(self) -> None:
@@ -73,7 +71,7 @@ class Gpus:
         )
 
     def _ask(self, call: str, *args: Any, of: str | None = None) -> float | None:
-        """What a call of NVML answers, or a field of it; None where the device does not say."""
+        """Return the result of an NVML call, or a field of it; None if the device does not report it."""
         try:
             answer = getattr(self._nvml, call)(*args)
         except (self._nvml.NVMLError, AttributeError):  # an older package lacks the call
@@ -83,7 +81,7 @@ class Gpus:
 
 
 def open_gpus(nvml: Any = None) -> tuple[Gpus | None, str | None]:
-    """The host's GPUs, or why there are none. `nvml` stands in for the package in tests."""
+    """Return the host's GPUs, or why there are none. `nvml`: replacement for the package in tests."""
     if nvml is None:
         try:
             nvml = import_module("pynvml")

@@ -1,44 +1,164 @@
-"""Samples of this host during a run: CPU and memory of sender and server, the host's own, and its GPUs.
+"""Samples of this host during a run: CPU and memory of the sender, the server and the host, and the GPUs.
 
-A thread of its own, since the driver of a GPU may take its time to answer, and no loop should wait for
-that. A sample is taken at each multiple of the period since the start; one that cannot be in time is left
-out and counted, not made up for. How long a sample took is kept with it, so it can be seen whether the
-watching disturbed the run.
+The sampler is a thread, because a GPU driver may answer slowly. It takes a sample at each multiple of the
+period since the start; samples that cannot be taken in time are skipped and counted. Each sample stores its
+own duration.
 
 Series (`<side>` is `sender` or `server`, `<i>` counts GPUs from 0):
-
-- `<side>_cpu` (cpus: 1 is one CPU kept busy) and `<side>_memory` (bytes, RSS) of its processes and their
-  descendants;
-- `host_cpu`, `host_stolen` (share of all CPUs' time) and `host_memory` (bytes);
+- `<side>_cpu` (cpus: 1 is one busy CPU) and `<side>_memory` (bytes, RSS) of its processes and their
+descendants;
+- `host_cpu`, `host_stolen` (share of the time of all CPUs) and `host_memory` (bytes);
 - `gpu<i>_utilization`, `_temperature`, `_power`, `_memory`, `_energy`, as `llmtap/load/monitor/gpu.py` says.
+
+The kernel counts CPU time in ticks of 10 ms, so a sample of 1 s is accurate to 1 % of a CPU.
 
 Source: seed 003, "System Metrics".
 """
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import astuple, dataclass
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Final
 
+import psutil
+
 from llmtap.clock import Clock
-from llmtap.load.monitor.gpu import GpuReading, Gpus, open_gpus
-from llmtap.load.monitor.processes import Group, Host, groups_of, listeners, read_host, read_processes
+from llmtap.load.monitor.gpu import Gpus, open_gpus
 from llmtap.load.monitor.timeseries import Columns, MonitorSeries
 from llmtap.net.failures import failure_said
 from llmtap.units import NS_PER_S, to_seconds
 
-__all__ = ["SENDER", "SERVER", "SystemSampler"]
+__all__ = [
+    "Host", "ObservedProcess", "SystemSampler", "groups_of", "is_loopback", "listeners", "read_host",
+    "read_processes",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
 SENDER: Final = "sender"
 SERVER: Final = "server"
+_GPU_SERIES: Final = {
+    # The driver's average over its own period, not since our last sample.
+    "utilization": MonitorSeries("share"),
+    "temperature": MonitorSeries("celsius"),
+    "power": MonitorSeries("watts"),
+    "memory": MonitorSeries("bytes"),
+    "energy": MonitorSeries("joules", "counter"),
+}
+"""In the order of the fields of GpuReading."""
 _NAMED_MAX: Final = 64
 """Processes named for each side."""
 _SEARCHES_MAX: Final = 60
-"""Looks for a server that does not listen yet: a minute at 1 Hz. Each costs the kernel some ms."""
+"""Searches for a server that does not listen yet: a minute at 1 Hz. Each takes some ms."""
 _CLOSE_S_MAX: Final = 2.0
-"""A driver that hangs does not hold the end of a run; its thread is left behind."""
+"""Time that `close` waits for a driver that hangs; its thread is then left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """CPU times since boot, summed over all CPUs, and memory."""
+
+    busy_ns: int
+    stolen_ns: int
+    """Time in which the hypervisor ran another guest although this one was ready to run."""
+    total_ns: int
+    memory_used_bytes: int
+    """Total - available."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedProcess:
+    """One process."""
+
+    pid: int
+    parent: int
+    name: str
+    cpu_ns: int
+    """CPU time of all threads, and of children that have ended and were waited for."""
+    rss_bytes: int
+    """Memory shared with other processes is counted in each of them."""
+
+
+def read_host() -> Host:
+    """Return the host's CPU time and memory."""
+    t, memory = psutil.cpu_times(), psutil.virtual_memory()
+    # proc(5): guest time is already in user and nice.
+    busy = t.user + t.nice + t.system + t.irq + t.softirq
+    total = busy + t.idle + t.iowait + t.steal
+    busy_ns, stolen_ns, total_ns = (round(seconds * NS_PER_S) for seconds in (busy, t.steal, total))
+    return Host(busy_ns, stolen_ns, total_ns, memory.total - memory.available)
+
+
+def read_processes() -> dict[int, ObservedProcess]:
+    """Return all processes by pid, without those that end meanwhile."""
+    found: dict[int, ObservedProcess] = {}
+    for process in psutil.process_iter(["ppid", "name", "cpu_times", "memory_info"]):
+        parent, name, cpu, memory = (
+            process.info[key] for key in ("ppid", "name", "cpu_times", "memory_info")
+        )
+        if cpu is not None and memory is not None:
+            used_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
+            found[process.pid] = ObservedProcess(
+                process.pid, parent, name, round(used_s * NS_PER_S), memory.rss
+            )
+    return found
+
+
+def groups_of(
+    processes: Mapping[int, ObservedProcess], roots: Mapping[int, str]
+) -> dict[str, list[ObservedProcess]]:
+    """Return the processes of each group: those whose nearest ancestor among `roots` (pid -> group) is of it.
+
+    So a server that the sender started belongs to the server.
+    """
+    members: dict[str, list[ObservedProcess]] = {name: [] for name in roots.values()}
+    for process in processes.values():
+        pid, seen = process.pid, set[int]()
+        while pid in processes and pid not in roots and pid not in seen:
+            seen.add(pid)
+            pid = processes[pid].parent
+        if pid in roots:
+            members[roots[pid]].append(process)
+    return members
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is certainly on this host."""
+    try:
+        return host == "localhost" or ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def listeners(host: str, port: int) -> tuple[list[int], str | None]:
+    """Return the pids that hold a listening TCP socket which `host:port` reaches, or why there is none.
+
+    Of processes that share a socket the first one is returned, as a rule the parent. Sockets of other users'
+    processes are visible to root only. Where a container's port is forwarded, the forwarder is returned.
+    """
+    if not is_loopback(host):
+        return [], f"{host} is not a loopback address"
+    wanted = {"127.0.0.1", "::1"} if host == "localhost" else {str(ip_address(host.strip("[]")))}
+    reached = [
+        connection.pid
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr.port == port
+        and _reaches(wanted, connection.laddr.ip)
+    ]
+    if not reached:
+        return [], f"nobody listens on port {port}"
+    held = sorted({pid for pid in reached if pid is not None})
+    return held, None if held else f"who listens on port {port} is hidden from this user"
+
+
+def _reaches(wanted: Collection[str], listening: str) -> bool:
+    address = ip_address(listening)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    # A socket on :: also accepts IPv4 unless IPV6_V6ONLY is set, which the kernel does not show.
+    return address.is_unspecified or str(address) in wanted or str(mapped) in wanted
 
 
 class SystemSampler:
@@ -54,11 +174,14 @@ class SystemSampler:
         period_ns: int = NS_PER_S,
         nvml: Any = None,
     ) -> None:
-        """Opens NVML, which may take a second: before the run.
+        """Open NVML, which may take a second: create the sampler before the run.
 
-        `sender` and `server` are pids, whose descendants count with them. Without pids of the server,
-        whoever listens at `target` (host, port) on loopback is taken for it, as soon as someone does.
-        `nvml` stands in for the package pynvml.
+        Args:
+            sender: pids of the sender; descendants are included.
+            server: pids of the server; if there are none, the process that listens at `target` (host, port)
+            on
+                loopback is taken as the server as soon as there is one.
+            nvml: replacement for the package pynvml.
         """
         assert period_ns > 0
         self._clock = clock
@@ -82,11 +205,11 @@ class SystemSampler:
         self._thread = threading.Thread(target=self._run, name="llmtap-system", daemon=True)
 
     def start(self) -> None:
-        """Take the first sample now, and then one each period."""
+        """Take the first sample now, then one each period."""
         self._thread.start()
 
     def close(self) -> None:
-        """Take a last sample, so that the end of the run is in it, and end; at once if the thread hangs."""
+        """Take a last sample and stop; do not wait for a thread that hangs."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -97,7 +220,7 @@ class SystemSampler:
             self._gpus.close()
 
     def about(self) -> dict[str, Any]:
-        """What was watched and what was not, and why; for the JSON of a run."""
+        """Return what was sampled, what was not and why, as JSON."""
         return {
             "period": to_seconds(self._period_ns),
             "skipped": self._skipped,
@@ -115,14 +238,14 @@ class SystemSampler:
         while True:
             try:
                 self._sample()
-            except Exception as exc:  # a watcher never ends a run; what it lacks is told
+            except Exception as exc:  # the sampler never ends a run; it reports what is missing
                 if "sampling" not in self._why:
                     self._why["sampling"] = f"{type(exc).__name__}: {exc}"
                     log.warning("system_sample error=%s", type(exc).__name__)
             if self._stop.is_set():
                 return
             now_ns = self._clock.mono_ns()
-            # The next multiple that is not over: a sample late by more than a period costs those in between.
+            # The next multiple that is not over; samples due during a late one are skipped.
             due = max(number + 1, -(-(now_ns - start_ns) // self._period_ns))
             self._skipped += due - number - 1
             number = due
@@ -133,22 +256,29 @@ class SystemSampler:
         values: dict[str, float | None] = {}
         host = self._read_host()
         groups = self._read_groups()
-        # The figures of CPU time are as of now, not of when the last GPU has answered.
+        # CPU times are stamped before the GPUs answer.
         t_ns = (began_ns + self._clock.mono_ns()) // 2
-        cpu_ns = {side: group.cpu_ns for side, group in groups.items()}
+        cpu_ns = {side: sum(process.cpu_ns for process in group) for side, group in groups.items()}
         for side, group in groups.items():
-            values[f"{side}_memory"] = group.rss_bytes
+            values[f"{side}_memory"] = sum(process.rss_bytes for process in group)
         if host is not None:
             values["host_memory"] = host.memory_used_bytes
         if self._before is not None:
             before_ns, host_before, cpu_before_ns = self._before
-            values |= _cpu_of_sides(t_ns - before_ns, cpu_before_ns, cpu_ns)
-            if host is not None and host_before is not None:
-                values |= _cpu_of_host(host_before, host)
+            for side, was_ns in cpu_before_ns.items():
+                # A side whose total fell has lost a process: its usage is unknown.
+                if t_ns > before_ns and cpu_ns.get(side, -1) >= was_ns:
+                    values[f"{side}_cpu"] = (cpu_ns[side] - was_ns) / (t_ns - before_ns)
+            if host is not None and host_before is not None and host.total_ns > host_before.total_ns:
+                total_ns = host.total_ns - host_before.total_ns
+                values["host_cpu"] = (host.busy_ns - host_before.busy_ns) / total_ns
+                values["host_stolen"] = (host.stolen_ns - host_before.stolen_ns) / total_ns
         self._before = (t_ns, host, cpu_ns)
         if self._gpus is not None:
             for index, reading in enumerate(self._gpus.read()):
-                values |= _of_gpu(index, reading)
+                values |= dict(
+                    zip((f"gpu{index}_{name}" for name in _GPU_SERIES), astuple(reading), strict=True)
+                )
         self.columns.add(t_ns, self._clock.mono_ns() - began_ns, values)
 
     def _read_host(self) -> Host | None:
@@ -158,20 +288,20 @@ class SystemSampler:
             self._why.setdefault("host", failure_said(exc))
             return None
 
-    def _read_groups(self) -> dict[str, Group]:
-        """The sides that have processes."""
+    def _read_groups(self) -> dict[str, list[ObservedProcess]]:
+        """Return the processes of each side that has any."""
         if self._searching:
             self._search()
-        told = groups_of(read_processes(), self._roots)
-        groups = {side: group for side, group in told.items() if group.processes}
+        found = groups_of(read_processes(), self._roots)
+        groups = {side: group for side, group in found.items() if group}
         for side, group in groups.items():
             named = self._named[side]
             if len(named) < _NAMED_MAX:
-                named.update((process.pid, process.name) for process in group.processes)
+                named.update((process.pid, process.name) for process in group)
         return groups
 
     def _search(self) -> None:
-        """Look for the server by its port: again at the next samples while nobody listens there."""
+        """Search for the server by its port; repeat at the next samples while nobody listens there."""
         assert self._target is not None
         pids, why = listeners(*self._target)
         ours = [pid for pid in pids if self._roots.get(pid) == SENDER]
@@ -196,43 +326,5 @@ def _series(gpus: Gpus | None) -> Mapping[str, MonitorSeries]:
         "host_memory": MonitorSeries("bytes"),
     }
     for index in range(0 if gpus is None else len(gpus.names)):
-        series |= {
-            # An average, but over a period of the driver's, not since our last sample.
-            f"gpu{index}_utilization": MonitorSeries("share"),
-            f"gpu{index}_temperature": MonitorSeries("celsius"),
-            f"gpu{index}_power": MonitorSeries("watts"),
-            f"gpu{index}_memory": MonitorSeries("bytes"),
-            f"gpu{index}_energy": MonitorSeries("joules", "counter"),
-        }
+        series |= {f"gpu{index}_{name}": spec for name, spec in _GPU_SERIES.items()}
     return series
-
-
-def _cpu_of_sides(
-    interval_ns: int, before_ns: Mapping[str, int], now_ns: Mapping[str, int]
-) -> dict[str, float | None]:
-    """CPUs kept busy by each side that was there before. One whose time fell has lost a process: unknown."""
-    return {
-        f"{side}_cpu": (now_ns[side] - was_ns) / interval_ns
-        for side, was_ns in before_ns.items()
-        if interval_ns > 0 and now_ns.get(side, -1) >= was_ns
-    }
-
-
-def _cpu_of_host(before: Host, now: Host) -> dict[str, float | None]:
-    total_ns = now.total_ns - before.total_ns
-    if total_ns <= 0:
-        return {}
-    return {
-        "host_cpu": (now.busy_ns - before.busy_ns) / total_ns,
-        "host_stolen": (now.stolen_ns - before.stolen_ns) / total_ns,
-    }
-
-
-def _of_gpu(index: int, reading: GpuReading) -> dict[str, float | None]:
-    return {
-        f"gpu{index}_utilization": reading.utilization,
-        f"gpu{index}_temperature": reading.temperature_c,
-        f"gpu{index}_power": reading.power_w,
-        f"gpu{index}_memory": reading.memory_used_bytes,
-        f"gpu{index}_energy": reading.energy_j,
-    }

@@ -1,8 +1,7 @@
-"""What was sampled during a run, on one axis of time: of this host, and what the server said of itself.
+"""Samples of a run as columns: of this host and of the server's metrics, on one monotonic clock.
 
-Both kinds are columns of samples with stamps of the same monotonic clock. They are not moved onto a common
-grid: a sample speaks for its own moment. Seconds in the JSON count from the start of the run, so what was
-sampled before it has times below 0.
+Samples keep their own times and are not moved onto a grid. Seconds in the JSON count from the start of the
+run; samples before it have negative times.
 """
 
 from array import array
@@ -14,30 +13,30 @@ from math import isfinite, nan
 from threading import Lock
 from typing import Any, Final, Literal
 
-from llmtap.metrics.energy import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
+from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import to_seconds
 
 __all__ = ["Columns", "MonitorSeries", "TimeSeries"]
 
 SAMPLES_MAX: Final = 100_000
-"""More than a day at 1 Hz; 20 series are 16 MB then."""
+"""More than a day at 1 Hz; 20 series then take 16 MB."""
 
 Kind = Literal["interval", "gauge", "counter"]
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorSeries:
-    """What a column holds."""
+    """Unit and kind of a column."""
 
     unit: str
     """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
     kind: Kind = "gauge"
-    """`interval`: an average since the sample before; `gauge`: at the moment; `counter`: only grows."""
+    """`interval`: average since the previous sample; `gauge`: current value; `counter`: only grows."""
 
 
 class Columns:
-    """Samples of several series at the same moments. One thread adds, any may read."""
+    """Samples of several series at the same times. One thread adds, any thread may read."""
 
     def __init__(self, series: Mapping[str, MonitorSeries]) -> None:
         self.series = dict(series)
@@ -54,7 +53,7 @@ class Columns:
         return len(self._t_ns)
 
     def add(self, t_ns: int, took_ns: int, values: Mapping[str, float | None]) -> None:
-        """A sample stamped `t_ns` that took so long to take; series without a value have None there."""
+        """Add a sample stamped `t_ns` that took `took_ns`; missing series get None."""
         assert values.keys() <= self.series.keys(), "a value of no series"
         with self._lock:
             if self._closed:
@@ -70,22 +69,22 @@ class Columns:
                 column.append(nan if value is None else value)
 
     def close(self) -> None:
-        """Nothing is added from now on: what was read of it so far stays in step."""
+        """Ignore further samples, so that columns stay consistent."""
         with self._lock:
             self._closed = True
 
     def times_ns(self) -> list[int]:
-        """Stamps of the monotonic clock, ascending."""
+        """Return ascending monotonic times."""
         with self._lock:
             return list(self._t_ns)
 
     def column(self, name: str) -> list[float | None]:
-        """One series, a value or None for each stamp."""
+        """Return a series: a value or None for each time."""
         with self._lock:
             return [value if isfinite(value) else None for value in self._values[name]]
 
     def latest(self) -> dict[str, float]:
-        """What the last sample knew."""
+        """Return the known values of the last sample."""
         with self._lock:
             return {name: v[-1] for name, v in self._values.items() if v and isfinite(v[-1])}
 
@@ -174,7 +173,7 @@ def _figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
 
 
 def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], first: int) -> float | None:
-    """Each value by the length of its interval, so that a late sample weighs as much as it speaks for."""
+    """Weigh each value by its interval."""
     weighed, weight_ns = 0.0, 0
     for at, value in enumerate(values, first):
         if value is not None and at:
@@ -185,7 +184,7 @@ def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], firs
 
 
 def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str, Any]:
-    """How much a counter grew. One that fell was started anew, and counts from 0 again."""
+    """Return the growth of a counter. After a restart it counts from 0 again."""
     known = [(t_ns, value) for t_ns, value in zip(times_ns, values, strict=True) if value is not None]
     grown, restarts = 0.0, 0
     for (_, before), (_, after) in pairwise(known):
@@ -210,10 +209,10 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
 
 
 def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:
-    """Of all GPUs that told their power; None when none did.
+    """Return the energy of all GPUs with known power; None if there are none.
 
-    `joules` by trapezoid over the window; `counted_joules` by the devices' own counters, from the first to
-    the last sample in it: so compare `counted_power` with `power`.
+    `joules`: trapezoids over the window; `counted_joules`: the devices' counters from the first to the last
+    sample in it. Compare `counted_power` with `power`.
     """
     times_ns, used = system.times_ns(), dict[str, Energy]()
     for name, device in _named(system, "_power"):

@@ -1,1 +1,1 @@
-"""Replay: a capture, a trace or a workload becomes a schedule, load sends it, the result is told."""
+"""Replay a capture, a trace or a workload against a server."""

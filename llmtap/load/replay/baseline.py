@@ -1,19 +1,17 @@
-"""What replayed rows were when they were captured, beside what they are now, row by row.
+"""Compare replayed rows with the same rows at their capture.
 
-- A source that tells when answers came is read a second time after the run, and of it the rows that were
-  sent. Where one comes again, only its first time is compared: the others are the same row once more.
-- A row is a pair in a figure that both sides have, where it ended well on both. TTFT, TPOT and the longest
-  pause are those of streamed answers, as in a Summary. A source that does not say how a row ended is taken to
-  mean well.
-- `elapsed` is from arrival to the last byte, on both sides, of rows whose source does not tell when they were
-  submitted: E2E counts from there. Our arrival is when the request was sent.
-- Answers of other lengths take other times: E2E is told of all pairs, and of those of the same length.
-- A difference is now - then. Its uncertainty is those of both exchanges, and the microsecond to which a
-  capture rounds.
-- Nothing is tested for significance: rows of one load are not independent. Figures say how many pairs they
-  rest on; `llmtap bench` tests.
+- A source with answer times is read a second time after the run, up to the last row sent. A repeated row is
+  compared once.
+- A pair needs the figure on both sides, and both rows ended well. TTFT, TPOT and the longest pause are those
+  of streamed answers. A row without a recorded outcome counts as ended well.
+- `elapsed` is from arrival to the last byte, for rows without a recorded submit time. Our arrival is the time
+  of sending.
+- E2E is reported for all pairs and for those of equal output length.
+- A difference is now - then. Its uncertainty is the sum of both exchanges' and the microsecond of a capture's
+  rounding.
+- There is no significance test: rows of one load are not independent. `llmtap bench` has tests.
 
-Held are 56 bytes of a row; what came of it goes into histograms (their error is 0.1 %).
+Memory: 56 bytes per row; differences go into histograms (error 0.1 %).
 """
 
 from array import array
@@ -43,9 +41,9 @@ __all__ = ["FIGURES", "Baseline", "RecordedAnswer", "read_then", "recorded_of"]
 FIGURES: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
 SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
 LENGTHS_APART: Final = 0.05
-"""Answers whose lengths differ by a larger share of the longer one are not of about the same length."""
+"""Relative difference beyond which output lengths are not similar."""
 PAIRS_APART: Final = 0.05
-"""Where more of the pairs are such, p5 or p95 of the differences of E2E may be theirs alone."""
+"""Share of dissimilar pairs beyond which E2E is not comparable at p5 and p95."""
 _KEPT: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
 _NONE: Final = -1
 _SENT, _WELL = 1, 2
@@ -55,31 +53,29 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """Where the rows of a plan stand, to be read again."""
+    """Place of a plan's rows, to be read again."""
 
     place: str
     format: str
     places: "array[int]"
-    """Of each request its row in the source; requests behind the last one are rows that come again."""
+    """Source row of each request; later requests are repeated rows."""
 
 
 def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
-    """Of the first `count` requests made of a trace; None where it does not tell when answers came.
-
-    None, too, where it cannot be read again: a pipe is empty then, and opening a named one would wait.
-    """
+    """Return the place of the first `count` requests of a trace; None without answer times, or for a pipe,
+    which cannot be read twice."""
     if not trace.answered or not _can_be_read_again(place):
         return None
     return RecordedAnswer(place, trace.format, trace.places[:count])
 
 
 def _can_be_read_again(place: str) -> bool:
-    """Whether that is files, and not a pipe."""
     return "://" in place or Path(place).is_file() or Path(place).is_dir() or has_magic(place)
 
 
 class Baseline:
-    """Both sides of the requests of a plan: first all that were sent (`add_now`), then what they were."""
+    """Both sides of a plan's requests: first all that were sent (`add_now`), then what was recorded
+    (`add_then`)."""
 
     def __init__(
         self,
@@ -87,7 +83,7 @@ class Baseline:
         quantiles: tuple[float, ...] = (),
         objectives: Objectives | None = None,
     ) -> None:
-        """`quantiles`: shares at which distributions are told. `objectives`: what rows are judged by."""
+        """`quantiles`: shares of the distributions. `objectives`: applied to the recorded rows."""
         self.recorded = recorded
         n = len(recorded.places)
         self._quantiles = quantiles
@@ -104,13 +100,13 @@ class Baseline:
         self._uncertainty = Histogram()
         self._lengths = {"n": 0, "equal": 0, "near": 0, "then": 0, "now": 0}
         self.summary = Summary(objectives)
-        """Of what the rows were, however they ended."""
+        """Summary of the recorded rows, however they ended."""
         self._first_ns: int | None = None
         self._last_ns: int | None = None
         self._scheduled = self._unknown = self._sure = self._ends = 0
 
     def add_now(self, row: int, x: Exchange) -> None:
-        """A request that was sent, and its answer."""
+        """Add a request that was sent."""
         if row >= len(self._state):
             self._again += 1
             return
@@ -121,14 +117,14 @@ class Baseline:
 
     @property
     def found(self) -> int:
-        """Rows that were sent, and of which is known what they were."""
+        """Number of sent rows that were found in the source."""
         return self._found
 
     def was_sent(self, row: int) -> bool:
         return bool(self._state[row])
 
     def add_then(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
-        """What that row was. The source says how it ended (`outcome`), and how sure its stamps are."""
+        """Add the recorded row. `outcome`, `uncertainty`: whether the source states them."""
         self._found += 1
         self.summary.add(x)
         self._place(x)
@@ -154,10 +150,8 @@ class Baseline:
                 self._pair("e2e_same_length", then["e2e"], now["e2e"])
 
     def to_dict(self, *, dated: bool = True) -> dict[str, object] | None:
-        """All of it as public JSON, in seconds; None where the source tells of no row when its answer came.
-
-        `dated`: its arrivals are moments in time, and not offsets from a trace's own zero.
-        """
+        """Return public JSON in seconds; None if no row has answer times. `dated`: the source's arrivals are
+        dates."""
         if not self._told:
             return None
         sent = sum(map(bool, self._state))
@@ -221,7 +215,7 @@ class Baseline:
         }
 
     def _then(self, *, dated: bool) -> dict[str, Any]:
-        """The Summary, which says no more than the source did."""
+        """Return the Summary, limited to what the source states."""
         first_ns, last_ns = self._first_ns or 0, self._last_ns or 0
         seconds = (last_ns - first_ns) / NS_PER_S
         start, end = (_date(ns) if dated else None for ns in (first_ns, last_ns))
@@ -263,14 +257,12 @@ class Baseline:
 
 
 def read_then(
-    baseline: Baseline,
-    requests: Requests,
-    progress: Callable[[int, int | None], None] | None = None,
+    baseline: Baseline, requests: Requests, progress: Callable[[int, int | None], None] | None = None
 ) -> bool:
-    """Reads the rows that were sent, up to the last of them; whether the source has dates.
+    """Read the sent rows from the source; return whether it has dates.
 
-    A row that has not the lengths it had is another one: it counts as not found. Raises ConfigError where the
-    source cannot be read any more, ValueError for a word in it that we do not know.
+    A row with other lengths is another row and counts as not found. Raises ConfigError if the source cannot
+    be read, ValueError for an unknown enumeration value.
     """
     recorded = baseline.recorded
     places = recorded.places
@@ -303,7 +295,7 @@ def read_then(
 
 
 def _figures(x: Exchange) -> dict[str, int | None]:
-    """What is kept of one side, by _KEPT; ns, but for `output`."""
+    """Return the figures of one side by _KEPT, in ns except `output`."""
     t, tokens = x.timeline, x.tokens
     # Chunks are as many as the server likes, and no length.
     output = None if tokens.source is TokenSource.CHUNKS else tokens.output

@@ -1,40 +1,47 @@
-"""What a replay can be told, checked where it is told.
+"""Options of a replay, and what depends on the protocol of its target.
 
-What a replay asks a server beside its load (its models, its metrics) has USER_AGENT as `User-Agent`, so that
-who records traffic on the way can tell it from the load, which has none unless `--header` gives one.
+Requests besides the load (models, metrics) have USER_AGENT as `User-Agent`, so that a recording on the way
+can tell them from the load, which has none unless `--header` gives one.
 """
 
+import asyncio
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from llmtap import __version__
 from llmtap.errors import ConfigError
-from llmtap.load.error_limit import StopErrors
+from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
+from llmtap.load.run import StopErrors
+from llmtap.load.sessions.prompt_sender import PromptMaker, Spoken, protocol_of
 from llmtap.load.target import check_fields
+from llmtap.net.failures import failure_said
 from llmtap.net.tls import client_context
 from llmtap.units import Duration
 
-__all__ = ["USER_AGENT", "ReplayOptions", "read_headers"]
+__all__ = [
+    "USER_AGENT", "AnyMaker", "ReplayOptions", "http_beside", "maker_for", "notes_of", "protocol_of",
+    "reach", "read_headers", "refuse_meaningless",
+]  # fmt: skip
+
 
 KEY_NAME: Final = "OPENAI_API_KEY"
 USER_AGENT: Final = f"llmtap-replay/{__version__}"
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a plan is carried out; what is sent is the Plan's. Making one raises ConfigError that names the
-    option of `llmtap replay`."""
+    """How a plan is sent. The constructor raises ConfigError naming the option of `llmtap replay`."""
 
     target: str
     endpoint: str = "chat.completions"
     """Or a path."""
     model: str | None = None
-    """None: the one that the server offers, if it is one; a captured body keeps its own."""
+    """None: the only model that the server offers; captured bodies keep their own."""
     headers: list[tuple[str, str]] = []
     """May hold keys: never in a result."""
     tenant_header: str | None = None
@@ -44,11 +51,11 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of a closed loop; None: open loop."""
     processes: int = 1
     ray: str | None = None
-    """Of the cluster where they run; None: here."""
+    """Address of a Ray cluster; None: this host."""
     realtime: bool = False
     fresh: bool = False
     connections: int | None = None
-    """Opened before the start; None: what the plan is likely to need."""
+    """Connections opened before the start; None: estimated from the plan."""
     clock: str = "kernel"
     timeout: Duration
     connect_timeout: Duration
@@ -57,18 +64,18 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
     retry_wait: Duration
     limit_in_flight: int | None = None
-    """Open loop: what is due while so many are under way is skipped, and counted."""
+    """Open loop: skip and count a due request with so many in flight."""
     stop_errors: StopErrors | None = None
     request_ids: str = "llmtap"
-    """What the id of each request begins with."""
+    """Prefix of request ids."""
     warmup: str = "none"
     """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
     slo: str | None = None
     capture: str | None = None
     scrape: str | None = None
-    """`none`, a URL, or None: the target's /metrics, if there is one."""
+    """`none`, a URL, or None: the target's /metrics, if any."""
     texts: bool = False
-    """Keep what answers say in the exchanges that are handed on; a capture never has it."""
+    """Keep answer texts in the exchanges passed on; a capture never has them."""
 
     def __post_init__(self) -> None:
         for option, ns in (
@@ -90,21 +97,21 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
             _check_metrics(self.scrape)
 
     def check_tenants(self, tenants: Sequence[str]) -> None:
-        """Raises ConfigError where the name of one cannot be sent as the value of `tenant_header`."""
+        """Raise ConfigError for a tenant that cannot be the value of `tenant_header`."""
         if self.tenant_header is not None:
             name = self.tenant_header.encode()
             check_fields([(name, tenant.encode()) for tenant in set(tenants)], "--tenant-header")
 
     def tls(self) -> ssl.SSLContext | None:
-        """What verifies https where it is not the system's trust."""
+        """Return the TLS context for https if it is not the system's."""
         plain = self.ca is None and not self.insecure
         return None if plain else client_context(self.ca, not self.insecure)
 
 
 def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
-    """Fields of `--header`, `--header-file` and the key of the environment, as Authorization.
+    """Return the fields of `--header`, `--header-file` and the key of the environment as Authorization.
 
-    Raises ConfigError; its text never has a value in it.
+    Raises ConfigError; its text never contains a value.
     """
     lines = [("--header", line) for line in given]
     if file is not None:
@@ -132,7 +139,7 @@ def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -
 
 
 def _check_ca(place: str) -> None:
-    """Also where the target is http://: a file that is not there was not meant."""
+    """Also for http:// targets: a missing file is a mistake."""
     try:
         Path(place).read_bytes()
     except OSError as exc:
@@ -152,3 +159,87 @@ def _check_metrics(url: str) -> None:
     if not known:
         hint = "such as http://127.0.0.1:8000/metrics, or none"
         raise ConfigError("--metrics", f"{url!r} is no URL of metrics", hint)
+
+
+AnyMaker = BodyMaker | PromptMaker
+REACHED_WITHIN_S: Final = 10.0
+_BEHIND_GRPC: Final = (
+    "gRPC's own threads stand between the wire and our stamps: what they delay is in the latencies, and in"
+    " no uncertainty"
+)
+_NAMES: Final[Mapping[Spoken, str]] = {"realtime": "Realtime", "grpc": "gRPC"}
+_MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
+    "realtime": {
+        "--endpoint": "a response is what is asked for",
+        "--body-field": "there are no bodies",
+        "--no-stream": "answers always come in pieces",
+        "--fresh": "a session serves one request after another",
+        "--retries": "nothing is sent again",
+        "--retry-wait": "nothing is sent again",
+    },
+    "grpc": {
+        "--endpoint": "there is one method",
+        "--body-field": "there are no bodies",
+        "--no-stream": "answers always come in pieces",
+        "--fresh": "one connection carries all calls",
+        "--retries": "nothing is sent again",
+        "--retry-wait": "nothing is sent again",
+        "--server": "it is vLLM's engine service",
+        "--ca": "it is spoken without TLS",
+        "--insecure": "it is spoken without TLS",
+    },
+    "http": {},
+}
+
+
+def refuse_meaningless(target: str, given: Mapping[str, bool]) -> None:
+    """Raise ConfigError naming a `given` option that has no meaning for this target."""
+    spoken = protocol_of(target)
+    for option, why in _MEANINGLESS[spoken].items():
+        if given.get(option):
+            scheme = urlsplit(target).scheme
+            raise ConfigError(
+                option, f"has no meaning for {scheme}:// ({_NAMES[spoken]}): {why}", "leave it out"
+            )
+
+
+def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker:
+    """Create the maker of bodies for this target."""
+    spoken = protocol_of(target)
+    if spoken == "http":
+        return BodyMaker(body, decode=decode)
+    # vLLM's gRPC service has both fields; Realtime has them if the server is one of these.
+    exact = body.exact_output and (spoken == "grpc" or body.server in ("vllm", "sglang"))
+    return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)
+
+
+def notes_of(target: str) -> list[str]:
+    """Return notes that apply to every figure of this target."""
+    return [_BEHIND_GRPC] if protocol_of(target) == "grpc" else []
+
+
+def http_beside(target: str) -> str | None:
+    """Return the HTTP URL of the same port, for models and metrics; None for gRPC."""
+    parts = urlsplit(target)
+    match protocol_of(target):
+        case "http":
+            return target
+        case "realtime":
+            scheme = "https" if parts.scheme.lower() == "wss" else "http"
+            return urlunsplit((scheme, parts.netloc, "", "", ""))
+        case "grpc":
+            return None
+
+
+async def reach(target: str) -> None:
+    """Raise ConfigError if nobody listens: gRPC would wait for a server."""
+    parts = urlsplit(target)
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    try:
+        async with asyncio.timeout(REACHED_WITHIN_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+        writer.close()
+    except (OSError, TimeoutError) as exc:
+        raise ConfigError(
+            "--target", f"{parts.scheme}://{parts.hostname}:{port} cannot be reached: {failure_said(exc)}"
+        ) from None

@@ -1,7 +1,7 @@
-"""A plan carried out: bodies made, the server warmed up, the load sent and watched, and all of it told.
+"""Perform a plan: prepare bodies, warm the server up, send and monitor the load, report.
 
-The order is that of seed 000, 4.5 and 5: nothing is made or read while requests are due, and what was sent to
-warm up is in no figure.
+In the order of seed 000, 4.5 and 5: nothing is prepared or read while requests are due, and no figure
+includes the warm-up.
 """
 
 import asyncio
@@ -16,29 +16,32 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.capture.store.run_writer import RunWriter, check_place
+from llmtap.capture.store.parquet import RunWriter, check_place
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.request_shape import RequestShape, Turn
-from llmtap.load.bodies import BodyOptions, server_of
-from llmtap.load.http.sender import SenderOptions
+from llmtap.exchange.exchange import Exchange, RequestShape, Turn
+from llmtap.load.bodies import BodyOptions, Prepared, model_ids, prepare, server_of
+from llmtap.load.http import SenderOptions
 from llmtap.load.monitor.watch import Watch
-from llmtap.load.prepared import Prepared, prepare
 from llmtap.load.replay.baseline import Baseline, read_then
-from llmtap.load.replay.observations import ObservedLengths, RunObservations
-from llmtap.load.replay.options import USER_AGENT, ReplayOptions
-from llmtap.load.replay.plan import ReplayPlan
-from llmtap.load.replay.protocols import AnyMaker, http_beside, maker_for, notes_of, reach
-from llmtap.load.replay.result import QUANTILES, result_of
-from llmtap.load.replay.warmup import other_words
+from llmtap.load.replay.options import (
+    USER_AGENT,
+    AnyMaker,
+    ReplayOptions,
+    http_beside,
+    maker_for,
+    notes_of,
+    reach,
+)
+from llmtap.load.replay.plan import ReplayPlan, other_words
+from llmtap.load.replay.result import QUANTILES, ObservedLengths, RunObservations, result_of
 from llmtap.load.sessions.prompt_sender import check_target, protocol_of
 from llmtap.load.target import shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
-from llmtap.load.workers.messages import Progress, WorkerSetup
-from llmtap.load.workers.worker_handle import LocalMember, Member
+from llmtap.load.workers.worker_handle import LocalMember, Member, Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import STOPPED, LoadResult, WorkerPool
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.cluster import ray_cluster
@@ -49,13 +52,13 @@ from llmtap.workload.requests import Requests
 __all__ = ["ProgressListener", "Replay", "ReplayStage", "ReplayStopped"]
 
 CONNECTIONS_MAX: Final = 1_000
-"""Opened beforehand; more are opened when they are needed."""
+"""Connections opened in advance at most; more are opened on demand."""
 HOLD_NS: Final = 2_000_000_000
-"""How long an answer is taken to last where nobody knows, for guessing how many connections there will be."""
+"""Assumed duration of an answer, for estimating the number of connections."""
 
 
 class ProgressListener(Protocol):
-    """Who is shown how far it is."""
+    """Receives progress."""
 
     def preparing(self, done: int, of: int) -> None: ...
 
@@ -69,18 +72,18 @@ class ProgressListener(Protocol):
 
 
 class ReplayStopped(LlmtapError):
-    """Somebody stopped it before there was anything to tell."""
+    """Stopped before there was anything to report."""
 
 
 class ReplayStage(Enum):
-    """How far a replay is, and so what becomes of it when somebody wants it to end."""
+    """Stage of a replay; decides what a stop does."""
 
     PREPARING = "preparing"
-    """Nothing was sent: it may be broken off."""
+    """Nothing was sent: it may be aborted."""
     SENDING = "sending"
-    """`stop` ends it, the warm-up too."""
+    """`stop` ends it, also in the warm-up."""
     TELLING = "telling"
-    """The load is over, and what came of it is read and written."""
+    """The load is over; results are read and written."""
 
 
 @dataclass(slots=True)
@@ -93,16 +96,16 @@ class Replay:
     audience: ProgressListener
     notes: list[str] = field(default_factory=list)
     asking: Callable[[Prepared], None] | None = None
-    """Handed all bodies, row by row as they will be sent, before anything is."""
+    """Called with all bodies, in the order of the rows, before anything is sent."""
     keeping: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
-    """Asked once the load is over; what it answers is handed each exchange with its row."""
+    """Called after the load; the function it returns is called with each row and exchange."""
     stage: ReplayStage = ReplayStage.PREPARING
     _crew: WorkerPool | None = None
     _warming: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
 
     def stop(self) -> None:
-        """Send no more and let answers end; the second time, don't wait for them."""
+        """Send no more and let answers end; at the second call, cut them."""
         self._stopped = True
         if self._warming is not None:
             self._warming.cancel()  # which does nothing once it is over
@@ -110,7 +113,7 @@ class Replay:
             self._crew.stop()
 
     async def run(self) -> dict[str, Any]:
-        """The result, as public JSON. Raises ConfigError before anything is sent."""
+        """Run the replay and return public JSON. Raises ConfigError before anything is sent."""
         options = self.options
         writer_place = options.capture
         check_target(self._setup(-1, self.body))
@@ -188,19 +191,19 @@ class Replay:
         )  # fmt: skip
 
     async def reach(self) -> None:
-        """Whether there is a server that can be asked. Raises as `run`."""
+        """Check that there is a usable server. Raises as `run`."""
         check_target(self._setup(-1, self.body))
         await self._served(self.body)
 
     async def warm(self) -> dict[str, object]:
-        """The warm-up alone: what it came to. Raises as `run`."""
+        """Run the warm-up alone and return its result. Raises as `run`."""
         check_target(self._setup(-1, self.body))
         body = await self._served(self.body)
         return await self._warmed(None, maker_for(self.options.target, body, self.plan.decode), body)
 
     @contextmanager
     def _hiring(self) -> Iterator[Callable[[], Member]]:
-        """Where sending processes run."""
+        """Yield the function that creates sending processes."""
         address = self.options.ray
         if address is None:
             yield LocalMember
@@ -211,7 +214,7 @@ class Replay:
             yield partial(RayMember, ray)
 
     async def _served(self, body: BodyOptions) -> BodyOptions:
-        """The model, and whose fields the server knows, as it says itself."""
+        """Complete model and server type from the server's own list of models."""
         if body.model is not None and body.server != "auto":
             return body
         spoken = protocol_of(self.options.target)
@@ -242,8 +245,6 @@ class Replay:
             raise ConfigError("--target", f"{place} cannot be reached: {said}", hint) from None
         found = server_of(raw)
         models = model_ids(raw)
-        import msgspec
-
         if body.server == "auto" and found != "auto":
             body = msgspec.structs.replace(body, server=found)
         if body.model is None and self.plan.needs_model:
@@ -295,7 +296,7 @@ class Replay:
     async def _warmed(
         self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
-        """What it came to. `prepared` is the plan, for one that has no words to be mixed."""
+        """Run the warm-up. `prepared`: bodies of the plan, used if it has no words to mix."""
         self.stage = ReplayStage.SENDING
         if self._stopped:
             raise ReplayStopped("stopped before anything was sent")
@@ -328,14 +329,13 @@ class Replay:
         return found.to_dict()
 
     def _baseline(self) -> Baseline | None:
-        """Where the rows tell what they were."""
         if self.plan.baseline is None:
             return None
         slo = self.options.slo
         return Baseline(self.plan.baseline, QUANTILES, Objectives.parse(slo) if slo else None)
 
     def _compared(self, baseline: Baseline) -> dict[str, object] | None:
-        """With what was captured; what can't be read any more costs the comparison, and not the result."""
+        """Compare with the capture; a source that cannot be read any more costs only the comparison."""
         try:
             dated = read_then(baseline, self.plan.requests, self.audience.comparing)
         except (LlmtapError, ValueError) as exc:
@@ -350,7 +350,7 @@ class Replay:
         return told
 
     def _write(self, crew: WorkerPool, seen: RunObservations, place: str) -> int:
-        """The capture; how many rows it has."""
+        """Write the capture; return its number of rows."""
         requests = self.plan.requests
         info = CaptureInfo(
             level="shape", block_unit="tokens" if requests.blocks else "",
@@ -369,7 +369,7 @@ class Replay:
 
 
 def describe(x: Exchange, row: int, requests: Requests) -> None:
-    """What the plan knows of an exchange: the shape of its prompt, and whose turn it was."""
+    """Add to an exchange what the plan knows: shape of the prompt, turn of the conversation."""
     blocks = requests.blocks[row] if requests.blocks else ()
     asked = RequestShape(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
     if blocks:
@@ -382,22 +382,6 @@ def describe(x: Exchange, row: int, requests: Requests) -> None:
             first, number = requests.after[first], number + 1
         think_ns = requests.think_ns[row] if number else None
         x.turn = Turn(f"row-{first}", "explicit", number, think_ns=think_ns)
-
-
-def model_ids(raw: bytes) -> list[str]:
-    """The ids that `GET /v1/models` lists."""
-    import msgspec
-
-    class Model(msgspec.Struct):
-        id: str = ""
-
-    class Models(msgspec.Struct):
-        data: list[Model] = []
-
-    try:
-        return [model.id for model in msgspec.json.decode(raw, type=Models).data if model.id]
-    except (ValueError, RecursionError):
-        return []
 
 
 def _tokens(outcome: LoadResult) -> int | None:

@@ -1,16 +1,17 @@
-"""What is to be sent: a trace, or a workload with arrivals, as requests with texts.
+"""Requests of a replay: a trace, or a workload with arrivals; and other prompts for the warm-up.
 
-A trace brings its own arrivals; a rate scales them, so bursts stay bursts, and `--arrivals` replaces them. A
-workload has lengths only, so somebody has to say how it arrives: at a rate, in an arrival process (Poisson
-unless it is told), or in a closed loop, where nobody needs to.
+A trace has its own arrivals; a rate scales them, so bursts stay bursts, and `--arrivals` replaces them. A
+workload has only lengths and needs a rate, an arrival process (default: Poisson) or a closed loop.
 """
 
+import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from random import Random
+from typing import Any, Final, TypeVar
 
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
@@ -18,27 +19,27 @@ from llmtap.load.replay.baseline import RecordedAnswer, recorded_of
 from llmtap.traces.format import FormatError
 from llmtap.traces.registry import by_name
 from llmtap.units import NS_PER_S
-from llmtap.workload.arrivals.arrivals import FORMS, OWN_RATES, parse_arrivals
+from llmtap.workload.arrivals import FORMS, OWN_RATES, parse_arrivals
 from llmtap.workload.lengths import lengths_told
-from llmtap.workload.prompts.counter import TokenCounter, load_counter
-from llmtap.workload.prompts.fitted_prompts import ElasticPrompts, RowPrompts
-from llmtap.workload.prompts.prompt import PromptSource
-from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.prompts.fitting import ElasticPrompts, RowPrompts
+from llmtap.workload.prompts.prompt import Prompt, PromptSource
+from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.registry import is_workload, report_of, workload_named, workloads
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
 from llmtap.workload.trace_rows import NO_TIMES
 
-__all__ = ["REQUESTS", "ReplayPlan", "ReplayQuestion", "make_plan"]
+__all__ = ["REQUESTS", "ReplayPlan", "ReplayQuestion", "make_plan", "other_words"]
+
 
 REQUESTS: Final = 1_000
-"""Of a workload, where nobody says how many: p99 needs as many (seed 000, 5.1.4.3)."""
+"""Default number of requests of a workload: p99 needs as many (seed 000, 5.1.4.3)."""
 AT_ONCE: Final = "at-once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayQuestion:
-    """What of it is wanted, as the options say."""
+    """Wanted part and arrangement of a source, as the options state."""
 
     source: str
     source_format: str | None = None
@@ -51,7 +52,7 @@ class ReplayQuestion:
     share: float | None = None
     closed: bool = False
     as_recorded: bool = False
-    """Later turns are sent at their recorded time, whatever became of the turn before."""
+    """Send later turns at their recorded times, without waiting for the turn before."""
     tokenizer: str | None = None
     chat: bool = True
     seed: int = 42
@@ -59,7 +60,7 @@ class ReplayQuestion:
 
 @dataclass(slots=True)
 class ReplayPlan:
-    """Requests in the order of their arrivals, from time 0, and what they say."""
+    """Requests in the order of their arrivals from time 0, and their prompts."""
 
     requests: Requests
     prompts: PromptSource | None
@@ -67,20 +68,20 @@ class ReplayPlan:
     notes: list[str] = field(default_factory=list)
     decode: Decode | None = None
     baseline: RecordedAnswer | None = None
-    """Where the requests' rows stand that tell when their answers came."""
+    """Place of rows with answer times."""
 
     @property
     def needs_model(self) -> bool:
-        """Some body has to be made, and needs one."""
+        """Whether some body has to be made."""
         return not self.requests.bodies or not all(self.requests.bodies)
 
     def describe(self) -> dict[str, object]:
-        """All that makes it again, as JSON."""
+        """Return all parameters of the plan as JSON."""
         return dict(self.about)
 
 
 def make_plan(asked: ReplayQuestion, progress: Callable[[int, int | None], None] | None = None) -> ReplayPlan:
-    """The plan. Raises ConfigError, whose place is the option or file at fault."""
+    """Create the plan. Raises ConfigError naming the option or file at fault."""
     if asked.speed is not None and asked.rate_rps is not None:
         raise ConfigError("--speed", "a rate is given, too: each says how dense arrivals are")
     place = asked.source
@@ -195,7 +196,7 @@ def _of_trace(
 
 
 def _lengths(requests: Requests) -> dict[str, Any]:
-    """What the rows' lengths are, as a workload tells its own (seed 000, 4.3.1): of those that have any."""
+    """Describe the known lengths of rows as workloads do (seed 000, 4.3.1)."""
     given, made = (
         lengths_told([tokens for tokens in column if tokens]) for column in (requests.input, requests.output)
     )
@@ -203,13 +204,12 @@ def _lengths(requests: Requests) -> dict[str, Any]:
 
 
 def _named(asked: ReplayQuestion, counter: TokenCounter) -> str | None:
-    """The tokenizer that lengths are told in; None where nobody chose one."""
+    """Return the tokenizer of the lengths; None if none was chosen."""
     return None if asked.tokenizer is None else counter.tokenizer.name
 
 
 def _arrange(requests: Requests, process: str, asked: ReplayQuestion) -> dict[str, Any]:
-    """Gives conversations' first requests their arrivals; later turns have that of their first, until they
-    are due."""
+    """Set the arrivals of conversations' first requests; later turns get that of their first."""
     after = requests.after
     if process == AT_ONCE:
         if asked.rate_rps is not None:
@@ -231,7 +231,7 @@ def _arrange(requests: Requests, process: str, asked: ReplayQuestion) -> dict[st
 
 
 def _check_rate(process: str, asked: ReplayQuestion) -> None:
-    """Raises ConfigError of `--rate` where the process needs one and has none, or the other way round."""
+    """Raise ConfigError of `--rate` if the process needs one and has none, or the reverse."""
     name = process.partition(":")[0].strip()
     if name in OWN_RATES and asked.rate_rps is not None:
         raise ConfigError("--rate", f"{name} arrivals name their rates themselves", "leave it out")
@@ -252,3 +252,59 @@ def _refuse_arrivals(asked: ReplayQuestion) -> None:
             raise ConfigError(
                 option, "in a closed loop nobody plans when requests are sent", "leave out --closed"
             )
+
+
+T = TypeVar("T")
+ROWS_MAX: Final = 128
+"""A warm-up has 100 requests (4.5.1); a longer one repeats them."""
+LETTERS_MAX: Final = 20
+"""Average letters of a word; longer ones mean text without spaces, which is mixed by letters."""
+_WORD: Final = re.compile(r"\s*\S+")
+"""With the space before it, which belongs to its token."""
+
+
+def other_words(plan: ReplayPlan) -> ReplayPlan:
+    """Return the first requests of a plan with the words of each prompt shuffled, without turns.
+
+    A server that caches prefixes would answer measured prompts from its cache, so a warm-up sends the same
+    words in another order: the same length, within a token or so, but another beginning. A plan of recorded
+    bodies is returned unchanged.
+    """
+    if plan.prompts is None:
+        return plan
+    given = plan.requests
+    count = min(len(given), ROWS_MAX)
+    requests = Requests(
+        array("q", bytes(8 * count)), given.input[:count], given.output[:count],
+        tenants=given.tenants[:count],
+    )  # fmt: skip
+    return ReplayPlan(requests, _Mixed(plan.prompts), {}, [], plan.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    source: PromptSource
+
+    def prompt(self, row: int) -> Prompt:
+        random, prompt = Random(f"warm-up/{row}"), self.source.prompt(row)
+        return Prompt(
+            text=_reworded(prompt.text, random),
+            ids=_mixed(prompt.ids, random),
+            system=_reworded(prompt.system, random),
+            history=tuple((role, _reworded(said, random)) for role, said in prompt.history),
+        )
+
+
+def _reworded(text: str, random: Random) -> str:
+    words = _WORD.findall(text)
+    if len(text) > LETTERS_MAX * len(words):
+        return "".join(_mixed(text, random))
+    words[:1] = [" " + first.lstrip() for first in words[:1]]
+    return "".join(_mixed(words, random)).lstrip()
+
+
+def _mixed(parts: Sequence[T], random: Random) -> list[T]:
+    """Shuffle; the first part becomes the last."""
+    first, others = list(parts[:1]), list(parts[1:])
+    random.shuffle(others)
+    return [*others, *first]

@@ -25,28 +25,219 @@ the first request was due; `connections_reused` counts requests on one that had 
 """
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from llmtap.clock import WallAnchor
-from llmtap.load.replay.observations import RunObservations
-from llmtap.load.replay.timeline import timeline_of
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.replay.verdict import findings
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
+from llmtap.metrics.arrivals import compare, figures
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.units import NS_PER_S, to_seconds
+from llmtap.workload.requests import Requests
 
-__all__ = ["QUANTILES", "result_of"]
+__all__ = ["PERIODS_MAX", "QUANTILES", "ObservedLengths", "RunObservations", "result_of", "timeline_of"]
+
+
+@dataclass(slots=True)
+class ObservedLengths:
+    """Prompt and answer lengths by the server's usage, against the wanted ones."""
+
+    input_told: int = 0
+    input_exact: int = 0
+    input_off_max: int = 0
+    """Largest difference in tokens."""
+    input_as_counted: int = 0
+    """Equal to our own count: a row may ask for less than a chat template takes."""
+    input_counted: int = 0
+    """Tokens of those prompts by our count, or by the trace if not counted."""
+    input_usage: int = 0
+    """The same by the server's usage."""
+    input_apart: int = 0
+    """Sum of the absolute differences of the two."""
+    output_told: int = 0
+    output_exact: int = 0
+    output_wanted: bool = False
+    """The server was told to generate exactly this length."""
+
+    def add(self, x: Exchange, given: int, counted: int, made: int) -> None:
+        """Add an exchange of a row with these tokens; `counted`: -1 if not counted."""
+        told = x.tokens
+        if told.input is not None and given:
+            self.input_told += 1
+            self.input_exact += told.input == given
+            self.input_as_counted += told.input == counted
+            self.input_off_max = max(self.input_off_max, abs(told.input - given))
+            expected = given if counted < 0 else counted
+            self.input_counted += expected
+            self.input_usage += told.input
+            self.input_apart += abs(told.input - expected)
+        if told.output is not None and told.source is TokenSource.USAGE and made:
+            self.output_told += 1
+            self.output_exact += told.output == made
+
+    def describe(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class RunObservations:
+    """All exchanges of a run, in any order. Times are monotonic."""
+
+    requests: Requests
+    counted: Sequence[int]
+    lengths: ObservedLengths = field(default_factory=ObservedLengths)
+    opened: "Counter[str]" = field(default_factory=Counter)
+    """Requests by sender."""
+    sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    """Last byte of each, or its last known time."""
+    uncertainty: Histogram = field(default_factory=Histogram)
+    errors: "Counter[str]" = field(default_factory=Counter)
+    """Errors by message."""
+    error_statuses: "Counter[int]" = field(default_factory=Counter)
+    """Upstream errors by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
+    _first_sent_ns: dict[int, int] = field(default_factory=dict)
+
+    def add(self, row: int, x: Exchange) -> None:
+        t = x.timeline
+        self.opened[x.relay] += 1
+        # A request that was sent again was dispatched when it was sent first.
+        sent_ns = t.arrival_ns
+        if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
+            sent_ns = x.scheduled_ns + x.dispatch_late_ns
+        self.sent_ns.append(sent_ns)
+        if x.error is not None:
+            self.errors[x.error] += 1
+        if x.outcome is Outcome.UPSTREAM_ERROR and x.status is not None and x.status >= 400:
+            self.error_statuses[x.status] += 1
+        log = t.events.t_ns
+        self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
+        self.uncertainty.record(x.uncertainty_ns)
+        requests = self.requests
+        self.lengths.add(x, requests.input[row], self.counted[row], requests.output[row])
+        if not requests.after or requests.after[row] < 0:
+            self._first_sent_ns[row] = sent_ns
+
+    def planned_ns(self) -> "array[int]":
+        """Return the scheduled offsets of requests that wait for no answer."""
+        requests = self.requests
+        return array("q", (requests.arrival_ns[row] for row in self._firsts()))
+
+    def arrivals(self, began_ns: int) -> dict[str, object]:
+        """Compare sent and planned times of requests that wait for no answer; `rate_ratio`: sent / planned"""
+        planned = self.planned_ns()
+        sent = [
+            None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()
+        ]
+        times = sorted(t for t in sent if t is not None)
+        kept = compare(planned, sent).to_dict()
+        punctuality = {"rate_ratio": kept["ratio"], "early": kept["early"], "lateness": kept["lateness"]}
+        return {
+            "planned": figures(planned).to_dict(), "sent": figures(times).to_dict(),
+            "punctuality": punctuality,
+        }  # fmt: skip
+
+    def in_time(self, began_ns: int, until_ns: int) -> int:
+        """Return how many of those had been sent by `until_ns`."""
+        return sum(t - began_ns <= until_ns for t in self._first_sent_ns.values())
+
+    def last_sent_ns(self, began_ns: int) -> int:
+        """Return when the last of those was sent, from the start of the run."""
+        return max(self._first_sent_ns.values(), default=began_ns) - began_ns
+
+    def uncertainties(self) -> dict[str, object]:
+        """Return how long a byte of each exchange may have waited unread."""
+        return summarise_ns(self.uncertainty)
+
+    def _firsts(self) -> Sequence[int]:
+        after = self.requests.after
+        return [row for row in range(len(self.requests)) if not after or after[row] < 0]
+
+
+PERIODS_MAX: Final = 10_000
+"""Nearly three hours of seconds, about 200 KB of JSON. Longer runs have longer periods."""
+
+
+def timeline_of(
+    sent_ns: Sequence[int],
+    ended_ns: Sequence[int] | None,
+    *,
+    began_ns: int,
+    until_ns: int,
+    planned_ns: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Return the run in periods as public JSON: `period` in seconds, and a value for each.
+
+    Args:
+        sent_ns: send times in any order, on the clock of `began_ns`.
+        ended_ns: end times; None: `ended` and `in_flight` are null.
+        planned_ns: ascending scheduled offsets; empty: `asked` is null.
+
+    `in_flight` is the maximum of the period.
+    """
+    span_ns = max(0, until_ns - began_ns)
+    period_ns = NS_PER_S * max(1, -(-span_ns // (PERIODS_MAX * NS_PER_S)))
+    n = max(1, -(-span_ns // period_ns))
+
+    def counted(times_ns: Iterable[int]) -> list[int]:
+        counts = [0] * n
+        for t_ns in times_ns:
+            counts[min(n - 1, max(0, (t_ns - began_ns) // period_ns))] += 1
+        return counts
+
+    told: dict[str, Any] = {
+        "period": to_seconds(period_ns),
+        "t": [to_seconds(i * period_ns) for i in range(n)],
+        "asked": None,
+        "sent": counted(sent_ns),
+        "ended": None,
+        "in_flight": None,
+    }
+    if planned_ns:
+        # What was planned behind the end of a run that was stopped was asked of nobody.
+        within = planned_ns[: bisect_left(planned_ns, span_ns)] if span_ns < planned_ns[-1] else planned_ns
+        told["asked"] = counted(began_ns + offset_ns for offset_ns in within)
+    if ended_ns is not None:
+        ended = sorted(ended_ns)
+        told["ended"] = counted(ended)
+        told["in_flight"] = _most(sorted(sent_ns), ended, began_ns, period_ns, n)
+    return told
+
+
+def _most(
+    sent_ns: Sequence[int], ended_ns: Sequence[int], began_ns: int, period_ns: int, periods: int
+) -> list[int]:
+    """Return the maximum in flight of each period. Both columns ascend; an end at a send time overlaps it."""
+    most, level, begun, over = [], 0, 0, 0
+    for period in range(periods):
+        until_ns = began_ns + (period + 1) * period_ns
+        last = period == periods - 1
+        top = level
+        while begun < len(sent_ns) and (last or sent_ns[begun] < until_ns):
+            while over < len(ended_ns) and ended_ns[over] < sent_ns[begun]:
+                level, over = level - 1, over + 1
+            level, begun = level + 1, begun + 1
+            top = max(top, level)
+        while over < len(ended_ns) and ended_ns[over] < until_ns:
+            level, over = level - 1, over + 1
+        most.append(top)
+    return most
+
 
 QUANTILES: Final = (
     *(percent / 100 for percent in range(100)), *(permille / 1_000 for permille in range(991, 1_000)),
     0.9995, 0.9999, 1.0,
 )  # fmt: skip
-"""Shares at which a distribution is told: even, and finer where the tail is."""
+"""Shares of a distribution: even, and finer in the tail."""
 _DRAWN: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
 _CORRECTED: Final = ("ttft", "e2e")
 _KEPT: Final = ("planned", "sent", "skipped", "dropped", "unsent", "retries")
@@ -62,16 +253,14 @@ def result_of(
     anchor: WallAnchor,
     beside: Mapping[str, object],
 ) -> dict[str, Any]:
-    """The result.
+    """Return the result as public JSON.
 
     Args:
-        outcome: of the run.
-        seen: its exchanges.
-        plan: what was to be sent, as JSON.
-        closed: nobody planned when requests were to be sent.
-        clock: who stamped: `kernel` or `mono`.
-        anchor: makes dates of the run's times.
-        beside: further parts, by name.
+        plan: the plan as JSON.
+        closed: closed loop: no request was scheduled.
+        clock: source of timestamps: `kernel` or `mono`.
+        anchor: converts times to dates.
+        beside: further parts by name.
     """
     tally = outcome.tally
     seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
@@ -112,9 +301,9 @@ def result_of(
 
 
 def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int]) -> dict[str, object]:
-    """What was planned, and how much of it was sent in its time.
+    """Return what was planned and how much of it was sent in time.
 
-    Rates and the share are of requests that wait for no answer: how the others come depends on the server.
+    Rates and the share are of requests that wait for no answer: the times of the others depend on the server.
     """
     told: dict[str, object] = {
         "stopped": outcome.stopped,
@@ -139,11 +328,11 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
 
 ERRORS_MAX: Final = 20
 GRACE_NS: Final = 10_000_000
-"""The last one may be late as any."""
+"""Allowed lateness of the last request."""
 
 
 def _quantiles(tally: LoadTally) -> dict[str, object]:
-    """In seconds, a value for each of `shares`, interpolated as everywhere; null where there was nothing."""
+    """Return quantiles in seconds, one for each of `shares`; null without values."""
 
     def told(histogram: Histogram) -> list[float] | None:
         return [to_seconds(v) for v in histogram.percentiles(QUANTILES) if v is not None] or None

@@ -1,9 +1,8 @@
-"""Whether a run's figures may be believed, said before they are read.
+"""Whether the figures of a run are valid, checked before they are read.
 
-A load generator that cannot keep up measures itself. Each finding names the figure, the limit and what to do;
-one that `invalidates` says that the figures are not those of the load that was asked for, the others what a
-reader should know of them. Pure: takes the result as public JSON. The limits are ours; where a document sets
-one, it is named.
+A load generator that cannot keep up measures itself. Each finding names figure, limit and remedy; one that
+`invalidates` means that the load was not the requested one. Pure: takes the result as public JSON. The limits
+are ours unless a document is named.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,41 +27,38 @@ LIMITS: Final = {
     "prompt_tokens": 0.01,
     "prompt_tokens_most": 0.10,
 }
-"""Lateness: p99 of dispatch, in seconds, or as a share of the TTFT p50, whichever allows more, but never
-above the most. Rate: what was sent of what was asked, in the time of the plan, where more is missing than
-one or two that were due at its very end. CPU: of one CPU, by a sending process. Uncertainty: p99 over the
-exchanges of a byte's worst wait, by the TTFT p50 where stamps are our own; a kernel's are taken before the
-wait, but one for all that is read at once, so there it is by the time between chunks. Clocks: how far those
-of sending hosts may be apart, in seconds (seed 000, 4.7.2). Prompt tokens: how far the server's count of a
-prompt is from ours, summed over all without signs, by the sum of ours. Up to the first limit it is a token
-at the begin of a prompt, or the template's; from there it is told, since lengths in the report are the
-server's and the plan is ours; beyond the most the server had another load to prefill than was planned, and
-the figures are not of the load that the report names."""
+"""Lateness: p99 of dispatch in seconds, or as a share of the TTFT p50, whichever is larger, but at most
+`lateness_most`. Rate: sent / planned in the time of the plan, if more than one or two requests are missing.
+CPU: share of one CPU of a sending process. Uncertainty: p99 by the TTFT p50; with kernel timestamps, which
+are only wrong for data read together, by the time between chunks. Clocks: seconds between sending hosts (seed
+000, 4.7.2). Prompt tokens: sum of absolute differences between the server's and our counts by our sum. Up to
+the first limit it is a token at the start of a prompt or of the template; beyond the second the server had to
+prefill another load than planned."""
 
 
 CPU_SECONDS_MIN: Final = 5.0
-"""A shorter run is mostly its sender's start."""
+"""A shorter run consists mostly of its sender's start."""
 _SERVERS_OWN: Final = frozenset({408, 425, 429})
-"""Of 4xx those that blame no request: it came too slowly, too early, or was one too many."""
+"""4xx statuses that do not blame the request: too slow, too early, too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What speaks against the figures, or is to be known of them."""
+    """A problem or fact that concerns the figures."""
 
     what: str
     figure: float
     limit: float
     says: str
     invalidates: bool = True
-    """The figures are not those of the load that was asked for."""
+    """The load was not the requested one."""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
 def findings(result: Mapping[str, Any]) -> list[Finding]:
-    """What there is to say of a result, the gravest first."""
+    """Return the findings of a result, the most serious first."""
     return [
         *_lost(result),
         *_silent(result),
@@ -143,7 +139,7 @@ def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _unsure(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """A kernel's stamp is right however late it is read; but pieces that wait together get the last one's."""
+    """Kernel timestamps are correct however late data is read, but data read together gets one timestamp."""
     uncertainties = result.get("uncertainties") or {}
     p99 = uncertainties.get("p99")
     if p99 is None:
@@ -176,7 +172,7 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _of_requests(result: Mapping[str, Any]) -> str:
-    """That some answers blamed the request: an upstream error all the same, and no fault of the server."""
+    """Return the part about answers that blame the request: upstream errors, but not the server's fault."""
     blamed = {
         status: n
         for status, n in (result.get("error_statuses") or {}).items()
@@ -189,7 +185,7 @@ def _of_requests(result: Mapping[str, Any]) -> str:
 
 
 def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """A clock is compared by a round trip, and is right within half of it."""
+    """Clocks are compared by a round trip, accurate to half of it."""
     others = [clock for clock in result["sender"].get("clocks") or () if not clock["shared"]]
     hosts = len({clock["host"] for clock in others})
     apart = max((clock["rtt"] / 2 for clock in others), default=0.0)
@@ -203,7 +199,7 @@ def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Two tokenizers, or two templates. Who named no tokenizer did not ask for exact lengths."""
+    """Two tokenizers or templates differ. Without `--tokenizer` exact lengths were not requested."""
     told = result.get("lengths") or {}
     counted, usage = told.get("input_counted") or 0, told.get("input_usage") or 0
     if not counted:
@@ -233,12 +229,12 @@ def _ms(seconds: float) -> str:
 
 
 def _part(k: int, n: int, things: str) -> str:
-    """`78 of 80 requests`, or `97.51 % of the 12,000 requests`."""
+    """Format `78 of 80 requests`, or `97.51 % of the 12,000 requests`."""
     return f"{k:,} of {n:,} {things}" if n < SHARE_OF_MIN else f"{format_share(k, n)} of the {n:,} {things}"
 
 
 def _slowest(n: int, things: str) -> str:
-    """Those of `n` that a p99 speaks of: `1 of 10 requests` are at its rank (n - 1) 0.99 or beyond."""
+    """Format the number of values at or beyond the p99 of `n`: rank (n - 1) 0.99."""
     if n >= SHARE_OF_MIN:
         return f"1 % of the {n:,} {things}"
     rank = -(-99 * (n - 1) // 100)

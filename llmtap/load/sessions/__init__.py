@@ -1,1 +1,1 @@
-"""Targets that are no plain HTTP: Realtime over WebSocket, gRPC."""
+"""Targets other than HTTP requests: Realtime over WebSocket, gRPC."""

@@ -1,9 +1,9 @@
-"""A server of llmtap's own service over gRPC (`llmtap/protocol/inference.proto`), asked call by call.
+"""Client of vLLM's engine service over gRPC (`protocol/vllm_grpc.py`).
 
-gRPC gives neither sockets nor their stamps, so a message has the stamp of when it reached us: behind gRPC's
-own threads, whose delay nobody measures. `uncertainty_ns` is the loop's alone. T_submit is when gRPC took the
-request message off our hands, on a connection that stands; T_first the first response message with a token
-(IETF seed 000, B.1.2).
+gRPC exposes neither sockets nor their timestamps: a message is stamped when it reaches this process, after
+gRPC's own threads, whose delay is not measured. `uncertainty_ns` covers the loop only. T_submit is when gRPC
+accepted the request message on an open connection; T_first is the first message with a token (IETF seed 000,
+B.1.2).
 """
 
 import asyncio
@@ -17,38 +17,28 @@ import grpc.aio
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import bound
-from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
-from llmtap.exchange.observer import TOKENS_MAX
+from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.plausibility import remove_implausible
 from llmtap.exchange.refusal import Interventions
-from llmtap.load.lateness import Lateness
+from llmtap.exchange.verdict import TOKENS_MAX, remove_implausible
+from llmtap.load.sending import Lateness
 from llmtap.protocol.delta import Verdict
-from llmtap.protocol.inference import (
-    METHOD,
-    REQUEST_ID,
-    Counts,
-    GrpcChunk,
-    Request,
-    read_chunk,
-    write_request,
-)
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
+from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.units import NS_PER_S
-from llmtap.workload.prompts.counter import as_text
 from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.tokenizer import as_text
 
 __all__ = ["GrpcTarget", "metadata_of", "parse_grpc"]
 
 TIMEOUT_NS: Final = 600 * NS_PER_S
-"""From dispatch to the end of the answer, as for HTTP."""
 MESSAGE_BYTES_MAX: Final = 64 << 20
 
 mono_ns = SystemClock.mono_ns
 
 
 class GrpcTarget:
-    """Asks it; to be made and used within one running loop, and closed."""
+    """Sends calls to one server. Create, use and close it within one running loop."""
 
     def __init__(
         self,
@@ -62,10 +52,10 @@ class GrpcTarget:
         name: str = "load",
         place: str = "--target",
     ) -> None:
-        """The target of `grpc://host:port`. `headers` are sent as metadata and may be secret. `exact_output`:
-        answers are to have as many tokens as asked for, whatever the model would like.
+        """Target of `grpc://host:port`. `headers` are sent as metadata and may be secret. `exact_output`:
+        request exactly the given number of tokens.
 
-        Raises ConfigError that names `place`, or `--header`.
+        Raises ConfigError naming `place` or `--header`.
         """
         address = parse_grpc(url, place)
         self._metadata = metadata_of(headers)
@@ -88,7 +78,7 @@ class GrpcTarget:
         self._call = self._channel.stream_stream(METHOD)
         self._calls: dict[str, tuple[Any, _Answer]] = {}
         self.connects = 0
-        """One, once it was asked for; how often gRPC had to connect again nobody hears."""
+        """At most 1; reconnects of gRPC are not visible."""
         self.reuses = 0
 
     async def ask(
@@ -100,19 +90,19 @@ class GrpcTarget:
         tenant: str | None,
         request_id: str | None = None,
     ) -> Exchange:
-        """One request now, and its Exchange when it is over."""
+        """Send one request and return its Exchange."""
         self._seq += 1
         self.reuses += self._seq > 1
         self.connects = 1
         request_id = request_id or f"{self._name}-{self._seq}"
         output = max(1, output_tokens)
         request = write_request(
-            Request(
-                model=self.model or "", text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
+            GrpcRequest(
+                request_id, text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
                 max_tokens=output, min_tokens=output if self._exact else 0, ignore_eos=self._exact,
             )
         )  # fmt: skip
-        metadata = [*self._metadata, (REQUEST_ID, request_id)]
+        metadata = list(self._metadata)
         if self._tenant_header is not None and tenant is not None:
             metadata.append((self._tenant_header, tenant))
         began_ns = mono_ns()
@@ -141,21 +131,20 @@ class GrpcTarget:
         return x
 
     async def open(self, connections: int = 1) -> int:
-        """Connect beforehand: once, for all calls. Returns when it stands; a server that is not there is
-        waited for."""
+        """Connect in advance; waits for a server that is not there."""
         await self._channel.channel_ready()
         self.connects = 1
         return 1
 
     def cancel(self, request_id: str) -> None:
-        """It ends in a moment, as cancelled; nothing where it has ended."""
+        """End the call as cancelled; no effect after its end."""
         if request_id in self._calls:
             call, answer = self._calls[request_id]
             call.cancel()
             answer.call_off()
 
     async def close(self) -> None:
-        """Close the connection; what is under way ends as cancelled."""
+        """Close the connection; calls in progress end as cancelled."""
         for request_id in list(self._calls):
             self.cancel(request_id)
         await self._channel.close(None)
@@ -163,7 +152,7 @@ class GrpcTarget:
 
 
 def parse_grpc(url: str, place: str = "--target") -> str:
-    """The address in `grpc://host:port`. Raises ConfigError that names `place`."""
+    """Return the address of `grpc://host:port`. Raises ConfigError naming `place`."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -175,7 +164,7 @@ def parse_grpc(url: str, place: str = "--target") -> str:
 
 
 def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Fields as metadata. Raises ConfigError that names `--header`."""
+    """Convert fields to metadata. Raises ConfigError naming `--header`."""
     try:
         # RFC 9113 8.2: names are in lower case.
         return [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
@@ -184,28 +173,28 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
 
 
 class _Answer:
-    """One call: its messages onto the timeline, and what they come to."""
+    """Timeline and result of one call."""
 
     def __init__(self, x: Exchange) -> None:
         self._x = x
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
-        self._counts: Counts | None = None
+        self._usage: GrpcUsage | None = None
         self._declared = 0
         self._writing: asyncio.Task[Any] | None = None
         self._called_off = False
         self._submit_width_ns = 0
-        """How much earlier than `submit` gRPC may have taken it."""
+        """Interval before `submit` in which gRPC may have taken the message."""
         self._interventions = Interventions()
 
     def call_off(self) -> None:
-        """Its call is cancelled. A write that waits for a connection would not hear of it."""
+        """Note that the call is cancelled; a write that waits for a connection would not notice."""
         if self._writing is not None:
             self._writing.cancel()
             self._called_off = True
 
     async def hear(self, call: Any, request: bytes) -> None:
-        """The whole call. Nothing that the world does to it is raised."""
+        """Run the whole call; network errors become its outcome."""
         t = self._x.timeline
         try:
             self._writing = asyncio.current_task()
@@ -238,31 +227,25 @@ class _Answer:
         self._judge(code, details or "")
 
     def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
-        """A message that came at `t_ns`."""
-        x = self._x
-        t, text = x.timeline, chunk.text
+        """Record a message received at `t_ns`."""
+        x, t = self._x, self._x.timeline
+        # vLLM's last message repeats ids of the last chunk.
+        count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)
         # What is counted from the tokens of each message takes memory.
-        tokens = chunk.tokens if self._declared + chunk.tokens <= TOKENS_MAX else 0
+        tokens = count if self._declared + count <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size
         if t.first_byte_ns is None:
             t.first_byte_ns = t.first_any_ns = t_ns
-        flags = 0
-        if text or chunk.tokens:
-            flags = OUTPUT | BLANK if text.isspace() or not text else OUTPUT
+        event_class, flags = EventClass.METADATA, 0
+        if count:
+            event_class, flags = EventClass.CONTENT, OUTPUT
             t.last_token_ns = t_ns
             if t.first_token_ns is None:
-                t.first_token_ns = t_ns
-            if t.first_content_ns is None and flags == OUTPUT:
-                t.first_content_ns = t_ns
+                t.first_token_ns = t.first_content_ns = t_ns
             self._declared += tokens
-            event_class = EventClass.CONTENT
-            if text and self._interventions.reading:
-                self._interventions.read(text)
-        elif chunk.counts is not None:
+        elif chunk.usage is not None:
             event_class = EventClass.USAGE
-        else:
-            event_class = EventClass.METADATA
         before = len(t.events)
         t.events.add(t_ns, event_class, size, tokens or -1, flags)
         if chunk.finish:
@@ -270,8 +253,7 @@ class _Answer:
             verdict = of_finish_reason(chunk.finish)
             if verdict is not None:
                 self._interventions.add(verdict, before, self._declared)
-        if chunk.counts is not None:
-            self._counts = chunk.counts
+        self._usage = chunk.usage or self._usage
 
     def _judge(self, code: grpc.StatusCode, details: str) -> None:
         x = self._x
@@ -282,6 +264,9 @@ class _Answer:
                 if x.finish_reason is None:
                     self.outcome = Outcome.TRUNCATED
                     self.error = "upstream ended the stream without a finish reason"
+                elif x.finish_reason in ("abort", "error"):
+                    self.outcome = Outcome.UPSTREAM_ERROR
+                    self.error = f"upstream ended the answer with the finish reason {x.finish_reason}"
                 return
             case grpc.StatusCode.CANCELLED:
                 self.outcome, self.error = Outcome.CLIENT_CANCELLED, "the run was over"
@@ -300,17 +285,17 @@ class _Answer:
         self.error = f"upstream sent the status {code.name} {where}"
 
     def finished(self, lag_ns: int) -> Exchange:
-        """The Exchange, as an observer of HTTP would have it."""
+        """Return the Exchange as an HTTP observer would."""
         x = self._x
         x.uncertainty_ns = max(lag_ns, self._submit_width_ns)
-        counts = self._counts
-        if counts is not None:
-            x.tokens = Tokens(
-                counts.prompt_tokens, counts.output_tokens, None, counts.cached_tokens, TokenSource.USAGE
-            )
-            x.usage = {"prompt_tokens": counts.prompt_tokens, "output_tokens": counts.output_tokens}
-            if counts.cached_tokens is not None:
-                x.usage["cached_tokens"] = counts.cached_tokens
+        usage = self._usage
+        if usage is not None:
+            output = max(self._declared, usage.output_tokens)
+            x.tokens = Tokens(usage.prompt_tokens, output, None, usage.cached_tokens, TokenSource.USAGE)
+            x.usage = {
+                "prompt_tokens": usage.prompt_tokens, "output_tokens": output,
+                "cached_tokens": usage.cached_tokens,
+            }  # fmt: skip
         elif self._declared:
             x.tokens = Tokens(output=self._declared, source=TokenSource.RUNNING_USAGE)
         remove_implausible(x)

@@ -1,8 +1,7 @@
-"""Rows to a target that is asked prompt by prompt: Realtime over WebSocket, llmtap's service over gRPC.
+"""Sender for targets that take prompts instead of HTTP bodies: Realtime over WebSocket, and gRPC.
 
-A Sender's place in a run, for targets whose requests are no HTTP. What is prepared of a row is its prompt,
-and who makes a message of it is the target. Each request is a task; a target cancels it by its id, so that it
-ends as an Exchange, like all others.
+A prepared row is its prompt; the target makes the message. Each request is a task, cancelled by its id so
+that it ends as an Exchange.
 """
 
 import asyncio
@@ -17,17 +16,13 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode
-from llmtap.load.deferred import Later
-from llmtap.load.lateness import Lateness
-from llmtap.load.sending import Done, OnAnswer
+from llmtap.load.sending import Done, Lateness, Later, OnAnswer
 from llmtap.load.target import check_fields, parse_target
-from llmtap.load.workers.messages import WorkerSetup
+from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = [
-    "Asking", "PromptMaker", "PromptTarget", "Spoken", "check_target", "make_asking", "protocol_of",
-]  # fmt: skip
+__all__ = ["Asking", "PromptMaker", "PromptTarget", "Spoken", "check_target", "make_asking", "protocol_of"]
 
 Spoken = Literal["http", "realtime", "grpc"]
 _SCHEMES: Final[Mapping[str, Spoken]] = {"ws": "realtime", "wss": "realtime", "grpc": "grpc"}
@@ -35,13 +30,11 @@ _ID: Final = b"X-Request-Id"
 
 
 def protocol_of(url: str) -> Spoken:
-    """What a target speaks, by its URL."""
+    """Return the protocol of a target URL."""
     return _SCHEMES.get(urlsplit(url).scheme.lower(), "http")
 
 
 class PromptTarget(Protocol):
-    """A server that is asked prompt by prompt."""
-
     lateness: Lateness
     connects: int
     reuses: int
@@ -57,19 +50,17 @@ class PromptTarget(Protocol):
         tenant: str | None,
         request_id: str | None = None,
     ) -> Exchange:
-        """One request now, and its Exchange when it is over. By its first wait `cancel` knows its id."""
+        """Send one request and return its Exchange. `cancel` knows its id from its first wait on."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """It ends in a moment, as cancelled; nothing where it has ended."""
+        """End the request as cancelled; no effect after its end."""
         ...
 
     async def close(self) -> None: ...
 
 
 class _Prepared(msgspec.Struct, array_like=True):
-    """What is prepared of a row."""
-
     text: str
     ids: tuple[int, ...]
     system: str
@@ -82,26 +73,25 @@ _decode = msgspec.msgpack.Decoder(_Prepared).decode
 
 
 class PromptMaker:
-    """A BodyMaker for these targets: its bodies are prompts, as `Asking.send` reads them."""
+    """As BodyMaker for these targets; its bodies are encoded prompts."""
 
     def __init__(
         self, protocol: Spoken, *, model: str | None, exact_output: bool, decode: Decode | None = None
     ) -> None:
-        """`decode` makes text of prompts that are token ids, where the target takes only text."""
+        """`decode` converts prompts of token ids where the target takes only text."""
         self._protocol = protocol
         self._model = model
         self._decode = decode
         self.output_exact = exact_output
 
     def describe(self) -> dict[str, object]:
-        """As a BodyMaker's."""
         return {
             "endpoint": self._protocol, "model": self._model, "stream": True, "ignore_eos": self.output_exact,
             "min_tokens": self.output_exact, "fields": [],
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """Of a request for `output` tokens, at least one. Raises ConfigError for ids that cannot be sent."""
+        """Encode a request for `output` tokens, at least one. Raises ConfigError for unsupported ids."""
         text, ids = prompt.text, tuple(prompt.ids)
         if ids and self._protocol == "realtime":
             said = None if self._decode is None else self._decode(ids)
@@ -114,15 +104,13 @@ class PromptMaker:
         return _encode(_Prepared(text, ids, prompt.system, prompt.history, max(1, output)))
 
     def captured(self, body: bytes) -> bytes:
-        """Raises ConfigError: a request's own body is of the protocol that it was captured from."""
+        """Raise ConfigError: captured bodies are HTTP's."""
         raise ConfigError(
             "--target", "the trace has bodies of its own, and they are HTTP's", "send it to http://"
         )
 
 
 class _Request:
-    """One on its way."""
-
     __slots__ = ("_cancel", "row")
 
     def __init__(self, row: int, cancel: Callable[[], None]) -> None:
@@ -155,7 +143,7 @@ class Asking:
         self.calls: dict[_Request, asyncio.Task[None]] = {}
         self.sent = 0
         self.retries: Counter[str] = Counter()
-        """None: what came to nothing is not asked again."""
+        """Always empty: nothing is retried."""
 
     @property
     def connects(self) -> int:
@@ -175,8 +163,7 @@ class Asking:
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: OnAnswer | None = None,
     ) -> _Request:
-        """As a Sender's; of `headers` those that say the request's id, and whose it is. `on_answer` is not
-        called: who asks like this reads as it goes."""
+        """As `Sending.send`; of `headers` only request id and tenant are used. `on_answer` is not called."""
         self.sent += 1
         fields = dict(headers)
         given = fields.get(_ID)
@@ -193,7 +180,7 @@ class Asking:
         return request
 
     async def open(self, connections: int) -> int:
-        """Sessions of tenants are not: whose are needed is not known."""
+        """Open sessions in advance; not with tenants, whose sessions are opened when needed."""
         if self._tenant_header is not None or not connections:
             return 0
         try:
@@ -201,11 +188,10 @@ class Asking:
         except TimeoutError:
             return 0  # each request will find out for itself, and say so
 
-    def stop_retrying(self) -> None:
-        """Nothing ever is sent again."""
+    def stop_retrying(self) -> None: ...
 
     async def aclose(self) -> None:
-        """Cut what is under way, each with its Exchange, and leave."""
+        """Cancel all requests, each with its Exchange, and close the target."""
         for request in list(self.calls):
             request.cancel("")
         await asyncio.gather(*self.calls.values(), return_exceptions=True)
@@ -232,20 +218,20 @@ class Asking:
         done(request, x)
 
     def _check(self, task: "asyncio.Task[None]") -> None:
-        """A mistake of ours ends the process: nobody would ever hear of that request."""
+        """End the process on an internal error: the request would never be reported."""
         if not task.cancelled() and (exc := task.exception()) is not None:
             self.loop.call_exception_handler({"message": "a request could not be asked", "exception": exc})
             raise SystemExit(1)
 
 
 def check_target(setup: WorkerSetup) -> bool:
-    """Whether it is reached by TLS. Raises ConfigError that names `--target` or `--header`."""
+    """Return whether the target uses TLS. Raises ConfigError naming `--target` or `--header`."""
     headers = [(name.encode(), value.encode()) for name, value in setup.headers]
     match protocol_of(setup.url):
         case "http":
             return parse_target(setup.url, setup.endpoint, headers).origin.tls
         case "realtime":
-            from llmtap.load.sessions.realtime_target import parse_realtime
+            from llmtap.load.sessions.realtime import parse_realtime
 
             check_fields(headers)
             return parse_realtime(setup.url)[0].tls
@@ -259,7 +245,7 @@ def check_target(setup: WorkerSetup) -> bool:
 
 
 def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None) -> Asking:
-    """What sends for a process with this setup, whose target is none of HTTP's."""
+    """Create the sender of a setup whose target is not HTTP."""
     options = setup.sender
     common: dict[str, Any] = {
         "model": options.model, "headers": [(name.encode(), value.encode()) for name, value in setup.headers],
@@ -268,7 +254,7 @@ def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SS
     }  # fmt: skip
     target: PromptTarget
     if protocol_of(setup.url) == "realtime":
-        from llmtap.load.sessions.realtime_target import RealtimeTarget
+        from llmtap.load.sessions.realtime import RealtimeTarget
 
         target = RealtimeTarget(
             setup.url, clock=options.clock, tls=tls, connect_timeout_ns=options.connect_timeout, **common

@@ -1,19 +1,17 @@
 """A sending process on a node of a Ray cluster.
 
-An actor runs there what runs here, `python -m llmtap.load`: it gives it the files that a process of ours
-inherits, passes our lines down and its frames up, and is no nearer to a request than we are. Bodies go
-through Ray's object store, to each node those of its own rows; so do the exchanges, after the run. What Ray
-carries it does not encrypt unless it is told to (RAY_USE_TLS), and there are prompts and keys in it.
+An actor runs `python -m llmtap.load` there, gives it its files and forwards commands and frames. Bodies go
+through Ray's object store, to each node those of its own rows; exchanges come back after the run. Ray
+encrypts none of it (prompts, keys) unless RAY_USE_TLS is set.
 
-An actor that is lost takes its process with it, whose stdin ends: it cuts what is under way. Nothing is
-started a second time, since nobody knows what the first one had sent.
+A lost actor takes its process along, whose stdin ends, which cuts its requests. Nothing is restarted, because
+it is unknown which requests were sent.
 """
 
 import asyncio
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from array import array
@@ -26,28 +24,36 @@ import msgspec
 import llmtap
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.load.workers.host_clock import ClockReading, Compared, HostClock, Trip, compared, read_clocks
-from llmtap.load.workers.messages import WorkerScript, WorkerSetup
-from llmtap.load.workers.worker_handle import wired
+from llmtap.load.workers.worker_handle import (
+    ClockReading,
+    Compared,
+    HostClock,
+    Trip,
+    WorkerScript,
+    WorkerSetup,
+    compared,
+    read_clocks,
+    spawned,
+)
 from llmtap.units import decode_special, encode_special
 
 __all__ = ["RayMember", "RemoteProcess"]
 
 LEAD_NS: Final = 1_000_000_000
-"""From the word to the start: a call takes about 1 ms, and 20 where a node is busy."""
+"""Time from the command to the start: a call takes about 1 ms, 20 on a busy node."""
 STARTED_WITHIN_S: Final = 120
-"""A node has to have a free CPU, and perhaps llmtap's pages to read."""
+"""The node needs a free CPU and may have to load llmtap."""
 CLOSED_WITHIN_S: Final = 5
 TRIPS: Final = 30
-"""Round trips by which clocks are compared: the quickest took 0.9 ms where most took 1 to 2."""
+"""Round trips to compare clocks."""
 PIECE_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 1 << 18
 _CALLS: Final = 4
-"""Of an actor at a time: one reads, one tells, one kills."""
+"""Concurrent calls of an actor: read, tell, kill."""
 
 
 class RemoteProcess:
-    """What runs on the node: an actor, whose methods run in threads."""
+    """Actor on the node; its methods run in threads."""
 
     def __init__(self) -> None:
         self._bodies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it ends with the actor)
@@ -57,44 +63,34 @@ class RemoteProcess:
         self._told = 0
 
     def about(self) -> tuple[str, ClockReading]:
-        """The version of llmtap there, and the host's clocks."""
         return llmtap.__version__, read_clocks()
 
     def clocks(self) -> ClockReading:
         return read_clocks()
 
     def take(self, piece: bytes) -> None:
-        """More of the bodies."""
+        """Append to the bodies."""
         self._bodies.write(piece)
 
     def start(self, setup: bytes, script: bytes, ca: bytes | None, keep: bool) -> int:
-        """Its process; the pid."""
+        """Start the process; return its pid."""
         own = msgspec.json.decode(setup, type=WorkerSetup, dec_hook=decode_special)
-        with contextlib.ExitStack() as files:
-            if ca is not None:
-                own.ca = self._certificates(ca)
-            file = files.enter_context(tempfile.TemporaryFile())
-            file.write(script)
-            file.flush()
-            spill_fd = self._spill.fileno() if keep else None
-            line = wired(own, file.fileno(), self._bodies.fileno(), spill_fd)
-            fds = [file.fileno(), self._bodies.fileno(), *([] if spill_fd is None else [spill_fd])]
-            self._proc = subprocess.Popen(
-                [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                pass_fds=fds, bufsize=0,
-            )  # fmt: skip
+        if ca is not None:
+            own.ca = self._certificates(ca)
+        spill_fd = self._spill.fileno() if keep else None
+        self._proc, line = spawned(own, script, self._bodies.fileno(), spill_fd)
         self._say(line)
         return self._proc.pid
 
     def tell(self, said: list[str]) -> None:
-        """All that was said until now, from the first line: calls may overtake each other."""
+        """Send all commands so far, from the first: calls may overtake each other."""
         with self._telling:
             for words in said[self._told :]:
                 self._say(words.encode())
             self._told = max(self._told, len(said))
 
     def read(self) -> bytes:
-        """What the process says next; b"" when it says no more."""
+        """Return the next output of the process; b"" at its end."""
         assert self._proc is not None and self._proc.stdout is not None
         return os.read(self._proc.stdout.fileno(), _READ_BYTES)
 
@@ -103,7 +99,7 @@ class RemoteProcess:
         return self._proc.wait()
 
     def put_aside(self, begin: int) -> bytes:
-        """A piece of what it put aside; b"" behind the end."""
+        """Return a piece of the stored exchanges; b"" at the end."""
         return os.pread(self._spill.fileno(), PIECE_BYTES, begin)
 
     def kill(self) -> None:
@@ -125,8 +121,6 @@ class RemoteProcess:
 
 
 class RayMember:
-    """A sending process of the cluster that `ray` is connected to."""
-
     lead_ns = LEAD_NS
 
     def __init__(self, ray: Any, clock: Clock | None = None) -> None:
@@ -140,7 +134,7 @@ class RayMember:
         self.spill_error: str | None = None
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """As every member; ConfigError where the cluster has no place for it, or another llmtap."""
+        """As Member.start; raises ConfigError if the cluster has no room, or another version of llmtap."""
         ca = _read(setup.ca)
         self._spill = spill
         # SPREAD: on as many nodes as there are. One CPU each: what shares it is late.
@@ -238,7 +232,7 @@ def _last_line(exc: BaseException) -> str:
 
 
 def _own_bodies(script: WorkerScript, fd: int) -> tuple[WorkerScript, Iterator[bytes]]:
-    """The script with the places of its own rows' bodies in a file of them alone, and that file in pieces."""
+    """Return the script with places in a file of only its own rows' bodies, and that file in pieces."""
     begins, ends = array("q", script.body_begins), array("q", script.body_ends)
     own_begins, own_ends = (
         array("q", bytes(len(script.body_begins))),

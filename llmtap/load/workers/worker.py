@@ -1,7 +1,7 @@
-"""A sending process: `python -m llmtap.load`, told what to do on stdin, ends when that pipe does.
+"""A sending process: `python -m llmtap.load`, controlled by stdin, ends when stdin does.
 
-It does nothing but send, read and count. Tables, progress and files are the parent's, in another process: a
-terminal being painted may delay no request. Exchanges go to a file that the parent reads after the run.
+It only sends, reads and counts; tables, progress and files are the parent's. Exchanges go to a file that the
+parent reads after the run.
 """
 
 import asyncio
@@ -22,15 +22,13 @@ import uvloop
 
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.deferred import Later
-from llmtap.load.http.sender import LoadSender
-from llmtap.load.run import LoadRun
-from llmtap.load.schedule import ClosedSchedule, OpenSchedule, Schedule
-from llmtap.load.sending import Sending
+from llmtap.load.http import LoadSender
+from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule, Schedule
+from llmtap.load.sending import Later, Sending
 from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking, protocol_of
 from llmtap.load.tally import LoadTally
 from llmtap.load.target import parse_target
-from llmtap.load.workers.messages import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
+from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
@@ -42,20 +40,19 @@ __all__ = ["main", "work"]
 
 TELL_S: Final = 0.25
 COLLECT_EACH: Final = 240
-"""Of these: each minute."""
+"""Progress messages between garbage collections: one minute."""
 SPILL_BYTES: Final = 1 << 20
-"""Exchanges held back for one write."""
+"""Exchanges buffered for one write."""
 LATEST: Final = 512
-"""Values that progress tells of. Percentiles of all would take 2 ms, with nothing sent; these take 0.1 ms."""
+"""Values kept for progress: percentiles of all would take 2 ms without sending, these take 0.1 ms."""
 CUT_NS: Final = 0
 PRIORITY: Final = 10
-"""Of real time, where it was asked for; the kernel's own threads have more."""
+"""Real-time priority; the kernel's own threads have more."""
 
 mono_ns = SystemClock.mono_ns
 
 
 def main() -> int:
-    """Run one load."""
     # A terminal's Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -74,7 +71,7 @@ def main() -> int:
 
 
 async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: bytes = b"") -> None:
-    """One load, by what `commands_fd` says (and has `said` already), told on `reports_fd`."""
+    """Run one load by commands of `commands_fd` (`said`: already read) and report on `reports_fd`."""
     loop = asyncio.get_running_loop()
     script = msgspec.msgpack.decode(_read_all(setup.script_fd), type=WorkerScript)
     sender = _sender(loop, setup)
@@ -146,7 +143,7 @@ def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender |
 
 
 async def _get_ready(sender: Sending, connections: int, commands: "_Commands", reports_fd: int) -> int | None:
-    """Open connections and say so; the start that we are told, or None when it was called off."""
+    """Open connections and report it; return the start time, or None if the run was cancelled."""
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
@@ -157,9 +154,8 @@ async def _get_ready(sender: Sending, connections: int, commands: "_Commands", r
 
 
 async def _keep_telling(reports_fd: int, progress: Callable[[], Progress], later: Later) -> None:
-    """Tells how far it is; and collects garbage when there is time. Python would do so as soon as many
-    objects were made, which is when many answers end at once, and take 20 ms for it with 500 under way.
-    Nearly all goes by counting references anyway."""
+    """Report progress, and collect garbage when there is time. Python would collect when many answers end at
+    once, which takes 20 ms with 500 in flight."""
     told = 0
     while True:
         await asyncio.sleep(TELL_S)
@@ -174,7 +170,7 @@ def _collect() -> None:
 
 
 class _Commands:
-    """The parent's lines; their end, which is the parent's, is a `cut`."""
+    """Commands of the parent; the end of the pipe is a `cut`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -182,7 +178,6 @@ class _Commands:
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.run: LoadRun | None = None
         self.ended: str | None = None
-        """Why it is over."""
 
     def read(self) -> None:
         data = os.read(self._fd, 4096)
@@ -210,7 +205,7 @@ class _Commands:
 
 
 class _Keeper:
-    """Counts exchanges, and puts them aside for the parent."""
+    """Counts exchanges and stores them for the parent."""
 
     def __init__(self, tally: LoadTally, tenants: list[str], spill_fd: int | None) -> None:
         self._tally = tally
@@ -241,7 +236,7 @@ class _Keeper:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is put aside. Where the file takes no more the load goes on, and only is not kept."""
+        """Write buffered exchanges; if the file is full, the load goes on without storing."""
         try:
             while self._aside and self._fd is not None:
                 del self._aside[: os.write(self._fd, self._aside)]
@@ -267,7 +262,7 @@ def _bodies(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
 
 
 def _row_headers(setup: WorkerSetup, tenants: list[str]) -> Callable[[int], list[tuple[bytes, bytes]]]:
-    """What a row has besides: an id by which others know it again, and whose it is."""
+    """Return a function for a row's own fields: request id and tenant."""
     prefix, name = setup.request_ids.encode(), (setup.tenant_header or "").encode()
 
     def headers(row: int) -> list[tuple[bytes, bytes]]:
@@ -286,7 +281,7 @@ def _column(packed: bytes) -> "array[int]":
 
 
 def _first_line(fd: int) -> tuple[bytes, bytes]:
-    """What `fd` says up to its first line's end, and what it has said beyond; b"" where it ended before."""
+    """Return the first line and the data after it; b"" if `fd` ended before."""
     data = b""
     while b"\n" not in data:
         piece = os.read(fd, 1 << 16)
@@ -307,7 +302,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def _tell(fd: int, data: bytes, *, wait: bool) -> None:
-    """Write a frame: all of it, or, without waiting, nothing where the pipe is full."""
+    """Write a frame: all of it, or without `wait` nothing if the pipe is full."""
     os.set_blocking(fd, wait)
     try:
         while data:

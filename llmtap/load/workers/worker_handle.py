@@ -1,72 +1,353 @@
-"""One sending process of a crew, wherever it runs: started, told, heard, and its end.
-
-Here the one that runs beside us; `ray_member.py` has the one on a node of a cluster.
-"""
+"""Handle of a sending process, the messages between it and the parent, and the clock of its host."""
 
 import asyncio
 import contextlib
+import os
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
-from typing import BinaryIO, Final, Protocol
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
 
 import msgspec
 
+from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.errors import LlmtapError
-from llmtap.load.workers.host_clock import HostClock
-from llmtap.load.workers.messages import WorkerScript, WorkerSetup
-from llmtap.units import encode_special
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.http import SenderOptions
+from llmtap.load.run import StopErrors
+from llmtap.units import NEVER, encode_special, to_seconds
 
-__all__ = ["LocalMember", "Member", "wired"]
+__all__ = [
+    "ClockReading", "Compared", "Done", "Frames", "HostClock", "LocalMember", "Member", "Progress",
+    "Trip", "WorkerReady", "WorkerScript", "WorkerSetup", "compared", "frame", "read_clocks", "spawned",
+]  # fmt: skip
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class WorkerSetup(msgspec.Struct, kw_only=True):
+    """Configuration of a sending process. Headers may hold keys: sent by pipe, and by Ray to its nodes."""
+
+    sender: SenderOptions
+    url: str
+    endpoint: str
+    headers: list[tuple[str, str]] = []
+    tenant_header: str | None = None
+    exact_output: bool = False
+    """Realtime, gRPC: request exactly the given number of tokens. HTTP bodies state it themselves."""
+    request_ids: str = ""
+    """Prefix of each X-Request-Id, before a hyphen and the row; empty: none is sent."""
+    ca: str | None = None
+    verify: bool = True
+    script_fd: int
+    bodies_fd: int
+    spill_fd: int | None
+    slots: int | None = None
+    """Slots of a closed loop; None: open loop."""
+    open: int = 0
+    duration_ns: int = NEVER
+    drain_ns: int = NEVER
+    limit_in_flight: int | None = None
+    """Open loop: skip and count a due request with so many in flight."""
+    stop_errors: StopErrors | None = None
+    slo: str | None = None
+    priority: bool = False
+    """Request real-time priority."""
+
+
+class WorkerScript(msgspec.Struct, array_like=True):
+    """Rows of one sender; columns are those of all rows, as bytes of int64."""
+
+    rows: bytes
+    arrival_ns: bytes
+    after: bytes
+    think_ns: bytes
+    tenants: list[str]
+    body_begins: bytes
+    """Range of each row's body in the file of bodies."""
+    body_ends: bytes
+
+
+class WorkerReady(msgspec.Struct, tag=True):
+    """Connections are open and bodies available: `go` may follow."""
+
+    connections: int
+
+
+class Progress(msgspec.Struct, tag=True):
+    """Counts since the start; times in ns of the latest exchanges and gaps."""
+
+    sent: int
+    under_way: int
+    ended: int
+    failed: int
+    left: int
+    tokens: int
+    lateness_p99_ns: float | None
+    ttft_p50_ns: float | None
+    ttft_p99_ns: float | None
+    tbc_p50_ns: float | None
+    tbc_p99_ns: float | None
+    skipped: int = 0
+    retries: int = 0
+    gave_up: str | None = None
+    """Why all processes should stop: too many errors."""
+
+
+class Done(msgspec.Struct, tag=True):
+    """Last message."""
+
+    tally: bytes
+    stopped: str | None
+    connects: int
+    reuses: int
+    cpu_ns: int
+    rss_bytes: int
+    """Maximum."""
+    lag_max_ns: int
+    began_ns: int
+    ended_ns: int
+    realtime: bool
+    """It had real-time priority."""
+    spill_error: str | None = None
+    """Why exchanges could not be stored (full disk); they are counted all the same."""
+    opened_before: int = 0
+    """Connections open before the start. Set by the parent."""
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=encode_special).encode
+_decode = msgspec.msgpack.Decoder(WorkerReady | Progress | Done).decode
+
+
+def frame(message: WorkerReady | Progress | Done) -> bytes:
+    """Encode a message with its length."""
+    packed = _encode(message)
+    return _LENGTH.pack(len(packed)) + packed
+
+
+class Frames:
+    """Decodes messages from pieces of any size."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[WorkerReady | Progress | Done]:
+        rest = self._rest
+        rest += data
+        while len(rest) >= 4:
+            end = 4 + _LENGTH.unpack_from(rest)[0]
+            if end > len(rest):
+                break
+            packed = bytes(rest[4:end])
+            del rest[:end]
+            yield _decode(packed)
+
+
+_MOVED: Final = (
+    "arrival_ns", "request_end_ns", "submit_ns", "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns",
+    "first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns", "first_content_ns", "last_token_ns",
+    "response_end_ns", "delivered_ns",
+)  # fmt: skip
+"""Fields of a Timeline to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """Both clocks of a host at one moment."""
+
+    host: str
+    boot: str
+    """Equal for two processes that share a monotonic clock; empty: unknown."""
+    mono_ns: int
+    wall_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A reading with the times of its request and answer on our monotonic clock."""
+
+    asked_ns: int
+    heard_ns: int
+    reading: ClockReading
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Offset of another host's clocks from ours."""
+
+    at_ns: int
+    """Time on our monotonic clock."""
+    mono_ahead_ns: int
+    wall_ahead_ns: int
+    rtt_ns: int
+    """Both offsets are accurate to half of it."""
+
+
+def read_clocks(clock: Clock | None = None) -> ClockReading:
+    anchor = WallAnchor.sample(SystemClock() if clock is None else clock)
+    return ClockReading(socket.gethostname(), _boot(), anchor.mono_ns, anchor.wall_ns)
+
+
+def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
+    """Compare clocks by the quickest trip; `anchor`: of our clocks."""
+    best = min(trips, key=lambda trip: trip.heard_ns - trip.asked_ns)
+    at_ns = (best.asked_ns + best.heard_ns) // 2
+    return Compared(
+        at_ns, best.reading.mono_ns - at_ns, best.reading.wall_ns - anchor.to_wall_ns(at_ns),
+        best.heard_ns - best.asked_ns,
+    )  # fmt: skip
+
+
+class HostClock:
+    """Converts times of a host's monotonic clock to ours."""
+
+    def __init__(self, host: str, before: Compared, *, shared: bool) -> None:
+        """`shared`: it is the same clock."""
+        self.host = host
+        self.shared = shared
+        self.before = before
+        self.after: Compared | None = None
+        """Comparison after the run."""
+
+    @classmethod
+    def of_this_host(cls) -> "HostClock":
+        return cls(socket.gethostname(), Compared(0, 0, 0, 0), shared=True)
+
+    @classmethod
+    def met(cls, ours: ClockReading, theirs: ClockReading, before: Compared) -> "HostClock":
+        """Return the clock of a compared host. Two hosts with the same boot id are different if their clocks
+        differ by more than the round trip."""
+        same = bool(ours.boot) and ours.boot == theirs.boot and abs(before.mono_ahead_ns) <= before.rtt_ns
+        return cls(theirs.host, before, shared=same)
+
+    def theirs(self, ours_ns: int) -> int:
+        """Convert our time, with the offset known before the run."""
+        return ours_ns if self.shared else ours_ns + self.before.mono_ahead_ns
+
+    def ahead_ns(self, theirs_ns: int) -> int:
+        """Return the offset at a time of theirs."""
+        before, after = self.before, self.after
+        if self.shared:
+            return 0
+        if after is None or after.at_ns <= before.at_ns:
+            return before.mono_ahead_ns
+        drift_ns = after.mono_ahead_ns - before.mono_ahead_ns
+        passed_ns = theirs_ns - before.mono_ahead_ns - before.at_ns
+        return before.mono_ahead_ns + drift_ns * passed_ns // (after.at_ns - before.at_ns)
+
+    def ours(self, theirs_ns: int) -> int:
+        """Convert their time to ours."""
+        return theirs_ns - self.ahead_ns(theirs_ns)
+
+    def place(self, x: Exchange) -> Exchange:
+        """Move all times of an exchange to our clock."""
+        if self.shared:
+            return x
+        t = x.timeline
+        ahead_ns = self.ahead_ns(t.arrival_ns)
+        for name in _MOVED:
+            ns = getattr(t, name)
+            if ns is not None:
+                setattr(t, name, ns - ahead_ns)
+        t.events.t_ns = array("q", (ns - ahead_ns for ns in t.events.t_ns))
+        if x.scheduled_ns is not None:
+            x.scheduled_ns -= ahead_ns
+        x.arrival_wall_ns -= self.before.wall_ahead_ns
+        return x
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return public JSON in seconds. `rtt`: round trip of the worse comparison (accuracy: half of it);
+        `offset`: of the wall clock, corrected in all times; `drift`: of the monotonic clock during the run,
+        None if unknown."""
+        after = self.after
+        drift_ns = None if after is None else after.mono_ahead_ns - self.before.mono_ahead_ns
+        return {
+            "host": self.host,
+            "shared": self.shared,
+            "offset": to_seconds(self.before.wall_ahead_ns),
+            "rtt": to_seconds(max(self.before.rtt_ns, 0 if after is None else after.rtt_ns)),
+            "drift": None if drift_ns is None else 0.0 if self.shared else to_seconds(drift_ns),
+        }
+
+
+def _boot() -> str:
+    """Return kernel boot id and time namespace (Linux)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        # A container may have a monotonic clock of its own (time_namespaces(7)).
+        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return ""
+
 
 LEAD_NS: Final = 100_000_000
-"""From the word to the start: time for all to hear it."""
+"""Time from the command to the start."""
 _READ_BYTES: Final = 1 << 18
 
 
 class Member(Protocol):
-    """A sending process. Only `start` raises: LlmtapError, where there is none."""
+    """A sending process. Only `start` raises LlmtapError."""
 
     lead_ns: int
-    """How long before the start it has to be told."""
+    """Time before the start at which it must be told."""
     spill_error: str | None
-    """Why what it had put aside is not all there."""
+    """Why stored exchanges are incomplete."""
 
     @property
     def pid(self) -> int | None:
-        """Of the process, on its own host; None before it was started."""
+        """Pid on its own host; None before the start."""
         ...
 
     @property
     def clock(self) -> HostClock:
-        """Its host's; from the start on."""
+        """Clock of its host."""
         ...
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """Start it. What it puts aside is in `spill` when it has ended."""
+        """Start it. Its stored exchanges are in `spill` after its end."""
         ...
 
     def tell(self, words: str) -> None:
-        """Say a line to it; nothing where it has ended."""
+        """Send a command line; no effect after its end."""
         ...
 
     async def read(self) -> bytes:
-        """What it says next; b"" when it says no more."""
+        """Return its next output; b"" at the end."""
         ...
 
     async def ended(self) -> int | None:
-        """Its exit status, a signal's number below 0; None where its host was lost with it."""
+        """Return its exit status, negative for a signal; None if its host was lost."""
         ...
 
     async def kill(self) -> None:
-        """Nothing of it is left afterwards."""
+        """Kill it and release its resources."""
         ...
 
 
-def wired(setup: WorkerSetup, script_fd: int, bodies_fd: int, spill_fd: int | None) -> bytes:
-    """The first line that a process is told, with its own descriptors."""
-    own = msgspec.structs.replace(setup, script_fd=script_fd, bodies_fd=bodies_fd, spill_fd=spill_fd)
-    return msgspec.json.encode(own, enc_hook=encode_special)
+def spawned(
+    setup: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None
+) -> tuple[subprocess.Popen[bytes], bytes]:
+    """Start a sending process; return it and its first line, the setup with its own descriptors.
+
+    Not by the loop: uvloop runs Python between fork and exec, which hangs where other threads were at work
+    (gRPC's, NumPy's).
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(script)
+        file.flush()
+        own = msgspec.structs.replace(setup, script_fd=file.fileno(), bodies_fd=bodies_fd, spill_fd=spill_fd)
+        fds = [file.fileno(), bodies_fd, *([] if spill_fd is None else [spill_fd])]
+        proc = subprocess.Popen(
+            [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            pass_fds=fds, bufsize=0,
+        )  # fmt: skip
+    return proc, msgspec.json.encode(own, enc_hook=encode_special)
 
 
 class LocalMember:
@@ -87,20 +368,12 @@ class LocalMember:
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         spill_fd = None if spill is None else spill.fileno()
-        with tempfile.TemporaryFile() as file:
-            file.write(msgspec.msgpack.encode(script))
-            file.flush()
-            line = wired(setup, file.fileno(), setup.bodies_fd, spill_fd)
-            fds = [file.fileno(), setup.bodies_fd, *([] if spill_fd is None else [spill_fd])]
-            try:
-                # Not by the loop: uvloop runs Python between fork and exec, which hangs where other threads
-                # were at work (gRPC's, NumPy's).
-                self._proc = subprocess.Popen(  # noqa: ASYNC220 (a few ms, before anything is due)
-                    [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    pass_fds=fds, bufsize=0,
-                )  # fmt: skip
-            except OSError as exc:
-                raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
+        packed = msgspec.msgpack.encode(script)
+        try:
+            # A few ms, before anything is due.
+            self._proc, line = spawned(setup, packed, setup.bodies_fd, spill_fd)
+        except OSError as exc:
+            raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
         loop = asyncio.get_running_loop()
         said = self._said = asyncio.StreamReader(limit=_READ_BYTES)
         self._pipe, _ = await loop.connect_read_pipe(

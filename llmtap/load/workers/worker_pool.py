@@ -1,9 +1,8 @@
-"""The parent's side of a run: as many sending processes as wanted, one schedule, one start.
+"""Sending processes of a run, seen from the parent: one schedule, one start.
 
-Rows are dealt to the processes by conversation, in turn: a row's time depends on the plan alone, so that any
-number of processes sends the same schedule. All open their connections first and start at one moment: of the
-clock that processes of one host share, and of several as well as these compare (`host_clock.py`). What comes
-back is in our time.
+Rows are assigned to processes by conversation in turn. A row's time depends on the plan alone, so any number
+of processes sends the same schedule. All processes open their connections first and start at the same moment;
+hosts with different clocks are compared (`HostClock`), and results are in our time.
 """
 
 import asyncio
@@ -23,9 +22,17 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.sessions.prompt_sender import check_target
 from llmtap.load.tally import LoadTally
-from llmtap.load.workers.host_clock import HostClock
-from llmtap.load.workers.messages import Done, Frames, Progress, WorkerReady, WorkerScript, WorkerSetup
-from llmtap.load.workers.worker_handle import LocalMember, Member
+from llmtap.load.workers.worker_handle import (
+    Done,
+    Frames,
+    HostClock,
+    LocalMember,
+    Member,
+    Progress,
+    WorkerReady,
+    WorkerScript,
+    WorkerSetup,
+)
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.tls import client_context
 from llmtap.workload.requests import Requests
@@ -39,25 +46,23 @@ _WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswi
 
 @dataclass(slots=True)
 class LoadResult:
-    """What came of a run."""
-
     tally: LoadTally
     began_ns: int
     ended_ns: int
     done: list[Done] = field(default_factory=list)
-    """Of each process that reported."""
+    """Last messages of processes that reported."""
     clocks: list[HostClock] = field(default_factory=list)
-    """Of the same: its host's."""
+    """Clocks of their hosts."""
     lost: list[int | None] = field(default_factory=list)
-    """Of each that did not: its exit status (a signal's number below 0), None where its host was lost."""
+    """Exit status of each lost process (negative for a signal), None if its host was lost."""
     lost_rows: int = 0
-    """Rows those had: which of them were sent is not known, but for the exchanges they had put aside."""
+    """Rows of lost processes; which were sent is unknown except for stored exchanges."""
     stopped: str | None = None
-    """Why it ended early."""
+    """Reason for an early end."""
 
 
 def dealt(requests: Requests, hands: int) -> list[list[int]]:
-    """The rows of each process: conversations in turn, whole, in the order of their arrivals."""
+    """Return the rows of each process: whole conversations in turn, by arrival."""
     after = requests.after
     if not after:
         return [list(range(hand, len(requests), hands)) for hand in range(hands)]
@@ -75,7 +80,7 @@ def dealt(requests: Requests, hands: int) -> list[list[int]]:
 
 
 class WorkerPool:
-    """Sending processes, and the files they leave with us. Use as a context manager."""
+    """Sending processes and their files. Use as a context manager."""
 
     def __init__(
         self,
@@ -89,11 +94,8 @@ class WorkerPool:
         hire: Callable[[], Member] = LocalMember,
         clock: Clock | None = None,
     ) -> None:
-        """`setup` names the file of bodies; slots and connections in it are those of all processes together.
-
-        `keep`: exchanges are wanted, not only their counts. `hire`: where a process runs. `clock`: whose time
-        all is told in.
-        """
+        """`setup`: slots and connections are those of all processes together. `keep`: store exchanges, not
+        only counts. `hire`: creates a process. `clock`: time base of the results."""
         self._setup = setup
         self._requests = requests
         self._bodies = (body_begins.tobytes(), body_ends.tobytes())
@@ -106,13 +108,13 @@ class WorkerPool:
         self._keep = keep
         self._spills = [self._spill() for _ in self._hands] if keep else []
         self._told: list[Member] = []
-        """Those that were started, and so hear what is said."""
+        """Started processes."""
         self._said: list[str] = []
         self._stopping: str | None = None
-        """Why, once somebody said so."""
+        """Reason of the first `stop`."""
         self._cutting = asyncio.Event()
         self._why: str | None = None
-        """Why one of them stopped by itself, and with it all."""
+        """Reason of a process that stopped by itself."""
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -121,10 +123,10 @@ class WorkerPool:
         self._files.close()
 
     async def run(self, progress: Callable[[Progress], None] | None = None) -> LoadResult:
-        """Start them, wait for all to be over. `progress` is told the sums of all.
+        """Start all processes and wait for their end. `progress` is called with sums.
 
-        Raises ConfigError for a target, a header or a certificate that cannot be used, LlmtapError when a
-        process could not be started, or ended before it was ready.
+        Raises ConfigError for an invalid target, header or certificate, LlmtapError if a process cannot be
+        started or ends before it is ready.
         """
         _check(self._setup)
         sums: list[Progress | None] = [None] * len(self._hands)
@@ -160,11 +162,11 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the sending processes, once they were started; each on its own host."""
+        """Pids of started processes, each on its own host."""
         return [member.pid for member in self._members if member.pid is not None]
 
     def stop(self, why: str = STOPPED) -> None:
-        """Send no more, and let answers end; the second time, don't wait for them."""
+        """Send no more and let answers end; at the second call, cut them."""
         words = f"{'stop' if self._stopping is None else 'cut'} {why}"
         if self._stopping is not None:
             self._cutting.set()
@@ -174,10 +176,8 @@ class WorkerPool:
             member.tell(words)
 
     def exchanges(self) -> Iterator[tuple[int, Exchange]]:
-        """Row and exchange of all that ended, by process, in the order of their ends; after the run.
-
-        Of a process that was lost, those that it had put aside.
-        """
+        """Yield row and exchange of all that ended, by process; after the run. Of a lost process: those
+        stored."""
         for member, spill in zip(self._members, self._spills, strict=self._keep):
             spill.seek(0)
             while True:
@@ -188,7 +188,6 @@ class WorkerPool:
                 yield row, member.clock.place(x)
 
     def _setup_of(self, i: int) -> WorkerSetup:
-        """The share of process `i`."""
         setup, hands = self._setup, len(self._hands)
         return msgspec.structs.replace(
             setup,
@@ -207,7 +206,7 @@ class WorkerPool:
     async def _serve(
         self, i: int, ready: "asyncio.Future[None]", heard: Callable[[Progress], None]
     ) -> "Done | Lost | None":
-        """Process `i` from its start to its end; None where it was called off before it had started."""
+        """Run process `i`; None if it was cancelled before its start."""
         member = self._members[i]
         try:
             if not await self._start(i, member):
@@ -240,7 +239,7 @@ class WorkerPool:
         return Lost(status) if done is None else done
 
     async def _start(self, i: int, member: Member) -> bool:
-        """False: it was called off meanwhile."""
+        """Return False if it was cancelled meanwhile."""
         requests, rows = self._requests, self._hands[i]
         script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
@@ -292,8 +291,6 @@ class WorkerPool:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A process that never reported."""
-
     status: int | None
 
 
@@ -302,7 +299,7 @@ def _by(status: int | None) -> str:
 
 
 def _check(setup: WorkerSetup) -> None:
-    """Raises the ConfigErrors that every sending process would raise."""
+    """Raise the ConfigErrors that every sending process would raise."""
     if check_target(setup):
         try:
             client_context(setup.ca, setup.verify)
@@ -321,7 +318,7 @@ def _share(whole: int, i: int, shares: int) -> int:
 
 
 def _sum(parts: Sequence[Progress]) -> Progress:
-    """Counts are added; of percentiles, which can't be, the worst."""
+    """Add counts; of percentiles take the worst."""
     total = msgspec.structs.replace(parts[0])
     for part in parts[1:]:
         for name in _COUNTS:

@@ -7,25 +7,141 @@ on a copy, so that neither the frames nor `/healthz` wait for it.
 import asyncio
 import gzip
 import hmac
+import logging
+import os
+import re
+import ssl
+from ipaddress import ip_address
 from typing import Final
 
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from llmtap.meter.admin.browsers import refuse_cross_site, refuse_rebinding
-from llmtap.meter.admin.experiment_api import add_experiment_routes
+from llmtap.errors import ConfigError
+from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.admin.openapi import add_openapi_route
 from llmtap.meter.admin.page import PATHS, add_dashboard
-from llmtap.meter.options import WINDOWS
+from llmtap.meter.admin.views import metrics_of, summary_of
+from llmtap.meter.experiments import Experiments
+from llmtap.meter.options import WINDOWS, MeterOptions
 from llmtap.meter.pipeline import recent_exchanges as kept
-from llmtap.meter.pipeline.live_feed import LiveFeed
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import BadQuery, Query, read_fields
-from llmtap.meter.pipeline.tally import Tally
 from llmtap.meter.pipeline.windows import BY, BY_DEFAULT, window_name
+from llmtap.net.tls import server_context
 from llmtap.units import shown
 
-__all__ = ["admin_app"]
+__all__ = ["AdminTls", "add_experiment_routes", "admin_app", "refuse_cross_site", "refuse_rebinding"]
+
+
+_name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullmatch
+
+
+def refuse_rebinding() -> Middleware:
+    """For a port without a token, which is on loopback: whoever asks does so by a loopback name, whatever it
+    asks for. A request without `Host` is of HTTP/1.0, which no browser speaks."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host = request.headers.get(hdrs.HOST)
+        if host is not None and not _is_loopback(host):
+            raise web.HTTPForbidden(
+                reason="without a token this port answers only who asks by a loopback name (localhost,"
+                " 127.0.0.1, [::1]): ask by one, or set meter.admin_token"
+            )
+        return await handler(request)
+
+    return check
+
+
+def refuse_cross_site() -> Middleware:
+    """Refuse what a browser marks as sent for a page of another origin, whatever the method and the path.
+
+    The dashboard's page alone may be opened by a link on any page, but not be shown in a frame. Programs
+    send no mark and pass.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _is_cross_origin(request) and not _opens_dashboard(request):
+            raise web.HTTPForbidden(
+                reason="the browser sent this request for a page of another origin: only the dashboard's"
+                " own page may use this API"
+            )
+        return await handler(request)
+
+    return check
+
+
+def _is_cross_origin(request: web.Request) -> bool:
+    origin, host = request.headers.get(hdrs.ORIGIN), request.headers.get(hdrs.HOST)
+    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        return True
+    # `same-site` is another port or subdomain: another origin. `none`: typed, or a bookmark.
+    return request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+
+
+def _opens_dashboard(request: web.Request) -> bool:
+    return (
+        request.method == hdrs.METH_GET
+        and request.path == "/"
+        and hdrs.ORIGIN not in request.headers
+        and request.headers.get("Sec-Fetch-Mode") == "navigate"
+        and request.headers.get("Sec-Fetch-Dest") == "document"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    """Of the text of a `Host` field: a name or an address, with a port or without."""
+    parts = _name_and_port(host)
+    if parts is None:
+        return False
+    name = (parts[1] or parts[2] or "").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+BODY_BYTES_MAX: Final = 4_096
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class _Wish(msgspec.Struct, forbid_unknown_fields=True):
+    enabled: bool
+
+
+def add_experiment_routes(app: web.Application, experiments: Experiments) -> None:
+    """GET and POST. The application's middlewares have checked origin, and token or loopback name."""
+
+    async def results(request: web.Request) -> web.Response:
+        work = experiments.results()
+        body = await asyncio.to_thread(lambda: _encode(work()))
+        return web.Response(body=body, content_type="application/json")
+
+    async def switch(request: web.Request) -> web.Response:
+        if request.content_type != "application/json":
+            raise web.HTTPUnsupportedMediaType(reason="expected Content-Type: application/json")
+        if (request.content_length or 0) > BODY_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(BODY_BYTES_MAX, request.content_length or 0)
+        try:
+            wish = msgspec.json.decode(await request.read(), type=_Wish)
+        except msgspec.MsgspecError as exc:
+            raise BadQuery("enabled", f'expected {{"enabled": true}} or false: {exc}') from None
+        if experiments.experiment is None:
+            raise web.HTTPConflict(reason="no experiment is configured")
+        if wish.enabled and experiments.state == "ended":
+            raise web.HTTPConflict(reason="the experiment's end has come")
+        experiments.switch(wish.enabled)
+        return await results(request)
+
+    app.router.add_get("/api/v1/experiment", results)
+    app.router.add_post("/api/v1/experiment", switch)
+
 
 _OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz"}) | PATHS
 """Probes carry no token, and learn nothing but yes or no. The dashboard's page and its parts hold no data: it
@@ -40,9 +156,9 @@ _HEADERS: Final = {
 """Of every answer that sets no others: pages of other origins cannot embed it."""
 
 
-def admin_app(tally: Tally, token: str | None = None) -> web.Application:
+def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Application:
     """The application behind the admin port; with a token, everything but probes and page asks for it."""
-    api = _Admin(tally)
+    api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
     app = web.Application(middlewares=[_guard(token), *names, refuse_cross_site()])
     app.on_response_prepare.append(_add_headers)
@@ -51,17 +167,17 @@ def admin_app(tally: Tally, token: str | None = None) -> web.Application:
     app.router.add_get("/metrics", api.metrics)
     app.router.add_get("/api/v1/summary", api.summary)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
-    LiveFeed(tally).add_to(app)
-    tally.streams.add_to(app)
+    LiveFeed(pipeline).add_to(app)
+    pipeline.streams.add_to(app)
     add_dashboard(app)
     add_openapi_route(app, token=token is not None)
-    add_experiment_routes(app, tally.experiments)
+    add_experiment_routes(app, pipeline.experiments)
     return app
 
 
 class _Admin:
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, pipeline: ExchangePipeline) -> None:
+        self._pipeline = pipeline
         self._exchanges_lock = asyncio.Lock()
 
     async def healthz(self, request: web.Request) -> web.Response:
@@ -70,13 +186,13 @@ class _Admin:
 
     async def readyz(self, request: web.Request) -> web.Response:
         """A relay is connected and spoke lately: what passes now is measured."""
-        if self._tally.relays.ready(self._tally.clock.mono_ns()):
+        if self._pipeline.relays.ready(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
         return web.Response(status=503, text="no relay speaks to the meter\n")
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The Prometheus exposition, as text or OpenMetrics, whichever is asked for."""
-        frozen = self._tally.freeze()
+        frozen = metrics_of(self._pipeline)
         accept = request.headers.get(hdrs.ACCEPT, "")
         zipped = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
 
@@ -93,20 +209,20 @@ class _Admin:
     async def summary(self, request: web.Request) -> web.Response:
         """The Summary of `?window=`, split by `?by=`; `?certain=1`: of what was stamped well enough."""
         fields = read_fields(request.query.items())
-        window = _window(fields.pop("window", self._tally.options.window_name))
+        window = _window(fields.pop("window", self._pipeline.options.window_name))
         by = _by(fields.pop("by", ",".join(BY_DEFAULT)))
         certain = kept.read_flag("certain", fields.pop("certain", "0"))
         for field in fields:
             raise BadQuery(field, "no such field; known: window, by, certain")
-        work = self._tally.summary(window, by, certain=certain)
+        work = summary_of(self._pipeline, window, by, certain=certain)
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
 
     async def exchanges(self, request: web.Request) -> web.Response:
         """The newest exchanges that match, newest first."""
         query = Query.parse(read_fields(request.query.items()))
         async with self._exchanges_lock:  # one answer is encoded at a time
-            found = self._tally.kept.find(query)
-            return _json(await asyncio.to_thread(self._tally.kept.to_json, found, query))
+            found = self._pipeline.recent.find(query)
+            return _json(await asyncio.to_thread(self._pipeline.recent.to_json, found, query))
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -173,3 +289,60 @@ def _problem(
         headers[hdrs.ALLOW] = allow
     body = msgspec.json.encode({"error": {"message": message, "field": field}})
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+LOOK_S: Final = 30.0
+"""Between two looks at the files: who renews them does so days before it matters."""
+
+log = logging.getLogger(__name__)
+
+
+class AdminTls:
+    """The context that new connections use, and the files it is made of."""
+
+    def __init__(self, certificate: str, key: str) -> None:
+        """Raises ConfigError that names the file at fault."""
+        self._files = (certificate, key)
+        self._seen = self._look()
+        self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
+
+    @classmethod
+    def of(cls, options: MeterOptions) -> "AdminTls | None":
+        """None where the port speaks in the clear."""
+        if options.admin_tls_certificate is None or options.admin_tls_key is None:
+            return None
+        return cls(options.admin_tls_certificate, options.admin_tls_key)
+
+    async def renew(self) -> None:
+        """Read the files again whenever they change; never ends. A pair that does not fit (the one file is
+        written, the other not yet) leaves what was there, and is looked at again."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> bool:
+        """Once. Whether something new is in use."""
+        seen = self._look()
+        if seen == self._seen:
+            return False
+        try:
+            # Tried apart first: what OpenSSL has half taken it does not give back.
+            server_context(*self._files, "meter.admin_tls_")
+            self.context.load_cert_chain(*self._files)
+        except (ConfigError, OSError) as exc:
+            log.warning("event=admin_tls_not_renewed error=%r", str(exc))
+            return False
+        self._seen = seen
+        log.info("event=admin_tls_renewed")
+        return True
+
+    def _look(self) -> tuple[tuple[int, int], ...]:
+        found = []
+        for name in self._files:
+            try:
+                about = os.stat(name)
+            except OSError:
+                found.append((0, 0))
+            else:
+                found.append((about.st_ino, about.st_mtime_ns))
+        return tuple(found)

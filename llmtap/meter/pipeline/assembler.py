@@ -1,11 +1,12 @@
-"""Frames of one relay back into Exchanges: one Observer for each exchange that is open there.
+"""Rebuilds Exchanges from the frames of one relay: one Observer for each open exchange.
 
-An exchange that cannot be understood is given up, counted and told once; the others go on. What was open
-when a relay died ends as `tap_error`, with all that had been seen of it.
+An exchange that cannot be understood is given up and counted; the others go on. Exchanges that were open when
+a relay died end as `tap_error`, with all that had been seen of them.
 """
 
+import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -27,26 +28,17 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.meter.relays import Reckoning
 from llmtap.net.lag import make_lag_meter
 
-__all__ = ["Assembler", "Sink"]
+__all__ = ["Assembler", "CooperativeYield", "Sink"]
 
 # Plain ints: comparing with an IntEnum's member costs ten times as much, and this runs for every frame.
-_OPEN: Final = int(FrameKind.OPEN)
-_REQUEST_DATA: Final = int(FrameKind.REQUEST_DATA)
-_REQUEST_END: Final = int(FrameKind.REQUEST_END)
-_SUBMIT: Final = int(FrameKind.SUBMIT)
-_RESPONSE_HEAD: Final = int(FrameKind.RESPONSE_HEAD)
-_RESPONSE_DATA: Final = int(FrameKind.RESPONSE_DATA)
-_RESPONSE_END: Final = int(FrameKind.RESPONSE_END)
-_UPGRADED: Final = int(FrameKind.UPGRADED)
-_TUNNEL_UP: Final = int(FrameKind.TUNNEL_UP)
-_TUNNEL_DOWN: Final = int(FrameKind.TUNNEL_DOWN)
-_CLOSE: Final = int(FrameKind.CLOSE)
-_DROP: Final = int(FrameKind.DROP)
-_STATUS: Final = int(FrameKind.STATUS)
-_ANSWER: Final = int(FrameKind.ANSWER)
-_SENT: Final = int(FrameKind.SENT)
-_ARM: Final = int(FrameKind.ARM)
-_ANCHOR: Final = int(FrameKind.ANCHOR)
+_K: Final = FrameKind
+_OPEN, _REQUEST_DATA, _REQUEST_END, _SUBMIT, _RESPONSE_HEAD, _RESPONSE_DATA, _RESPONSE_END = map(int, (
+    _K.OPEN, _K.REQUEST_DATA, _K.REQUEST_END, _K.SUBMIT, _K.RESPONSE_HEAD, _K.RESPONSE_DATA, _K.RESPONSE_END
+))  # fmt: skip
+_UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _ARM, _ANCHOR = map(int, (
+    _K.UPGRADED, _K.TUNNEL_UP, _K.TUNNEL_DOWN, _K.CLOSE, _K.DROP, _K.STATUS, _K.ANSWER, _K.SENT, _K.ARM,
+    _K.ANCHOR,
+))  # fmt: skip
 _LAST: Final = (_CLOSE, _DROP)
 
 ANCHORS_MAX: Final = 4
@@ -72,7 +64,7 @@ _status: Final = msgspec.json.Decoder(RelayStatus)
 
 
 class Sink(Protocol):
-    """Who is told what came of the frames (the Tally)."""
+    """Receives what the frames of a relay say: the ExchangePipeline."""
 
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
@@ -124,11 +116,11 @@ class Assembler:
         return [(observer, arms.get(seq)) for seq, observer in reversed(self._live.items())]
 
     def unrecognised(self, frames: FrameBatch) -> Iterator[Frame]:
-        """The frames of a batch for `digest`, without token events that were recognised by their bytes."""
+        """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
         return frames.unrecognised(self._live)
 
     def digest(self, frames: Iterable[Frame]) -> None:
-        """Takes in the frames of a batch, in order. Never raises for what is in them."""
+        """Take in the frames of a batch, in order. Never raises for their content."""
         live = self._live
         for kind, seq, t_ns, extra_ns, data in frames:
             try:
@@ -171,17 +163,15 @@ class Assembler:
             self._sink.failed("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
 
     def discard(self) -> None:
-        """Gives up all that is open: the relay lives, and counts by itself what we did not acknowledge."""
+        """Give up all open exchanges: the relay lives, and counts what was not acknowledged."""
         self._sink.forgot(len(self._live))
         for observer in self._live.values():
             observer.abandon()
-        self._live.clear()
-        self._arms.clear()
-        self._steps.clear()
-        self._cpu_ns.clear()
+        for table in (self._live, self._arms, self._steps, self._cpu_ns):
+            table.clear()
 
     def lose(self) -> None:
-        """The relay died: all that is open ends here, as `tap_error`."""
+        """The relay died: end all open exchanges as `tap_error`."""
         for seq, observer in list(self._live.items()):
             try:
                 exchange = observer.finish(
@@ -313,3 +303,90 @@ def _split(message: bytes) -> tuple[bytes, bytes]:
     """Head and body of a message that the relay has found to be whole."""
     end = message.find(b"\r\n\r\n") + 4
     return message[:end], message[end:]
+
+
+TURN_NS: Final = 50_000
+"""About as long as a relay takes for an event, so that it waits for the meter no longer than for itself."""
+AWAY_NS: Final = 2_000_000
+"""Getting the CPU back later than this means that it is shared with a process that never sleeps."""
+INSIST_NS: Final = 100_000_000
+"""Time without yielding after that."""
+BEHIND_NS: Final = 50_000_000
+"""Frames come every 10 ms (`channel/channel.py`); a batch as old as five of those has waited for the CPU."""
+CPU_EVERY_NS: Final = 1_000_000
+"""Least time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
+
+
+class CooperativeYield:
+    """Offers the CPU to the relays between short turns of work, and measures the CPU time of long frames.
+
+    A relay that shares our CPU, and wakes just after it went to sleep, does not always get the CPU from us at
+    once: it used more than its share, if only by microseconds, and Linux (EEVDF) looks again at the next
+    tick, up to 4 ms later, whatever our niceness. So we call `sched_yield` between frames, and between the
+    steps of an exchange's end.
+
+    Yielding gives up the rest of a time slice, which beside a relay that never sleeps would be everything. So
+    a meter that was kept waiting for long, or is behind with its frames, does not yield for a while, and
+    takes the share that its niceness leaves it.
+    """
+
+    __slots__ = (
+        "_cpu_ns", "_cpu_since_ns", "_give", "_insist_until_ns", "_mono_ns", "_read_ns", "_since_ns",
+        "behind",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        mono_ns: Callable[[], int],
+        give: Callable[[], None] = os.sched_yield,
+        cpu_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._mono_ns = mono_ns
+        self._cpu_ns = cpu_ns
+        self._read_ns = 0  # when the CPU clock was read
+        self._cpu_since_ns = 0  # its reading then
+        self._give = give
+        self._since_ns = 0
+        self._insist_until_ns = 0
+        self.behind = False
+        """Whether the last batch was old."""
+
+    def over(
+        self,
+        frames: Iterable[Frame],
+        last_ns: int | None,
+        charge: Callable[[Frame, int], None] | None = None,
+    ) -> Iterator[Frame]:
+        """Yield the frames of a batch, which the caller works on as they come.
+
+        `charge` is called with a frame that took longer than CPU_EVERY_NS, and the CPU time that it used. The
+        time may include frames that were worked on up to CPU_EVERY_NS before, and token events that the
+        compiled `FrameBatch` recognised: at most 256 of them, or 64 KiB.
+
+        Args:
+            last_ns: the stamp of the batch's last frame; None for an empty one.
+        """
+        now_ns = self._since_ns = self._read_ns = self._mono_ns()
+        self._cpu_since_ns = self._cpu_ns()
+        self.behind = last_ns is not None and now_ns - last_ns > BEHIND_NS
+        if self.behind:
+            self._insist_until_ns = now_ns + INSIST_NS
+        for frame in frames:
+            yield frame
+            now_ns = self.pause()
+            if now_ns - self._read_ns > CPU_EVERY_NS:
+                cpu_ns = self._cpu_ns()
+                used_ns = cpu_ns - self._cpu_since_ns
+                self._read_ns, self._cpu_since_ns = now_ns, cpu_ns
+                if charge is not None:
+                    charge(frame, used_ns)
+
+    def pause(self) -> int:
+        """Let others run if the turn is over. Returns the time."""
+        now_ns = self._mono_ns()
+        if now_ns - self._since_ns > TURN_NS and now_ns >= self._insist_until_ns:
+            self._give()
+            self._since_ns = back_ns = self._mono_ns()
+            if back_ns - now_ns > AWAY_NS:
+                self._insist_until_ns = back_ns + INSIST_NS
+        return now_ns

@@ -1,8 +1,8 @@
 """`/api/v1/streams`: the exchanges under way, the newest first, as far as they are known.
 
 Nothing is kept for it. Who asks makes the meter copy, a few streams at a time, what the observers hold
-anyway; thinning and JSON are a worker thread's. Frames come every 10 ms (`tap/channel.py`), so `since_last`
-of a steady stream is that much too long, and more where the meter is behind.
+anyway; thinning and JSON are a worker thread's. Frames come every 10 ms (`channel/channel.py`), so
+`since_last` of a steady stream is that much too long, and more where the meter is behind.
 """
 
 import asyncio

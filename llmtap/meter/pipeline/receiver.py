@@ -18,9 +18,10 @@ import msgspec
 
 from llmtap.channel.frames import ACK, BatchReader, FrameKind, Hello
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 
 __all__ = ["Receiver", "listen_on"]
+
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ log = logging.getLogger(__name__)
 class Receiver:
     """Accepts relays. Owns its connections until `close`."""
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, pipeline: ExchangePipeline) -> None:
+        self._pipeline = pipeline
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -37,7 +38,7 @@ class Receiver:
         """Begins to accept on a listening unix socket."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(
-            lambda: _Connection(self._tally, self._connections), sock=sock
+            lambda: _Connection(self._pipeline, self._connections), sock=sock
         )
 
     async def relays_left(self) -> None:
@@ -60,8 +61,8 @@ class Receiver:
 class _Connection(asyncio.Protocol):
     """One relay."""
 
-    def __init__(self, tally: Tally, siblings: "set[_Connection]") -> None:
-        self._tally = tally
+    def __init__(self, pipeline: ExchangePipeline, siblings: "set[_Connection]") -> None:
+        self._pipeline = pipeline
         self._siblings = siblings
         self._batches = BatchReader()
         self._transport: asyncio.Transport | None = None
@@ -82,21 +83,21 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for batch_no, frames in self._batches.feed(data):
-                self._tally.frames += len(frames)
+                self._pipeline.frames += len(frames)
                 if self._assembler is None and len(frames):
                     self._join(next(frames))
                 if self._assembler is not None:
                     assembler = self._assembler
                     left = assembler.unrecognised(frames)
-                    assembler.digest(self._tally.turns.over(left, frames.last_ns, assembler.charge))
+                    assembler.digest(self._pipeline.turns.over(left, frames.last_ns, assembler.charge))
                 if not self._acks:
                     asyncio.get_running_loop().call_soon(self._acknowledge)
                 self._acks += ACK.pack(batch_no)
-            if self._tally.turns.behind:
+            if self._pipeline.turns.behind:
                 self._breathe()
         except (ValueError, msgspec.MsgspecError) as error:
             # Bytes out of step cannot be resynchronised: hang up, and the relay begins anew.
-            self._tally.failed("bad_batch", error)
+            self._pipeline.failed("bad_batch", error)
             self.close()
 
     def _breathe(self) -> None:
@@ -129,20 +130,20 @@ class _Connection(asyncio.Protocol):
         self.lost.set()
         if self._assembler is None:
             return
-        self._tally.experiments.leave(self._say)
-        self._tally.streams.leave(self._assembler)
+        self._pipeline.experiments.leave(self._say)
+        self._pipeline.streams.leave(self._assembler)
         reckoning = self._assembler.reckoning
         open_exchanges, final = reckoning.running, None
-        again = self._tally.relays.has_come_again(self._relay, self._epoch)
+        again = self._pipeline.relays.has_come_again(self._relay, self._epoch)
         if self._hung_up or self._elsewhere or again:
             self._assembler.discard()
         else:
             final = reckoning.final()
             self._assembler.lose()
             if final is not None:
-                self._tally.left(self._relay, final)
-        now_ns = self._tally.clock.mono_ns()
-        self._tally.relays.leave(self._relay, self._epoch, open_exchanges, now_ns, final)
+                self._pipeline.left(self._relay, final)
+        now_ns = self._pipeline.clock.mono_ns()
+        self._pipeline.relays.leave(self._relay, self._epoch, open_exchanges, now_ns, final)
         log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
 
     def close(self) -> None:
@@ -163,10 +164,10 @@ class _Connection(asyncio.Protocol):
         self._relay = hello.relay
         self._elsewhere = hello.elsewhere
         self.guest = hello.guest or hello.elsewhere
-        self._epoch = self._tally.relays.join(hello)
-        self._tally.experiments.join(hello.switch, self._say)
-        self._assembler = Assembler(hello, self._tally)
-        self._tally.streams.join(self._assembler)
+        self._epoch = self._pipeline.relays.join(hello)
+        self._pipeline.experiments.join(hello.switch, self._say)
+        self._assembler = Assembler(hello, self._pipeline)
+        self._pipeline.streams.join(self._assembler)
         log.info(
             "event=relay_joined relay=%s pid=%d clock=%s implementation=%s",
             hello.relay, hello.pid, hello.clock, hello.implementation or "unknown",

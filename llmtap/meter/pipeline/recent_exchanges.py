@@ -10,8 +10,9 @@ import msgspec
 from llmtap.exchange.bounds import memory_bytes
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.latency import DEFAULT_BENEFIT, chunking_of, measure
+from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, chunking_of, measure
 from llmtap.units import shown
 
 __all__ = [
@@ -170,8 +171,8 @@ class RecentExchanges:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def add(self, x: Exchange) -> None:
-        """Keeps an exchange, and lets the oldest go that no longer fit."""
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        """Keep an exchange, and drop the oldest that no longer fit."""
         ring = self._ring
         weight = weight_bytes(x)
         ring.append((self._next, weight, x))

@@ -1,12 +1,12 @@
-"""Keeps the exchanges that the meter finishes: the loop hands them over, a thread of its own does the rest.
+"""Captures finished exchanges: the meter's loop queues them, a thread writes them.
 
 On the meter's loop an exchange costs an append to a queue. The thread reads the requests' shapes, links the
-turns of conversations, redacts, encodes rows and gives them to the Store, which writes. What waits in memory
-is bounded: beyond it exchanges are measured and not kept, counted by reason. Nothing here ever holds up or
-fails the measuring, let alone the traffic.
+turns of conversations, redacts, encodes rows and gives them to the Store, which writes. The memory that may
+wait is bounded: beyond it exchanges are measured and not captured, counted by reason. Nothing here delays or
+fails the measuring.
 
-An exchange is in the spool `capture.flush` and one turn of the thread after its end, at the latest: 0.6 s
-with the defaults. A kill of this process costs no more than that.
+An exchange is in the spool at most `capture.flush` and one turn of the thread after its end (0.6 s with the
+defaults): a kill of this process loses no more.
 """
 
 import logging
@@ -27,18 +27,18 @@ from llmtap.capture.privacy.blocks import BlockHasher
 from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.privacy.sessions import Keys, Sessions
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
-from llmtap.capture.store.aside import aside_of, clear
 from llmtap.capture.store.places import redacted
 from llmtap.capture.store.rows import to_batch
+from llmtap.capture.store.spool import aside_of, clear
 from llmtap.capture.store.store import Store, spool_folder
 from llmtap.capture.tokenizer import Encode
 from llmtap.clock import Clock
 from llmtap.errors import LlmtapError
 from llmtap.exchange.bounds import memory_bytes
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import CapturedText, Exchange
 from llmtap.exchange.prompt import read_prompt
-from llmtap.exchange.request_shape import CapturedText
-from llmtap.export.prometheus.capture_metrics import CaptureState
+from llmtap.export.prometheus.self_metrics import CaptureState
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead
 
@@ -168,7 +168,7 @@ class Recorder:
     # ---------------------------------------------------------------- the meter's loop
 
     def start(self) -> None:
-        """Begins. A folder that cannot be used is told, and tried again: measuring goes on."""
+        """Start. A folder that cannot be used is logged and retried."""
         self._open()
         self._thread.start()
 
@@ -184,7 +184,7 @@ class Recorder:
         self._inbox.append((x, headers, body, len(body)))
         return wants_text
 
-    def ended(self, x: Exchange, m: Measured) -> None:
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """An exchange is complete."""
         n_bytes = _bytes_of(x)
         if self._pending_bytes + n_bytes > self._options.memory_bytes:
@@ -256,13 +256,13 @@ class Recorder:
         self._store.info = self._info
 
     def give_way(self) -> None:
-        """Another recorder goes on with the capture: leave it the folder, keep what still ends beside it."""
+        """Leave the folder to another recorder of the capture; write what still ends beside it."""
         self._gives_way = True
 
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
-        """Writes what waits, and finishes the files if the time allows; the next start finds the rest.
+        """Write what waits, and finish the files if the time allows; the next start recovers the rest.
 
-        `whole`: the relays have said their last words, and no exchange is to come in this capture.
+        `whole`: the relays reported their final counts, and no exchange is to come in this capture.
         """
         self._whole = whole
         end_ns = self._clock.mono_ns() + round(timeout_s * 1e9)
@@ -410,7 +410,8 @@ class Recorder:
             x.asked = x.turn = x.said = None  # the API keeps the newest exchanges, and shows none of these
         for error in failed:
             self._failed(error)
-        self._drop_if("error", len(failed))
+        if failed:
+            self._drop("error", len(failed))
         if batch.num_rows:
             self._batches.append(batch)
             self._batch_bytes += batch.nbytes
@@ -440,10 +441,6 @@ class Recorder:
     def _ledger(self, *, closed: bool = False) -> CaptureLedger:
         # The store adds what it deletes.
         return CaptureLedger(self._relays, dict(self._dropped), self._meter, closed)
-
-    def _drop_if(self, reason: str, n: int) -> None:
-        if n:
-            self._drop(reason, n)
 
     def _failed(self, error: BaseException) -> None:
         kind = type(error).__name__

@@ -7,24 +7,201 @@ merges them in a thread of its own.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, Generic, TypeVar
 
 from llmtap.clock import Clock, WallAnchor
 from llmtap.exchange.exchange import Exchange
+from llmtap.export.sinks import SeriesKey
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline.slices import Merging, SliceLevel, Slices
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.units import NS_PER_S, parse_duration_ns
 
-__all__ = ["BY", "BY_DEFAULT", "FrozenWindow", "Rates", "SeriesKey", "Windows", "window_name"]
+__all__ = [
+    "BY",
+    "BY_DEFAULT",
+    "FrozenWindow",
+    "Merging",
+    "Rates",
+    "SeriesKey",
+    "SliceLevel",
+    "Slices",
+    "Windows",
+    "window_name",
+]
+
+
+SLICES_MAX: Final = 512
+"""Slices that may wait to be merged; beyond it the one who makes a new one does all the work."""
+
+T = TypeVar("T")
+Merging = Generator[None, None, T]
+"""Yields after each small piece of work, and returns the merged slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLevel:
+    """A window, and the step in which it moves: a divisor of its length and of every longer level's step."""
+
+    window_ns: int
+    step_ns: int
+
+
+@dataclass(slots=True)
+class _Slice(Generic[T]):
+    start_ns: int
+    """Since the beginning, in whole steps of its level."""
+    level: int
+    data: T
+
+
+class Slices(Generic[T]):
+    """The row.
+
+    Args:
+        levels: ascending.
+        now_ns: the beginning.
+        make: an empty slice.
+        merge: of slices, to one of the level given; the level after the last is the past: what left the
+            longest window, all in one.
+        past: keep the past, or forget it.
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[SliceLevel],
+        now_ns: int,
+        make: Callable[[], T],
+        merge: Callable[[Sequence[T], int], Merging[T]],
+        *,
+        past: bool,
+    ) -> None:
+        for short, long in zip(levels, (*levels[1:], levels[-1]), strict=True):
+            assert short.window_ns % short.step_ns == 0
+            assert long.step_ns % short.step_ns == 0
+        self._levels = tuple(levels)
+        self._begin_ns = now_ns
+        self._make = make
+        self._merge = merge
+        self._open: _Slice[T] = _Slice(0, 0, make())
+        self._sealed: list[_Slice[T]] = []
+        self._past: T | None = make() if past else None
+        self._job: tuple[int, int, int, int, Merging[T]] | None = None
+        """From and to (in `_sealed`), start and level of what it makes, and the work."""
+        self._idle_at_ns = -1
+        """The open slice's start when there was last nothing to merge."""
+
+    def __len__(self) -> int:
+        """Slices there are now."""
+        return len(self._sealed) + 1
+
+    def current(self, now_ns: int) -> T:
+        """The slice that is written at this moment."""
+        since_ns = now_ns - self._begin_ns
+        open_ = self._open
+        step_ns = self._levels[0].step_ns
+        if since_ns - open_.start_ns >= step_ns:
+            self._sealed.append(open_)
+            self._open = open_ = _Slice(since_ns // step_ns * step_ns, 0, self._make())
+            while len(self._sealed) > SLICES_MAX and self.tidy():
+                pass
+        return open_.data
+
+    def seal(self, now_ns: int) -> None:
+        """Makes what the current slice holds final, for a reader in another thread; a new one takes over."""
+        self.current(now_ns)
+        self._sealed.append(self._open)
+        self._open = _Slice(self._open.start_ns, 0, self._make())
+        self._idle_at_ns = -1
+
+    def window(self, level: int, now_ns: int) -> list[T]:
+        """The slices of a window, oldest first; all but the last are final."""
+        self.current(now_ns)
+        first_ns = self._first_ns(level, now_ns - self._begin_ns)
+        return [s.data for s in self._sealed if s.start_ns >= first_ns] + [self._open.data]
+
+    def window_start_ns(self, level: int, now_ns: int) -> int:
+        """Since when a window holds everything."""
+        return self._begin_ns + max(0, self._first_ns(level, now_ns - self._begin_ns))
+
+    def everything(self, now_ns: int) -> list[T]:
+        """All slices and the past, which comes first."""
+        self.current(now_ns)
+        past = [] if self._past is None else [self._past]
+        return past + [s.data for s in self._sealed] + [self._open.data]
+
+    def tidy(self) -> bool:
+        """One small piece of merging; False when there was nothing to do."""
+        if self._job is None:
+            if self._idle_at_ns == self._open.start_ns:
+                return False
+            self._job = self._next_job()
+            if self._job is None:
+                self._idle_at_ns = self._open.start_ns
+                return False
+        begin, end, start_ns, level, work = self._job
+        try:
+            next(work)
+        except StopIteration as done:
+            self._job = None
+            if level == len(self._levels):
+                self._past = done.value
+                del self._sealed[begin:end]
+            else:
+                self._sealed[begin:end] = [_Slice(start_ns, level, done.value)]
+        return True
+
+    def _first_ns(self, level: int, since_ns: int) -> int:
+        """The start of the oldest slice that the window holds; below 0 while it is not yet full."""
+        step_ns = self._levels[level].step_ns
+        return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
+
+    def _level_of(self, start_ns: int) -> int:
+        """The coarsest level that a slice of this start may be merged to: no shorter window holds it."""
+        since_ns = self._open.start_ns
+        if start_ns < self._first_ns(len(self._levels) - 1, since_ns):
+            return len(self._levels)
+        found = 0
+        for level in range(1, len(self._levels)):
+            step_ns = self._levels[level].step_ns
+            if start_ns // step_ns * step_ns + step_ns > self._first_ns(level - 1, since_ns):
+                break
+            found = level
+        return found
+
+    def _next_job(self) -> tuple[int, int, int, int, Merging[T]] | None:
+        sealed = self._sealed
+        begin = 0
+        while begin < len(sealed):
+            start_ns = sealed[begin].start_ns
+            level = self._level_of(start_ns)
+            end = begin + 1
+            if level == len(self._levels):
+                while end < len(sealed) and self._level_of(sealed[end].start_ns) == level:
+                    end += 1
+                if self._past is None:
+                    del sealed[begin:end]
+                    continue
+                data = [self._past, *(s.data for s in sealed[begin:end])]
+                return begin, end, 0, level, self._merge(data, level)
+            step_ns = self._levels[level].step_ns
+            start_ns = start_ns // step_ns * step_ns
+            while end < len(sealed) and sealed[end].start_ns < start_ns + step_ns:
+                end += 1
+            whole = level > 0 or start_ns != self._open.start_ns
+            if whole and (end - begin > 1 or sealed[begin].level < level):
+                data = [s.data for s in sealed[begin:end]]
+                return begin, end, start_ns, level, self._merge(data, level)
+            begin = end
+        return None
+
 
 _STEPS_S: Final = (1, 5, 30, 300)
 LEVELS: Final = tuple(
@@ -37,19 +214,6 @@ most once on each level, so this keeps up with anything."""
 TIDY_EACH_STATUS: Final = 16
 """And whenever a relay speaks, twice a second: what is left over when exchanges stop."""
 EVERYTHING: Final = "all"
-
-
-class SeriesKey(NamedTuple):
-    """One series."""
-
-    tenant: str
-    model: str
-    arm: str = ""
-    """Of the experiment; empty where there is none, as the next where there is no class."""
-    slo: str = ""
-    """The class of tenants whose objectives it is judged by."""
-    uncertain: bool = False
-    """Its stamps are wider than `meter.uncertainty_limit`."""
 
 
 BY: Final = ("tenant", "model", "arm", "class", "series")
@@ -101,8 +265,10 @@ class Rates:
 class Windows:
     """All windows. One thread writes; what a reader gets never changes again."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, objectives: Mapping[str, Objectives] | None = None) -> None:
+        """`objectives` by class of tenants."""
         self._clock = clock
+        self._objectives = objectives or {}
         self._anchor = WallAnchor.sample(clock)
         self._start_ns = clock.mono_ns()
         self._slices: Slices[_Tile] = Slices(LEVELS, self._start_ns, _Tile, _merge, past=True)
@@ -111,23 +277,16 @@ class Windows:
         """Slices kept now."""
         return len(self._slices)
 
-    def add(
-        self,
-        x: Exchange,
-        m: Measured,
-        who: SeriesKey,
-        objectives: Objectives | None = None,
-        met: bool | None = None,
-    ) -> None:
-        """Counts an exchange that ended just now; `met`: its objectives, None if it does not count."""
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        """Count an exchange that ended now (`ExchangeSink`)."""
         tile = self._slices.current(self._clock.mono_ns())
-        summary = tile.parts.get(who)
+        summary = tile.parts.get(key)
         if summary is None:
-            summary = tile.parts[who] = Summary(objectives)
+            summary = tile.parts[key] = Summary(self._objectives.get(key.slo))
         assert isinstance(summary, Summary)
         summary.add(x, m)
         tile.n += 1
-        tile.uncertain += who.uncertain
+        tile.uncertain += key.uncertain
         if m.smooth_benefit is not None and x.stream:
             tile.benefit += m.smooth_benefit
             tile.benefit_n += 1

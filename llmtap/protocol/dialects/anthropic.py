@@ -12,20 +12,20 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts
+from llmtap.protocol.delta import Delta, EventClass, UsageCounts
 from llmtap.protocol.dialects.native_shapes import (
     ID_CHARS_MAX,
     Fields,
+    ObjectReader,
     Piece,
     counted,
     failure_in,
     gather,
-    is_object,
     kind_of,
     piece,
     text_of,
 )
-from llmtap.protocol.dialects.openai_shapes import read_frame, read_json, unknown
+from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_guardrail_action, word
@@ -47,7 +47,6 @@ class _Event(msgspec.Struct, gc=False):
     invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
 
 
-_fields: Final = Fields(_Event)
 _EVENTS: Final = frozenset(
     {
         "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
@@ -65,17 +64,18 @@ _CALLS: Final = "tool_use"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 
 
-class Anthropic:
+class Anthropic(ObjectReader):
     """Reads one answer."""
 
     name = "anthropic"
+    fields = Fields(_Event)
     names_read: Final = frozenset(_Event.__struct_encode_fields__)
 
-    __slots__ = ("_id", "_input", "_model", "_spoken", "_stopped", "_total")
+    __slots__ = ("_id", "_input", "_spoken", "_stopped", "_total")
 
     def __init__(self) -> None:
+        super().__init__()
         self._id = ""
-        self._model: str | None = None
         self._input: UsageCounts | None = None
         """As counted at the start."""
         self._spoken = False
@@ -85,7 +85,6 @@ class Anthropic:
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
         kind = value.get("type")
         if isinstance(kind, str):
             if kind in _EVENTS or (kind == "message" and isinstance(value.get("content"), list)):
@@ -96,14 +95,7 @@ class Anthropic:
                 return int(path.endswith("/messages"))
         return int("error" in value and path.endswith("/messages"))
 
-    def read_event(self, event: SseEvent) -> Delta:
-        """What one event of a stream says. Never raises."""
-        data = event.data
-        if data is None or not is_object(data):
-            return read_frame(event)
-        said = _fields.read(data)
-        if said is None:
-            return unknown(event.event)
+    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
         match kind_of(said.type, event):
             case "content_block_delta":
                 return self._read_delta(said.delta)
@@ -124,9 +116,8 @@ class Anthropic:
         return failure_in(read_json(data), event.event)
 
     def read_body(self, body: bytes) -> Delta:
-        """What a whole JSON answer says. Never raises."""
         value = read_json(body)
-        said = _fields.of(value)
+        said = self.fields.of(value)
         if said is None:
             return unknown()
         if said.type == "completion":
@@ -135,16 +126,8 @@ class Anthropic:
         if said.type != "message" and not isinstance(content, list):
             return failure_in(value)
         delta = self._close(said, value.get("stop_reason"), value.get("stop_details"), list(_blocks(content)))
-        delta.model = self._name(said.model)
+        self._name(delta, said.model)
         return delta
-
-    def _name(self, model: Any) -> str | None:
-        """The model, when it is named first or changes."""
-        name = model[:MODEL_CHARS_MAX] if isinstance(model, str) else ""
-        if not name or name == self._model:
-            return None
-        self._model = name
-        return name
 
     def _read_delta(self, delta: Any) -> Delta:
         if not isinstance(delta, dict):
@@ -174,7 +157,7 @@ class Anthropic:
         counts = _counts(message.get("usage"))
         delta = gather((), (EventClass.ROLE,) if counts is None else (EventClass.ROLE, EventClass.USAGE))
         now, model = text_of(message.get("id"))[:ID_CHARS_MAX], self._model
-        delta.model = self._name(message.get("model"))
+        self._name(delta, message.get("model"))
         # A gateway that starts again sends another start behind output (BerriAI/litellm#38153).
         delta.retry = self._spoken and (now != self._id or delta.model not in (None, model))
         self._id = now
@@ -231,7 +214,7 @@ class Anthropic:
         delta = gather(
             [(EventClass.CONTENT, text)] if text else (), reason=said.stop_reason, signal="stop_reason"
         )
-        delta.model = self._name(said.model)
+        self._name(delta, said.model)
         return delta
 
 

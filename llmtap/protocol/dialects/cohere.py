@@ -13,15 +13,15 @@ import msgspec
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
 from llmtap.protocol.dialects.native_shapes import (
     Fields,
+    ObjectReader,
     Piece,
     counted,
     failure_in,
     gather,
-    is_object,
     kind_of,
     text_of,
 )
-from llmtap.protocol.dialects.openai_shapes import read_frame, read_json, unknown
+from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.sse import SseEvent
 
 __all__ = ["Cohere"]
@@ -33,7 +33,6 @@ class _Event(msgspec.Struct, gc=False):
     logprobs: Any = None
 
 
-_fields: Final = Fields(_Event)
 _PIECES: Final = frozenset(
     {"content-start", "content-delta", "tool-plan-delta", "tool-call-start", "tool-call-delta"}
 )
@@ -43,16 +42,16 @@ _EVENTS: Final = _PIECES | {
 _FAILED: Final = "ERROR"
 
 
-class Cohere:
+class Cohere(ObjectReader):
     """Reads one answer."""
 
     name = "cohere.v2"
+    fields = Fields(_Event)
 
     __slots__ = ()
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
         kind = value.get("type")
         if isinstance(kind, str) and kind in _EVENTS:
             return 3
@@ -61,14 +60,7 @@ class Cohere:
             return 3 if isinstance(usage, dict) and "billed_units" in usage else 2
         return int(("error" in value or isinstance(message, str)) and path.endswith("/v2/chat"))
 
-    def read_event(self, event: SseEvent) -> Delta:
-        """What one event of a stream says. Never raises."""
-        data = event.data
-        if data is None or not is_object(data):
-            return read_frame(event)
-        said = _fields.read(data)
-        if said is None:
-            return unknown(event.event)
+    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
         kind = kind_of(said.type, event)
         delta = said.delta if isinstance(said.delta, dict) else {}
         if kind in _PIECES:
@@ -84,7 +76,6 @@ class Cohere:
         return failure_in(read_json(data), event.event)
 
     def read_body(self, body: bytes) -> Delta:
-        """What a whole JSON answer says. Never raises."""
         value = read_json(body)
         if not isinstance(value, dict):
             return unknown()

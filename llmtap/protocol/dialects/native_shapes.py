@@ -1,49 +1,48 @@
-"""What the dialects that are not OpenAI's chat have in common: lenient decoding, counts, and the Delta of
-one piece or of many.
+"""What the dialects whose events are flat JSON objects have in common: lenient decoding, the reading of an
+event, token counts, and the Delta of one piece of output or of several.
 
 Source: shared/dialects/dialects.md sections 1, 4 and 5.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from llmtap.protocol.delta import Delta, EventClass, UsageCounts, Verdict
+from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts, Verdict
 from llmtap.protocol.dialects.openai_beside import read_failure
-from llmtap.protocol.dialects.openai_shapes import BAD_JSON, read_counts, read_json, unknown
+from llmtap.protocol.dialects.openai_shapes import (
+    BAD_JSON,
+    CHOICES_MAX,
+    read_counts,
+    read_frame,
+    read_json,
+    sum_counts,
+    unknown,
+)
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_finish_reason
 
 __all__ = [
-    "FIRST",
-    "ID_CHARS_MAX",
-    "Fields",
-    "Piece",
-    "counted",
-    "figures",
-    "gather",
-    "is_object",
-    "kind_of",
-    "piece",
-    "text_of",
-]
+    "FIRST", "ID_CHARS_MAX", "Fields", "ObjectReader", "Piece", "add_counts", "counted", "failure_in",
+    "figures", "gather", "is_object", "kind_of", "merged", "piece", "text_of",
+]  # fmt: skip
 
 FIRST: Final = (0,)
 """The only choice of an answer that has no choices."""
 ID_CHARS_MAX: Final = 128
-"""Of an answer's id, as far as it is remembered."""
+"""Characters of an answer's id that are remembered."""
 _WORD_CHARS_MAX: Final = 64
 
 Piece = tuple[EventClass, str]
-"""A class of output, and its text; a call's name or audio comes with none."""
+"""A class of output, and its text; a call's name or audio has an empty text."""
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 class Fields(Generic[Shape]):
-    """Decodes the few fields of a JSON object that a Struct names and skips the rest at no cost.
+    """Decodes the fields of a JSON object that a Struct names; skipping the others costs nothing.
 
-    The Struct's fields are all Any with a default: what servers send is looked at before use, so that an odd
+    The Struct's fields are all Any with a default: the reader checks each value before use, so that an odd
     type costs that field and nothing else.
     """
 
@@ -55,7 +54,7 @@ class Fields(Generic[Shape]):
         self._names = [(f.name, f.encode_name) for f in msgspec.structs.fields(shape)]
 
     def read(self, data: bytes) -> Shape | None:
-        """The fields; None where `data` is no JSON object."""
+        """Return the fields; None where `data` is no JSON object."""
         try:
             return self._decode(data)
         except BAD_JSON:
@@ -63,45 +62,83 @@ class Fields(Generic[Shape]):
         return self.of(value)
 
     def of(self, value: Any) -> Shape | None:
-        """The same of a decoded value."""
+        """Return the fields of a decoded value."""
         if not isinstance(value, dict):
             return None
         return self._shape(**{name: value[key] for name, key in self._names if key in value})
 
+    def answers(self, value: Any) -> list[Shape]:
+        """Return the fields of each answer in a body: one object, or a list of them for several prompts."""
+        values = value[:CHOICES_MAX] if isinstance(value, list) else [value]
+        return [said for v in values if (said := self.of(v)) is not None]
+
+
+class ObjectReader:
+    """Base of these dialects: decodes an event's fields, and remembers the model."""
+
+    __slots__ = ("_model",)
+    fields: Fields[Any]
+
+    def __init__(self) -> None:
+        self._model: str | None = None
+
+    def read_event(self, event: SseEvent) -> Delta:
+        data = event.data
+        if data is None or not is_object(data):
+            return read_frame(event)
+        said = self.fields.read(data)
+        return unknown(event.event) if said is None else self._read(said, data, event)
+
+    def _read(self, said: Any, data: bytes, event: SseEvent) -> Delta:
+        """Return what the fields of an event say."""
+        raise NotImplementedError
+
+    def _name(self, delta: Delta, model: Any) -> None:
+        name = model[:MODEL_CHARS_MAX] if isinstance(model, str) else ""
+        if name and name != self._model:
+            self._model = delta.model = name
+
 
 def is_object(data: bytes | None) -> bool:
-    """Whether an event's data may be a JSON object."""
+    """Return whether an event's data may be a JSON object."""
     return data is not None and (data.startswith(b"{") or data.lstrip().startswith(b"{"))
 
 
 def kind_of(kind: Any, event: SseEvent | None) -> str:
-    """The type of an event: it names itself, or else its `event:` line does, which gateways may drop."""
+    """Return the type of an event: its own, else that of its `event:` line, which gateways may drop."""
     if isinstance(kind, str) and kind:
         return kind
     return event.event.decode("latin-1") if event is not None and event.event else ""
 
 
 def failure_in(value: Any, name: bytes | None = None) -> Delta:
-    """What JSON says that is none of a dialect's own: a failure, which may lie flat in an event of that type,
-    or nothing that is understood. `name` is that of the event."""
+    """Return what JSON outside the dialect says: a failure, which may be flat in an event of type `error`, or
+    an event that is not understood. `name` is that of the event."""
     if isinstance(value, dict) and value.get("type") == "error":
         name = b"error"
     return read_failure(value, name) or unknown(name)
 
 
 def text_of(value: Any) -> str:
-    """The value if it is a text, else an empty one."""
+    """Return the value if it is a text, else an empty one."""
     return value if isinstance(value, str) else ""
 
 
 def counted(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
-    """The counts; None where neither input nor output was counted."""
+    """Return the counts; None where neither input nor output was counted."""
     counts = read_counts(of_input, of_output, reasoning, cached)
     return counts if counts.input or counts.output or counts.refused else None
 
 
+def add_counts(delta: Delta, counts: UsageCounts | None, usage: dict[str, Any]) -> None:
+    """Add the total of an answer to the Delta of its end; nothing where nothing was counted."""
+    if counts is not None:
+        delta.counts, delta.usage = counts, usage
+        delta.also = (*delta.also, EventClass.USAGE)
+
+
 def figures(value: dict[str, Any]) -> dict[str, Any]:
-    """An object that serves as usage, without the lists and the texts that may stand beside its figures."""
+    """Return an object that serves as usage, without its lists and long texts."""
     return {
         name: v
         for name, v in value.items()
@@ -110,7 +147,7 @@ def figures(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def piece(kind: EventClass, text: str, choices: tuple[int, ...] = FIRST, *, audio: bool = False) -> Delta:
-    """An event that carries one piece of output and nothing else."""
+    """Return the Delta of an event that carries one piece of output and nothing else."""
     if kind is EventClass.CONTENT:
         blank = not audio and text.isspace()
         return Delta(kind, 0, True, not blank, blank, False, text, choices)
@@ -129,14 +166,14 @@ def gather(
     signal: str = "finish_reason",
     verdict: Verdict | None = None,
 ) -> Delta:
-    """One Delta of all that an event, or a whole answer, says.
+    """Return one Delta of everything that an event, or a whole answer, says.
 
     Args:
         pieces: of output, in their order.
         beside: classes of what else it says.
-        choices: which ones the pieces belong to.
+        choices: those that the pieces belong to.
         reason: why it ended, if it did; `signal` names the field that says so.
-        verdict: what a guardrail said in other words; with it the class GUARDRAIL.
+        verdict: what a guardrail said in other words; adds the class GUARDRAIL.
     """
     texts: dict[EventClass, list[str]] = {}
     for kind, text in pieces:
@@ -148,7 +185,7 @@ def gather(
     elif reason is not None:
         verdict = of_finish_reason(reason, signal)
         if verdict is not None:
-            # dialects.md 7: a stop reason that says refusal is of that class, whoever it was.
+            # dialects.md 7: a stop reason that says refusal is of that class, whoever refused.
             classes.add(EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
     ranked = sorted(classes) or [EventClass.METADATA]
     first = ranked[0]
@@ -163,4 +200,17 @@ def gather(
         delta.reasoning = EventClass.REASONING in texts
         delta.tool_call = EventClass.TOOL_CALL in texts
         delta.refusal = EventClass.REFUSAL in texts
+    return delta
+
+
+def merged(deltas: Sequence[Delta], choices: tuple[int, ...]) -> Delta:
+    """Return one Delta of the answers to one prompt or several; the end is that of the last one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    delta = gather(((EventClass.CONTENT, d.text) for d in deltas if d.text), last.also, choices=choices)
+    delta.finish_reason, delta.usage, delta.model = last.finish_reason, last.usage, deltas[0].model
+    counts = [d.counts for d in deltas if d.counts is not None]
+    if counts:
+        delta.counts = sum_counts(counts)
     return delta

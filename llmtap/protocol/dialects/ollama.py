@@ -10,18 +10,18 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
+from llmtap.protocol.delta import Delta, EventClass, TokenSource
 from llmtap.protocol.dialects.native_shapes import (
     Fields,
+    ObjectReader,
     Piece,
     counted,
     failure_in,
     gather,
-    is_object,
     piece,
     text_of,
 )
-from llmtap.protocol.dialects.openai_shapes import read_frame, read_json, unknown
+from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
@@ -46,46 +46,31 @@ class _Line(msgspec.Struct, gc=False):
     eval_duration: Any = None
 
 
-_fields: Final = Fields(_Line)
 _COUNTS: Final = ("prompt_eval_count", "eval_count")
 _DURATIONS: Final = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
 
-class Ollama:
+class Ollama(ObjectReader):
     """Reads one answer; an event is a line."""
 
     name = "ollama.native"
+    fields = Fields(_Line)
 
-    __slots__ = ("_model",)
-
-    def __init__(self) -> None:
-        self._model: str | None = None
+    __slots__ = ()
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
         if isinstance(value.get("done"), bool):
             if isinstance(value.get("message"), dict) or isinstance(value.get("response"), str):
                 return 3 if "created_at" in value else 2
             return int("model" in value and "created_at" in value)
         return int("error" in value and path.endswith(("/api/chat", "/api/generate")))
 
-    def read_event(self, event: SseEvent) -> Delta:
-        """What one line says. Never raises."""
-        data = event.data
-        if data is None or not is_object(data):
-            return read_frame(event)
-        said = _fields.read(data)
-        if said is None:
-            return unknown(event.event)
-        return self._read(said, data)
-
     def read_body(self, body: bytes) -> Delta:
-        """What a whole JSON answer says. Never raises."""
-        said = _fields.read(body)
+        said = self.fields.read(body)
         return unknown() if said is None else self._read(said, body)
 
-    def _read(self, said: _Line, data: bytes) -> Delta:
+    def _read(self, said: _Line, data: bytes, event: SseEvent | None = None) -> Delta:
         message = said.message
         if said.error or (said.done is None and said.response is None and not isinstance(message, dict)):
             return failure_in(read_json(data))
@@ -95,27 +80,26 @@ class Ollama:
             message = {}
             pieces = list(_pieces(said.response, said.thinking, said.tool_calls))
         if said.done is True:
-            delta = self._close(said, pieces)
+            delta = _close(said, pieces)
         elif len(pieces) == 1:
             delta = piece(*pieces[0])
         else:
             delta = gather(pieces, (EventClass.ROLE,) if message.get("role") and not pieces else ())
         if isinstance(said.logprobs, list) and said.logprobs and delta.output:
             delta.tokens, delta.token_source = len(said.logprobs), TokenSource.LOGPROBS
-        if isinstance(said.model, str) and said.model and said.model != self._model:
-            self._model = delta.model = said.model[:MODEL_CHARS_MAX]
+        self._name(delta, said.model)
         return delta
 
-    def _close(self, said: _Line, pieces: list[Piece]) -> Delta:
-        counts = counted(said.prompt_eval_count, said.eval_count)
-        beside = (EventClass.DONE,) if counts is None else (EventClass.DONE, EventClass.USAGE)
-        delta = gather(pieces, beside, reason=said.done_reason)
-        delta.done = True
-        if counts is not None:
-            delta.usage = _told(said, _COUNTS)
-            delta.counts = counts
-        delta.server_times = object_times("", _told(said, _DURATIONS))
-        return delta
+
+def _close(said: _Line, pieces: list[Piece]) -> Delta:
+    counts = counted(said.prompt_eval_count, said.eval_count)
+    beside = (EventClass.DONE,) if counts is None else (EventClass.DONE, EventClass.USAGE)
+    delta = gather(pieces, beside, reason=said.done_reason)
+    delta.done = True
+    if counts is not None:
+        delta.usage, delta.counts = _told(said, _COUNTS), counts
+    delta.server_times = object_times("", _told(said, _DURATIONS))
+    return delta
 
 
 def _told(said: _Line, names: tuple[str, ...]) -> dict[str, Any]:

@@ -1,27 +1,34 @@
-"""What servers and gateways put beside the choices of an OpenAI-shaped event: errors, filters, rails, hooks,
-and how long they took.
+"""The events of OpenAI's two older dialects, as far as they are alike: choices, and what servers and gateways
+put beside them (errors, filters, rails, hooks, durations).
 
-Such fields come with events that end something or carry no choice, so they are decoded in a second pass.
+Fields beside the choices come with events that end something or carry no choice, so they are decoded in a
+second pass.
 
 Source: shared/dialects/dialects.md sections 3.5, 6 and 7.
 """
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from llmtap.protocol.delta import Delta, EventClass, ServerTime, Verdict
+from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, ServerTime, Verdict
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
+    EVENT_CHOICES_MAX,
+    INDEX_MAX,
     NO_RAW,
     Findings,
+    RunningCount,
     read_error,
+    read_frame,
     read_json,
     read_usage,
     to_raw,
     unknown,
 )
 from llmtap.protocol.server_times import object_times, rate_times
+from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import (
     OUTPUT,
     of_block_reason,
@@ -33,8 +40,10 @@ from llmtap.protocol.verdicts import (
     of_warnings,
 )
 
-__all__ = ["BESIDE_NAMES", "Beside", "add_beside", "read_beside", "read_failure"]
-
+__all__ = [
+    "BESIDE_NAMES", "Beside", "ChoicesReader", "ChunkFields", "add_beside", "build_chunk", "is_plain",
+    "read_beside", "read_failure",
+]  # fmt: skip
 
 BESIDE_NAMES: Final = (
     "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",
@@ -111,16 +120,13 @@ class Beside(msgspec.Struct, gc=False):
         out = object_times(place, usage)
         if isinstance(usage, dict) and "latency_checkpoint" in usage:
             out += object_times("usage.latency_checkpoint", usage["latency_checkpoint"])
-        if self.metrics is not None:
-            out += object_times("metrics", self.metrics)
-        if self.time_info is not None:
-            out += object_times("time_info", self.time_info)
-        if self.perf_metrics is not None:
-            out += object_times("perf_metrics", self.perf_metrics)
-        if isinstance(self.nvext, dict):
-            out += object_times("nvext.timing", self.nvext.get("timing"))
-        if self.invocation is not None:
-            out += object_times("amazon-bedrock-invocationMetrics", self.invocation)
+        for place, told in (
+            ("metrics", self.metrics), ("time_info", self.time_info), ("perf_metrics", self.perf_metrics),
+            ("nvext.timing", self.nvext.get("timing") if isinstance(self.nvext, dict) else None),
+            ("amazon-bedrock-invocationMetrics", self.invocation),
+        ):  # fmt: skip
+            if told is not None:
+                out += object_times(place, told)
         if self.generation_stats is not None:
             counts = read_usage(usage)
             out += rate_times(self.generation_stats, None if counts is None else counts.cached)
@@ -204,3 +210,140 @@ def read_failure(value: Any, name: bytes | None = None) -> Delta | None:
     findings = Findings()
     findings.error(error, verdict)
     return findings.ranked()
+
+
+class ChunkFields(msgspec.Struct, gc=False):
+    """What may come with output; everything else is in `Beside`. A dialect adds its `choices`."""
+
+    model: str | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+    moderation: Any = None
+    timings: Any = None
+    hook_results: Any = None
+    warnings: Any = None
+
+
+class ChoicesReader:
+    """Base of the two dialects: reads a chunk, and what stands beside its choices where something may."""
+
+    __slots__ = ("_finished", "_model", "_predicted", "_running")
+
+    def __init__(self) -> None:
+        self._model: str | None = None
+        self._running = RunningCount()
+        self._predicted = RunningCount()
+        self._finished = False
+
+    def read_event(self, event: SseEvent) -> Delta:
+        data = event.data
+        if data is None or not data.lstrip().startswith(b"{"):
+            return read_frame(event)
+        return self._read_json(data, event.event, streamed=True)
+
+    def read_body(self, body: bytes) -> Delta:
+        return self._read_json(body, None, streamed=False)
+
+    def _read_json(self, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        chunk = self._decoded(data)
+        return unknown(name) if chunk is None else self._read(chunk, data, name, streamed=streamed)
+
+    def _decoded(self, data: bytes) -> Any:
+        """Return the chunk in these bytes; None where they are no JSON object."""
+        raise NotImplementedError
+
+    def _read(self, chunk: Any, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        if name == b"ping":
+            return Delta(EventClass.KEEPALIVE)
+        findings = Findings()
+        choices = chunk.choices or ()
+        beside = None if is_plain(chunk, name) else read_beside(data)
+        if choices:
+            self._begin(chunk, data)
+            replaced = beside is not None and of_guardrail_action(beside.guardrail_action) is not None
+            findings.cut = len(choices) > EVENT_CHOICES_MAX
+            for position, choice in enumerate(choices[:EVENT_CHOICES_MAX]):
+                self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
+        usage: Any = chunk.usage
+        known = chunk.choices is not None
+        if beside is not None:
+            add_beside(findings, beside, data, name, finished=self._finished)
+            usage = beside.counted()[0]
+            known = known or beside.known
+        if findings.delta.finish_reason is not None:
+            self._finished = True
+        findings.usage(usage, self._running)
+        if chunk.timings is not None:
+            findings.timings(chunk.timings, self._predicted)
+        delta = findings.ranked()
+        self._end(delta, chunk, data)
+        if chunk.model and chunk.model != self._model:
+            self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
+        delta.parsed = (known or not findings.empty) and not findings.cut
+        return delta
+
+    def _begin(self, chunk: Any, data: bytes) -> None:
+        """Called before the choices of a chunk are read."""
+
+    def _read_choice(
+        self, choice: Any, position: int, findings: Findings, *, streamed: bool, replaced: bool
+    ) -> None:
+        """Add what a choice says; `replaced`: a guardrail's text stands in place of its own."""
+        raise NotImplementedError
+
+    def _end(self, delta: Delta, chunk: Any, data: bytes) -> None:
+        """Called with the Delta of a chunk, before the model is compared."""
+
+
+def is_plain(chunk: Any, name: bytes | None) -> bool:
+    """Return whether nothing can stand beside the choices: there is one, and it goes on."""
+    choices = chunk.choices
+    return bool(
+        choices
+        and name is None
+        and not choices[0].finish_reason
+        and len(choices) == 1
+        and chunk.error is None
+        and chunk.moderation is None
+        and chunk.hook_results is None
+        and chunk.warnings is None
+    )
+
+
+Built = TypeVar("Built")
+_ALSO: Final = ("error", "moderation", "timings", "hook_results", "warnings")
+
+
+def build_chunk(
+    value: Any,
+    chunk: Callable[..., Built],
+    choice: Callable[..., Any],
+    parts: Callable[[Any], dict[str, Any]],
+) -> Built | None:
+    """Return the chunk in a JSON object that the typed decode refused, without what does not fit.
+
+    Args:
+        chunk, choice: their classes.
+        parts: returns the fields of a choice that are the dialect's own.
+    """
+    if not isinstance(value, dict):
+        return None
+    get = value.get
+    choices, model, usage = get("choices"), get("model"), get("usage")
+    return chunk(
+        choices=[
+            choice(**_common(c), **parts(c.get)) for c in choices if isinstance(c, dict)
+        ] if isinstance(choices, list) else None,
+        model=model if isinstance(model, str) else None,
+        usage=usage if isinstance(usage, dict) else None,
+        **{name: get(name) for name in _ALSO},
+    )  # fmt: skip
+
+
+def _common(value: dict[str, Any]) -> dict[str, Any]:
+    index, reason, ids = value.get("index"), value.get("finish_reason"), value.get("token_ids")
+    return {
+        "index": index if type(index) is int and 0 <= index < INDEX_MAX else 0,
+        "finish_reason": reason if isinstance(reason, str) else None,
+        "token_ids": ids if isinstance(ids, list) else None,
+    }

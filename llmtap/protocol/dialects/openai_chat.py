@@ -1,40 +1,95 @@
 """OpenAI chat completions: `chat.completion.chunk` events and `chat.completion` bodies.
 
 One chunk usually carries one piece of one choice, and that way is kept short: a typed decode that
-skips what it does not know, a few comparisons, one Delta. Everything else goes through `_read`, and what
-only comes with the end of a choice or without one is decoded in a second pass (`openai_beside.py`).
+skips what it does not know, a few comparisons, one Delta. Everything else goes through `_read`.
+
+Thinking may lie inside the content: `<think>...</think>` at the start of an answer, its markers cut anywhere.
+Servers without a reasoning parser (llama.cpp, MLX) and Gemini's compatible form (`<thought>`) send it so. It
+is looked for only where an answer begins: a marker quoted later is text like any other.
 
 Source: openai/openai-openapi openapi.yaml; shared/dialects/dialects.md sections 3.1, 3.4 and 3.5.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, add_beside, read_beside
+from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, ChoicesReader, ChunkFields, build_chunk
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
-    EVENT_CHOICES_MAX,
-    INDEX_MAX,
     NO_RAW,
     Findings,
     Index,
-    RunningCount,
     add_timings,
     read_frame,
     read_json,
     read_usage,
     to_raw,
-    unknown,
 )
-from llmtap.protocol.dialects.thinking import InlineThinking
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_guardrail_action, of_refusal
+from llmtap.protocol.verdicts import of_refusal
 
-__all__ = ["OpenAIChat"]
+__all__ = ["InlineThinking", "OpenAIChat"]
+
+
+_OPENING: Final = ("<think>", "<thought>", "<thinking>")
+
+
+class InlineThinking:
+    """Takes the content of one choice apart. The markers are no text, nor is a part of one until it is known
+    to be something else."""
+
+    __slots__ = ("_closing", "_held", "settled")
+
+    def __init__(self) -> None:
+        self.settled = False
+        """The rest of this choice is content, whatever it holds."""
+        self._closing = ""  # the marker that ends the thinking going on
+        self._held = ""  # what may become a marker
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """`(reasoning, content)` in the next piece of content."""
+        if self.settled:
+            return "", text
+        text = self._held + text
+        self._held = ""
+        if self._closing:
+            return self._inside(text)
+        rest = text.lstrip()
+        if not rest:
+            return "", text
+        blank = text[: len(text) - len(rest)]
+        for marker in _OPENING:
+            if rest.startswith(marker):
+                self._closing = f"</{marker[1:]}"
+                reasoning, content = self._inside(rest[len(marker) :])
+                return reasoning, blank + content
+        if any(marker.startswith(rest) for marker in _OPENING):
+            self._held = rest
+            return "", blank
+        self.settled = True
+        return "", text
+
+    def close(self) -> tuple[str, str]:
+        """As `feed`, for what is held at the end: an unfinished marker is text."""
+        held, self._held = self._held, ""
+        return (held, "") if self._closing else ("", held)
+
+    def _inside(self, text: str) -> tuple[str, str]:
+        closing = self._closing
+        at = text.find(closing)
+        if at >= 0:
+            self.settled = True
+            return text[:at], text[at + len(closing) :]
+        # The longest end of the text that the marker may begin with.
+        for size in range(min(len(closing) - 1, len(text)), 0, -1):
+            if text.endswith(closing[:size]):
+                self._held = text[-size:]
+                return text[:-size], ""
+        return text, ""
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -67,17 +122,8 @@ class _Choice(msgspec.Struct, gc=False):
     message: _Delta | None = None
 
 
-class _Chunk(msgspec.Struct, gc=False):
-    """What may come with output; all else is in `Beside`."""
-
+class _Chunk(ChunkFields, gc=False):
     choices: list[_Choice] | None = None
-    model: str | None = None
-    usage: dict[str, Any] | None = None
-    error: Any = None
-    moderation: Any = None
-    timings: Any = None
-    hook_results: Any = None
-    warnings: Any = None
 
 
 class _Id(msgspec.Struct, gc=False):
@@ -96,20 +142,17 @@ _MODEL_PREFIX_CHARS: Final = 24
 _ID_CHARS_MAX: Final = 128
 
 
-class OpenAIChat:
+class OpenAIChat(ChoicesReader):
     """Reads one answer."""
 
     name = "openai.chat"
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
-    __slots__ = ("_finished", "_id", "_model", "_plain", "_predicted", "_running", "_said", "_thinking")
+    __slots__ = ("_id", "_plain", "_said", "_thinking")
 
     def __init__(self) -> None:
-        self._model: str | None = None
+        super().__init__()
         self._id: Any = None
-        self._running = RunningCount()
-        self._predicted = RunningCount()
-        self._finished = False
         self._plain: set[int] = set()
         """Choices that have begun to speak and are past any thinking inside their content."""
         self._thinking: dict[int, InlineThinking] = {}
@@ -118,7 +161,6 @@ class OpenAIChat:
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
         kind = value.get("object")
         if isinstance(kind, str) and kind.startswith("chat.completion"):
             return 3
@@ -131,14 +173,13 @@ class OpenAIChat:
         return int(path.endswith("/chat/completions"))
 
     def read_event(self, event: SseEvent) -> Delta:
-        """What one event of a stream says. Never raises."""
         data = event.data
         if data is None or not data.lstrip().startswith(b"{"):
             return read_frame(event)
         try:
             chunk = _decode(data)
         except BAD_JSON:
-            return self._read_lenient(data, event.event, streamed=True)
+            return self._read_json(data, event.event, streamed=True)
         choices = chunk.choices
         if (
             choices is not None
@@ -213,69 +254,21 @@ class OpenAIChat:
         delta.usage, delta.counts, delta.usage_running = usage, counts, True
         return True
 
-    def read_body(self, body: bytes) -> Delta:
-        """What a whole JSON answer says. Never raises."""
+    def _decoded(self, data: bytes) -> _Chunk | None:
         try:
-            return self._read(_decode(body), body, None, streamed=False)
+            return _decode(data)
         except BAD_JSON:
-            return self._read_lenient(body, None, streamed=False)
+            return build_chunk(read_json(data), _Chunk, _Choice, _parts)
 
-    def _read_lenient(self, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
-        """For JSON that the typed decode refuses."""
-        value = read_json(data)
-        if not isinstance(value, dict):
-            return unknown(name)
-        return self._read(_build(value), data, name, streamed=streamed)
+    def _begin(self, chunk: _Chunk, data: bytes) -> None:
+        if self._running.running is None:  # the first choice of the answer
+            self._id = _id_of(data)
+            if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
+                self._running.running = False  # its totals run along, but not with the text
 
-    def _read(self, chunk: _Chunk, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
-        if name == b"ping":
-            return Delta(EventClass.KEEPALIVE)
-        findings = Findings()
-        choices = chunk.choices or ()
-        # What only comes with the end of a choice, or without one, is looked for only there.
-        beside = None
-        if (
-            not choices
-            or name is not None
-            or choices[0].finish_reason
-            or len(choices) > 1
-            or chunk.error is not None
-            or chunk.moderation is not None
-            or chunk.hook_results is not None
-            or chunk.warnings is not None
-        ):
-            beside = read_beside(data)
-        if choices:
-            if self._running.running is None:
-                self._begin(data, chunk.model)
-            replaced = beside is not None and of_guardrail_action(beside.guardrail_action) is not None
-            findings.cut = len(choices) > EVENT_CHOICES_MAX
-            for position, choice in enumerate(choices[:EVENT_CHOICES_MAX]):
-                self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
-        usage: Any = chunk.usage
-        known = chunk.choices is not None
-        if beside is not None:
-            add_beside(findings, beside, data, name, finished=self._finished)
-            usage = beside.counted()[0]
-            known = known or beside.known
-        if findings.delta.finish_reason is not None:
-            self._finished = True
-        findings.usage(usage, self._running)
-        if chunk.timings is not None:
-            findings.timings(chunk.timings, self._predicted)
-        delta = findings.ranked()
+    def _end(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
         if delta.event_class is EventClass.ROLE and self._plain:
             delta.retry = self._again(data, chunk.model)
-        if chunk.model and chunk.model != self._model:
-            self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
-        delta.parsed = (known or not findings.empty) and not findings.cut
-        return delta
-
-    def _begin(self, data: bytes, model: str | None) -> None:
-        """The first choice of the answer is here."""
-        self._id = _id_of(data)
-        if model is not None and _GEMINI in model[:_MODEL_PREFIX_CHARS]:
-            self._running.running = False  # its totals run along, but not with the text
 
     def _again(self, data: bytes, model: str | None) -> bool:
         """Whether a role in the middle is that of another attempt: by another model, or with another id."""
@@ -457,33 +450,11 @@ def _calls(delta: _Delta) -> Iterator[dict[str, Any]]:
         yield delta.function_call
 
 
-def _build(value: dict[str, Any]) -> _Chunk:
-    """The chunk in a JSON object that does not quite have its shape; what does not fit is left out."""
-    get = value.get
-    choices, model, usage = get("choices"), get("model"), get("usage")
-    return _Chunk(
-        [_build_choice(c) for c in choices if isinstance(c, dict)] if isinstance(choices, list) else None,
-        model if isinstance(model, str) else None,
-        usage if isinstance(usage, dict) else None,
-        *(get(name) for name in _Chunk.__struct_fields__[3:]),
-    )
-
-
-def _build_choice(value: dict[str, Any]) -> _Choice:
-    get = value.get
-    index, reason, ids = get("index"), get("finish_reason"), get("token_ids")
-    delta, message = (
-        _Delta(**{name: part.get(name) for name in _Delta.__struct_fields__})
-        if isinstance(part, dict)
-        else None
-        for part in (get("delta"), get("message"))
-    )
-    return _Choice(
-        delta,
-        index if type(index) is int and 0 <= index < INDEX_MAX else 0,
-        reason if isinstance(reason, str) else None,
-        None,
-        ids if isinstance(ids, list) else None,
-        to_raw(get("content_filter_results")),
-        message,
-    )
+def _parts(get: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the fields of a choice that only chat has, for `build_chunk`."""
+    out: dict[str, Any] = {"content_filter_results": to_raw(get("content_filter_results"))}
+    for name in ("delta", "message"):
+        part = get(name)
+        if isinstance(part, dict):
+            out[name] = _Delta(**{field: part.get(field) for field in _Delta.__struct_fields__})
+    return out

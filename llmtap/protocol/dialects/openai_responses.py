@@ -1,8 +1,7 @@
 """OpenAI Responses: named events around the items of a response, and whole responses.
 
 Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`; the
-event that ends a response carries it. `read_response_event` serves the Realtime API too, whose events for
-a response are the same under more names.
+event that ends a response carries it. The Realtime API's events for a response are the same under more names.
 
 Source: openai/openai-python types/responses; shared/dialects/dialects.md section 3.3.
 """
@@ -13,7 +12,6 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import (
-    MODEL_CHARS_MAX,
     Delta,
     EventClass,
     TokenSource,
@@ -23,10 +21,10 @@ from llmtap.protocol.delta import (
 from llmtap.protocol.dialects.native_shapes import (
     ID_CHARS_MAX,
     Fields,
+    ObjectReader,
     Piece,
     failure_in,
     gather,
-    is_object,
     kind_of,
     piece,
     text_of,
@@ -34,15 +32,14 @@ from llmtap.protocol.dialects.native_shapes import (
 from llmtap.protocol.dialects.openai_shapes import (
     count,
     read_error,
-    read_frame,
     read_json,
     read_usage,
-    unknown,
+    sum_counts,
 )
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import OUTPUT, of_error, of_refusal
 
-__all__ = ["OpenAIResponses", "ResponseEvent", "read_end", "read_response_event"]
+__all__ = ["OpenAIRealtime", "OpenAIResponses"]
 
 
 class ResponseEvent(msgspec.Struct, gc=False):
@@ -54,8 +51,6 @@ class ResponseEvent(msgspec.Struct, gc=False):
     item: Any = None
     response: Any = None
 
-
-_fields: Final = Fields(ResponseEvent)
 
 _TEXTS: Final = {
     "response.output_text.delta": EventClass.CONTENT,
@@ -87,36 +82,29 @@ _OVER: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 _KEEPALIVES: Final = ("keepalive", "ping")
 
 
-class OpenAIResponses:
+class OpenAIResponses(ObjectReader):
     """Reads one answer."""
 
     name = "openai.responses"
+    fields = Fields(ResponseEvent)
     names_read: Final = frozenset(ResponseEvent.__struct_encode_fields__)
 
-    __slots__ = ("_id", "_model", "_spoken")
+    __slots__ = ("_id", "_spoken")
 
     def __init__(self) -> None:
+        super().__init__()
         self._id = ""
-        self._model: str | None = None
         self._spoken = False
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
         kind = value.get("type")
         if value.get("object") == "response" or (isinstance(kind, str) and kind.startswith("response.")):
             return 3
         failed = kind == "error" or "error" in value or kind in _KEEPALIVES
         return int(failed and path.endswith("/responses"))
 
-    def read_event(self, event: SseEvent) -> Delta:
-        """What one event of a stream says. Never raises."""
-        data = event.data
-        if data is None or not is_object(data):
-            return read_frame(event)
-        said = _fields.read(data)
-        if said is None:
-            return unknown(event.event)
+    def _read(self, said: ResponseEvent, data: bytes, event: SseEvent) -> Delta:
         kind = kind_of(said.type, event)
         delta = read_response_event(kind, said)
         if delta is None:
@@ -125,7 +113,7 @@ class OpenAIResponses:
             self._spoken = True
             delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
         elif isinstance(said.response, dict):
-            self._name(delta, said.response)
+            self._name(delta, said.response.get("model"))
             if kind == "response.created":
                 now = text_of(said.response.get("id"))[:ID_CHARS_MAX]
                 delta.retry = self._spoken and now != self._id
@@ -133,7 +121,6 @@ class OpenAIResponses:
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        """What a whole JSON answer says. Never raises."""
         value = read_json(body)
         if not isinstance(value, dict) or value.get("object") != "response":
             return failure_in(value)
@@ -142,13 +129,8 @@ class OpenAIResponses:
         delta = read_end(value, status if status in _OVER else "", pieces)
         if delta.refusal and delta.verdict is None:
             delta.verdict = of_refusal("content.refusal")
-        self._name(delta, value)
+        self._name(delta, value.get("model"))
         return delta
-
-    def _name(self, delta: Delta, response: dict[str, Any]) -> None:
-        model = response.get("model")
-        if isinstance(model, str) and model and model != self._model:
-            self._model = delta.model = model[:MODEL_CHARS_MAX]
 
 
 def read_response_event(kind: str, said: ResponseEvent) -> Delta | None:
@@ -252,7 +234,6 @@ def _detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | 
 
 
 def _output(items: Any) -> Iterator[Piece]:
-    """The output in the items of a whole response."""
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
             continue
@@ -285,3 +266,76 @@ def _read_other(kind: str, data: bytes, event: SseEvent) -> Delta:
     if kind in _KEEPALIVES:
         return Delta(EventClass.KEEPALIVE)
     return failure_in(read_json(data), event.event)
+
+
+class _Event(ResponseEvent, gc=False):
+    session: Any = None
+
+
+_FAMILIES: Final = frozenset(
+    {
+        "session", "transcription_session", "conversation", "input_audio_buffer", "output_audio_buffer",
+        "rate_limits", "mcp_list_tools",
+    }
+)  # fmt: skip
+"""First words of the types of events that say nothing of a response."""
+_RECOVERABLE: Final = "invalid_request_error"
+
+
+class OpenAIRealtime(ObjectReader):
+    """Reads one session; an event is a message.
+
+    A session holds any number of responses. They share the one exchange of its tunnel: their events are timed
+    there, its tokens are the sum of theirs, and its finish reason and usage are those of the last. A request
+    that the server cannot follow is an error event and the session goes on, so the exchange did not fail.
+
+    Source: OpenAI's Realtime API reference (server events); openai/openai-python types/realtime.
+    """
+
+    name = "openai.realtime"
+    fields = Fields(_Event)
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = UsageCounts()
+
+    @staticmethod
+    def claim(value: dict[str, Any], path: str) -> int:
+        kind = value.get("type")
+        if not isinstance(kind, str):
+            return 0
+        if kind.partition(".")[0] in _FAMILIES and "." in kind:
+            return 3
+        # A session begins with itself; who comes late has the path to go by.
+        ours = kind == "error" or kind.startswith("response.")
+        return 4 if ours and path.endswith("/realtime") else 0
+
+    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
+        kind = kind_of(said.type, event)
+        delta = read_response_event(kind, said)
+        if delta is None:
+            return self._read_other(kind, said.session, data)
+        if delta.counts is not None:
+            self._counts = delta.counts = sum_counts([self._counts, delta.counts])
+        return delta
+
+    def read_body(self, body: bytes) -> Delta:
+        return failure_in(read_json(body))  # a JSON answer in place of a session is a failure
+
+    def _read_other(self, kind: str, session: Any, data: bytes) -> Delta:
+        if kind.partition(".")[0] not in _FAMILIES:
+            delta = failure_in(read_json(data))
+            if delta.error_type is not None and _is_recoverable(data):
+                delta.error_type = None
+            return delta
+        delta = Delta(EventClass.METADATA)
+        self._name(delta, session.get("model") if isinstance(session, dict) else None)
+        return delta
+
+
+def _is_recoverable(data: bytes) -> bool:
+    value = read_json(data)
+    error = value.get("error") if isinstance(value, dict) else None
+    return isinstance(error, dict) and error.get("type") == _RECOVERABLE

@@ -16,26 +16,10 @@ from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_filter_results, of_finish_reason
 
 __all__ = [
-    "BAD_JSON",
-    "CHOICES_MAX",
-    "EVENT_CHOICES_MAX",
-    "INDEX_MAX",
-    "NO_RAW",
-    "PIECES_MAX",
-    "Findings",
-    "Index",
-    "RunningCount",
-    "add_timings",
-    "count",
-    "read_counts",
-    "read_error",
-    "read_frame",
-    "read_json",
-    "read_usage",
-    "sum_counts",
-    "to_raw",
-    "unknown",
-]
+    "BAD_JSON", "CHOICES_MAX", "EVENT_CHOICES_MAX", "INDEX_MAX", "NO_RAW", "PIECES_MAX", "Findings", "Index",
+    "RunningCount", "add_timings", "count", "read_counts", "read_error", "read_frame", "read_json",
+    "read_usage", "sum_counts", "to_raw", "unknown",
+]  # fmt: skip
 
 BAD_JSON: Final = (ValueError, RecursionError)
 """What decoders raise at bytes from outside: malformed, of another shape, not UTF-8, nested too deep."""
@@ -391,7 +375,6 @@ class Findings:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
     def ranked(self) -> Delta:
-        """The Delta of all that."""
         delta = self.delta
         mask = self._mask
         classes: tuple[EventClass, ...]
@@ -419,7 +402,6 @@ class Findings:
 
     @property
     def chose(self) -> bool:
-        """The event has a choice."""
         return bool(self._indexes)
 
     @property

@@ -14,8 +14,7 @@ from llmtap.protocol.dialects.native_shapes import failure_in
 from llmtap.protocol.dialects.ollama import Ollama
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.openai_completions import OpenAICompletions
-from llmtap.protocol.dialects.openai_realtime import OpenAIRealtime
-from llmtap.protocol.dialects.openai_responses import OpenAIResponses
+from llmtap.protocol.dialects.openai_responses import OpenAIRealtime, OpenAIResponses
 from llmtap.protocol.dialects.openai_shapes import read_frame, read_json
 from llmtap.protocol.dialects.sglang import SGLang
 from llmtap.protocol.dialects.tgi import Tgi

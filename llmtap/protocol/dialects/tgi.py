@@ -7,7 +7,7 @@ Source: huggingface/text-generation-inference router/src/server.rs, lib.rs;
 shared/dialects/dialects.md section 4.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -15,15 +15,16 @@ from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
 from llmtap.protocol.dialects.native_shapes import (
     FIRST,
     Fields,
+    ObjectReader,
+    add_counts,
     counted,
     failure_in,
     figures,
     gather,
-    is_object,
     piece,
     text_of,
 )
-from llmtap.protocol.dialects.openai_shapes import read_frame, read_json, sum_counts, unknown
+from llmtap.protocol.dialects.openai_shapes import read_json, sum_counts, unknown
 from llmtap.protocol.sse import SseEvent
 
 __all__ = ["Tgi"]
@@ -37,34 +38,22 @@ class _Event(msgspec.Struct, gc=False):
     error_type: Any = None
 
 
-_fields: Final = Fields(_Event)
-_BATCH_MAX: Final = 128
-"""Answers in one list that are read."""
-
-
-class Tgi:
+class Tgi(ObjectReader):
     """Reads one answer."""
 
     name = "tgi.native"
+    fields = Fields(_Event)
 
     __slots__ = ()
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
         if isinstance(value.get("token"), dict) or "generated_text" in value:
             return 3 if "generated_text" in value and "details" in value else 2
         named = "error_type" in value or path.endswith(("/generate_stream", "/generate"))
         return int("error" in value and named)
 
-    def read_event(self, event: SseEvent) -> Delta:
-        """What one event of a stream says. Never raises."""
-        data = event.data
-        if data is None or not is_object(data):
-            return read_frame(event)
-        said = _fields.read(data)
-        if said is None:
-            return unknown(event.event)
+    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
         if said.error:
             return _read_failure(data, said, event.event)
         token = said.token
@@ -85,23 +74,19 @@ class Tgi:
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        """What a whole JSON answer says: one, or a list of them. Never raises."""
-        value = read_json(body)
-        first = _fields.of(value)
-        if first is not None and first.error:
-            return _read_failure(body, first, None)
-        answers = [_fields.of(v) for v in (value[:_BATCH_MAX] if isinstance(value, list) else [value])]
-        texts = [text_of(a.generated_text) for a in answers if a is not None]
-        if not texts:
+        answers = self.fields.answers(read_json(body))
+        if not answers:
             return unknown()
+        if answers[0].error:
+            return _read_failure(body, answers[0], None)
+        texts = [text_of(a.generated_text) for a in answers]
         choices = tuple(i for i, text in enumerate(texts) if text)
         delta = gather(((EventClass.CONTENT, t) for t in texts if t), choices=choices)
-        delta.parsed = any(a is not None and a.generated_text is not None for a in answers)
-        details = [a.details for a in answers if a is not None and isinstance(a.details, dict)]
+        delta.parsed = any(a.generated_text is not None for a in answers)
         counts: list[UsageCounts] = []
-        for one in details:
+        for details in (a.details for a in answers if isinstance(a.details, dict)):
             delta.also = ()
-            _add_details(delta, one)
+            _add_details(delta, details)
             if delta.counts is not None:
                 counts.append(delta.counts)
         if counts:
@@ -110,20 +95,16 @@ class Tgi:
 
 
 def _add_details(delta: Delta, details: dict[str, Any]) -> None:
-    """The end of an answer: why, and how many tokens it had."""
+    """Add the end of an answer: its reason, and the number of tokens."""
     delta.finish_reason = text_of(details.get("finish_reason")) or None
     of_input = details.get("input_length")
     if of_input is None and isinstance(prefill := details.get("prefill"), list) and prefill:
         of_input = len(prefill)
-    counts = counted(of_input, details.get("generated_tokens"))
-    if counts is not None:
-        delta.usage = figures(details)
-        delta.counts = counts
-        delta.also = (*delta.also, EventClass.USAGE)
+    add_counts(delta, counted(of_input, details.get("generated_tokens")), figures(details))
 
 
 def _read_failure(data: bytes, said: _Event, name: bytes | None) -> Delta:
-    """`error` is a text, and `error_type` says which kind."""
+    """Read an `error`, which is a text; `error_type` is its kind."""
     delta = failure_in(read_json(data), name)
     if isinstance(said.error_type, str) and delta.error_type == "error":
         delta.error_type = said.error_type

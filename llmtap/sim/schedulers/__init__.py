@@ -1,1 +1,1 @@
-"""Schedulers of the simulated engine, one file each."""
+"""Schedulers of the simulated engine: whole batches (`batching.py`) and iterating ones (`iterating.py`)."""

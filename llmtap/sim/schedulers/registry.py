@@ -1,27 +1,24 @@
-"""All schedulers, by name, and which options each of them reads.
+"""All schedulers, by name, and the options that each of them reads.
 
-What a scheduler does not read changes nothing about its runs: it is no axis of theirs, and nothing of it is
-told with their results.
+An option that a scheduler does not read cannot change its runs: it is no axis of a sweep for it, and results
+do not contain it.
 """
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from llmtap.sim.engine import Scheduler
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.schedulers.chunked_prefill import ChunkedPrefill
-from llmtap.sim.schedulers.continuous_batching import ContinuousBatching
-from llmtap.sim.schedulers.decode_prepone import DecodePrepone
-from llmtap.sim.schedulers.dynamic_no_bins import DynamicNoBins
-from llmtap.sim.schedulers.iterations import Iterating
-from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
-from llmtap.sim.schedulers.output_delay import OutputDelay
-from llmtap.sim.schedulers.shortest_predicted_first import shortest_predicted_first
-from llmtap.sim.schedulers.static_fifo import StaticFifo
-from llmtap.sim.serving import Serving, ServingSetup, settled
+from llmtap.sim.engine import Iterating, Scheduler
+from llmtap.sim.model_options import ModelOptions, Serving, ServingSetup, settled
+from llmtap.sim.schedulers.batching import DynamicNoBins, MultiBinDynamic, StaticFifo
+from llmtap.sim.schedulers.iterating import (
+    ChunkedPrefill,
+    ContinuousBatching,
+    DecodePrepone,
+    OutputDelay,
+)
 from llmtap.workload.requests import Requests
 
-__all__ = ["ALL_OPTIONS", "CONDITIONS", "SCHEDULERS", "Kind", "options_read"]
+__all__ = ["ALL_OPTIONS", "CONDITIONS", "SCHEDULERS", "SchedulerKind", "options_read"]
 
 ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__struct_fields__))
 """Names of readings and of options of serving; none is both."""
@@ -51,7 +48,7 @@ the whole workload no request is shorter than the first bin (`below_first`)."""
 _MEMORY: Final = frozenset(("memory_gb", "model_gb", "kv_gb_per_token"))
 
 
-class Kind(NamedTuple):
+class SchedulerKind(NamedTuple):
     """A scheduler as it can be asked for."""
 
     build: Callable[[Requests, ServingSetup], Scheduler]
@@ -75,22 +72,29 @@ def options_read(name: str, readings: ModelOptions, serving: Serving) -> frozens
 
 def _batches(
     scheduler: type[StaticFifo] | type[DynamicNoBins] | type[MultiBinDynamic], reads: frozenset[str]
-) -> Kind:
-    return Kind(
+) -> SchedulerKind:
+    return SchedulerKind(
         lambda requests, setup: scheduler(requests, setup.model, setup.readings), iterates=False, reads=reads
     )
 
 
-def _iterations(name: str, scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str) -> Kind:
+def _shortest_predicted_first(requests: Requests, setup: ServingSetup) -> Iterating:
+    """Continuous batching, shortest predicted answer first; preempted requests come before all others."""
+    return ContinuousBatching(requests, setup, requests.predicted)
+
+
+def _iterations(
+    name: str, scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str
+) -> SchedulerKind:
     def build(requests: Requests, setup: ServingSetup) -> Iterating:
         gap_ns = settled(setup.serving, name).output_delay
         built = scheduler(requests, setup)
         return OutputDelay(built, gap_ns) if gap_ns else built
 
-    return Kind(build, iterates=True, reads=_ITERATIONS | set(own))
+    return SchedulerKind(build, iterates=True, reads=_ITERATIONS | set(own))
 
 
-SCHEDULERS: Final[dict[str, Kind]] = {
+SCHEDULERS: Final[dict[str, SchedulerKind]] = {
     "static_fifo": _batches(StaticFifo, _BATCHES | {"static_batch", "partial"}),
     "dynamic_no_bins": _batches(DynamicNoBins, _DYNAMIC),
     "multi_bin_dynamic": _batches(MultiBinDynamic, _DYNAMIC | {
@@ -102,7 +106,7 @@ SCHEDULERS: Final[dict[str, Kind]] = {
     "decode_prepone": _iterations("decode_prepone", DecodePrepone, "tokens_max", "prepone"),
     "output_delay": _iterations("output_delay", ContinuousBatching, "tokens_max"),
     "shortest_predicted_first": _iterations(
-        "shortest_predicted_first", shortest_predicted_first, "tokens_max", "predictor"
+        "shortest_predicted_first", _shortest_predicted_first, "tokens_max", "predictor"
     ),
 }  # fmt: skip
 """The first three by the names of seed 004. Output delay is a scheduler by name (`OUTPUT_DELAYS`), and an

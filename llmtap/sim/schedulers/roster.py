@@ -1,58 +1,123 @@
-"""Requests under way: who waits, who runs, who holds memory, and who has to give it back.
+"""Requests under way: who waits, runs, holds memory, and is preempted. Shared by the iterating schedulers.
 
-What the iteration-level schedulers share. They say what an iteration is made of; the roster knows who could
-be in it, keeps the memory, and counts tokens.
+The schedulers decide what an iteration consists of; the roster knows which requests could be in it, manages
+the memory, and counts tokens.
 
-Of memory a request holds what its prompt needs from when it is seated, and a block more whenever the token
-that it makes begins one. Nobody is seated who would leave those that run without the blocks of their next
-step. Still the memory can run full, since answers grow; then who was seated last is preempted. Its KV is
-thrown away and taken in again later (`recompute`: with the tokens it has made, none of which is made twice),
-or is swapped out and in (`swap`). It waits before all that never ran. Who was seated first is never
-preempted, so that everybody is served in the end; a request larger than the memory is given up when it
-comes.
+A request holds the memory of its prompt from when it is seated, and one block more whenever its next token
+begins one. No request is seated that would take the blocks of the next step from running ones. As answers
+grow the memory can still become full; then the request that was seated last is preempted: its KV is discarded
+and recomputed later (`recompute`, with the tokens it has made), or swapped out and in (`swap`). It waits
+before all that never ran. The request seated first is never preempted, so that all are served in the end; a
+request larger than the memory is given up on arrival.
 
-All that decode do so in every iteration that decodes at all. So a request's last token and its next block are
-known from the step at which it began, and a step is a matter of looking up who ends there and how many need a
-block: it costs nothing per request.
+All decoding requests are part of every iteration that decodes. So the steps of a request's last token and of
+its next block are known when it begins, and a step only looks up who ends and how many need a block: it costs
+nothing per request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
-from llmtap.sim.engine import NOBODY, GivenUp, Made
-from llmtap.sim.kv import Memory
-from llmtap.sim.schedulers.deadlines import Deadlines
-from llmtap.sim.schedulers.iterations import Iteration, IterationState
-from llmtap.sim.schedulers.waiting import Waiting
-from llmtap.sim.serving import ServingSetup
+from llmtap.sim.engine import NOBODY, EngineOutput, GivenUp, Iteration, IterationState
+from llmtap.sim.model_options import ServingSetup
+from llmtap.sim.schedulers.memory import Memory
 from llmtap.workload.requests import Requests
 
-__all__ = ["Roster"]
+__all__ = ["Deadlines", "Roster", "Waiting"]
+
+
+class Deadlines:
+    """Deadline of each request's next token, for giving up on late ones (seed 001, 4.1, eq. 5)."""
+
+    def __init__(self, ttft_ns: int, tbt_ns: int) -> None:
+        self._ttft_ns = ttft_ns
+        self._tbt_ns = tbt_ns
+        self._next_ns: dict[int, int] = {}
+        self._missed: set[int] = set()
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        self._next_ns[request] = now_ns + self._ttft_ns
+
+    def made(self, now_ns: int, requests: Iterable[int]) -> None:
+        deadlines, next_ns = self._next_ns, now_ns + self._tbt_ns
+        for request in requests:
+            if deadlines[request] < now_ns:
+                self._missed.add(request)
+            deadlines[request] = next_ns
+
+    def delayed(self, due_ns: Mapping[int, int]) -> None:
+        """Count from when the newest token of each leaves."""
+        for request, leaves_ns in due_ns.items():
+            if request in self._next_ns:
+                self._next_ns[request] = leaves_ns + self._tbt_ns
+
+    def over(self, request: int) -> None:
+        del self._next_ns[request]
+        self._missed.discard(request)
+
+    def missed(self, now_ns: int) -> list[int]:
+        """Return requests of which some token was or is late, in order of arrival."""
+        missed = self._missed
+        return [r for r, next_ns in self._next_ns.items() if next_ns < now_ns or r in missed]
+
+
+class Waiting:
+    """Queue in order of a rank, then of arrival, which is the order of their numbers."""
+
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        """`ranks` of the requests, 0 or more; None: all equal."""
+        self._ranks = ranks
+        self._heap: list[tuple[int, int]] = []
+        self._here: set[int] = set()
+        """Removed requests stay in the heap until they would be next."""
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._here
+
+    def add(self, request: int, *, again: bool = False) -> None:
+        """Add a request; `again`: before all that have only waited."""
+        rank = -1 if again else self._ranks[request] if self._ranks is not None else 0
+        heappush(self._heap, (rank, request))
+        self._here.add(request)
+
+    def remove(self, request: int) -> None:
+        self._here.remove(request)
+        heap, here = self._heap, self._here
+        while heap and heap[0][1] not in here:
+            heappop(heap)
+
+    def head(self) -> int | None:
+        """Return the next request, if any."""
+        return self._heap[0][1] if self._heap else None
 
 
 @dataclass(slots=True)
 class _Seat:
-    """Of a request that holds memory."""
+    """A request that holds memory."""
 
     names: Sequence[int]
-    """The blocks of its prompt that have names."""
+    """Named blocks of its prompt."""
     tokens: int
-    """What it held when it was seated."""
+    """Tokens that it held when it was seated."""
     rest: int
-    """Of these, how many are still to be taken in."""
+    """Of these, tokens still to be processed."""
     found: int = 0
-    """And how many need not be."""
+    """Of these, tokens found in the prefix cache."""
     since: int = 0
     """The step before the first that it is part of."""
     until: int = 0
-    """The step that makes its last token; 0 where it does not decode yet."""
+    """The step that makes its last token; 0 if it does not decode yet."""
 
 
 class Roster:
-    """Who waits and who runs."""
+    """Requests under way, and their memory."""
 
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
-        """`ranks` orders who waits (`Waiting`)."""
+        """`ranks`: order of waiting requests (`Waiting`)."""
         serving = setup.serving
         self._requests = requests
         self._model = setup.iterations
@@ -65,28 +130,28 @@ class Roster:
         self.memory = Memory(serving.kv_tokens, serving.block, requests.block_tokens if self._named else 0)
         self.state = IterationState()
         self.running: list[int] = []
-        """Those that decode, in the order in which they began to. Never changed: replaced."""
+        """Requests that decode, in the order in which they began to. Never changed: replaced."""
         self._waiting = Waiting(ranks)
         self._seats: dict[int, _Seat] = {}
-        """In the order in which they were seated."""
+        """In order of seating."""
         self._made: dict[int, int] = {}
-        """Of those that were preempted: how many tokens they had made."""
+        """Tokens made by each preempted request."""
         self._preempted: set[int] = set()
         self._swapped: set[int] = set()
         self._swap_ns = 0
-        """Swapping since the last iteration was composed."""
+        """Time of swapping since the last iteration was composed."""
         self._step = 0
         self._growing = [0] * serving.block
-        """At how many steps of every `block` how many that decode begin a block."""
+        """Of every `block` steps, how many requests begin a block of memory at each."""
         self._ending: dict[int, list[int]] = {}
-        """By step: whose last token it makes."""
+        """Requests whose last token a step makes, by step."""
         self._context = 0
-        """Tokens that those that decode have in memory."""
+        """Tokens in memory of all that decode."""
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
         self._given_up: dict[int, GivenUp] = {}
 
     def arrived(self, now_ns: int, request: int) -> None:
-        """It waits, if there is room to wait and it can ever be served."""
+        """Queue it, if there is room to wait and it fits into the memory."""
         tokens = self._prompt(request) + self._requests.output[request]
         if self.memory.whole(tokens, self._names(request)) > self.memory.blocks:
             self._given_up[request] = GivenUp.TOO_LARGE
@@ -100,7 +165,7 @@ class Roster:
         self.state.waiting = len(self._waiting)
 
     def left(self, request: int) -> None:
-        """It is served no further, and no part of an iteration that runs."""
+        """Drop it, also from the running iteration."""
         if request in self._waiting:
             self._waiting.remove(request)
         else:
@@ -109,15 +174,13 @@ class Roster:
         self._tell()
 
     def given_up(self) -> Mapping[int, GivenUp]:
-        """Who was given up since this was asked last, and why."""
         if not self._given_up:
             return NOBODY
         told, self._given_up = self._given_up, {}
         return told
 
     def begin(self, now_ns: int) -> None:
-        """Before an iteration is composed: who is late is given up, who was swapped out comes back, as far
-        as there is room."""
+        """Prepare an iteration: give up late requests, and swap in as many as there is room for."""
         if self._deadlines is not None:
             for late in self._deadlines.missed(now_ns):
                 self._given_up[late] = GivenUp.LATE
@@ -128,7 +191,7 @@ class Roster:
                 return
             names, made = self._names(request), self._made[request]
             tokens = self._prompt(request) + made - 1
-            # With the token that it makes next: else it would be out again at once.
+            # With its next token: otherwise it would be swapped out again at once.
             if not self._room(tokens + 1, names, 1):
                 return
             seat = self._seat(request, tokens, names)
@@ -138,10 +201,10 @@ class Roster:
             self._join(request, seat, made)
 
     def seat(self, limit: int | None = None, *, steps: int = 1) -> tuple[int, int] | None:
-        """Seats who is next. Gives its number, and how many tokens of it are to be taken in.
+        """Seat the next request; return its number, and its tokens to process.
 
-        None where nobody waits, or it has no room, or more than `limit` tokens to take in. Those that run
-        are left room for so many `steps`.
+        None if nobody waits, there is no room, or it has more than `limit` tokens to process. Running
+        requests are left room for this number of `steps`.
         """
         request = self._waiting.head()
         if request is None or request in self._swapped:
@@ -153,13 +216,13 @@ class Roster:
         if not self._room(tokens, names, steps):
             return None
         seat = self._seat(request, tokens, names)
-        # Somebody has to make the next token.
+        # An iteration must process a token to make the next.
         seat.rest = max(1, seat.rest)
         seat.found = tokens - seat.rest
         return request, seat.rest
 
     def prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
-        """Seats whole prompts, of so many tokens together at most; one alone may have more."""
+        """Seat whole prompts of at most `tokens_max` together; one alone may have more."""
         taken: list[tuple[int, int]] = []
         limit: int | None = None
         while (one := self.seat(limit, steps=steps)) is not None:
@@ -168,13 +231,12 @@ class Roster:
         return taken
 
     def rest(self, request: int) -> int:
-        """How many tokens of it are still to be taken in; 0 where it has no seat."""
+        """Return its tokens still to be processed; 0 if it has no seat."""
         seat = self._seats.get(request)
         return 0 if seat is None else seat.rest
 
     def grow(self) -> list[int]:
-        """Memory for the next token of all that run. Those for which there is none are preempted; gives the
-        others."""
+        """Take memory for the next token of all running requests, preempting as needed; return the rest."""
         if not self.running:
             return self.running
         memory, growing, place = self.memory, self._growing, self._step % len(self._growing)
@@ -186,7 +248,7 @@ class Roster:
         return self.running
 
     def iteration(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int] = ()) -> Iteration | None:
-        """An iteration of parts of prompts and of what `grow` gave; None of nothing."""
+        """Return an iteration of parts of prompts and of the result of `grow`, if any."""
         self._tell()
         if not prefill and not decode:
             return None
@@ -198,10 +260,10 @@ class Roster:
         return Iteration(duration_ns, prefill, decode)
 
     def forecast(self, steps: int, prefill: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """If those that run make so many tokens, then these prompts are taken in, and then all that run make
-        another token: after how long the prompts are whole, and that token is there. ns.
+        """Return after how many ns these prompts are complete, and the next token after that is made, if all
+        running requests make `steps` tokens first.
 
-        As it will be, unless somebody leaves or is late, or is swapped in.
+        Exact unless a request leaves, is late or is swapped in.
         """
         duration_ns = self._model.duration_ns
         size, context, total_ns = len(self.running), self._context, self._swap_ns
@@ -222,25 +284,25 @@ class Roster:
         return whole_ns, whole_ns + duration_ns(0, size, context)
 
     def unseat(self, requests: Sequence[int]) -> None:
-        """They wait again, as before they were seated; nothing of their prompts was taken in."""
+        """Undo the seating of requests of whose prompts nothing was processed."""
         for request in requests:
             seat = self._seats.pop(request)
-            # Of what they found, some was to be made by others of them: nothing of it is kept.
+            # Some of what they found was to be made by others of them: keep nothing.
             self.memory.release(seat.tokens, seat.names)
             self._waiting.add(request, again=True)
 
     def delayed(self, due_ns: Mapping[int, int]) -> None:
-        """When tokens leave that were made just now, if not now: who is late is judged by that."""
+        """Judge lateness by when the tokens made just now will leave."""
         if self._deadlines is not None:
             self._deadlines.delayed(due_ns)
 
-    def done(self, now_ns: int, work: Iteration) -> Made:
-        """What an iteration made, for those that have not left since."""
+    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        """Return what an iteration made, for requests that have not left since."""
         tokens: Sequence[int] = ()
         finished: list[int] = []
         cached: dict[int, int] | None = None
         if work.decode:
-            # Nobody began or ceased to run since, or there would be another list.
+            # The same list: no request began or ceased to run since.
             tokens = (
                 work.decode
                 if work.decode is self.running
@@ -258,12 +320,12 @@ class Roster:
         for request in finished:
             self.state.recovered += request in self._preempted
             self._over(request)
-        return Made(finished, tokens, cached=cached)
+        return EngineOutput(finished, tokens, cached=cached)
 
     def _taken_in(
         self, prefill: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[int], dict[int, int] | None]:
-        """Who made a token, who ended with it, and what was found of prompts that were looked up."""
+        """Return who made a token, who ended with it, and the cached tokens of each looked-up prompt."""
         first, ended = [], []
         cached: dict[int, int] | None = {} if self._named else None
         for request, tokens in prefill:
@@ -289,8 +351,7 @@ class Roster:
         return first, ended, cached
 
     def _attending_ns(self, prefill: Sequence[tuple[int, int]]) -> int:
-        """What attention takes for these parts of prompts: it goes with the square of a prompt's length,
-        however that is cut."""
+        """Return the attention time of these parts: quadratic in a prompt's length, however it is cut."""
         if not self._attention_ns:
             return 0
         squares = 0
@@ -301,7 +362,7 @@ class Roster:
         return round(self._attention_ns * squares)
 
     def _prompt(self, request: int) -> int:
-        """Tokens of its prompt. An empty one is taken in as one token: something has to begin."""
+        """Return the tokens of its prompt; an empty one counts as one token."""
         return max(1, self._requests.input[request])
 
     def _names(self, request: int) -> Sequence[int]:
@@ -311,7 +372,7 @@ class Roster:
         return self._requests.blocks[request][:whole]
 
     def _found(self, names: Sequence[int]) -> int:
-        """How many tokens of these blocks are in memory, counted from the first."""
+        """Return how many tokens of these blocks are in memory, from the first one on."""
         return self.memory.found(names) * self.memory.named_tokens if names else 0
 
     def _room(self, tokens: int, names: Sequence[int], steps: int) -> bool:
@@ -329,7 +390,7 @@ class Roster:
         return seat
 
     def _join(self, request: int, seat: _Seat, made: int) -> None:
-        """Its prompt is whole, and it has made so many tokens: from now on it decodes."""
+        """Let a request with a complete prompt decode; it has `made` tokens so far."""
         seat.rest = 0
         seat.since = self._step
         seat.until = self._step + self._requests.output[request] - made
@@ -339,15 +400,15 @@ class Roster:
         self.running = [*self.running, request]
 
     def _held(self, seat: _Seat, step: int) -> int:
-        """How many tokens one that decodes has in memory after that step."""
+        """Return the tokens in memory of a decoding request after that step."""
         return seat.tokens + step - seat.since
 
     def _place(self, seat: _Seat) -> int:
-        """At which step of every `block` it begins a block: when those that it has are full."""
+        """Return at which of every `block` steps its blocks are full and it begins another."""
         return (seat.since - seat.tokens + len(seat.names) * self.memory.named_tokens) % len(self._growing)
 
     def _unseat(self, requests: Sequence[int]) -> None:
-        """They give their memory back."""
+        """Release their memory."""
         decoded = False
         for request in requests:
             seat = self._seats.pop(request)
@@ -364,7 +425,7 @@ class Roster:
             self.running = [request for request in self.running if request in self._seats]
 
     def _preempt(self, request: int) -> None:
-        """It gives its memory back, and waits before all that never ran."""
+        """Release its memory, and queue it before all that never ran."""
         seat, state, made = self._seats[request], self.state, self._made.get(request, 0)
         tokens = seat.tokens - seat.rest
         if seat.until:
@@ -377,7 +438,7 @@ class Roster:
             self._swapped.add(request)
             self._swap_ns += tokens * self._swap_token_ns
         else:
-            # What others may find again is not thrown away.
+            # Blocks that stay in the prefix cache are not discarded.
             kept = min(len(seat.names) * self.memory.named_tokens, tokens)
             state.preempted_tokens += tokens - kept
         state.preemptions += 1

@@ -1,1 +1,1 @@
-"""A gateway as OpenAI, Anthropic and Ollama have one, over HTTP, WebSocket and gRPC, on a real clock."""
+"""A server like OpenAI's, Anthropic's and Ollama's, over HTTP, WebSocket and gRPC, on a real clock."""

@@ -1,23 +1,32 @@
-"""From tokens made to writes due: the stages between the engine and the socket, in the order they stand
-there.
+"""From tokens made to writes due: where the tokens of an answer come from, and the stages up to the socket.
 
     made by the engine -> input filter -> output filter -> chunks -> faults -> coalescing -> keep-alives
 
-One answer's stages are a `Delivery`. It is told of each token when it is made (`made`), and asked what is due
-(`take`), so it need not know when the next one will be: tokens may come from a plan, or from an engine that
-does not know itself. Times are ns of any clock. No stage looks at one: what is written, and when it is due,
-does not depend on how late anybody asks.
+The stages of one answer are a `Delivery`. It is told of each token when it is made (`made`) and returns what
+is due (`take`), so it need not know when the next token will be made. Times are ns of any clock. No stage
+reads a clock: what is written, and when it is due, does not depend on how late anybody asks.
+
+Tokens come from a `PlanSource`, which reports to the delivery all that was made until a moment: a schedule
+known when the request is accepted (`PlannedSource`), or an engine (`EngineSource`, `live.py`).
 """
 
+import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from heapq import heapify, heappop, heapreplace
+from itertools import accumulate, chain, count, repeat
+from typing import Final, NamedTuple, Protocol
 
+from llmtap.sim.server.live import LiveEngine, Ticket
 from llmtap.sim.server.options import FaultKind, SimOptions
 from llmtap.units import NEVER
 
-__all__ = ["BREAKS", "Chunk", "DeliveredText", "Delivery", "Write"]
+__all__ = [
+    "BREAKS", "Chunk", "DeliveredText", "Delivery", "EngineSource", "PlanSource", "PlannedSource", "Write",
+    "fixed_schedule",
+]  # fmt: skip
+
 
 BREAKS: Final[frozenset[FaultKind]] = frozenset({"reset", "truncate", "unfinished", "error"})
 """Faults that end the answer."""
@@ -38,7 +47,7 @@ class Chunk(NamedTuple):
 
 
 class Write(NamedTuple):
-    """What leaves at one moment; nothing in it stands for a keep-alive."""
+    """What leaves at one moment; without chunks it is a keep-alive."""
 
     due_ns: int
     chunks: tuple[Chunk, ...]
@@ -46,14 +55,13 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeliveredText:
-    """One choice, as far as its delivery goes."""
+    """Properties of one choice that its delivery needs."""
 
     tokens: int
-    """That the engine makes of it."""
     block_after: int | None = None
     """The output filter stops the answer at this token."""
     ends_apart: bool = False
-    """It does not end with its last token but when it is said to be `over`."""
+    """It does not end with its last token but with a call of `over`."""
 
 
 class Delivery:
@@ -67,7 +75,7 @@ class Delivery:
         self._said = said
         self._holds = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in said]
         self._filter_ns = g.output_filter
-        # Beside the engine, the filter of the prompt holds what is made before it has spoken.
+        # A filter that runs beside the engine holds what is made before its verdict.
         self._open_ns = begin_ns + g.input_filter if g.input_beside else 0
         self._size = p.tokens_per_chunk
         self._made = [0] * len(said)
@@ -84,12 +92,12 @@ class Delivery:
         self._window_ns = p.coalesce
         self._batch: list[Chunk] = []
         self._leave_ns = NEVER
-        """When the batch leaves, if the answer does not end before."""
+        """When the batch leaves, unless the answer ends before."""
         self._ready: deque[Write] = deque()
         self._every_ns = p.keepalive
         self._spoke_ns = self._slow_ns if fault == "slow" else begin_ns
         self.closed = False
-        """Nothing that is made from now on will be written."""
+        """Tokens made from now on are not written."""
         self.ended = False
         """Everything was taken."""
         for choice, one in enumerate(said):
@@ -97,7 +105,7 @@ class Delivery:
                 self._chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
 
     def made(self, choice: int, at_ns: int) -> None:
-        """The next token of a choice is made. Times never fall, whatever the choice."""
+        """Record that the next token of a choice is made. Times never fall, across choices."""
         if self._over[choice] or self.closed:
             return
         n = self._made[choice] = self._made[choice] + 1
@@ -108,7 +116,7 @@ class Delivery:
         due_ns = (at_ns if at_ns > self._open_ns else self._open_ns) + self._filter_ns
         begun, size = self._begun[choice], self._size
         if one.block_after is not None and n > one.block_after:
-            # What the filter holds when it blocks is never let go.
+            # What the filter holds when it blocks is lost.
             kept = one.block_after // hold * hold
             if begun < kept:
                 self._chunk(Chunk(due_ns, choice, begun, kept, False))
@@ -126,7 +134,7 @@ class Delivery:
         self._begun[choice] = begun
 
     def over(self, choice: int, at_ns: int) -> None:
-        """A choice whose tokens are all made ends."""
+        """End a choice whose tokens are all made."""
         if self._over[choice] or self.closed:
             return
         tokens = self._said[choice].tokens
@@ -134,7 +142,7 @@ class Delivery:
         self._chunk(Chunk(due_ns, choice, tokens, tokens, True))
 
     def give_up(self, at_ns: int) -> None:
-        """The engine makes no more of it: what the output filter held is lost, and the answer breaks off."""
+        """Break the answer off: the engine makes no more of it, and what the output filter held is lost."""
         if self.closed:
             return
         if self._batch:
@@ -144,7 +152,7 @@ class Delivery:
         self._collect(Chunk(at_ns, 0, self._begun[0], self._begun[0], False, True))
 
     def take(self, now_ns: int) -> Write | None:
-        """The next write, if it is due. All that was made until now has been told."""
+        """Return the next write, if it is due. Everything made until now must have been reported."""
         ready, every_ns = self._ready, self._every_ns
         if not ready and self._batch and self._leave_ns <= now_ns:
             self._let_go()
@@ -163,14 +171,14 @@ class Delivery:
         return None
 
     def next_ns(self) -> int:
-        """When to ask again at the latest, if nothing is made until then."""
+        """Return when to ask again at the latest, if nothing is made until then."""
         due_ns = self._ready[0].due_ns if self._ready else self._leave_ns
         if self._every_ns and not self.ended:
             return min(due_ns, self._spoke_ns + self._every_ns)
         return due_ns
 
     def _chunk(self, chunk: Chunk) -> None:
-        """Faults."""
+        """Apply the fault, if any."""
         if self.closed:
             return
         fault = self._fault
@@ -188,7 +196,7 @@ class Delivery:
         self._collect(chunk)
 
     def _collect(self, chunk: Chunk) -> None:
-        """Chunks due within a window from the first leave together; without one, those due at once."""
+        """Collect chunks due within a window from the first; without a window, those due at once."""
         batch = self._batch
         if batch and chunk.due_ns > self._leave_ns:
             self._let_go()
@@ -207,3 +215,141 @@ class Delivery:
         self._ready.append(Write(self._leave_ns, tuple(self._batch)))
         self._batch.clear()
         self._leave_ns = NEVER
+
+
+def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
+    """Yield when the tokens of one answer are due, in ns from the request's acceptance, without an end.
+
+    Token i is due at `ttft + i * itl`, counted from the request and not from the token before, so that
+    lateness does not add up. `chance` is the answer's own, so that it depends on no other answer.
+    """
+    ttft_ns = round(options.ttft * _vary(options.spread, chance))
+    itl_ns = round(options.itl * _vary(options.spread, chance))
+    sigma = options.pacing.jitter
+    if not sigma:
+        return count(ttft_ns, itl_ns)
+    # The mean of a lognormal is exp(mu + sigma^2 / 2): with this mu it is 1, and no rate changes.
+    mu = -sigma * sigma / 2
+    gaps = (round(itl_ns * chance.lognormvariate(mu, sigma)) for _ in repeat(None))
+    return accumulate(chain((ttft_ns,), gaps))
+
+
+def _vary(spread: float, chance: random.Random) -> float:
+    return 1 + chance.uniform(-spread, spread)
+
+
+class PlanSource(Protocol):
+    """Where the tokens of one answer come from."""
+
+    given_up: bool
+    """No more tokens will come."""
+    next_ns: int
+    """When the next token will be made, if known and not reported by anybody else."""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens found in the prefix cache; None without one, or if not known yet."""
+
+    def advance(self, now_ns: int) -> None:
+        """Report all tokens made until now to the delivery."""
+
+    def close(self, now_ns: int) -> None:
+        """Drop the rest; called once, at the end."""
+
+
+class PlannedSource:
+    """The tokens of one answer whose times are known."""
+
+    given_up = False
+    cached_tokens = None
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        plans: Sequence[tuple[Iterator[int], int]],
+        made_ns: Sequence[list[int]],
+        begin_ns: int,
+        wait_ns: int,
+    ) -> None:
+        """`plans`: of each choice the times, from `begin_ns`, and the number of tokens; they are recorded in
+        `made_ns`. The engine begins `wait_ns` later, which is not in them."""
+        self._delivery = delivery
+        self._made_ns = made_ns
+        self._begin_ns = begin_ns + wait_ns
+        self._wait_ns = wait_ns
+        self._times = [times for times, _ in plans]
+        self._left = [tokens for _, tokens in plans]
+        self._heads = [(self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens]
+        """A heap: the next token of each choice that has one."""
+        heapify(self._heads)
+        self.next_ns = self._heads[0][0] if self._heads else NEVER
+
+    def advance(self, now_ns: int) -> None:
+        heads, delivery = self._heads, self._delivery
+        while heads and heads[0][0] <= now_ns and not delivery.closed:
+            at_ns, choice = heads[0]
+            self._made_ns[choice].append(at_ns - self._wait_ns)
+            delivery.made(choice, at_ns)
+            self._left[choice] -= 1
+            if self._left[choice]:
+                heapreplace(heads, (self._begin_ns + next(self._times[choice]), choice))
+            else:
+                heappop(heads)
+        self.next_ns = heads[0][0] if heads else NEVER
+
+    def close(self, now_ns: int) -> None:
+        pass
+
+
+class EngineSource:
+    """The tokens of one answer as an engine makes them; a `TokenListener`. Calls `on_news` after some."""
+
+    next_ns = NEVER
+
+    def __init__(self, live: LiveEngine, delivery: Delivery, made_ns: Sequence[list[int]]) -> None:
+        self._live = live
+        self._delivery = delivery
+        self._made_ns = made_ns
+        self.tickets: Sequence[Ticket] = ()
+        self.given_up = False
+        self.turned_away = False
+        """It was given up on arrival: there was no room to wait."""
+        self.on_news: Callable[[], None] = _nobody
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of choices of one prompt, those of the first."""
+        found = {ticket.prompt: ticket.cached for ticket in reversed(self.tickets)}
+        known = [cached for cached in found.values() if cached is not None]
+        return sum(known) if known else None
+
+    def ask(self, now_ns: int, arrival_ns: int) -> None:
+        """Submit it to the engine, at once or when the input filter lets it pass."""
+        self._live.submit(now_ns, arrival_ns, self.tickets)
+
+    def advance(self, now_ns: int) -> None:
+        self._live.advance(now_ns)
+
+    def close(self, now_ns: int) -> None:
+        self._live.leave(now_ns, self.tickets)
+        self.on_news = _nobody
+
+    def token(self, choice: int, at_ns: int) -> None:
+        self._made_ns[choice].append(at_ns)
+        self._delivery.made(choice, at_ns)
+        self.on_news()
+
+    def over(self, choice: int, at_ns: int) -> None:
+        self._delivery.over(choice, at_ns)
+        self.on_news()
+
+    def refused(self, at_ns: int) -> None:
+        if not self.given_up:
+            self.turned_away = all(ticket.arrival_ns == at_ns for ticket in self.tickets)
+        self.given_up = True
+        self._delivery.give_up(at_ns)
+        self.on_news()
+
+
+def _nobody() -> None:
+    """Default listener."""

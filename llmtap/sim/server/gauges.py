@@ -1,11 +1,10 @@
-"""What vLLM's `/metrics` says, under the same names and with the same buckets, of the simulated engine.
+"""The simulated engine's `/metrics`, with vLLM's names and buckets.
 
-There is no queue and no KV memory behind a fixed schedule: nobody waits, and what runs is what is being
-answered. An engine says these itself, when it is asked (`state`). What whole batches do not have (KV memory,
-preemption, a prefix cache) stays 0 with them.
+A fixed schedule has no queue and no KV memory: no request waits, and those that run are being answered. An
+engine reports its own `state`. What whole batches do not have (KV memory, preemption, a prefix cache) is 0.
 
-As in vLLM, where the API server stands before the engine: tokens of a prompt count once it was taken in, with
-the first token that comes of it, and who was turned away before is in no counter of the engine's.
+As in vLLM, where the API server stands before the engine, prompt tokens count with the first token made from
+them, and requests rejected before are in no counter of the engine's.
 
 Source: shared/observability.md section 2.2; vLLM's `v1/engine/__init__.py` for the reasons.
 """
@@ -15,10 +14,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from llmtap.sim.schedulers.iterations import IterationState
+from llmtap.sim.engine import IterationState
 from llmtap.units import NS_PER_S
 
-__all__ = ["Gauges"]
+__all__ = ["EngineMetrics"]
 
 _TTFT: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -33,14 +32,14 @@ _E2E: Final = (
 )  # fmt: skip
 _LABELS: Final = ("model_name", "engine")
 _REASONS: Final = ("stop", "length", "abort", "error")
-"""Those of vLLM that come to pass here. `abort`: the client left, or the answer was broken off."""
+"""vLLM's reasons that occur here. `abort`: the client left, or the answer was broken off."""
 
 
-class Gauges:
-    """The metrics of one server."""
+class EngineMetrics:
+    """Metrics of one server."""
 
     def __init__(self, model: str, state: Callable[[], IterationState] | None = None) -> None:
-        """`state` is the engine's, where there is one."""
+        """`state` of the engine, if there is one."""
         self._state = state
         self._open = 0
         self._registry = registry = CollectorRegistry()
@@ -89,7 +88,7 @@ class Gauges:
         self._open += 1
 
     def taken_in(self, prompt_tokens: int) -> None:
-        """Tokens came of a prompt."""
+        """Count a prompt whose first token was made."""
         self._prompt.inc(prompt_tokens)
 
     def first(self, ns: int) -> None:
@@ -107,8 +106,7 @@ class Gauges:
         *,
         whole: bool = True,
     ) -> None:
-        """A request has ended: how each of its choices did, none where the engine had nothing to do with it;
-        `whole` if it was answered to the end."""
+        """Count the end of a request; `reasons` of its choices, none if the engine was not involved."""
         self._open -= 1
         self._output.inc(tokens)
         if first_to_last_ns is not None and tokens > 1:
@@ -119,7 +117,7 @@ class Gauges:
             self._e2e.observe(e2e_ns / NS_PER_S)
 
     def text(self) -> bytes:
-        """The exposition."""
+        """Return the exposition."""
         if self._state is None:
             self._running.set(self._open)
         else:

@@ -1,11 +1,10 @@
-"""llmtap's own service over gRPC (`llmtap/protocol/inference.proto`), by the same engine as all else.
+"""vLLM's engine service over gRPC (method Generate), served by the simulated engine.
 
-The metadata of a call stands for headers: `x-sim-*` change the options, `x-request-id` names it, and comes
-back. gRPC's own threads write what is sent: the truth log has when a message was handed to the one coroutine
-that gives it to them, which is the next to run.
+The metadata of a call stands for headers: `x-sim-*` change the options. gRPC's own threads write to the wire;
+the truth log has the time at which a message was given to the coroutine that passes it on to them.
 
-Mishaps: who is turned away gets a status and no message. gRPC lets nobody reset or cut a connection, so a
-call ends by the status that its client would make of that: `reset` UNAVAILABLE, `truncate` DATA_LOSS, `error`
+Faults: a rejected request gets a status and no message. gRPC lets nobody reset or cut a connection, so a call
+ends by the status that its client would make of that: `reset` UNAVAILABLE, `truncate` DATA_LOSS, `error`
 INTERNAL. `unfinished` ends well, without a finish reason or usage.
 """
 
@@ -17,7 +16,7 @@ from typing import Any, Final, cast
 import grpc
 import grpc.aio
 
-from llmtap.protocol.inference import METHOD, REQUEST_ID, SERVICE
+from llmtap.protocol.vllm_grpc import METHOD, REQUEST_ID, SERVICE
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.shapes.grpc_inference import PREFIX, GrpcInference, read
 
@@ -138,9 +137,10 @@ class GrpcService:
             key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
         }
         try:
+            asked, request_id = read(request)
             job = reception.take(
-                read(request), GrpcInference, path=METHOD, headers=metadata, accepted_ns=accepted_ns,
-                request_id=metadata.get(REQUEST_ID),
+                asked, GrpcInference, path=METHOD, headers=metadata, accepted_ns=accepted_ns,
+                request_id=request_id or None,
             )  # fmt: skip
         except ValueError as exc:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc))

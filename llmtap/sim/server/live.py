@@ -1,15 +1,14 @@
-"""The driver in real time: the same engine, told of what happened in the order in which it happened.
+"""The driver in real time: the same engine as in `engine.py`, with events as they happen.
 
-The engine's clock is exact, whatever the machine's load: a run is done at the moment it was to be done, not
-when somebody woke up to look, and a request arrives when it was accepted. So when tokens are made depends on
-arrivals alone (and on who leaves when), and the virtual driver, given the same arrivals, says the same to the
-last ns. Only the sending is late.
+The engine's clock is exact whatever the machine's load: a run ends when it was to end, not when somebody
+looked, and a request arrives when it was accepted. So the times of tokens depend on arrivals (and departures)
+alone, and the virtual driver, given the same arrivals, has the same to the ns. Only the sending is late.
 
-No clock is read here: whoever calls says what time it is, and `alarm` asks to be brought up to date
-(`advance`) at a moment. Everything that was due before an event is done before it.
+No clock is read here: the caller passes the time, and `alarm` asks for a call of `advance` at a moment. All
+that was due before an event is done before it.
 
-A server runs for days, so requests that are over are forgotten (`Served`). Their numbers are not given again:
-schedulers serve equals in the order of their numbers.
+A server runs for days, so requests that are over are forgotten (`ServedRequests`). Their numbers are not
+reused: schedulers serve equals in the order of their numbers.
 """
 
 from array import array
@@ -21,36 +20,34 @@ from itertools import count
 from random import Random
 from typing import Final, Protocol, cast
 
-from llmtap.sim.engine import Engine, EngineRun, Scheduler, Step
-from llmtap.sim.predictors import PREDICTORS
-from llmtap.sim.schedulers.batches import Batch
-from llmtap.sim.schedulers.iterations import IterationState
+from llmtap.sim.engine import Batch, Engine, EngineRun, IterationState, Scheduler, Step
+from llmtap.sim.model_options import PREDICTORS
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.options import EngineOptions
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
-__all__ = ["Live", "Served", "Ticket", "TokenListener", "live_of"]
+__all__ = ["LiveEngine", "ServedRequests", "Ticket", "TokenListener", "live_of"]
 
 _AT_END: Final = 1
-"""A run that is over at t is done when t is past: who arrives at t arrives before."""
+"""A run that ends at t is done when t is past: arrivals at t come before."""
 
 
 class TokenListener(Protocol):
-    """Whoever asked the engine for an answer. Told in order of time."""
+    """Listener to one answer, called in order of time."""
 
     def token(self, choice: int, at_ns: int) -> None:
         """A token leaves the engine."""
 
     def over(self, choice: int, at_ns: int) -> None:
-        """The whole batch is over in which a choice was served, and so is the choice."""
+        """The whole batch of a choice is over, and so is the choice."""
 
     def refused(self, at_ns: int) -> None:
         """The engine makes no more of one of the choices."""
 
 
 class _Nobody:
-    """In place of whoever has gone."""
+    """Listener in place of a client that has gone."""
 
     def token(self, choice: int, at_ns: int) -> None: ...
 
@@ -64,7 +61,7 @@ _NOBODY: Final = _Nobody()
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One choice of an answer that the engine is asked for: a request of its own there."""
+    """One choice of an answer; a request of its own in the engine."""
 
     listener: TokenListener
     choice: int
@@ -72,24 +69,23 @@ class Ticket:
     output: int
     blocks: tuple[int, ...] = ()
     prompt: int = 0
-    """Which of the answer's prompts it is for."""
+    """Index of its prompt in the answer."""
     arrival_ns: int = 0
-    """When it arrives, or would have; 0 until the engine is asked."""
+    """When it arrives, or would have; 0 until it is submitted."""
     number: int = -1
-    """In the engine; -1 until it arrives there."""
+    """Number in the engine; -1 until it arrives there."""
     predicted: int = 0
     prefilled: int = 0
-    """Tokens of its prompt that iterations took in."""
+    """Prompt tokens processed so far."""
     cached: int | None = None
-    """Tokens of its prompt that were in the prefix cache; known from its first token on."""
+    """Prompt tokens found in the prefix cache; known from its first token on."""
     last_ns: int = 0
-    """When the last of its tokens leaves that were made so far."""
+    """When the last of its tokens made so far leaves."""
     over: bool = False
 
 
-class Served:
-    """Requests of an engine that serves for as long as it runs: as `Requests`, but those forgotten are no
-    longer there."""
+class ServedRequests:
+    """Columns like those of `Requests`, from which requests are removed when they are over."""
 
     def __init__(self, block_tokens: int = 0) -> None:
         self.arrival_ns: dict[int, int] = {}
@@ -104,7 +100,7 @@ class Served:
         return len(self.arrival_ns)
 
     def add(self, ticket: Ticket) -> None:
-        """Numbers it: numbers rise as requests arrive."""
+        """Add it with the next number."""
         number = ticket.number = self._next
         self._next += 1
         self.arrival_ns[number] = ticket.arrival_ns
@@ -113,14 +109,13 @@ class Served:
         self.blocks[number] = ticket.blocks
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Nobody will ask for these."""
         for number in numbers:
             for column in (self.arrival_ns, self.input, self.output, self.predicted, self.blocks):
                 column.pop(number, None)
 
 
-class Live:
-    """An engine that serves whoever comes."""
+class LiveEngine:
+    """An engine in real time."""
 
     def __init__(
         self,
@@ -134,10 +129,9 @@ class Live:
         seed: int = 0,
         block_tokens: int = 0,
     ) -> None:
-        """`build` makes the scheduler. `all_first`, `gpu_first` as for the virtual driver. With
-        `block_tokens`, prompts come with the blocks that they may share."""
-        self._served = Served(block_tokens)
-        # To schedulers a column is what gives a number for a request, be it an array or a dict.
+        """`all_first`, `gpu_first` as for `run_virtual`. With `block_tokens`, tickets have blocks."""
+        self._served = ServedRequests(block_tokens)
+        # Schedulers only index columns, so a dict will do.
         self._scheduler = build(cast(Requests, self._served))
         self._engine = Engine(self._scheduler, servers)
         self._alarm = alarm
@@ -149,23 +143,23 @@ class Live:
         self._order = count()
         self._began = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
-        """Requests that are still with the input filter."""
+        """Requests that have not arrived: the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
         self._leaving: list[tuple[int, int, Callable[[], None]]] = []
-        """What was made and leaves later."""
+        """Calls for what was made and leaves later."""
         self._open: dict[int, Ticket] = {}
         """Requests in the engine."""
         self._gone: dict[int, list[int]] = {}
-        """By run: who is forgotten when it is over, because until then it may still be asked for."""
+        """Requests to forget at the end of a run, which may refer to them until then."""
         self.next_ns = NEVER
-        """When there will be something to do, if nobody comes before."""
+        """When there will be something to do, if no request comes before."""
 
     def __len__(self) -> int:
-        """Requests that the engine knows of."""
+        """Return the number of requests that are not forgotten."""
         return len(self._served)
 
     def state(self) -> IterationState:
-        """What the scheduler tells of itself, or what is seen from here."""
+        """Return the scheduler's state, or what is visible from outside."""
         told: IterationState | None = getattr(self._scheduler, "state", None)
         if told is not None:
             return told
@@ -173,7 +167,7 @@ class Live:
         return IterationState(running=running, waiting=len(self._open) - running)
 
     def submit(self, now_ns: int, arrival_ns: int, tickets: Iterable[Ticket]) -> None:
-        """Requests that are to arrive together, now or later."""
+        """Let requests arrive together, now or later."""
         for ticket in tickets:
             ticket.arrival_ns = arrival_ns
             heappush(self._arrivals, (arrival_ns, next(self._order), ticket))
@@ -184,7 +178,7 @@ class Live:
             self.advance(now_ns)
 
     def leave(self, now_ns: int, tickets: Iterable[Ticket]) -> None:
-        """Nobody waits for these any longer, nor is told anything; those that are over do not mind."""
+        """Drop requests whose client has gone; those that are over are ignored."""
         self.advance(now_ns)
         for ticket in tickets:
             ticket.listener = _NOBODY
@@ -200,7 +194,7 @@ class Live:
         self._look_ahead()
 
     def advance(self, now_ns: int) -> None:
-        """Everything until now happens, in the order of its time."""
+        """Process all events until now, in order of time."""
         if now_ns < self.next_ns:
             return
         while True:
@@ -252,7 +246,7 @@ class Live:
         self._note(end_ns, step)
 
     def _made(self, now_ns: int, step: Step) -> None:
-        """Tokens of an iteration leave, or will."""
+        """Release the tokens of an iteration, now or when they are due."""
         made, open_, shares = step.made, self._open, self._shares
         for i, number in enumerate(made.tokens):
             ticket = open_.get(number)
@@ -272,7 +266,7 @@ class Live:
             ticket = self._open.pop(number, None)
             self._forget_later(number)
             if ticket is not None:
-                # What was made leaves before.
+                # Tokens that were made leave first.
                 at_ns = max(now_ns, ticket.last_ns)
                 self._later(at_ns, partial(self._give_up, ticket, at_ns))
         for run in step.started:
@@ -287,7 +281,7 @@ class Live:
                     self._open[number].prefilled += tokens
 
     def _follow(self, ticket: Ticket, times: Iterator[int]) -> None:
-        """Of a batch all times are known: one after the other."""
+        """Schedule the tokens of a batch, whose times are known, one after the other."""
         at_ns = next(times, None)
         if at_ns is not None:
             self._later(at_ns, partial(self._batch_token, ticket, at_ns, times))
@@ -308,17 +302,17 @@ class Live:
         heappush(self._leaving, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:
-        """No longer served, it may be part of what runs."""
+        """Forget a request that is no longer served, but may be part of a run."""
         if not self._runs:
             self._served.forget((number,))
         else:
             self._gone.setdefault(max(self._runs)[1], []).append(number)
 
 
-def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> Live:
-    """The engine that is asked for."""
+def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:
+    """Return the engine of these options."""
     build, setup = SCHEDULERS[options.scheduler].build, options.setup
-    return Live(
+    return LiveEngine(
         lambda requests: build(requests, setup), alarm, servers=options.servers,
         all_first=setup.readings.same_instant == "all-first", gpu_first=setup.readings.tie == "gpu-first",
         predictor=setup.readings.predictor, seed=seed, block_tokens=options.block_tokens,

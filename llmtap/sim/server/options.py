@@ -1,5 +1,4 @@
-"""What can be set about the simulated engine's server. A request may ask for most of it, for itself, by
-header.
+"""Options of the simulated server. A request may override most of them by header.
 
 An option NAME of an answer is the header `x-sim-NAME` with dashes for underscores: `x-sim-output-hold: 8`.
 Times there may also be plain milliseconds under a name that ends in `-ms`: `x-sim-ttft-ms: 200`.
@@ -15,22 +14,58 @@ import msgspec
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
-from llmtap.sim.model_options import read_settings
-from llmtap.sim.predictors import PREDICTORS
-from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.effects import check_effects
-from llmtap.sim.serving import ServingSetup, read_serving
+from llmtap.sim.model_options import (
+    PREDICTORS,
+    ModelOptions,
+    Serving,
+    ServingSetup,
+    doc,
+    read_model_options,
+    read_serving,
+)
+from llmtap.sim.schedulers.registry import CONDITIONS, SCHEDULERS, options_read
 from llmtap.units import Duration, format_ns, read_special
 
 __all__ = [
     "CHOICES_MAX", "TOKENS_MAX", "EngineOptions", "FaultKind", "FaultOptions", "GuardrailOptions", "Key",
-    "PacingOptions", "RefusalKind", "SimOptions", "for_request", "keys", "load_engine", "load_options",
+    "PacingOptions", "RefusalKind", "SimOptions", "check_effects", "for_request", "keys", "load_engine",
+    "load_options", "options_looked_at",
 ]  # fmt: skip
+
+
+_OF_WHOLE_RUNS: Final = frozenset(
+    {"request_sla", "window", "tokens", "failed", "percentile", "bins", "edges"}
+)
+"""Options of summaries, and options that need all requests beforehand."""
+
+
+def options_looked_at(scheduler: str, readings: ModelOptions, serving: Serving) -> frozenset[str]:
+    """Return the options that change what a server does, at the given values of the others."""
+    found = options_read(scheduler, readings, serving) - _OF_WHOLE_RUNS
+    # The token SLA is for the controller of dynamic batches, and otherwise only for the summary.
+    return found if "eps" in found else found - {"token_sla"}
+
+
+def check_effects(
+    scheduler: str, places: Mapping[str, str], readings: ModelOptions, serving: Serving
+) -> None:
+    """Raise ConfigError for an option without effect; `places` says where each was given."""
+    known = options_looked_at(scheduler, readings, serving)
+    for name, place in places.items():
+        if name in known:
+            continue
+        ever = SCHEDULERS[scheduler].reads - _OF_WHOLE_RUNS
+        if name in ever and name in CONDITIONS:
+            raise ConfigError(place, "has no effect", f"not while {CONDITIONS[name][0]} is what it is")
+        raise ConfigError(
+            place, f"has no effect on {scheduler}", f"these have: {', '.join(sorted(known)) or 'none'}"
+        )
+
 
 MS: Final = 1_000_000
 HEADER: Final = "x-sim-"
 FIXED: Final = "fixed"
-"""In place of a scheduler's name: no engine, but a fixed schedule."""
+"""Instead of a scheduler's name: a fixed schedule without an engine."""
 TOKENS_MAX: Final = 131_072
 """Of one answer: the longest context that common models have."""
 CHOICES_MAX: Final = 128
@@ -43,79 +78,76 @@ _RATES: Final[dict[FaultKind, str]] = {
     "unfinished": "unfinished_rate", "error": "error_rate", "429": "busy_rate", "503": "unavailable_rate",
     "slow": "slow_rate",
 }  # fmt: skip
-"""The option that says how often each fault comes."""
+"""The option with the rate of each fault."""
 Rate = Annotated[float, Meta(ge=0, le=1)]
 S = TypeVar("S", bound=Struct)
 
 
 class PacingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an answer leaves: what is put together, what is waited for."""
+    """How tokens are sent."""
 
-    tokens_per_chunk: Annotated[int, Meta(ge=1, description="Tokens in one event.")] = 1
+    tokens_per_chunk: Annotated[int, doc("Tokens in one event.", ge=1)] = 1
     coalesce: Annotated[
-        Duration, Meta(description="Events are collected for so long and leave in one write; 0: none waits.")
+        Duration, doc("Events are collected for so long and leave in one write; 0: none waits.")
     ] = Duration(0)
     jitter: Annotated[
-        float, Meta(ge=0, le=3, description="Sigma of the lognormal factor on every gap; its mean is 1.")
+        float, doc("Sigma of the lognormal factor on every gap; its mean is 1.", ge=0, le=3)
     ] = 0.0
-    keepalive: Annotated[
-        Duration, Meta(description="After so long in silence a comment (or ping) is sent; 0: never.")
-    ] = Duration(0)
+    keepalive: Annotated[Duration, doc("After so long in silence a comment (or ping) is sent; 0: never.")] = (
+        Duration(0)
+    )
 
 
 class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Filters before and behind the engine, and what they refuse."""
+    """Filters before and behind the engine, and refusals."""
 
-    input_filter: Annotated[Duration, Meta(description="What the filter of the prompt takes.")] = Duration(0)
+    input_filter: Annotated[Duration, doc("What the filter of the prompt takes.")] = Duration(0)
     input_beside: Annotated[
-        bool, Meta(description="The engine works beside the input filter, and its tokens wait for it.")
+        bool, doc("The engine works beside the input filter, and its tokens wait for it.")
     ] = False
     output_hold: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["all"],
-        Meta(description="Tokens the output filter holds and lets go together; `all`: the answer."),
+        doc("Tokens the output filter holds and lets go together; `all`: the answer."),
     ] = 0
     output_filter: Annotated[
-        Duration, Meta(description="What the output filter takes for each piece that it lets go.")
+        Duration, doc("What the output filter takes for each piece that it lets go.")
     ] = Duration(0)
     refusal: Annotated[
-        RefusalKind,
-        Meta(description="How is refused: content_filter, field, text, or error (400 and no answer)."),
+        RefusalKind, doc("How is refused: content_filter, field, text, or error (400 and no answer).")
     ] = "content_filter"
-    refusal_rate: Annotated[Rate, Meta(description="Share of requests refused.")] = 0.0
-    block_after: Annotated[int, Meta(ge=0, description="Tokens before an answer is blocked midway.")] = 8
-    block_rate: Annotated[Rate, Meta(description="Share of answers blocked midway.")] = 0.0
+    refusal_rate: Annotated[Rate, doc("Share of requests refused.")] = 0.0
+    block_after: Annotated[int, doc("Tokens before an answer is blocked midway.", ge=0)] = 8
+    block_rate: Annotated[Rate, doc("Share of answers blocked midway.")] = 0.0
 
     @property
     def wait_ns(self) -> int:
-        """How long the engine waits for the filter of the prompt."""
+        """Time that the engine waits for the input filter."""
         return 0 if self.input_beside else self.input_filter
 
 
 class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What goes wrong, and how often. One fault per request at most."""
+    """Faults and their rates. At most one fault per request."""
 
-    fault_after: Annotated[int, Meta(ge=0, description="Tokens before a fault in the stream.")] = 5
-    stall: Annotated[Duration, Meta(description="How long a stall lasts.")] = Duration(2_000 * MS)
+    fault_after: Annotated[int, doc("Tokens before a fault in the stream.", ge=0)] = 5
+    stall: Annotated[Duration, doc("How long a stall lasts.")] = Duration(2_000 * MS)
     slow: Annotated[
-        Duration,
-        Meta(description="How long a slow first byte takes, head and all; what was due is sent with it."),
+        Duration, doc("How long a slow first byte takes, head and all; what was due is sent with it.")
     ] = Duration(2_000 * MS)
-    retry_after: Annotated[Duration, Meta(description="Retry-After of 429 and 503, in whole seconds.")] = (
-        Duration(1_000 * MS)
+    retry_after: Annotated[Duration, doc("Retry-After of 429 and 503, in whole seconds.")] = Duration(
+        1_000 * MS
     )
-    stall_rate: Annotated[Rate, Meta(description="Share of answers that stop for a while.")] = 0.0
-    reset_rate: Annotated[Rate, Meta(description="Share of connections reset midway.")] = 0.0
-    truncate_rate: Annotated[Rate, Meta(description="Share closed in the middle of an event.")] = 0.0
+    stall_rate: Annotated[Rate, doc("Share of answers that stop for a while.")] = 0.0
+    reset_rate: Annotated[Rate, doc("Share of connections reset midway.")] = 0.0
+    truncate_rate: Annotated[Rate, doc("Share closed in the middle of an event.")] = 0.0
     unfinished_rate: Annotated[
-        Rate, Meta(description="Share that end well for HTTP, without a finish reason or end marker.")
+        Rate, doc("Share that end well for HTTP, without a finish reason or end marker.")
     ] = 0.0
-    error_rate: Annotated[Rate, Meta(description="Share with an error event midway.")] = 0.0
-    busy_rate: Annotated[Rate, Meta(description="Share of requests answered 429.")] = 0.0
-    unavailable_rate: Annotated[Rate, Meta(description="Share of requests answered 503.")] = 0.0
-    slow_rate: Annotated[Rate, Meta(description="Share with a slow first byte.")] = 0.0
+    error_rate: Annotated[Rate, doc("Share with an error event midway.")] = 0.0
+    busy_rate: Annotated[Rate, doc("Share of requests answered 429.")] = 0.0
+    unavailable_rate: Annotated[Rate, doc("Share of requests answered 503.")] = 0.0
+    slow_rate: Annotated[Rate, doc("Share with a slow first byte.")] = 0.0
 
     def rates(self) -> tuple[tuple[FaultKind, float], ...]:
-        """Each fault with its share."""
         return tuple((kind, getattr(self, name)) for kind, name in _RATES.items())
 
     def __post_init__(self) -> None:
@@ -124,21 +156,17 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The schedule of every answer and what happens to it, unless its request says otherwise."""
+    """Options of all answers, unless a request overrides them."""
 
-    ttft: Annotated[Duration, Meta(description="From the request to the first token.")] = Duration(150 * MS)
-    itl: Annotated[Duration, Meta(description="Between tokens.")] = Duration(20 * MS)
-    tokens: Annotated[
-        int, Meta(description="Tokens per answer, unless max_tokens is less.", ge=1, le=TOKENS_MAX)
-    ] = 40
-    spread: Annotated[
-        float, Meta(description="TTFT and ITL of each answer vary by up to this share.", ge=0, le=0.9)
-    ] = 0.0
-    seed: Annotated[int, Meta(description="Of all that is drawn, and of the text.")] = 0
-    model: Annotated[str, Meta(description="Name of the model that is served.")] = "sim"
+    ttft: Annotated[Duration, doc("From the request to the first token.")] = Duration(150 * MS)
+    itl: Annotated[Duration, doc("Between tokens.")] = Duration(20 * MS)
+    tokens: Annotated[int, doc("Tokens per answer, unless max_tokens is less.", ge=1, le=TOKENS_MAX)] = 40
+    spread: Annotated[float, doc("TTFT and ITL of each answer vary by up to this share.", ge=0, le=0.9)] = 0.0
+    seed: Annotated[int, doc("Of all that is drawn, and of the text.")] = 0
+    model: Annotated[str, doc("Name of the model that is served.")] = "sim"
     dialect: Annotated[
         Literal["openai", "vllm"],
-        Meta(description="Whose chat and completions; vLLM's have its fields, and usage on each chunk."),
+        doc("Whose chat and completions; vLLM's have its fields, and usage on each chunk."),
     ] = "openai"
     pacing: PacingOptions = PacingOptions()
     guardrails: GuardrailOptions = GuardrailOptions()
@@ -149,26 +177,26 @@ _TABLES: Final[dict[str, type[Struct]]] = {
     "pacing": PacingOptions, "guardrails": GuardrailOptions, "faults": FaultOptions,
 }  # fmt: skip
 _OWN: Final = ("ttft", "itl", "tokens", "spread", "dialect")
-"""Options outside tables that a request may set; the others are the server's."""
+"""Options outside tables that a request may set."""
 _SCHEDULE: Final = ("ttft", "itl", "spread", "jitter")
-"""What makes a fixed schedule."""
+"""Options of a fixed schedule."""
 _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
-"""By header: who names one of these wants it to happen."""
+"""A header with one of these options sets its rate to 1."""
 
 
 class Key(NamedTuple):
-    """An option, as people are told of it."""
+    """An option, for documentation."""
 
     key: str
-    """As the command line has it: `pacing.jitter`."""
+    """On the command line, such as `pacing.jitter`."""
     default: str
     header: str
-    """By which a request asks for it; empty where it cannot."""
+    """Header of a request that sets it; empty if there is none."""
     meaning: str
 
 
 def keys() -> list[Key]:
-    """Every key; and at the end a header that is none."""
+    """Return all keys, and at the end the header `x-sim-fault`, which is no key."""
     fault = Key("", "", f"{HEADER}fault", f"This fault, for certain: {', '.join(_RATES)}.")
     return [*_described(SimOptions, ""), fault]
 
@@ -183,18 +211,17 @@ class EngineOptions:
 
     @property
     def iterates(self) -> bool:
-        """It composes anew at every iteration."""
         return SCHEDULERS[self.scheduler].iterates
 
     @property
     def tokens_max(self) -> int | None:
-        """Of a prompt and its answer together: what the KV memory holds. Whole batches don't ask."""
+        """Of a prompt and its answer together: the KV memory. Whole batches have no limit."""
         serving = self.setup.serving
         return serving.kv_tokens // serving.block * serving.block if self.iterates else None
 
     @property
     def block_tokens(self) -> int:
-        """Of the blocks that prompts may share; 0 where they share none."""
+        """Of the blocks that prompts may share; 0 without a prefix cache."""
         serving = self.setup.serving
         return serving.block if self.iterates and serving.prefix_cache else 0
 
@@ -209,17 +236,16 @@ def load_engine(
     servers: int = 1,
     places: Mapping[str, str] | None = None,
 ) -> EngineOptions | None:
-    """The engine by the name of its scheduler; None for the fixed schedule.
+    """Return the engine with this scheduler; None for the fixed schedule.
 
-    `values` are the server's options as given, of which an engine has no use for some, and `places` says
-    where; `serving` and `readings` are those of the engine. Raises ConfigError, which names the option.
+    `values` are the server's options as given, some of which an engine does not take, and `places` says where
+    they were given. Raises ConfigError, which names the option.
     """
     if scheduler == FIXED:
-        for option, given in (("--serving", serving), ("--reading", readings), ("--predictor", predictor)):
+        engines = {"--serving": serving, "--reading": readings, "--predictor": predictor}
+        for option, given in {**engines, "--servers": servers != 1}.items():
             if given:
                 raise ConfigError(option, "belongs to an engine", "choose one with --scheduler")
-        if servers != 1:
-            raise ConfigError("--servers", "belongs to an engine", "choose one with --scheduler")
         return None
     if scheduler not in SCHEDULERS:
         known = (FIXED, *SCHEDULERS)
@@ -234,19 +260,19 @@ def load_engine(
             )
     serving = {name.replace("-", "_"): text for name, text in serving.items()}
     readings = {name.replace("-", "_"): text for name, text in readings.items()}
+    at = {name: f"--serving {name}" for name in serving} | {name: f"--reading {name}" for name in readings}
     try:
         served = read_serving(serving)
     except ValueError as exc:
         raise ConfigError("--serving", str(exc), "llmtap sim serve --servings lists them") from None
-    own: dict[str, str] = {}
     if predictor is not None:
         if predictor not in PREDICTORS:
             raise ConfigError("--predictor", f"{predictor!r} is none of {', '.join(PREDICTORS)}")
         if "predictor" in readings:
             raise ConfigError("--predictor", "is given by --reading predictor, too")
-        own["predictor"] = predictor
+        readings, at["predictor"] = {**readings, "predictor": predictor}, "--predictor"
     try:
-        read = read_settings({**readings, **own})
+        read = read_model_options(readings)
     except ValueError as exc:
         raise ConfigError("--reading", str(exc), "llmtap sim run --readings lists them") from None
     if read.predictor == "shuffled":
@@ -256,9 +282,7 @@ def load_engine(
             "--reading", "bin_edges is missing: bins of equal mass need to know all requests",
             "such as --reading bin_edges=1,30,117",
         )  # fmt: skip
-    given = {name: f"--serving {name}" for name in serving}
-    given |= {name: f"--reading {name}" for name in readings} | dict.fromkeys(own, "--predictor")
-    check_effects(scheduler, given, read, served)
+    check_effects(scheduler, at, read, served)
     options = EngineOptions(scheduler, ServingSetup(readings=read, serving=served), servers)
     if options.iterates and servers != 1:
         raise ConfigError("--servers", f"{scheduler} is one server; whole batches may have several")
@@ -285,7 +309,7 @@ def _described(kind: type[Struct], prefix: str) -> Iterator[Key]:
 
 
 def _choices(what: msgspec.inspect.Type) -> list[str]:
-    """The words that a value may be."""
+    """Return the words that a value may be."""
     if isinstance(what, msgspec.inspect.Metadata):
         return _choices(what.type)
     if isinstance(what, msgspec.inspect.UnionType):
@@ -294,7 +318,7 @@ def _choices(what: msgspec.inspect.Type) -> list[str]:
 
 
 def _wanted(what: msgspec.inspect.Type) -> str:
-    """What a value may be, in words."""
+    """Describe the valid values."""
     match what:
         case msgspec.inspect.Metadata():
             return _wanted(what.type)
@@ -313,20 +337,20 @@ def _wanted(what: msgspec.inspect.Type) -> str:
 
 
 def _check(kind: type[Struct], name: str, value: str, place: str) -> None:
-    """Raises ConfigError, which says what the field may be, where a text does not fit it."""
+    """Raise ConfigError if a text is no valid value of a field."""
     wanted = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
     try:
         msgspec.convert(value, wanted, strict=False, dec_hook=read_special)
     except msgspec.ValidationError as exc:
         what = msgspec.inspect.type_info(wanted)
         inner = what.type if isinstance(what, msgspec.inspect.Metadata) else what
-        # Of a type of our own the message is ours, and says it all.
+        # The message of our own types is complete.
         own = isinstance(inner, msgspec.inspect.CustomType)
         raise ConfigError(place, str(exc) if own else f"expected {_wanted(what)}, got {value!r}") from None
 
 
 def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = None) -> SimOptions:
-    """Options from texts by key (`{"ttft": "200ms", "pacing.jitter": "0.3"}`).
+    """Return options from texts by key (`{"ttft": "200ms", "pacing.jitter": "0.3"}`).
 
     `places` says how each was given (`--ttft`). Raises ConfigError, which names that, or the key.
     """
@@ -344,18 +368,16 @@ def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = N
         (tree.setdefault(table, {}) if table else tree)[name] = value
     try:
         return msgspec.convert(tree, SimOptions, strict=False, dec_hook=read_special)
-    except msgspec.ValidationError as exc:  # each fits, and not all of them together
+    except msgspec.ValidationError as exc:  # each is valid, but not all of them together
         together = [places.get(key, key) for key in values if key.startswith("faults.")]
         raise ConfigError(", ".join(together), str(exc).partition(" - at ")[0]) from None
 
 
 def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool = True) -> SimOptions:
-    """The options of one request: the server's, and what its headers say.
+    """Return the options of one request: the server's, with those of its headers.
 
-    A request that asks for a time gets just that, without spread; where the schedule is not `fixed` but an
-    engine's it cannot.
-
-    Raises ValueError for what is unknown or does not fit.
+    A request that asks for a time gets exactly that, without spread. With an engine, not a `fixed` schedule,
+    it cannot ask for one. Raises ValueError for unknown headers and invalid values.
     """
     asked = [(name, value) for name, value in headers.items() if name.lower().startswith(HEADER)]
     if not asked:
@@ -390,7 +412,7 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
     try:
         changed = {t: _changed(getattr(options, t), values) for t, values in tables.items()}
         return _changed(options, {**own, **changed})
-    except msgspec.ValidationError as exc:  # each fits, and not all of them together
+    except msgspec.ValidationError as exc:  # each is valid, but not all of them together
         raise ValueError(f"{', '.join(header for header, _ in asked)}: {exc}") from None
 
 

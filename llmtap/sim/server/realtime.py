@@ -1,53 +1,227 @@
 """A session of OpenAI's Realtime over WebSocket, text only: any number of responses, one after another.
 
-aiohttp opens the session, reads its messages and answers pings; what is due is written straight onto the
-connection by a `ResponseSender`, as frames that stand between whole ones of aiohttp's.
+aiohttp opens the session, reads its messages and answers pings; what is due is written directly to the
+connection by a `ResponseSender`, as frames between whole frames of aiohttp's.
 
-What the client's headers ask for (`x-sim-*`) holds for every response of the session. A request has the id of
-its `response.create` event, or, where that has none, of its response. Mishaps: who is turned away gets an
-`error` event and no response; `reset` and `truncate` end the session as they end a stream, and `unfinished`
-closes it in the middle of a response, in order.
+The client's headers (`x-sim-*`) hold for every response of the session. A request has the id of its
+`response.create` event or, without one, of its response. Faults: a rejected request gets an `error` event and
+no response; `reset` and `truncate` end the session as they end a stream, and `unfinished` closes it properly
+in the middle of a response.
+
+Source: OpenAI's Realtime API reference; openai/openai-python types/realtime; RFC 6455.
 """
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from llmtap.sim.server.endpoints import openai_error
+from llmtap.protocol.websocket import Opcode, frame
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.sender import ResponseSender
-from llmtap.sim.server.shapes.openai_realtime import (
-    ClientEvent,
-    Events,
-    Item,
-    OpenAIRealtimeShape,
-    RealtimeSettings,
-    read_event,
+from llmtap.sim.server.shapes.openai import openai_error
+from llmtap.sim.server.shapes.shape import (
+    BROKEN,
+    Answer,
+    BadRequest,
+    BaseShape,
+    SimulatedRequest,
+    text_of,
 )
-from llmtap.sim.server.shapes.shape import Answer, BadRequest, SimulatedRequest
 
-__all__ = ["PATH", "SimulatedRealtimeSession"]
+__all__ = ["PATH", "OpenAIRealtimeShape", "SimulatedRealtimeSession"]
 
 PATH: Final = "/v1/realtime"
 _MESSAGE_BYTES_MAX: Final = 64 << 20
-"""As long as the body of a request may be."""
+"""As for the body of a request."""
 _ITEMS_MAX: Final = 10_000
-"""Of a conversation; a client that says more is told so."""
+"""Of a conversation; one more is an error."""
 _AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")
+
+
+class Item(msgspec.Struct, omit_defaults=True):
+    """An item of a conversation."""
+
+    type: str = "message"
+    id: str | None = None
+    role: str = "user"
+    content: Any = None
+
+
+class RealtimeSettings(msgspec.Struct):
+    """Of a session, or of one response. None: as before."""
+
+    instructions: str | None = None
+    output_modalities: list[str] | None = None
+    max_output_tokens: int | Literal["inf"] | None = None
+    conversation: str | None = None
+    input: list[Item] | None = None
+    """In place of the conversation."""
+    min_tokens: int | None = None
+    """This and the next two are vLLM's of other endpoints, not OpenAI's."""
+    ignore_eos: bool | None = None
+    seed: int | None = None
+
+    def changed(self, new: "RealtimeSettings | None") -> "RealtimeSettings":
+        """Return the settings with those that `new` has in place of these."""
+        fields = {name: getattr(new, name, None) for name in self.__struct_fields__}
+        return msgspec.structs.replace(self, **{k: v for k, v in fields.items() if v is not None})
+
+
+class _ClientEvent(msgspec.Struct):
+    type: str
+    event_id: str | None = None
+    session: RealtimeSettings | None = None
+    item: Item | None = None
+    response: RealtimeSettings | None = None
+
+
+def _read_event(data: str) -> _ClientEvent:
+    """Read a message of a client. Raises BadRequest."""
+    try:
+        event = msgspec.json.decode(data, type=_ClientEvent)
+    except msgspec.MsgspecError as exc:
+        raise BadRequest(f"the event does not fit: {exc}") from None
+    for settings in (event.session, event.response):
+        if settings is not None and set(settings.output_modalities or ()) - {"text"}:
+            raise BadRequest("output_modalities: this engine only writes; it can be text")
+    return event
+
+
+class _Events:
+    """Frames of the events of one session, which count up."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        self._count += 1
+        event = {"type": kind, "event_id": f"event_sim{self._count}", **fields}
+        return frame(msgspec.json.encode(event))
+
+    def delta(self, rest: bytes) -> bytes:
+        """Return the frame of a piece of text; `rest` is its JSON after the id. Thousands a second."""
+        self._count += 1
+        return frame(
+            b'{"type":"response.output_text.delta","event_id":"event_sim%d",%b' % (self._count, rest)
+        )
+
+    def error(self, kind: str, code: str, message: str, about: str | None) -> bytes:
+        """`about`: id of the client's event that it answers, if that had one."""
+        error = {"type": kind, "code": code, "message": message, "param": None, "event_id": about}
+        return self.event("error", error=error)
+
+
+class OpenAIRealtimeShape(BaseShape):
+    """Writes one response; every event is a message of a WebSocket, and what it returns are their frames."""
+
+    media_type = ""
+
+    def __init__(self, answer: Answer, events: _Events, conversation: str | None) -> None:
+        """`conversation` that the response becomes part of, if any."""
+        super().__init__(answer, "resp_sim")
+        self.item_id = f"item_sim{answer.number}"
+        self._events = events
+        self._event = events.event
+        self._conversation = conversation
+        self._place = {
+            "response_id": self.id, "item_id": self.item_id, "output_index": 0, "content_index": 0,
+        }  # fmt: skip
+        self._place_text = msgspec.json.encode(self._place)[1:-1]
+
+    @property
+    def said(self) -> str:
+        """The text sent so far."""
+        return self._said
+
+    def _item(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [{"type": "output_text", "text": self.said}]
+        return {
+            "id": self.item_id, "object": "realtime.item", "type": "message", "status": status,
+            "role": "assistant", "content": content,
+        }  # fmt: skip
+
+    def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
+        """Report a change of the response's item, and of the conversation if it is part of one."""
+        event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
+        if self._conversation is not None:
+            event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
+        return event
+
+    def _response(self, status: str, details: dict[str, Any] | None = None) -> dict[str, Any]:
+        sent, given, ended = self._answer.sent[0], self._answer.prompt_tokens, status != "in_progress"
+        usage = {
+            "total_tokens": given + sent, "input_tokens": given, "output_tokens": sent,
+            "input_token_details": {
+                "cached_tokens": self._answer.cached_tokens or 0, "text_tokens": given,
+                "audio_tokens": 0, "image_tokens": 0,
+            },
+            "output_token_details": {"text_tokens": sent, "audio_tokens": 0},
+        }  # fmt: skip
+        item = self._item("completed" if status == "completed" else "incomplete")
+        return {
+            "object": "realtime.response", "id": self.id, "status": status, "status_details": details,
+            "output": [item] if ended and sent else [],
+            "conversation_id": self._conversation, "output_modalities": ["text"],
+            "max_output_tokens": self._asked.max_tokens or "inf",
+            "usage": usage if ended else None, "metadata": None,
+        }  # fmt: skip
+
+    def _done(self, status: str, details: dict[str, Any] | None = None) -> bytes:
+        return self._event("response.done", response=self._response(status, details))
+
+    def opening(self) -> bytes:
+        begun = self._event("response.created", response=self._response("in_progress"))
+        if not self._choice.pieces:
+            return begun
+        part = {"type": "text", "text": ""}
+        begun += self._item_event("added", self._item("in_progress"))
+        return begun + self._event("response.content_part.added", **self._place, part=part)
+
+    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
+        text = self._take(index, first, last)
+        events = b""
+        if last > first:
+            events = self._events.delta(b'%b,"delta":%b}' % (self._place_text, msgspec.json.encode(text)))
+        if final and last:
+            part = {"type": "text", "text": self.said}
+            events += self._event("response.output_text.done", **self._place, text=self.said)
+            events += self._event("response.content_part.done", **self._place, part=part)
+            events += self._item_event("done", self._item(self._status()[0]))
+        return events
+
+    def ending(self) -> bytes:
+        status, reason = self._status()
+        return self._done(status, {"type": "incomplete", "reason": reason} if reason else None)
+
+    def cancelled(self) -> bytes:
+        """Return the end of a response that the client cancelled."""
+        return self._done("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
+
+    def keepalive(self) -> bytes:
+        return frame(b"", Opcode.PING)
+
+    def failure(self) -> bytes:
+        told = self._events.error("server_error", "server_error", BROKEN, None)
+        error = {"type": "server_error", "code": "server_error"}
+        return told + self._done("failed", {"type": "failed", "error": error})
+
+    def whole(self) -> dict[str, Any]:
+        """A response always streams."""
+        raise NotImplementedError
 
 
 class SimulatedRealtimeSession:
     """One connection of a client."""
 
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
-        """`number`: of the session, for its id."""
+        """`number` of the session, for its id."""
         self._reception = reception
         self._id = f"sess_sim{number}"
         self._request = request
         self._model = request.query.get("model", reception.options.model)
-        self._events = Events()
+        self._events = _Events()
         self._settings = RealtimeSettings()
         self._items: list[Item] = []
         self._socket = web.WebSocketResponse(
@@ -60,7 +234,7 @@ class SimulatedRealtimeSession:
         self._cancelled = False
 
     async def run(self) -> web.StreamResponse:
-        """The whole session."""
+        """Serve the whole session."""
         socket = self._socket
         if not socket.can_prepare(self._request).ok:
             error = openai_error(426, "upgrade_required", f"{PATH} is for a WebSocket")
@@ -70,7 +244,7 @@ class SimulatedRealtimeSession:
         self._put("session.created", session=self._session())
         try:
             while (message := await socket.receive()).type in (WSMsgType.TEXT, WSMsgType.BINARY):
-                await self._hear(message.data, self._reception.clock.mono_ns())
+                await self._receive(message.data, self._reception.clock.mono_ns())
         finally:
             if self._task is not None:
                 self._task.cancel()
@@ -78,14 +252,11 @@ class SimulatedRealtimeSession:
         return socket
 
     async def close(self) -> None:
-        """The server goes away."""
+        """Close the session because the server stops."""
         await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
     def _put(self, kind: str, **fields: Any) -> None:
         self._write(self._events.event(kind, **fields))
-
-    def _refuse(self, kind: str, code: str, message: str, about: str | None) -> None:
-        self._write(self._events.error(kind, code, message, about))
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -99,31 +270,33 @@ class SimulatedRealtimeSession:
             "max_output_tokens": self._settings.max_output_tokens or "inf",
         }  # fmt: skip
 
-    async def _hear(self, data: str | bytes, now_ns: int) -> None:
-        event = ClientEvent("")
+    async def _receive(self, data: str | bytes, now_ns: int) -> None:
+        event = _ClientEvent("")
         try:
             if isinstance(data, bytes):
                 raise BadRequest("an event is a text message")
-            event = read_event(data)
+            event = _read_event(data)
             match event.type:
                 case "session.update":
-                    self._update(event.session or RealtimeSettings())
+                    self._settings = self._settings.changed(event.session)
                     self._put("session.updated", session=self._session())
                 case "conversation.item.create":
                     self._add(event.item)
                 case "response.create":
                     await self._create(event, now_ns)
                 case "response.cancel":
-                    self._cancel()
+                    if self._task is None or self._sender is None or self._sender.done.done():
+                        raise BadRequest("there is no response to cancel")
+                    self._cancelled = True
+                    self._task.cancel()
                 case kind if kind.startswith(_AUDIO):
                     raise BadRequest(f"{kind}: this engine does not hear")
                 case kind:
                     raise BadRequest(f"there is no event {kind!r} for a client to send")
         except ValueError as exc:
-            self._refuse("invalid_request_error", "invalid_value", str(exc), event.event_id)
-
-    def _update(self, new: RealtimeSettings) -> None:
-        self._settings = _over(self._settings, new)
+            self._write(
+                self._events.error("invalid_request_error", "invalid_value", str(exc), event.event_id)
+            )
 
     def _add(self, item: Item | None) -> None:
         if item is None:
@@ -139,41 +312,31 @@ class SimulatedRealtimeSession:
         for kind in ("added", "done"):
             self._put(f"conversation.item.{kind}", previous_item_id=previous, item=shown)
 
-    def _cancel(self) -> None:
-        if self._task is None or self._sender is None or self._sender.done.done():
-            raise BadRequest("there is no response to cancel")
-        self._cancelled = True
-        self._task.cancel()
-
-    async def _create(self, event: ClientEvent, now_ns: int) -> None:
+    async def _create(self, event: _ClientEvent, now_ns: int) -> None:
         task, sender = self._task, self._sender
         if task is not None and not task.done():
             if sender is None or not sender.done.done():
                 raise BadRequest("the session has a response under way; one at a time")
             await asyncio.wait((task,))  # it has sent all
             now_ns = self._reception.clock.mono_ns()
-        wanted = _over(self._settings, event.response or RealtimeSettings())
+        wanted = self._settings.changed(event.response)
         items = self._items if wanted.input is None else wanted.input
         limit = wanted.max_output_tokens
+        texts = (wanted.instructions, *(text_of(item.content) for item in items))
         asked = SimulatedRequest(
-            model=self._model, stream=True,
-            prompts=("\n".join(filter(None, (wanted.instructions, *(item.text for item in items)))),),
+            model=self._model, stream=True, prompts=("\n".join(filter(None, texts)),),
             max_tokens=limit if isinstance(limit, int) else None, min_tokens=wanted.min_tokens or 0,
             ignore_eos=bool(wanted.ignore_eos), seed=wanted.seed, include_usage=True,
         )  # fmt: skip
         conversation = None if wanted.conversation == "none" else "conv_sim"
-
-        def shape_of(answer: Answer) -> OpenAIRealtimeShape:
-            return OpenAIRealtimeShape(answer, self._events, conversation)
-
         job = self._reception.take(
-            asked, shape_of, path=PATH, headers=self._request.headers, accepted_ns=now_ns,
-            request_id=event.event_id,
+            asked, lambda answer: OpenAIRealtimeShape(answer, self._events, conversation), path=PATH,
+            headers=self._request.headers, accepted_ns=now_ns, request_id=event.event_id,
         )  # fmt: skip
         if job.door is None:
             self._reception.ask(job)  # at once: the engine may be further when a task runs
         task = asyncio.create_task(self._respond(job, event.event_id, conversation is not None))
-        # Not at its own end: one that is cancelled before it has begun never gets there.
+        # A task that is cancelled before it begins does not reach its own end.
         task.add_done_callback(lambda _: self._reception.end(job))
         self._task = task
 
@@ -213,11 +376,5 @@ class SimulatedRealtimeSession:
     def _turn_away(self, job: ServerJob, status: int, about: str | None) -> None:
         job.turned_away(status)
         code, message = BUSY.get(status, ("content_filter", FILTERED))
-        self._refuse(openai_error(status, code, message)["error"]["type"], code, message, about)
-
-
-def _over(before: RealtimeSettings, new: RealtimeSettings) -> RealtimeSettings:
-    """The settings with those that are new in place of those before."""
-    fields = {name: getattr(new, name) for name in new.__struct_fields__}
-    changed = {name: value for name, value in fields.items() if value is not None}
-    return msgspec.structs.replace(before, **changed)
+        kind = openai_error(status, code, message)["error"]["type"]
+        self._write(self._events.error(kind, code, message, about))

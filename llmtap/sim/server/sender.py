@@ -1,100 +1,131 @@
-"""One answer on its way: at each due moment the bytes of a write, straight onto the connection.
+"""A request under way, and its answer: at each due moment the bytes of a write, directly to the connection.
 
-A response of aiohttp takes a coroutine and two more calls per write; ten thousand tokens a second on one
-core leave no time for them. So aiohttp reads the request, writes the head and ends the body, and what is
-between is written to its transport here, in chunks if the body is chunked (RFC 9112 7.1).
+A response of aiohttp takes a coroutine and two more calls per write, too slow for ten thousand tokens a
+second on one core. So aiohttp reads the request, writes the head and ends the body, and the rest is written
+to its transport here, in chunks if the body is chunked (RFC 9112 7.1).
 """
 
 import asyncio
 import socket
 import struct
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llmtap.clock import Clock
 from llmtap.net.pacing import Pacer, Waker
-from llmtap.sim.server.delivery import Chunk, Delivery, Write
-from llmtap.sim.server.gauges import Gauges
-from llmtap.sim.server.plan import PlanSource
+from llmtap.sim.server.answers import RequestFaults
+from llmtap.sim.server.delivery import Chunk, Delivery, EngineSource, PlanSource, Write
+from llmtap.sim.server.gauges import EngineMetrics
+from llmtap.sim.server.options import SimOptions
 from llmtap.sim.server.shapes.shape import Answer, Shape
 from llmtap.sim.server.truth import Truth
 from llmtap.units import NEVER
 
-__all__ = ["Gatherer", "ResponseSender", "reset"]
+__all__ = ["Gatherer", "ResponseSender", "ServerJob", "reset"]
 
 BUFFER_BYTES_MAX: Final = 256 << 10
-"""What a slow client may leave unread here before its answer waits."""
+"""Unread bytes of a slow client at which its answer waits."""
 HELD_NS: Final = 5_000_000
-"""How soon a client that was slow is looked at again."""
+"""Time until a slow client is looked at again."""
+
+
+@dataclass(slots=True)
+class ServerJob:
+    """A request that is to be answered."""
+
+    options: SimOptions
+    answer: Answer
+    shape: Shape
+    faults: RequestFaults
+    delivery: Delivery
+    source: PlanSource
+    outcome: str
+    """If all goes as drawn."""
+    truth: Truth
+    stamps: list[int]
+
+    @property
+    def door(self) -> int | None:
+        """The status by which it is turned away at once."""
+        if self.faults.fault in ("429", "503"):
+            return int(self.faults.fault)
+        return 400 if self.faults.refusal == "error" else None
+
+    def turned_away(self, status: int) -> None:
+        """Record that nothing of an answer is sent, but an error of this status."""
+        truth, source = self.truth, self.source
+        truth.status = status
+        if status == 400:
+            truth.outcome = "refused"
+        elif not source.given_up:
+            truth.outcome = str(status)
+        else:
+            turned_away = isinstance(source, EngineSource) and source.turned_away
+            truth.outcome = "turned_away" if turned_away else "given_up"
+
+    @property
+    def retry_after_s(self) -> int:
+        """For `Retry-After`."""
+        return -(-self.options.faults.retry_after // 1_000_000_000)
+
+    def next_ns(self) -> int:
+        """Return when something may be due, if no news comes before."""
+        return min(self.delivery.next_ns(), self.source.next_ns)
+
+    def complete(self, first_ns: int, last_ns: int) -> None:
+        """Fill in what the end of an answer reports; the times of its first and last token."""
+        answer, accepted_ns = self.answer, self.truth.accepted_ns
+        answer.prompt_ns, answer.output_ns = first_ns - accepted_ns, last_ns - first_ns
+        answer.cached_tokens = self.source.cached_tokens
 
 
 class ResponseSender:
     """A streamed answer. `begins` is set when its first write is due, or when the engine gives it up;
-    nothing is sent before `start`. `done` is set when everything is sent.
+    nothing is sent before `start`. `done` is set when everything is sent."""
 
-    `outcome` is what the request comes to when its client stays; a fault has it break off as it says.
-    """
-
-    def __init__(
-        self,
-        answer: Answer,
-        shape: Shape,
-        delivery: Delivery,
-        source: PlanSource,
-        truth: Truth,
-        stamps: list[int],
-        gauges: Gauges,
-        pacer: Pacer,
-        clock: Clock,
-        outcome: str,
-    ) -> None:
-        self._answer = answer
-        self._shape = shape
-        self._delivery = delivery
-        self._source = source
-        self._truth = truth
-        self._stamps = stamps
+    def __init__(self, job: ServerJob, gauges: EngineMetrics, pacer: Pacer, clock: Clock) -> None:
+        self._job = job
+        self._shape = job.shape
+        self._delivery = job.delivery
+        self._source = job.source
+        self._truth = job.truth
         self._gauges = gauges
         self._mono_ns = clock.mono_ns
         self._waker = Waker(pacer, self._act)
-        self._outcome = outcome
         self._transport: Any = None
         self._framed = True
         self._opened = False
         self._last_ns = 0
-        self.first_ns: int | None = None
+        self._first_ns: int | None = None
         """When the first token was sent."""
         loop = asyncio.get_running_loop()
         self.begins: asyncio.Future[None] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
-        """There may be news of when something is due."""
-        self._waker.sooner(self._next_ns())
+        """Check for news of when something is due."""
+        self._waker.sooner(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
-        """The head is sent; `framed` if the body is chunked."""
+        """Begin, after the head is sent; `framed` if the body is chunked."""
         self._transport = transport
         self._framed = framed
         self.wake()
 
     def abandon(self, outcome: str | None = None) -> None:
-        """Nobody waits for it any longer: the client has gone, or we end it while its connection is open."""
+        """End it early: the client has gone, or the server ends it while its connection is open."""
         if not self.done.done():
             is_open = self._transport is not None and not self._transport.is_closing()
             self._end(outcome or ("cut" if is_open else "client_left"))
 
-    def _next_ns(self) -> int:
-        due_ns, made_ns = self._delivery.next_ns(), self._source.next_ns
-        return due_ns if due_ns < made_ns else made_ns
-
     def _act(self, now_ns: int) -> int:
-        """Send what is due; when the next write is."""
+        """Send what is due; return when the next write is."""
         if self.done.done():
             return NEVER
         self._source.advance(now_ns)
         transport = self._transport
         if transport is None:
-            next_ns = self._next_ns()
+            next_ns = self._job.next_ns()
             if next_ns > now_ns:
                 return next_ns
             if not self.begins.done():
@@ -107,21 +138,21 @@ class ResponseSender:
             return self._mono_ns() + HELD_NS
         write = self._delivery.take(now_ns)
         if write is None:
-            return self._next_ns()
+            return self._job.next_ns()
         ends = self._delivery.ended
         if write.chunks:
             if self._send(write, ends):
-                self._end("given_up" if self._source.given_up else self._outcome)
+                self._end("given_up" if self._source.given_up else self._job.outcome)
                 return NEVER
         elif silence := self._shape.keepalive():
             self._put(silence)
         if ends:
-            self._end(self._outcome)
+            self._end(self._job.outcome)
             return NEVER
-        return self._next_ns()
+        return self._job.next_ns()
 
     def _send(self, write: Write, ends: bool) -> bool:
-        """Whether the answer broke off."""
+        """Send a write; return whether the answer broke off."""
         shape = self._shape
         chunks = write.chunks
         data = b""
@@ -136,17 +167,15 @@ class ResponseSender:
             return True
         data += shape.chunk(last.choice, last.first, last.last, last.final)
         if ends:
-            answer, accepted_ns, now_ns = self._answer, self._truth.accepted_ns, self._mono_ns()
-            first_ns = now_ns if self.first_ns is None else self.first_ns
-            answer.prompt_ns, answer.output_ns = first_ns - accepted_ns, now_ns - first_ns
-            answer.cached_tokens = self._source.cached_tokens
+            now_ns = self._mono_ns()
+            self._job.complete(now_ns if self._first_ns is None else self._first_ns, now_ns)
             data += shape.ending()
         self._note(write.due_ns, chunks)
         self._put(data)
         return False
 
     def _note(self, due_ns: int, chunks: tuple[Chunk, ...]) -> None:
-        """Write down that these tokens leave now."""
+        """Record that these tokens leave now."""
         truth = self._truth
         now_ns = self._mono_ns()
         carried = False
@@ -155,13 +184,13 @@ class ResponseSender:
                 carried = True
                 truth.due_ns[chunk.choice] += [due_ns] * tokens
                 truth.sent_ns[chunk.choice] += [now_ns] * tokens
-                self._stamps += [now_ns] * tokens
+                self._job.stamps += [now_ns] * tokens
             if chunk.final:
-                truth.finish[chunk.choice] = self._answer.choices[chunk.choice].finish
+                truth.finish[chunk.choice] = self._job.answer.choices[chunk.choice].finish
         truth.late_ns_max = max(truth.late_ns_max, now_ns - due_ns)
         if carried:
-            if self.first_ns is None:
-                self.first_ns = now_ns
+            if self._first_ns is None:
+                self._first_ns = now_ns
                 self._gauges.taken_in(truth.prompt_tokens)
                 self._gauges.first(now_ns - truth.accepted_ns)
             else:
@@ -171,7 +200,7 @@ class ResponseSender:
     def _break_off(self, data: bytes, chunks: tuple[Chunk, ...]) -> None:
         last = chunks[-1]
         transport = self._transport
-        outcome = "error" if self._source.given_up else self._outcome
+        outcome = "error" if self._source.given_up else self._job.outcome
         if outcome == "truncate":
             event = self._shape.chunk(last.choice, last.first, last.last, last.final)
             data += event[: max(1, len(event) // 2)]
@@ -196,32 +225,29 @@ class ResponseSender:
 
 
 class Gatherer:
-    """An answer that is not streamed: `done` is set when its last token is made, and `due_ns` is when it is
-    to leave then."""
+    """An answer that is not streamed: `done` is set when its last token is made; due at `due_ns`."""
 
-    def __init__(self, delivery: Delivery, source: PlanSource, pacer: Pacer) -> None:
-        self._delivery = delivery
-        self._source = source
+    def __init__(self, job: ServerJob, pacer: Pacer) -> None:
+        self._job = job
         self._waker = Waker(pacer, self.act)
         self.due_ns = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake(self) -> None:
-        """There may be news of when something is due."""
-        self._waker.sooner(min(self._delivery.next_ns(), self._source.next_ns))
+        """Check for news of when something is due."""
+        self._waker.sooner(self._job.next_ns())
 
     def close(self) -> None:
-        """Nobody waits for it."""
         self._waker.close()
 
     def act(self, now_ns: int) -> int:
-        """Take what is due; when the next is."""
-        delivery = self._delivery
-        self._source.advance(now_ns)
+        """Take what is due; return when the next is."""
+        delivery = self._job.delivery
+        self._job.source.advance(now_ns)
         while (write := delivery.take(now_ns)) is not None:
             self.due_ns = write.due_ns
         if not delivery.ended:
-            return min(delivery.next_ns(), self._source.next_ns)
+            return self._job.next_ns()
         if not self.done.done():
             self.done.set_result(None)
         return NEVER

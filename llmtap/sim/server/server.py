@@ -1,18 +1,18 @@
-"""A server in the form of OpenAI's, Anthropic's and Ollama's, whose every send is due at a known moment.
+"""A server like OpenAI's, Anthropic's and Ollama's, whose every send is due at a known moment.
 
-A request is read by its endpoint (`endpoints.py`) and taken in by the reception (`reception.py`), which
-knows what is to be said and when; it is delivered (`delivery.py`, `sender.py`) by one pacer for all. What was
-really sent when is kept (`truth.py`) for whoever wants to hold a measurement against it: `SimServer.sent`,
-`GET /sim/truth?since=N`, and a file. Headers `x-sim-*` change the options for one request; `options.py` has
-their names.
+A request is read by its endpoint and accepted by the reception (`reception.py`), which decides the answer and
+its schedule; it is delivered (`delivery.py`, `sender.py`) by one pacer for all. The real send times are kept
+(`truth.py`) for comparison with a measurement: `SimServer.sent`, `GET /sim/truth?since=N`, and a file.
+Headers `x-sim-*` change the options of one request (`options.py`).
 
-With a fixed schedule the head of a stream is sent at once. With an engine it leaves with the first write: a
-request that the engine gives up before is told so by its status.
+With a fixed schedule the head of a stream is sent at once. With an engine it leaves with the first write, so
+that the status can report a request that the engine gives up before.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,34 +21,56 @@ from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock
 from llmtap.sim.server.delivery import BREAKS
-from llmtap.sim.server.endpoints import ENDPOINTS, Endpoint, openai_error
-from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.sim.server.plan import Planner
+from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
 from llmtap.sim.server.realtime import PATH, SimulatedRealtimeSession
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.sender import reset
+from llmtap.sim.server.shapes import anthropic, ollama, openai
+from llmtap.sim.server.shapes.openai import openai_error
+from llmtap.sim.server.shapes.shape import BROKEN, Answer, Shape, SimulatedRequest
 
-__all__ = ["SimServer"]
+__all__ = ["ENDPOINTS", "SimServer"]
 
 BODY_BYTES_MAX: Final = 64 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint that gives answers: how it reads a request, writes an answer, and reports an error."""
+
+    path: str
+    read: Callable[[bytes], SimulatedRequest]
+    shape: Callable[[Answer], Shape]
+    error: Callable[[int, str, str], dict[str, Any]]
+    """Makes the body of an error response from a status, a code and a message."""
+    choices_max: int = 1
+
+
+ENDPOINTS: Final = (
+    Endpoint("/v1/chat/completions", openai.read_chat, openai.OpenAIChatShape, openai_error, CHOICES_MAX),
+    Endpoint(
+        "/v1/completions", openai.read_completions, openai.OpenAICompletionsShape, openai_error, CHOICES_MAX
+    ),
+    Endpoint("/v1/responses", openai.read_responses, openai.OpenAIResponsesShape, openai_error),
+    Endpoint("/v1/messages", anthropic.read, anthropic.AnthropicShape, anthropic.anthropic_error),
+    Endpoint("/api/chat", ollama.read_chat, ollama.OllamaChat, ollama.ollama_error),
+    Endpoint("/api/generate", ollama.read_generate, ollama.OllamaGenerate, ollama.ollama_error),
+)
+
+
 class SimServer:
-    """The server; `app` is for aiohttp to run."""
+    """The server; aiohttp runs its `app`."""
 
     def __init__(
         self,
         options: SimOptions,
         clock: Clock | None = None,
         *,
-        planner: Planner | None = None,
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
-        """With `engine` there is one behind all answers; else each is planned for itself."""
-        self.reception = Reception(
-            options, clock, planner=planner, engine=engine, truth_file=truth_file
-        )  # fmt: skip
+        """With `engine` there is one behind all answers; else each has a fixed schedule of its own."""
+        self.reception = Reception(options, clock, engine=engine, truth_file=truth_file)
         self._options = options
         self._clock = self.reception.clock
         self.gauges = self.reception.gauges
@@ -72,7 +94,7 @@ class SimServer:
         self.app.on_cleanup.append(self._close)
 
     def serve_grpc(self, host: str, port: int) -> None:
-        """Also serve llmtap's own service over gRPC, from when `app` starts to when it ends; `grpc_port` is
+        """Also serve vLLM's engine service over gRPC, from when `app` starts to when it ends; `grpc_port` is
         its port then."""
         from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
 
@@ -94,8 +116,6 @@ class SimServer:
 
     async def _close(self, app: web.Application) -> None:
         self.reception.close()
-
-    # What is not an answer.
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -125,8 +145,6 @@ class SimServer:
         if not since.isdigit():
             return _json({"error": "since is the number of a request"}, 400)
         return _json(self._truths.since(int(since)))
-
-    # Answers.
 
     def _handler(self, api: Endpoint) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -185,7 +203,7 @@ class SimServer:
     async def _whole(
         self, request: web.Request, api: Endpoint, job: ServerJob, headers: dict[str, str]
     ) -> web.Response:
-        truth, shape, fault = job.truth, job.shape, job.mishaps.fault
+        truth, shape, fault = job.truth, job.shape, job.faults.fault
         due_ns = await self.reception.gathered(job)
         if due_ns is None:
             return _turned_away(api, job, 503, headers)
@@ -193,14 +211,13 @@ class SimServer:
         if transport is None or transport.is_closing():
             return web.Response()
         first_ns = min((made[0] for made in truth.made_ns if made), default=due_ns)
-        job.answer.prompt_ns, job.answer.output_ns = first_ns - truth.accepted_ns, due_ns - first_ns
-        job.answer.cached_tokens = job.source.cached_tokens
+        job.complete(first_ns, due_ns)
         body = msgspec.json.encode(shape.whole())
         truth.outcome = job.outcome
         if fault in BREAKS:
             if fault == "error":
                 truth.status = 500
-                return _json(api.error(500, "internal_error", "the engine broke down"), 500, headers)
+                return _json(api.error(500, "internal_error", BROKEN), 500, headers)
             if fault == "reset":
                 reset(transport)
                 return web.Response()
@@ -224,8 +241,6 @@ class SimServer:
         truth.late_ns_max = now_ns - due_ns
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    # Sessions.
-
     async def _realtime(self, request: web.Request) -> web.StreamResponse:
         self._sessions_begun += 1
         session = SimulatedRealtimeSession(self.reception, request, self._sessions_begun)
@@ -236,12 +251,10 @@ class SimServer:
             self._sessions.discard(session)
 
     async def _leave(self, app: web.Application) -> None:
-        """Sessions end when their client wants it, or here."""
         await asyncio.gather(*(session.close() for session in self._sessions))
 
 
 def _turned_away(api: Endpoint, job: ServerJob, status: int, headers: dict[str, str]) -> web.Response:
-    """Nothing of its answer was sent."""
     job.turned_away(status)
     retry = {"Retry-After": str(job.retry_after_s)}
     return _json(api.error(status, *BUSY[status]), status, {**headers, **retry})

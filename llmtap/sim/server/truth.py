@@ -1,7 +1,6 @@
-"""What really happened: for each request the schedule, and when each token was sent.
+"""What really happened, for comparison with measurements: when each token was due, and when it was sent.
 
-This is what a measurement is held against. All stamps are ns of the monotonic clock; the anchor makes dates
-of them. Kept are the newest requests, and all of them in a file of JSON lines if one is named.
+All stamps are ns of the monotonic clock; the anchor converts them to wall-clock time.
 """
 
 import itertools
@@ -17,73 +16,71 @@ from llmtap.clock import Clock, WallAnchor
 __all__ = ["Submitted", "Truth", "TruthLog"]
 
 TRUTHS_MAX: Final = 10_000
-"""Answers that are remembered."""
+"""Requests kept."""
 TOKENS_MAX: Final = 1_000_000
-"""Tokens whose times are remembered, some 100 bytes each."""
+"""Tokens whose times are kept, some 100 bytes each."""
 PAGE_MAX: Final = 1_000
-"""Requests told in one answer."""
+"""Requests in one response."""
 
 log = logging.getLogger(__name__)
 
 
 class Submitted(msgspec.Struct, kw_only=True):
-    """One choice of a request, as the engine was asked for it: all that its schedule depends on, besides the
-    others."""
+    """One choice of a request as submitted to the engine."""
 
     choice: int
     number: int
-    """In the order in which requests arrived at the engine; -1 where it did not come so far."""
+    """In order of arrival at the engine; -1 if it did not get there."""
     arrival_ns: int
-    """When it arrived there, or would have: after the input filter, unless that works beside the engine."""
+    """When it arrived there, or would have: after the input filter, unless that runs beside the engine."""
     input: int
     output: int
-    """Tokens of the prompt, and those that the engine was to make."""
+    """Tokens of the prompt, and those the engine was to make."""
     predicted: int
     cached: int | None = None
-    """Tokens of the prompt that the prefix cache had; None where there is none, or no token came of it."""
+    """Prompt tokens found in the prefix cache; None without one, or if no token was made."""
 
 
 class Truth(msgspec.Struct, kw_only=True):
-    """One request. Lists hold one item per token, and one such list per choice."""
+    """One request. Lists hold one list per choice, with one item per token."""
 
     seq: int = 0
-    """In the order in which the requests ended, from 1."""
+    """In order of the end of requests, from 1."""
     id: str
     path: str
     model: str
     stream: bool
     accepted_ns: int
-    """The request was whole; every schedule counts from here."""
+    """The request was complete; every schedule counts from here."""
     prompt_tokens: int
     made_ns: list[list[int]]
-    """When the engine's schedule had each token ready, filters and buffers not counted. An engine behind an
-    input filter begins later, and so these are later too."""
+    """When the engine made each token, without filters and buffers behind it."""
     due_ns: list[list[int]]
-    """When each was to be sent."""
+    """When each was due."""
     sent_ns: list[list[int]]
     """Just before it was written."""
     ended_ns: int = 0
     outcome: str = "client_left"
-    """complete, refused (by a guardrail or the model), blocked, turned_away (the scheduler had no room for it
-    when it came), given_up (the scheduler had taken it), cancelled (by the client, on a connection that
-    stays), cut (the server was stopped), the name of the fault; client_left until the end is reached."""
+    """complete, refused (by a guardrail or the model), blocked, turned_away (no room in the scheduler's
+    queue), given_up (by the scheduler, later), cancelled (by the client, on a connection that stays), cut
+    (the server was stopped), the name of the fault; client_left until the end is reached."""
     status: int = 200
-    """Of HTTP; what another protocol says of it, as HTTP would."""
+    """HTTP status, or its equivalent in another protocol."""
     finish: list[str | None] = []
-    """How each choice ended; None where its end was not sent."""
+    """Finish reason of each choice; None if its end was not sent."""
     late_ns_max: int = 0
-    """The worst of sent - due."""
+    """Largest sent - due."""
     submitted: list[Submitted] = []
-    """What an engine was asked for; nothing where the schedule was fixed."""
+    """Empty with a fixed schedule."""
 
 
 class TruthLog:
-    """Remembers, and writes down."""
+    """Keeps the newest requests, and appends all to a file if one is named."""
 
     def __init__(self, clock: Clock, file: Path | None = None) -> None:
         self.anchor = WallAnchor.sample(clock)
         self.sent: OrderedDict[str, list[int]] = OrderedDict()
-        """By request id: when each token was written, as long as it is remembered."""
+        """Send times of tokens, by request id."""
         self._ended: deque[Truth] = deque()
         self._tokens = 0
         self._seq = 0
@@ -93,7 +90,7 @@ class TruthLog:
             self._put({"anchor": self._anchor()})
 
     def begin(self, request_id: str) -> list[int]:
-        """The list for the send times of a request under way."""
+        """Return the list for the send times of a new request."""
         stamps: list[int] = []
         self.sent[request_id] = stamps
         if len(self.sent) > TRUTHS_MAX:
@@ -101,7 +98,7 @@ class TruthLog:
         return stamps
 
     def end(self, truth: Truth) -> None:
-        """A request has ended."""
+        """Record the end of a request."""
         self._seq += 1
         truth.seq = self._seq
         if len(self._ended) >= TRUTHS_MAX:
@@ -116,7 +113,7 @@ class TruthLog:
             self._put(truth)
 
     def since(self, seq: int) -> dict[str, Any]:
-        """Requests that ended after number `seq`, oldest first, a page of them, and where to go on."""
+        """Return a page of requests that ended after number `seq`, oldest first, and the next `seq`."""
         found = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_MAX))
         return {"anchor": self._anchor(), "next": found[-1].seq if found else seq, "truths": found}
 

@@ -1,1 +1,1 @@
-"""The wind tunnel: runs in virtual time, from a trace to figures, captures and sweeps."""
+"""Simulation in virtual time: from a trace to figures, captures and sweeps."""

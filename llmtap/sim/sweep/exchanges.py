@@ -1,74 +1,73 @@
-"""Simulated requests as Exchanges: what a tap would have seen of the same answers, had they passed by.
+"""Simulated requests as Exchanges, as a tap would have recorded them; summed up, and captured if wanted.
 
-An engine in virtual time knows when each token left and nothing else: there are no bytes, no heads and no
-sockets. So an Exchange of its making has these and no more:
+An engine in virtual time knows when each token left and nothing else. So its Exchanges have:
 
-- Stamps are virtual ns, and exact: `uncertainty_ns` is 0 and `clock` is `virtual`. The request is there at
-  once: arrival, end of request and submit are one moment, and `scheduled` is, too: the workload wanted it
-  then. The first token brings the head and the first byte with it.
-- Each token is an event of its own, content that says it is one token, of no bytes. Where a whole batch
-  serves (seed 004, 4.3), the tokens leave alpha after its start and beta h(b) apart, and the answer ends with
-  the batch, which may be much later: all of its requests are complete together.
-- `usage` is what a provider would have sent last. No text was made, so nobody could know why it ended; a
-  trace's lengths are where models ended by themselves: `stop`.
-- The relay is `sim-<scheduler>`, and numbers are rows of the workload from 1, so that ids of several runs in
-  one folder differ and what is missing can be told. The arm is the scheduler: several of them on one workload
+- Stamps in virtual ns, exact: `uncertainty_ns` is 0 and `clock` is `virtual`. Arrival, end of request, submit
+  and `scheduled` are one moment. The first token brings the head and the first byte with it.
+- Each token as an event of its own, of one token of content and no bytes. Where a whole batch serves (seed
+  004, 4.3), the answer ends with the batch, which may be long after its last token.
+- `usage` as a provider would have sent last. The finish reason is `stop`: a trace's lengths are where models
+  ended by themselves.
+- The relay `sim-<scheduler>`, and rows of the workload from 1 as numbers, so that ids of several runs in one
+  folder differ and missing rows can be found. The arm is the scheduler: several schedulers on one workload
   are an experiment, and `report --by arm` compares them.
 
-A request that the scheduler gave up is the upstream's failure, not the relay's: `rejected` is what a tap
-itself turns away, and objectives do not count it. Without a token it is an answer of status 503
-(`upstream_error`), from the middle of its answer a stream that stops (`truncated`). Both miss all objectives,
-and `error` says why it was given up.
+A request that the scheduler gave up failed upstream: `rejected` is what a tap itself turns away, and
+objectives do not count it. Without a token it is a response of status 503 (`upstream_error`), later a stream
+that stops (`truncated`). Both miss all objectives, and `error` holds the reason.
 """
 
 from array import array
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.clock import Clock
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, RequestShape, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import RequestShape
-from llmtap.sim.engine import GivenUp
-from llmtap.sim.virtual import Played
+from llmtap.metrics.latency import measure
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.summary import Summary
+from llmtap.sim.engine import GivenUp, RunRecord
 from llmtap.workload.requests import Requests
 
-__all__ = ["CLOCK", "MODEL", "ExchangeMaker", "relay_name"]
+if TYPE_CHECKING:
+    from llmtap.capture.store.parquet import RunWriter
 
-CLOCK: Final = "virtual"
-MODEL: Final = "sim"
+__all__ = ["ExchangeMaker", "VirtualMeter", "relay_name", "run_writer"]
+
+_MODEL: Final = "sim"
 _CONTENT: Final = bytes((EventClass.CONTENT,))
 _OUTPUT: Final = bytes((OUTPUT,))
 _ONE: Final = array("l", (1,))
 _NO_BYTES: Final = array("l", (0,))
-_OVERLOADED: Final = 503
 _BEFORE: Final = {
     None: "given up by the scheduler",
     GivenUp.TOO_LARGE: "refused: it needs more than the KV memory holds",
     GivenUp.QUEUE_FULL: "refused: the queue was full",
     GivenUp.LATE: "given up before its first token: late",
 }
-"""What becomes of a request of which no token left, by the reason."""
+"""Error of a request without tokens, by reason."""
 _MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up midway: a token was late"}
 
 
 def relay_name(scheduler: str) -> str:
-    """Who saw the exchanges of a run."""
+    """Return the relay of the exchanges of a run."""
     return f"sim-{scheduler}"
 
 
 class ExchangeMaker:
     """Makes Exchanges of the requests of one run."""
 
-    def __init__(self, scheduler: str, requests: Requests, played: Played | None = None) -> None:
-        """`played` tells, when a request is over, why it was given up and what of it was cached; None: nobody
-        does."""
+    def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
+        """`record` of the run, for reasons of giving up and cached tokens; None: unknown."""
         self._arm = scheduler
         self._relay = relay_name(scheduler)
         self._requests = requests
-        self._played = Played.begun(0, 0) if played is None else played
+        self._record = RunRecord.begun(0, 0) if record is None else record
 
     def exchange(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> Exchange:
-        """A request that is over: when its tokens left, and when it ended; not `served`: it was given up."""
+        """Make the Exchange of a request that is over; not `served`: it was given up."""
         requests, n = self._requests, len(token_ns)
         arrival_ns = requests.arrival_ns[request]
         stamps = array("q", token_ns)
@@ -77,30 +76,28 @@ class ExchangeMaker:
         t.response_end_ns = t.delivered_ns = end_ns
         x = Exchange(self._relay, request + 1, requests.epoch_ns + arrival_ns, t)
         x.method, x.path, x.endpoint = "POST", "/v1/chat/completions", "chat.completions"
-        x.model = MODEL
-        x.arm, x.clock = self._arm, CLOCK
+        x.model = _MODEL
+        x.arm, x.clock = self._arm, "virtual"
         x.scheduled_ns, x.dispatch_late_ns = arrival_ns, 0
         if requests.blocks:
-            x.asked = RequestShape(
-                blocks=array("q", requests.blocks[request]), block_size=requests.block_tokens,
-                block_unit="tokens",
-            )  # fmt: skip
-        reason = self._played.reasons.get(request)
+            blocks = array("q", requests.blocks[request])
+            x.asked = RequestShape(blocks=blocks, block_size=requests.block_tokens, block_unit="tokens")
+        reason = self._record.reasons.get(request)
         if not served and not n:
-            x.status, x.outcome, x.error = _OVERLOADED, Outcome.UPSTREAM_ERROR, _BEFORE[reason]
+            x.status, x.outcome, x.error = 503, Outcome.UPSTREAM_ERROR, _BEFORE[reason]
             t.head_ns = t.first_byte_ns = end_ns
             return x
-        x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", MODEL
-        given = requests.input[request]
+        x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", _MODEL
+        given, column = requests.input[request], self._record.cached
         x.usage = {"prompt_tokens": given, "completion_tokens": n, "total_tokens": given + n}
-        cached = self._cached(request)
+        cached = column[request] if column and column[request] >= 0 else None
         if cached is not None:
             x.usage["prompt_tokens_details"] = {"cached_tokens": cached}
         if served:
             x.tokens = Tokens(given, n, cached=cached, source=TokenSource.USAGE)
             x.finish_reason = "stop"
         else:
-            # What the last event said of the tokens so far: no other usage came.
+            # No final usage came: the last event had the counts so far.
             x.tokens = Tokens(given, n, cached=cached, source=TokenSource.RUNNING_USAGE)
             x.outcome, x.error = Outcome.TRUNCATED, _MIDWAY[reason]
         if n:
@@ -113,7 +110,56 @@ class ExchangeMaker:
             t.head_ns = t.first_byte_ns = end_ns
         return x
 
-    def _cached(self, request: int) -> int | None:
-        """Tokens of its prompt that a prefix cache had; None without one, and where nobody looked."""
-        column = self._played.cached
-        return column[request] if column and column[request] >= 0 else None
+
+class VirtualMeter:
+    """Sums up the exchanges of one run in virtual time; a `RequestWatcher`.
+
+    Each request becomes an Exchange when it is over, and is forgotten once it is counted and kept: a million
+    of them take the memory of one.
+    """
+
+    def __init__(
+        self,
+        maker: ExchangeMaker,
+        *,
+        objectives: Objectives | None = None,
+        gap_max_ns: int,
+        keep: Callable[[Exchange], None] | None = None,
+    ) -> None:
+        """`gap_max_ns`: the longest time between tokens that is not `slow`."""
+        self.summary = Summary(objectives)
+        self.slow = 0
+        """Requests with any gap above that."""
+        self._make = maker.exchange
+        self._gap_max_ns = gap_max_ns
+        self._keep = keep
+
+    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+        x = self._make(request, token_ns, end_ns, served=served)
+        measured = measure(x)
+        self.summary.add(x, measured)
+        if measured.tbc_max_ns is not None and measured.tbc_max_ns > self._gap_max_ns:
+            self.slow += 1
+        if self._keep is not None:
+            self._keep(x)
+
+
+def run_writer(
+    to: str | Path, scheduler: str, requests: Requests, *, clock: Clock | None = None
+) -> "RunWriter":
+    """Return the writer of a simulated run's capture, to a folder or a URL that `capture.to` can be.
+
+    Where a workload has dates, the capture begins at its first; otherwise arrivals count from 1970 UTC, and
+    the files say that they are a trace's own (`CaptureInfo.arrivals`).
+
+    Raises ConfigError, whose place is `to`, if nothing can be written there.
+    """
+    # Arrow takes a third of a second to import, and few runs are captured.
+    from llmtap.capture.schema import CaptureInfo
+    from llmtap.capture.store.parquet import RunWriter
+
+    info = CaptureInfo(
+        level="shape", block_unit="tokens" if requests.blocks else "", block_size=requests.block_tokens,
+        arrivals="wall" if requests.epoch_ns else "trace", blocks="trace" if requests.blocks else "salted",
+    )  # fmt: skip
+    return RunWriter(to, {relay_name(scheduler): len(requests)}, info, meter="sim", clock=clock)

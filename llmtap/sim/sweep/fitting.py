@@ -1,71 +1,204 @@
-"""An IterationModel from what was measured: captures, or traces that tell when tokens came.
+"""Fit the latency models: a `LatencyModel` to a grid of batches, an `IterationModel` to captures or traces.
 
-How many ran at a time is worked out from the rows themselves: a request runs from its first token to its
-last. So all of an engine's traffic must be there; what was not captured made the others slower without a
-trace. Two parts are fitted, each by least squares, and each with its own R^2:
+Captures and traces must tell when tokens came. The number of requests that ran at a time follows from the
+rows: a request runs from its first token to its last. So all of an engine's traffic must be captured; other
+requests would slow it down without a trace. Two parts are fitted by least squares, each with its own R^2:
 
 - **Prefill.** Requests that had the engine to themselves until their first token: TTFT = base + prefill p,
-  where p are the tokens of the prompt that were not cached. The model has beta as its base; what is beyond it
-  is the network's and the server's own. Where a server took prompts in by chunks, each took an iteration.
-- **Decode.** Gaps between tokens that began when nobody waited or was being taken in: one iteration of d
-  requests that have c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
+  where p are the prompt tokens that were not cached. The model's base is beta; the rest is the network's and
+  the server's. A server with chunked prefill took an iteration for each chunk.
+- **Decode.** Gaps between tokens that began when no request waited or was in prefill: one iteration of d
+  requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
 
-Under a load that never rests there are neither. Then whole answers are used, from their first token to their
-last: with n tokens made one after the other, while d and c were so much on average and prompts of P tokens
-were taken in, such an answer took
+A load that never rests has neither. Then whole answers are used, from their first token to their last: with n
+tokens made one after the other, at means of d and c, and P prompt tokens processed meanwhile, an answer took
 
     (n - 1) (beta + beta gamma mean((d - 1) / d) + context mean(c)) + prefill P
 
-and one iteration more for each prompt where they are taken in whole, since then nobody else makes a token.
-Where only first and last tokens have times, means are over time and not over iterations, which is the same
-as long as iterations are of one length.
+and one iteration more for each prompt that is processed whole, because no other request makes a token then.
+Where only first and last tokens have times, means are over time and not over iterations, which is the same if
+all iterations have one length.
 
-gamma and context are never below 0: where they would be, the nearest fit without them is taken. What the rows
-cannot tell is an error that says which traffic would.
+gamma and context are never below 0: otherwise the nearest fit without them is taken. If the rows do not
+determine a constant, the error says which traffic would.
 """
 
+import csv
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, combinations, pairwise
+from pathlib import Path
 from typing import Any, Final
 
-import pyarrow.compute as pc
+import numpy as np
 
-from llmtap.capture.store.rows import exchanges_of
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
-from llmtap.sim.latency import IterationModel
-from llmtap.sim.sweep.regression import Part, least_squares, nearest, part_of
+from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.units import to_seconds
 from llmtap.workload.trace import opened_trace
 
-__all__ = ["FitError", "IterationFit", "Part", "fit_capture", "fit_exchanges"]
+__all__ = [
+    "BatchFit", "FitError", "GridError", "GridPoint", "IterationFit", "Part", "fit_batches", "fit_capture",
+    "fit_exchanges", "least_squares", "load_grid", "nearest", "part_of",
+]  # fmt: skip
 
 GAPS_MAX: Final = 200_000
 """Of a capture with more, every n-th is used: more add nothing to three constants."""
 GAPS_MIN: Final = 30
-"""Fewer, or all of one number of requests, and whole answers are used instead."""
+"""With fewer, or all of one number of requests, whole answers are used instead."""
 ANSWERS_MIN: Final = 8
-"""Twice as many as there are constants."""
+"""Twice the number of constants."""
 TOKENS_MIN: Final = 8
-"""Of an answer that is used as a whole: what happened at its ends weighs little."""
+"""Of an answer that is used as a whole, so that effects at its ends weigh little."""
 _ROUNDED_NS: Final = 2_000
 """Stamps of captures are whole microseconds, rounded down, counted from the arrival of each."""
-
-
 _SAME: Final = 1e-6
-"""Shares (d - 1) / d that are no further apart tell of one d."""
+"""Shares (d - 1) / d that are no further apart belong to one d."""
+_RANK: Final = 1e-7
+"""A column nearer than this to a combination of the others, relative to its length, tells nothing."""
 
 
 class FitError(LlmtapError):
-    """The measurements do not tell a model. Says what is missing."""
+    """The measurements do not determine a model; the message says what is missing."""
+
+
+class GridError(FitError):
+    """A grid of measurements cannot be used; the message says why, and where."""
+
+
+# ---------------------------------------------------------------- least squares
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Quality of the fit of one part of a model."""
+
+    source: str
+    """What it was fitted to."""
+    points: int
+    r2: float
+    """1 - (sum of squared residuals) / (sum of squared distances from the mean)."""
+    error_max: float
+    """Largest distance between model and measurement, as a share of the measurement."""
+
+
+def part_of(source: str, measured: Sequence[float], fitted: Sequence[float]) -> Part:
+    """Return how well the fitted values match the measured ones."""
+    y = np.asarray(measured, float)
+    left = y - np.asarray(fitted, float)
+    spread = float(np.sum((y - y.mean()) ** 2))
+    positive = y > 0
+    error = float(np.max(np.abs(left[positive]) / y[positive]))
+    return Part(source, len(y), 1 - float(np.sum(left**2)) / spread if spread else 1.0, error)
+
+
+def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
+    """Return the combination of the columns nearest to the values; None if they do not determine one."""
+    matrix = np.column_stack([np.asarray(column, float) for column in columns])
+    lengths = np.linalg.norm(matrix, axis=0)
+    if not lengths.all():
+        return None
+    solved, _, rank, _ = np.linalg.lstsq(matrix / lengths, np.asarray(values, float), rcond=_RANK)
+    return None if rank < len(columns) else [float(x) for x in solved / lengths]
+
+
+def nearest(
+    columns: Mapping[str, Sequence[float]], values: Sequence[float], needed: Sequence[str]
+) -> tuple[dict[str, float], list[float]] | None:
+    """Return the nearest fit without constants below 0 and its values; None if there is none.
+
+    Constants that would be below 0 are left out, except the `needed` ones (one or more), which are above 0.
+    """
+    others = [name for name in columns if name not in needed]
+    found: list[tuple[float, dict[str, float], list[float]]] = []
+    for k in range(len(others), -1, -1):
+        for more in combinations(others, k):
+            names = (*needed, *more)
+            solved = least_squares([columns[name] for name in names], values)
+            if solved is None or min(solved) < 0 or min(solved[: len(needed)]) <= 0:
+                continue
+            fitted = np.column_stack([columns[name] for name in names]) @ np.asarray(solved)
+            error = float(np.sum((np.asarray(values) - fitted) ** 2))
+            found.append((error, dict(zip(names, solved, strict=True)), fitted.tolist()))
+        if found:
+            _, constants, told = min(found, key=lambda one: one[0])
+            return constants, told
+    return None
+
+
+# ---------------------------------------------------------------- grids of whole batches
+
+GridPoint = tuple[int, int, float]
+"""Batch size, longest request in tokens, seconds."""
+_COLUMNS: Final = (
+    ("batch_size", "b"),
+    ("max_seq_len", "l", "length"),
+    ("mean_latency_sec", "seconds", "latency_s"),
+)
+"""Names that each column of a grid may have; the first as in seed 004, 3.2."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFit:
+    """A model of whole batches, and the quality of its fit."""
+
+    model: LatencyModel
+    part: Part
+
+
+def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
+    """Return the model nearest to the points: T is linear in 1, L and L (b - 1) / b. Raises GridError."""
+    rows = [(1.0, float(length), length * (b - 1) / b) for b, length, _ in points]
+    values = [seconds for _, _, seconds in points]
+    solved = least_squares(list(zip(*rows, strict=True)), values) if rows else None
+    if solved is None:
+        raise GridError("the grid needs at least two batch sizes and two lengths")
+    alpha, beta, beta_gamma = solved
+    if beta <= 0:
+        raise GridError("by this grid longer batches are not slower: the model does not fit it")
+    if alpha < 0 or beta_gamma < -beta:
+        raise GridError("by this grid some batches would take less than no time: the model does not fit it")
+    fitted = [alpha + beta * length + beta_gamma * share for _, length, share in rows]
+    return BatchFit(LatencyModel(alpha * 1e9, beta * 1e9, beta_gamma / beta), part_of("grid", values, fitted))
+
+
+def load_grid(path: str | Path) -> list[GridPoint]:
+    """Read a CSV of batch sizes, lengths and seconds. Raises GridError and OSError."""
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        return list(_grid_points(file))
+
+
+def _grid_points(lines: Iterable[str]) -> Iterable[GridPoint]:
+    reader = csv.reader(lines)
+    header = [name.strip().lower() for name in next(reader, [])]
+    places = []
+    for names in _COLUMNS:
+        place = next((header.index(name) for name in names if name in header), None)
+        if place is None:
+            raise GridError(f"line 1: no column is called {' or '.join(names)}")
+        places.append(place)
+    for row in reader:
+        if not row:
+            continue
+        try:
+            b, length, seconds = (row[place].strip() for place in places)
+            point = int(b), int(length), float(seconds)
+        except (ValueError, IndexError):
+            raise GridError(f"line {reader.line_num}: expected two whole numbers and seconds") from None
+        if point[0] < 1 or point[1] < 0 or not 0 < point[2] < float("inf"):
+            raise GridError(f"line {reader.line_num}: a batch of {b} with {length} tokens in {seconds} s")
+        yield point
+
+
+# ---------------------------------------------------------------- captures and traces
 
 
 @dataclass(frozen=True, slots=True)
 class IterationFit:
-    """A model, and how well it tells the measurements."""
+    """A model of iterations, and the quality of its two parts."""
 
     model: IterationModel
     prefill: Part
@@ -74,51 +207,37 @@ class IterationFit:
     """TTFT of a prompt without tokens that has the engine to itself; None where nobody had."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON, seconds."""
-        model = self.model
-        parts = {
-            name: {"source": p.source, "points": p.points, "r2": p.r2, "error_max": p.error_max}
-            for name, p in (("prefill", self.prefill), ("decode", self.decode))
-        }
+        """Return it as public JSON, seconds."""
         return {
-            "model": {"beta": to_seconds(model.beta_ns), "gamma": model.gamma,
-                      "prefill": to_seconds(model.prefill_ns), "context": to_seconds(model.context_ns)},
+            "model": self.model.to_dict(),
             "base": None if self.base_ns is None else to_seconds(self.base_ns),
-            **parts,
+            "prefill": asdict(self.prefill), "decode": asdict(self.decode),
         }  # fmt: skip
 
 
-def fit_capture(
-    place: str,
-    *,
-    source_format: str | None = None,
-    chunk: int | None = None,
-    progress: Callable[[int, int | None], None] | None = None,
-) -> IterationFit:
+def fit_capture(place: str, *, chunk: int | None = None) -> IterationFit:
     """`fit_exchanges` of a capture, or of a trace of any format that tells when tokens came.
 
-    Raises ConfigError, whose place is the capture, for what cannot be read or does not tell a model.
+    Raises ConfigError, whose place is the capture, for what cannot be read or does not determine a model.
     """
+    # Arrow takes a third of a second to import, and grids need none.
+    import pyarrow.compute as pc
 
-    def exchanges() -> Iterable[Exchange]:
-        with opened_trace(place, source_format=source_format, progress=progress) as (source, _):
-            for batch in source.batches:
-                yield from exchanges_of(batch.filter(pc.is_valid(batch.column("arrival_ns"))))
+    from llmtap.capture.store.rows import exchanges_of
 
     try:
-        return fit_exchanges(exchanges(), chunk=chunk)
+        with opened_trace(place) as (source, _):
+            arrived = (batch.filter(pc.is_valid(batch.column("arrival_ns"))) for batch in source.batches)
+            return fit_exchanges((x for batch in arrived for x in exchanges_of(batch)), chunk=chunk)
     except FitError as exc:
         raise ConfigError(place, str(exc)) from None
 
 
 def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) -> IterationFit:
-    """The model nearest to the exchanges of one engine.
+    """Return the model nearest to the exchanges of one engine. Raises FitError.
 
-    Args:
-        chunk: tokens of an iteration, where the engine took prompts in by chunks, beside those who decoded.
-            None: it took them in whole, in iterations of their own.
-
-    Raises FitError.
+    `chunk`: tokens of an iteration of an engine with chunked prefill. None: it processed prompts whole, in
+    iterations of their own.
     """
     rows = [row for row in map(_row, exchanges) if row is not None]
     answered = [row for row in rows if row.last_ns is not None]
@@ -129,46 +248,38 @@ def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) ->
     load = _Load(rows)
     alone = _alone(answered, load, chunk)
     decode = _from_gaps(answered, load)
-    if alone is not None and decode is not None:
-        prefill_ns, base_ns, prefill = alone
-        constants, part = decode
-        return IterationFit(_model({**constants, "prefill": prefill_ns}), prefill, part, base_ns)
-    known = {} if decode is None else dict(decode[0])
+    constants = {} if decode is None else dict(decode[0])
     if alone is not None:
-        known["prefill"] = alone[0]
-    constants, part = _from_answers(answered, load, chunk, known)
-    told = part if decode is None else decode[1]
-    if alone is None:
-        return IterationFit(_model(constants), part, told)
-    return IterationFit(_model(constants), alone[2], told, alone[1])
-
-
-def _model(constants: Mapping[str, float]) -> IterationModel:
+        constants["prefill"] = alone[0]
+    part = None
+    if alone is None or decode is None:
+        constants, part = _from_answers(answered, load, chunk, constants)
     beta_ns = constants["beta"]
     gamma = constants.get("step", 0.0) / beta_ns
-    return IterationModel(beta_ns, gamma, constants["prefill"], constants.get("context", 0.0))
-
-
-# ---------------------------------------------------------------- rows
+    model = IterationModel(beta_ns, gamma, constants["prefill"], constants.get("context", 0.0))
+    prefill, decoded = part if alone is None else alone[2], part if decode is None else decode[1]
+    assert prefill is not None
+    assert decoded is not None
+    return IterationFit(model, prefill, decoded, None if alone is None else alone[1])
 
 
 @dataclass(slots=True)
 class _Row:
-    """What is known of a request; ns."""
+    """A request; ns."""
 
     arrival_ns: int
     start_ns: int
-    """When the server took it up, where it tells; else its arrival."""
+    """When the server took it up, if it reports that; else its arrival."""
     first_ns: int | None
     last_ns: int | None
     end_ns: int
     prompt: int | None
-    """Tokens of it that were not cached."""
+    """Prompt tokens that were not cached."""
     context: int
-    """All of them."""
+    """All prompt tokens."""
     output: int
     times_ns: list[int]
-    """When its tokens came, one by one; empty where that is not known."""
+    """Of its tokens, one by one; empty if unknown."""
 
 
 def _row(x: Exchange) -> _Row | None:
@@ -176,7 +287,7 @@ def _row(x: Exchange) -> _Row | None:
     if t.submit_ns is None and t.first_token_ns is None:
         return None
     submit_ns = t.arrival_ns if t.submit_ns is None else t.submit_ns
-    # As told first: a gateway and its engine may both tell the same wait.
+    # The first one only: a gateway and its engine may both report the same wait.
     queued = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
     queued_ms = next(queued, 0.0)
     last_ns = t.last_token_ns if x.stream else None
@@ -195,7 +306,7 @@ def _row(x: Exchange) -> _Row | None:
 
 
 class _Load:
-    """Who was under way when."""
+    """The requests under way at each moment."""
 
     def __init__(self, rows: Sequence[_Row]) -> None:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
@@ -215,41 +326,37 @@ class _Load:
         self._tokens = sorted(t for row in running for t in row.times_ns)
         self._means = _Means(running)
         self.timed = all(row.times_ns for row in running)
-        """All tokens have their times."""
+        """Whether all tokens have times."""
 
     def alone(self, row: _Row) -> bool:
-        """Whether nobody else was under way from its arrival to its first token."""
+        """Return whether no other request was under way from its arrival to its first token."""
         assert row.first_ns is not None
         come = bisect_left(self._arrivals, row.first_ns)
         return come - bisect_right(self._ends, row.arrival_ns) == 1
 
     def undisturbed(self, t_ns: int) -> bool:
-        """Whether nobody is waiting for a server, or being taken in, at a moment."""
+        """Return whether no request waits or is in prefill at a moment."""
         later_ns = t_ns + _ROUNDED_NS
         return bisect_right(self._taken_up, later_ns) <= bisect_right(self._settled, later_ns)
 
     def decoding(self, t_ns: int) -> tuple[int, int]:
-        """How many make a token at a moment, and how many tokens they have in memory.
-
-        The last counts only where all tokens have their times.
-        """
+        """Return how many requests decode at a moment, and, if all tokens have times, their context."""
         begun, over = bisect_left(self._firsts, t_ns), bisect_left(self._lasts, t_ns)
         made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
-        # What was made last is not in memory yet: the iteration puts it there.
+        # The newest token is not in memory yet: the iteration puts it there.
         context = self._prompts_begun[begun] - self._prompts_over[over] + made - (begun - over)
         return begun - over, context
 
     def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Iterations that ended with somebody's first token in a time, and the tokens of these prompts."""
+        """Return the iterations that ended with a first token in a period, and their prompt tokens."""
         low, high = (bisect_right(self._firsts, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
-        return self._taken_in[high] - self._taken_in[low], self._prompts_taken[high] - self._prompts_taken[
-            low
-        ]
+        prompts = self._prompts_taken[high] - self._prompts_taken[low]
+        return self._taken_in[high] - self._taken_in[low], prompts
 
     def means(self, row: _Row) -> tuple[float, float]:
-        """Means of (d - 1) / d and of the tokens in memory while an answer was made, from its first token on.
+        """Return the means of (d - 1) / d and of the context from an answer's first token to its last.
 
-        Over iterations where all tokens have their times, else over time.
+        Over iterations if all tokens have times, else over time.
         """
         assert row.first_ns is not None
         assert row.last_ns is not None
@@ -264,44 +371,38 @@ class _Load:
 
 
 class _Means:
-    """Integrals over time, piece by piece: between two of its points d is the same, and c grows evenly."""
+    """Integrals over time; between two points d is constant and c grows linearly."""
 
     def __init__(self, running: Sequence[_Row]) -> None:
-        steps: list[tuple[int, int, float, float]] = []
-        for row in running:
-            first_ns, last_ns = row.first_ns or 0, row.last_ns or 0
-            pace = (row.output - 1) / (last_ns - first_ns) if last_ns > first_ns else 0.0
-            steps.append((first_ns, 1, row.context, pace))
-            steps.append((last_ns, -1, -row.context - (row.output - 1 if pace else 0), -pace))
-        steps.sort()
-        self._at: list[int] = []
-        self._sums: list[tuple[float, float, float, float, float]] = []
-        """At each point: both integrals so far; and from there on (d - 1) / d, c, and how fast c grows."""
-        now_ns, d = steps[0][0], 0
-        share = held = share_sum = held_sum = pace = 0.0
-        for t_ns, more, tokens, faster in steps:
-            past_ns = t_ns - now_ns
-            share_sum += share * past_ns
-            held_sum += (held + pace * past_ns / 2) * past_ns
-            held += pace * past_ns + tokens
-            now_ns, d, pace = t_ns, d + more, pace + faster
-            share = (d - 1) / d if d else 0.0
-            self._at.append(t_ns)
-            self._sums.append((share_sum, held_sum, share, held, pace))
+        firsts, lasts = (
+            np.array(ends) for ends in zip(*((r.first_ns, r.last_ns) for r in running), strict=True)
+        )
+        grown = np.array([float(row.output - 1) for row in running]) * (lasts > firsts)
+        pace = grown / np.maximum(lasts - firsts, 1)
+        context = np.array([float(row.context) for row in running])
+        at = np.concatenate([firsts, lasts])
+        order = np.argsort(at, kind="stable")
+        self._at = at[order]
+        past = np.diff(self._at)
+        d = np.cumsum(np.repeat([1, -1], len(running))[order])
+        self._share = np.where(d > 0, (d - 1) / np.maximum(d, 1), 0.0)
+        self._pace = np.cumsum(np.concatenate([pace, -pace])[order])
+        self._held = np.cumsum(np.concatenate([context, -context - grown])[order])
+        self._held[1:] += np.cumsum(self._pace[:-1] * past)
+        self._share_sum = np.append(0, np.cumsum(self._share[:-1] * past))
+        self._held_sum = np.append(0, np.cumsum((self._held[:-1] + self._pace[:-1] * past / 2) * past))
 
     def until(self, t_ns: int) -> tuple[float, float]:
-        """Both integrals, from the first point to a moment at or behind it."""
-        i = bisect_right(self._at, t_ns) - 1
-        share_sum, held_sum, share, held, pace = self._sums[i]
-        past_ns = t_ns - self._at[i]
-        return share_sum + share * past_ns, held_sum + (held + pace * past_ns / 2) * past_ns
-
-
-# ---------------------------------------------------------------- parts
+        """Return both integrals from the first point to a moment at or after it."""
+        i = int(np.searchsorted(self._at, t_ns, side="right")) - 1
+        past_ns = t_ns - int(self._at[i])
+        share = self._share_sum[i] + self._share[i] * past_ns
+        held = self._held_sum[i] + (self._held[i] + self._pace[i] * past_ns / 2) * past_ns
+        return float(share), float(held)
 
 
 def _alone(rows: Sequence[_Row], load: _Load, chunk: int | None) -> tuple[float, float, Part] | None:
-    """Prefill and base from those that had the engine to themselves; None where too few had."""
+    """Return prefill and base from requests that had the engine to themselves; None if too few had."""
     found = [row for row in rows if row.prompt is not None and row.first_ns is not None and load.alone(row)]
     prompts = [float(row.prompt or 0) for row in found]
     took = [float((row.first_ns or 0) - row.start_ns) for row in found]
@@ -315,10 +416,7 @@ def _alone(rows: Sequence[_Row], load: _Load, chunk: int | None) -> tuple[float,
 
 
 def _from_gaps(rows: Sequence[_Row], load: _Load) -> tuple[dict[str, float], Part] | None:
-    """`beta`, `step` (beta gamma) and `context` from gaps with nothing but decoding; None where too few were.
-
-    What the gaps do not tell is not among them.
-    """
+    """Return `beta`, `step` (beta gamma) and, if the gaps determine it, `context`; None if too few gaps."""
     every = -(-sum(max(0, len(row.times_ns) - 1) for row in rows) // GAPS_MAX) or 1
     shares, contexts, took = [], [], []
     number = 0
@@ -347,7 +445,7 @@ def _from_gaps(rows: Sequence[_Row], load: _Load) -> tuple[dict[str, float], Par
 def _from_answers(
     rows: Sequence[_Row], load: _Load, chunk: int | None, known: Mapping[str, float]
 ) -> tuple[dict[str, float], Part]:
-    """All constants from whole answers, those included that are `known` already. Raises FitError."""
+    """Return all constants from whole answers, including the `known` ones. Raises FitError."""
     columns: dict[str, list[float]] = {"beta": [], "step": [], "context": [], "prefill": []}
     took = []
     for row in rows:
@@ -356,7 +454,7 @@ def _from_answers(
             continue
         share, context = load.means(row)
         iterations, prompts = load.taken_in(first_ns, last_ns)
-        # Of one token, as a mean: so that long answers weigh no more than short ones.
+        # Means per token, so that long answers weigh no more than short ones.
         columns["beta"].append(1.0 if chunk is not None else (n + iterations) / n)
         columns["step"].append(share)
         columns["context"].append(context)

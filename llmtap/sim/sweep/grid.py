@@ -1,17 +1,18 @@
-"""Axes that are multiplied out: values of options become points, and points become jobs.
+"""The grid of a sweep: values of options are multiplied out to points, and points become jobs; presets.
 
-An axis is an option with its values, one or more. Points come in an order that is good to read: sizes,
-loads, seeds, servers, readings and options of serving as they were given, and the schedulers next to one
-another. Of these, a job has only what can change it: points that differ in options which their scheduler does
-not read (`registry.options_read`) are one job.
+An axis is an option with one or more values. Points are ordered for reading: sizes, loads, seeds, servers,
+readings and options of serving as given, and schedulers next to one another. A job has only the options that
+its scheduler reads (`registry.options_read`): points that differ in others are one job.
 
-The load is one of three: `scale` makes arrivals so many times as dense, `rate` is the mean rate that is to
-come of it, `share` is a share of what a scheduler can do (`Preset.share_of`): that is run first.
+The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; `share` of what a
+scheduler can do (`Preset.share_of`), which is run first.
+
+An option on the command line replaces a preset's axis of that name; what a variant sets is fixed.
 """
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -19,27 +20,80 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.sim.model_options import ModelOptions, read_settings
-from llmtap.sim.predictors import SEEDED
+from llmtap.sim.model_options import SEEDED, ModelOptions, Serving, read_model_options, read_serving, settled
 from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
-from llmtap.sim.serving import Serving, read_serving, settled
-from llmtap.sim.sweep.presets import BEST, PRESETS, Preset
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, rows_of
 from llmtap.workload.registry import drawn_requests, is_workload, workloads
 from llmtap.workload.trace import Trace, load_trace
 
 __all__ = [
-    "LOADS",
-    "READINGS",
-    "SERVING",
-    "Axes",
-    "GridSource",
-    "Point",
-    "SweepGrid",
-    "best_of",
-    "points",
-    "read_at",
-]
+    "BEST", "LOADS", "PRESETS", "READINGS", "SERVING", "Axes", "GridSource", "Point", "Preset", "SweepGrid",
+    "best_of", "points", "read_at",
+]  # fmt: skip
+
+
+BEST: Final = "best"
+"""A value found by runs of another preset (`Preset.best_of`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named sweep."""
+
+    about: str
+    source: str
+    axes: Mapping[str, tuple[Any, ...]]
+    """Values by name, as `grid.Axes` has them."""
+    variants: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({},))
+    """Settings compared at each point."""
+    best_of: str = ""
+    """The preset whose axes are searched for BEST."""
+    share_of: Mapping[str, Any] = field(default_factory=dict)
+    """If loads are a `share`: the settings whose throughput, when all requests come at once, is 1."""
+    objectives: str = ""
+    """Default objectives; with them runs are measured."""
+
+
+_SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
+_BINS: Final = "multi_bin_dynamic"
+
+PRESETS: Final[Mapping[str, Preset]] = {
+    "grid": Preset(
+        "which number of GPUs and bins is enough, by size: 192 runs at one load",
+        "seed 004, 7.1, step 1",
+        {
+            "requests": _SIZES,
+            "scale": (100.0,),
+            "servers": (1, 2, 4, 8, 16, 32, 64, 100),
+            "bins": ("1", "2", "4", "8", "16", "32"),
+            "scheduler": (_BINS,),
+        },
+    ),
+    "methods": Preset(
+        "the seed's four methods, by size: one GPU each, and the fewest that are as good as the grid's best",
+        "seed 004, 7.1, step 2",
+        {"requests": _SIZES, "scale": (100.0,)},
+        (
+            {"scheduler": "static_fifo", "servers": 1},
+            {"scheduler": "dynamic_no_bins", "servers": 1},
+            {"scheduler": _BINS, "servers": 1, "bins": "8"},
+            {"scheduler": _BINS, "servers": BEST, "bins": BEST},
+        ),
+        best_of="grid",
+    ),
+    "goodput": Preset(
+        "goodput and smooth goodput against the rate, up to twice what the engine can do; of chat, for one",
+        "seed 001, 5.2, figure 5",
+        {
+            "requests": (2_000,),
+            "share": (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0),
+            "scheduler": ("continuous_batching", "chunked_prefill"),
+        },
+        share_of={"scheduler": "continuous_batching"},
+        objectives="ttft:1s tbc_max:200ms",
+    ),
+}  # fmt: skip
+
 
 READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(ModelOptions))
 SERVING: Final = frozenset(field.name for field in msgspec.structs.fields(Serving))
@@ -62,7 +116,7 @@ Run = Callable[[Sequence[SweepJob]], Mapping[str, SweepAttempt]]
 
 
 def points(axes: Axes, variants: Iterable[Mapping[str, Any]] = ({},)) -> Iterator[Point]:
-    """All combinations, each in all variants."""
+    """Yield all combinations, each in all variants."""
     names = [name for name in _OUTER if name in axes]
     names += [name for name in axes if name not in _OUTER and name != "scheduler"]
     schedulers = [{"scheduler": one} for one in axes.get("scheduler", ())] or [{}]
@@ -73,7 +127,7 @@ def points(axes: Axes, variants: Iterable[Mapping[str, Any]] = ({},)) -> Iterato
 
 
 class GridSource:
-    """The workload that the user named, in the lengths that are asked for. Each is loaded once."""
+    """The user's workload in several lengths, each loaded once."""
 
     def __init__(
         self,
@@ -82,12 +136,12 @@ class GridSource:
         source_format: str | None = None,
         progress: Callable[[int, int | None], None] | None = None,
     ) -> None:
-        """`name` is a place that `load_trace` takes, or a workload's name where no file has it."""
+        """`name`: a place for `load_trace`, or a synthetic workload if no file has that name."""
         self.name = name
         self.traces: dict[str, Trace] = {}
         """By digest."""
         self.remarks: list[str] = []
-        """What there is to say beside that of the rows."""
+        """Notes beside those of the rows."""
         self._drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
         self._format = source_format
         self._progress = progress
@@ -95,17 +149,17 @@ class GridSource:
 
     @property
     def drawn(self) -> bool:
-        """It is a workload, and every seed makes another."""
+        """Whether it is a synthetic workload, which depends on the seed."""
         return self._drawn
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say of the rows, each once."""
+        """Notes on the rows, each once."""
         of_rows = [note for trace in self.traces.values() for note in trace.notes]
         return list(dict.fromkeys(of_rows + self.remarks))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
-        """The first `count` rows and their digest. Raises ConfigError."""
+        """Return the digest of the first `count` rows, and these. Raises ConfigError."""
         key = (count, seed if self._drawn else 0)
         if key not in self._digests:
             if self._drawn:
@@ -128,7 +182,7 @@ class GridSource:
         return digest, self.traces[digest]
 
     def _hint(self) -> str | None:
-        """For a name that is nothing's: workloads have names, too."""
+        """Return a hint for an unknown name."""
         if self.name == "-" or "://" in self.name or Path(self.name).exists():
             return None
         names = [name for name in workloads() if ":" not in name and "." not in name]
@@ -138,14 +192,14 @@ class GridSource:
 
 @dataclass(frozen=True, slots=True)
 class SweepGrid:
-    """Makes jobs of points."""
+    """Makes jobs from points."""
 
     source: GridSource
     common: Mapping[str, Any]
     """Fields of `SweepJob` that are the same for all."""
 
     def job(self, point: Point, capacity_rps: float | None = None) -> SweepJob:
-        """The job at this point; `capacity_rps` is what a `share` is one of. Raises ConfigError."""
+        """Return the job at this point; a `share` is one of `capacity_rps`. Raises ConfigError."""
         asked, seed = point.get("requests"), point.get("seed", 42)
         digest, trace = self.source.rows(asked, seed)
         count = asked or len(trace)
@@ -174,9 +228,9 @@ class SweepGrid:
         )  # fmt: skip
 
     def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[SweepJob]:
-        """All jobs, each once, in the order of the points; runs what has to be known first.
+        """Return all jobs, each once, in order of the points; first run what they depend on.
 
-        Raises ConfigError, and LlmtapError where that cannot be known.
+        Raises ConfigError, and LlmtapError if such a run fails.
         """
         variants = ({},) if preset is None else preset.variants
         found = list(points(axes, variants))
@@ -190,7 +244,7 @@ class SweepGrid:
         return list({job.id: job for job in made}.values())
 
     def _with_best(self, found: list[Point], searched: Preset, run: Run) -> list[Point]:
-        """The points with what is BEST put in: from runs of another preset, all else being equal."""
+        """Replace BEST in the points by the result of another preset's runs, all else being equal."""
         open_points = [p for p in found if BEST in p.values()]
         axes = {name: searched.axes[name] for p in open_points for name, v in p.items() if v == BEST}
         tried = {
@@ -205,7 +259,7 @@ class SweepGrid:
         return found
 
     def _capacities(self, found: list[Point], share_of: Mapping[str, Any], run: Run) -> list[float | None]:
-        """Of each point, what the scheduler of `share_of` completes in a second when all come at once."""
+        """Return, for each point, the throughput of `share_of` when all requests come at once."""
         jobs = []
         for point in found:
             only = {name: point[name] for name in ("requests", "seed", "servers") if name in point}
@@ -218,7 +272,7 @@ class SweepGrid:
 
 
 def read_at(point: Point) -> frozenset[str]:
-    """Options that the point's scheduler reads there. Raises ConfigError for a value that cannot be."""
+    """Return the options that the point's scheduler reads. Raises ConfigError for invalid values."""
     settings = {k: v for k, v in point.items() if k in READINGS | SERVING and v != BEST}
     return options_read(point["scheduler"], *_options(settings))
 
@@ -226,7 +280,7 @@ def read_at(point: Point) -> frozenset[str]:
 def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
     try:
         return (
-            read_settings({k: v for k, v in settings.items() if k in READINGS}),
+            read_model_options({k: v for k, v in settings.items() if k in READINGS}),
             read_serving({k: v for k, v in settings.items() if k in SERVING}),
         )
     except ValueError as exc:
@@ -234,8 +288,8 @@ def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
 
 
 def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
-    """Fewest servers, and then fewest bins, that are as good as any: the share of requests outside the
-    request SLA is at most a percentage point above the least. Seed 004 (7.1) does not say what it calls best.
+    """Return the fewest servers, then the fewest bins, whose share of requests outside the request SLA is at
+    most a percentage point above the least. Seed 004 (7.1) does not define "best".
     """
     late = [told["request_sla_violation"] for told in summaries]
     enough = [p for p, share in zip(tried, late, strict=True) if share <= min(late) + _BEST_WITHIN]
@@ -256,7 +310,7 @@ def _scale(point: Point, trace: Trace, count: int, capacity_rps: float | None) -
 
 
 def _wanted_scale(point: Point, trace: Trace, capacity_rps: float | None) -> tuple[float, str]:
-    """And the option that wants it."""
+    """Return the scale and the option that sets it."""
     rate = point.get("rate")
     if "share" in point:
         assert capacity_rps is not None

@@ -1,28 +1,252 @@
-"""One run of one scheduler on one workload in virtual time; `SimulationResult` says what came of it."""
+"""Run one scheduler on one workload in virtual time, and report the result as public JSON.
+
+Seed 004, section 9, defines the figures: throughput, latency, shares of requests outside the SLAs,
+utilisation, batch size, queueing delay. `ModelOptions` decides its open points. A run that was measured also
+has all figures of a Summary, because it made the same Exchanges as live traffic.
+
+Requests that a scheduler gave up are among the outcomes and outside the request SLA. They are in no latency
+and no throughput, which are of completed requests; their tokens count among `tokens`. `unserved` counts them
+by reason: `too_large`, `queue_full`, `late` (before their first token), `late_midway`.
+
+Options that the scheduler does not read are None among its `readings` and `serving`.
+"""
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.engine import Engine
+from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by
+from llmtap.metrics.summary import Summary
+from llmtap.sim.engine import Engine, IterationState, RunRecord, run_virtual
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.predictors import predict
-from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
-from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
-from llmtap.sim.serving import Serving, ServingSetup, settled
-from llmtap.sim.sweep.exchanges import ExchangeMaker
-from llmtap.sim.sweep.metering import VirtualMeter
-from llmtap.sim.sweep.simulation_result import SimulationResult
-from llmtap.sim.virtual import Played, play
+from llmtap.sim.model_options import ModelOptions, Serving, ServingSetup, predict, settled
+from llmtap.sim.schedulers.batching import MultiBinDynamic
+from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS, options_read
+from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter, run_writer
+from llmtap.units import encode_seconds, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["SimulationResult", "capacity_rps", "fly"]
+__all__ = ["SimulationResult", "capacity_rps", "simulate"]
 
 
-def fly(
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """A run and its outcome."""
+
+    name: str
+    requests: Requests
+    record: RunRecord
+    readings: ModelOptions
+    model: LatencyModel
+    servers: int
+    seed: int | None
+    """None if nothing was drawn."""
+    iterations: IterationModel = SEED_ITERATIONS
+    serving: Serving = field(default_factory=Serving)
+    iterates: bool = False
+    """Whether the scheduler composes a new batch at every iteration."""
+    reads: frozenset[str] = ALL_OPTIONS
+    """Options that could have changed it."""
+    state: IterationState | None = None
+    """Of such a scheduler, at the end."""
+    summary: Summary | None = None
+    """Of its exchanges, if it was measured."""
+    slow: int | None = None
+    """Requests with any gap between tokens outside the token SLA, if it was measured."""
+    bins: list[tuple[int, int | None]] | None = None
+    bin_limits: list[int] | None = None
+
+    def latencies_ns(self) -> list[int]:
+        """Return the times from arrival to completion of completed requests, ascending."""
+        ends, arrivals, given_up = self.record.end_ns, self.requests.arrival_ns, self.record.given_up
+        pairs = enumerate(zip(ends, arrivals, strict=True))
+        return sorted([end - arrival for i, (end, arrival) in pairs if i not in given_up])
+
+    def late_share(self, latencies_ns: Sequence[int]) -> float:
+        """Return the share of requests outside the request SLA: too late, or given up."""
+        limit_ns = self.readings.request_sla
+        late = sum(t > limit_ns for t in latencies_ns) + len(self.record.given_up)
+        return late / len(self.requests)
+
+    def slow_share(self) -> float | None:
+        """Return the share of requests outside the token SLA.
+
+        Of whole batches, those whose batch has a longer time between tokens; else those with any longer gap,
+        None if not measured.
+        """
+        if self.iterates:
+            return None if self.slow is None else self.slow / len(self.requests)
+        limit_ns, step_ns = self.readings.token_sla, self.model.step_ns
+        slow = sum(b * n for b, n in self.record.sizes.items() if step_ns(b) > limit_ns)
+        return slow / len(self.requests)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return public JSON: a Summary's names, and those that only a simulated engine has. Seconds.
+
+        `metrics.e2e`, known to the nanosecond, replaces a histogram's.
+        """
+        requests, played, readings = self.requests, self.record, self.readings
+        n, arrivals = len(requests), requests.arrival_ns
+        span_ns = max(played.end_ns) - arrivals[0]
+        offered_ns = arrivals[-1] - arrivals[0]
+        window_ns = self._completed_ns() if readings.window == "completion" else offered_ns
+        given_up = played.given_up
+        # Of completed requests, and of those given up midway.
+        given = sum(requests.input) - sum(requests.input[r] for r in given_up)
+        made = sum(requests.output) - sum(requests.output[r] for r in given_up)
+        given_cut, made_cut = sum(requests.input[r] for r, k in given_up.items() if k), sum(given_up.values())
+        counted = made if readings.tokens == "output" else given + made
+        latencies_ns = self.latencies_ns()
+        latency = _figures(latencies_ns, readings.percentile)
+        busy_ns = sum(played.busy_ns)
+        batches = played.sizes.total()
+        output = made + made_cut
+        told: dict[str, Any] = {
+            "scheduler": self.name,
+            "n": n,
+            "window": {"name": f"first arrival to last {readings.window.removesuffix('s')}",
+                       "seconds": to_seconds(window_ns)},
+            "load": {
+                "mode": "open", "offered_rps": _rate(n - 1, offered_ns), "achieved_rps": _rate(n, span_ns),
+            },
+            "metrics": {"e2e": latency},
+            "outcomes": self._outcomes(),
+            "unserved": self._unserved(),
+            "tokens": {"input": given + given_cut, "output": output,
+                       "output_per_second": _rate(output, window_ns)},
+            "throughput_rps": _rate(played.finished, window_ns),
+            "throughput_tps": _rate(counted, window_ns),
+            "latency": latency,
+            "request_sla_violation": self.late_share(latencies_ns),
+            "token_sla_violation": self.slow_share(),
+            "utilization": busy_ns / (span_ns * self.servers) if span_ns else None,
+            "batch_mean": sum(b * k for b, k in played.sizes.items()) / batches if batches else None,
+            "batches": batches,
+            "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
+            "queueing": _figures(self._queueing_ns(), readings.percentile),
+            "seconds_per_output_token": to_seconds(busy_ns) / output if output else None,
+            "decode_step_mean": self._step_mean(),
+            "bins": self.bins,
+            "bin_limits": self.bin_limits,
+            "bin_batches": [played.queues[i] for i in range(len(self.bins))] if self.bins else None,
+            "servers": self.servers,
+            "seed": self.seed,
+            "model": self._model(),
+            "readings": self._told(readings),
+        }  # fmt: skip
+        if self.iterates:
+            told["serving"] = self._told(self.serving)
+            told["engine"] = None if self.state is None else _engine(self.state, n)
+        if self.summary is not None:
+            measured = self.summary.to_dict(told["window"], to_seconds(window_ns), "open")
+            for name in ("metrics", "tokens"):
+                told[name] = measured[name] | told[name]
+            told = measured | told
+        return told
+
+    def _completed_ns(self) -> int:
+        """Return the time from the first arrival to the last completion."""
+        given_up, first_ns = self.record.given_up, self.requests.arrival_ns[0]
+        completed = (end for i, end in enumerate(self.record.end_ns) if i not in given_up)
+        return max(completed, default=first_ns) - first_ns
+
+    def _queueing_ns(self) -> list[int]:
+        """Return the times from arrival until a server took a request up, ascending."""
+        pairs = zip(self.record.start_ns, self.requests.arrival_ns, strict=True)
+        return sorted([start - arrival for start, arrival in pairs if start >= 0])
+
+    def _outcomes(self) -> dict[str, int]:
+        played = self.record
+        cut = sum(1 for tokens in played.given_up.values() if tokens)
+        told = {
+            Outcome.COMPLETE: played.finished,
+            Outcome.TRUNCATED: cut,
+            Outcome.UPSTREAM_ERROR: len(played.given_up) - cut,
+        }
+        return {outcome.value: n for outcome, n in told.items() if n}
+
+    def _unserved(self) -> dict[str, int]:
+        given_up = self.record.given_up
+        told = Counter(
+            reason.value + ("_midway" if given_up[request] else "")
+            for request, reason in self.record.reasons.items()
+        )
+        return dict(sorted(told.items()))
+
+    def _told(self, options: msgspec.Struct) -> dict[str, Any]:
+        """Return the options as public JSON, None for those without effect."""
+        told = msgspec.to_builtins(options, enc_hook=encode_seconds)
+        return {name: value if name in self.reads else None for name, value in told.items()}
+
+    def _step_mean(self) -> float | None:
+        """Return the mean seconds between tokens over batches; of iterations, their mean length."""
+        played, n = self.record, self.record.sizes.total()
+        if not n:
+            return None
+        if self.iterates:
+            return to_seconds(sum(played.busy_ns) / n)
+        return to_seconds(sum(self.model.step_ns(b) * k for b, k in played.sizes.items()) / n)
+
+    def _model(self) -> dict[str, float]:
+        if self.iterates:
+            return self.iterations.to_dict()
+        return {"alpha": to_seconds(self.model.alpha_ns), "beta": to_seconds(self.model.beta_ns),
+                "gamma": self.model.gamma}  # fmt: skip
+
+
+def _engine(state: IterationState, n: int) -> dict[str, Any]:
+    """Return what the engine did with its memory, for `n` requests (IETF seed 000, 5.7.4 and 5.8.4)."""
+    return {
+        "preemptions": state.preemptions,
+        "preempted": state.preempted,
+        "preempted_share": state.preempted / n,
+        "recovery": state.recovered / state.preempted if state.preempted else None,
+        "preempted_tokens": state.preempted_tokens,
+        "preemption_loss": state.preempted_tokens / state.preemptions if state.preemptions else None,
+        "kv_peak": state.kv_peak,
+        "prefix_queries": state.prefix_queries,
+        "prefix_hits": state.prefix_hits,
+        "prefix_hit_rate": state.prefix_hits / state.prefix_queries if state.prefix_queries else None,
+    }
+
+
+def _figures(ordered_ns: list[int], rule: str) -> dict[str, Any]:
+    n = len(ordered_ns)
+    if not n:
+        return {"n": 0, **dict.fromkeys(("mean", "min", "max", *SHARES)), "marks": marks(0)}
+    # Whole nanoseconds: the sum is exact, and the mean the double nearest to the truth.
+    figures: dict[str, Any] = {
+        "n": n, "mean": sum(ordered_ns) / (n * 10**9),
+        "min": to_seconds(ordered_ns[0]), "max": to_seconds(ordered_ns[-1]),
+    }  # fmt: skip
+    for name, p in SHARES.items():
+        figures[name] = _percentile_s(ordered_ns, p, rule)
+    return {**figures, "marks": marks(n)}
+
+
+def _percentile_s(ordered_ns: list[int], p: float, rule: str) -> float | None:
+    if rule != "linear":
+        value = percentile_by(rule, ordered_ns, p)
+        return None if value is None else to_seconds(value)
+    # The two neighbours become seconds before interpolation, as in implementations that store seconds.
+    at = int((len(ordered_ns) - 1) * p)
+    near = [to_seconds(t) for t in ordered_ns[at : at + 2]]
+    share = (len(ordered_ns) - 1) * p - at
+    return percentile(near, share) if len(near) > 1 else near[0]
+
+
+def _rate(count: int, ns: int) -> float | None:
+    return count * 10**9 / ns if ns else None
+
+
+def simulate(
     name: str,
     requests: Requests,
     readings: ModelOptions,
@@ -37,16 +261,15 @@ def fly(
     capture: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
-    """Runs a scheduler of `SCHEDULERS`; predicts first, and leaves out failed requests if they are to be.
+    """Run a scheduler of `SCHEDULERS` on predicted requests, without failed ones if `readings` says so.
 
     Args:
         model: of whole batches; `iterations` and `serving`: of schedulers that iterate.
-        seed: of what is drawn; None where nothing is.
-        objectives: what its exchanges are judged by; with them it is measured.
-        measure: make Exchanges and sum them up. None: where the scheduler iterates, or objectives or a
-            capture want them. A million whole batches take seconds, and ten times as long when measured.
-        capture: folder, or URL, for its exchanges as a capture (`recording.py`).
-        progress: told now and then how many arrived.
+        seed: None if nothing is drawn.
+        measure: make Exchanges and sum them up, which takes ten times as long for whole batches. None: if the
+            scheduler iterates, or objectives or a capture need them.
+        capture: folder or URL for a capture of its exchanges.
+        progress: called now and then with the number of arrivals.
 
     Raises ValueError for what cannot be run, and ConfigError for a capture that cannot be written.
     """
@@ -66,48 +289,39 @@ def fly(
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
     serving = settled(Serving() if serving is None else serving, name)
     scheduler = kind.build(requests, ServingSetup(model, readings, iterations, serving))
-    played = Played.begun(len(requests), servers)
-    recorder = meter = None
+    record = RunRecord.begun(len(requests), servers)
+    writer = meter = None
     if measure:
-        if capture is not None:
-            # Arrow takes a third of a second to import, and few runs are captured.
-            from llmtap.sim.sweep.recording import FlightRecorder
-
-            recorder = FlightRecorder(capture, name, requests)
-        maker = ExchangeMaker(name, requests, played)
-        meter = VirtualMeter(maker, objectives=objectives, gap_max_ns=readings.token_sla, keeper=recorder)
-    play(
-        requests,
-        Engine(scheduler, servers),
-        servers=servers,
-        all_first=readings.same_instant == "all-first",
-        gpu_first=readings.tie == "gpu-first",
-        watch=meter,
-        played=played,
-        progress=progress,
-    )
-    if recorder is not None:
-        recorder.close()
-    flight = SimulationResult(
-        name, requests, played, readings, model, servers, seed, iterations, serving, kind.iterates,
-        options_read(name, readings, serving),
+        writer = None if capture is None else run_writer(capture, name, requests)
+        meter = VirtualMeter(
+            ExchangeMaker(name, requests, record), objectives=objectives, gap_max_ns=readings.token_sla,
+            keep=None if writer is None else writer.add,
+        )  # fmt: skip
+    run_virtual(
+        requests, Engine(scheduler, servers), servers=servers,
+        all_first=readings.same_instant == "all-first", gpu_first=readings.tie == "gpu-first",
+        watch=meter, record=record, progress=progress,
     )  # fmt: skip
-    if meter is not None:
-        flight = replace(flight, summary=meter.summary, slow=meter.slow)
-    if isinstance(scheduler, MultiBinDynamic):
-        return replace(flight, bins=scheduler.bins.spans, bin_limits=scheduler.limits)
-    if kind.iterates:
-        return replace(flight, state=getattr(scheduler, "state", None))
-    return flight
+    if writer is not None:
+        writer.close()
+    binned = scheduler if isinstance(scheduler, MultiBinDynamic) else None
+    return SimulationResult(
+        name, requests, record, readings, model, servers, seed, iterations, serving, kind.iterates,
+        options_read(name, readings, serving),
+        state=getattr(scheduler, "state", None) if kind.iterates else None,
+        summary=None if meter is None else meter.summary, slow=None if meter is None else meter.slow,
+        bins=None if binned is None else binned.bins.spans,
+        bin_limits=None if binned is None else binned.limits,
+    )  # fmt: skip
 
 
 def capacity_rps(
     late_share: Callable[[float], float], allowed: float, start_rps: float, *, precision: float = 0.01
 ) -> float | None:
-    """The highest rate at which no more than `allowed` of the requests are late, to within `precision`.
+    """Return the highest rate at which at most `allowed` of the requests are late, to within `precision`.
 
-    `late_share` runs the workload at a rate. The share is taken to rise with the rate. 0 where even a
-    thousandth of `start_rps` is too much; None where all may come at once, and no rate is.
+    `late_share` runs the workload at a rate, and must rise with it. 0 if even a thousandth of `start_rps` is
+    too much; None if no rate is.
     """
     if late_share(math.inf) <= allowed:
         return None

@@ -1,8 +1,8 @@
-"""One run of a sweep as a thing that can be named, sent to another process, and done.
+"""One run of a sweep as a job that can be named, sent to another process, and run.
 
-A `SweepJob` holds all that decides its result, and its id is a hash of that: two jobs with one id would give
-the same figures. So results can be kept by id, and what is there is not run again. What trace it runs is told
-by the name and by a digest of the rows themselves: a file that has changed since makes other jobs.
+A `SweepJob` holds everything that decides its result, and its id is a hash of that: two jobs with one id have
+the same figures. So results are kept by id, and not run again. A trace is identified by its name and a digest
+of its rows: a changed file makes other jobs.
 """
 
 import hashlib
@@ -19,10 +19,9 @@ from llmtap import __version__
 from llmtap.errors import LlmtapError
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions
+from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import Serving
-from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, fly
+from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
 from llmtap.units import encode_special, to_seconds
 
 if TYPE_CHECKING:
@@ -31,82 +30,82 @@ if TYPE_CHECKING:
 __all__ = ["SweepAttempt", "SweepJob", "SweepRows", "attempt", "rows_of", "run_job"]
 
 _ID_DIGITS: Final = 16
-"""Of hex: 64 bits, so that a million jobs share an id once in forty million times."""
+"""Hex digits: with 64 bits, a million jobs collide once in forty million times."""
 
 _MEASURED: Final = 100
 _SEARCH: Final = 15
-"""Runs that it takes to find a capacity."""
+"""Runs needed to find a capacity."""
 _READINGS: Final = ModelOptions()
 _SERVING: Final = Serving()
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One scheduler on one workload, set up one way."""
+    """One scheduler on one workload, with all options that decide the result."""
 
     trace: str
-    """As the user names it."""
+    """Name given by the user."""
     rows: str
     """Digest of its rows (`rows_of`)."""
     count: int
     """Requests."""
     scale: float
-    """Arrivals so many times as dense."""
+    """Factor on the rate of arrivals."""
     scheduler: str
     servers: int = 1
     seed: int | None = 42
-    """None where nothing is drawn that would be another with another seed."""
+    """None if nothing is drawn."""
     readings: ModelOptions = _READINGS
     serving: Serving = _SERVING
     model: LatencyModel = SEED_MODEL
     iterations: IterationModel = SEED_ITERATIONS
     fit: dict[str, Any] | None = None
-    """What the models were fitted to, and how well."""
+    """What the models were fitted to, and the quality of the fit."""
     objectives: str = ""
     measure: bool | None = None
-    """As `fly` takes it."""
+    """As `simulate` takes it."""
     capacity: float | None = None
-    """Also search the rate at which this share of requests is outside the SLA."""
+    """Also find the rate at which this share of requests is outside the SLA."""
     capture: str | None = None
-    """Folder, or URL, in which the job's capture is to have a folder of its own."""
+    """Folder or URL in which the job's capture gets a folder of its own."""
     version: str = __version__
-    """Of the llmtap that is to run it."""
+    """Of the llmtap that must run it."""
 
     @cached_property
     def id(self) -> str:
-        """The same wherever and whenever it is worked out."""
+        """Hash of all fields, equal in all processes."""
         text = msgspec.json.encode(self.to_dict(), order="deterministic")
         return hashlib.sha256(text).hexdigest()[:_ID_DIGITS]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON has them; durations in ns."""
+        """Return all fields as JSON; durations in ns."""
         told: dict[str, Any] = msgspec.to_builtins(self, enc_hook=encode_special)
         return told
 
     @property
     def effort(self) -> int:
-        """How long it takes, very roughly, by how long a request takes that is not measured."""
+        """Rough cost, in unmeasured requests."""
         measured = self.measure or self.objectives or self.capture or SCHEDULERS[self.scheduler].iterates
         searched = _SEARCH if self.capacity is not None else 1
         return self.count * (_MEASURED if measured else 1) * searched
 
     @property
     def name(self) -> str:
-        """For people, and for folders: not unique."""
+        """Readable name, not unique."""
         servers = f"-{self.servers}-servers" if self.servers > 1 else ""
         return f"{self.scheduler}-{self.count}{servers}"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRows:
-    """A trace that jobs ask for by its digest."""
+    """A trace, and the digest that jobs refer to."""
 
     digest: str
     trace: "Trace"
 
 
 def rows_of(trace: "Trace") -> SweepRows:
-    """The trace with a digest of all that a run can see of it."""
+    """Return the trace with a digest of all that affects a run."""
     requests = trace.requests
     digest = hashlib.sha256()
     for column in (requests.arrival_ns, requests.input, requests.output):
@@ -117,22 +116,22 @@ def rows_of(trace: "Trace") -> SweepRows:
 
 
 def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Its summary as public JSON, with the job's id. Raises ValueError and LlmtapError."""
+    """Run a job; return its summary as public JSON. Raises ValueError and LlmtapError."""
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
     folder = _Folder.of(job)
 
-    def fly_at(scale: float, **options: Any) -> SimulationResult:
-        return fly(
+    def run_at(scale: float, **options: Any) -> SimulationResult:
+        return simulate(
             job.scheduler, trace.requests_at(count=job.count, scale=scale), job.readings,
             model=job.model, iterations=job.iterations, serving=job.serving, servers=job.servers,
             seed=job.seed, **options,
         )  # fmt: skip
 
-    flight = fly_at(
+    result = run_at(
         job.scale, objectives=objectives, measure=job.measure, progress=progress,
         capture=None if folder is None else folder.begun(),
     )  # fmt: skip
-    told = flight.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
+    told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
     if folder is not None:
         told["capture"] = folder.ended()
     if job.capacity is not None:
@@ -140,7 +139,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         assert own_rps is not None, "who plans jobs has looked"
 
         def late(rps: float) -> float:
-            again = fly_at(rps / own_rps, measure=False)
+            again = run_at(rps / own_rps, measure=False)
             return again.late_share(again.latencies_ns())
 
         told["capacity"] = {
@@ -150,12 +149,12 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
 
 
 class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a job: a summary, or an error. A line of a results file."""
+    """Result of a job: a summary or an error. A line of a results file."""
 
     id: str
     job: dict[str, Any] = {}
     seconds: float = 0.0
-    """That it took."""
+    """Duration."""
     summary: dict[str, Any] | None = None
     error: str | None = None
 
@@ -163,7 +162,7 @@ class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
 def attempt(
     job: SweepJob, trace: "Trace", now_ns: Callable[[], int], progress: Callable[[int], None] | None = None
 ) -> SweepAttempt:
-    """Runs a job; whatever goes wrong is its error, so that others can go on."""
+    """Run a job; any exception becomes its error, so that others can go on."""
     began_ns = now_ns()
     summary = error = None
     try:
@@ -181,7 +180,7 @@ def attempt(
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """Where a job's capture goes. On a disk it has another name until it is whole."""
+    """Place of a job's capture. A local one has another name until it is complete."""
 
     place: str
     local: bool
@@ -201,7 +200,7 @@ class _Folder:
 
     def ended(self) -> str:
         if self.local:
-            # The name holds the job's id: what is there was made by this job, whose result was lost.
+            # The name contains the job's id: what is there was made by this job, whose result was lost.
             shutil.rmtree(self.place, ignore_errors=True)
             Path(f"{self.place}.part").rename(self.place)
         return self.place

@@ -1,21 +1,21 @@
-"""AIPerf's inputs: `mooncake_trace`, with lengths or with whole bodies, and `inputs_json`.
+"""Inputs of AIPerf: `mooncake_trace`, with lengths or with whole bodies, and `inputs_json`.
 
 `aiperf` is its `mooncake_trace`, JSON Lines: exactly one of `input_length`, `payload` (a whole request body,
 sent as it is), `messages` (with `tools`) and `text_input`; optional `output_length`, `hash_ids` (512-token
 blocks, only with a length), `timestamp` and `delay` in MILLISECONDS, `session_id`, and `extra`, merged into
-the body. Bodies become `request_body`: a payload word for word, messages and text as the body that they stand
-for. A row with a body is written as `payload`, others with their length; no session may have both kinds.
+the body. Bodies become `request_body`: a payload unchanged, messages and text as the body that they stand
+for. A row with a body is written as `payload` (or as the style `content` says), others with their length; no
+session may have both kinds.
 
 `aiperf-inputs` is its `inputs_json`: `{"data": [{"session_id": str, "payloads": [body, ...]}, ...]}`, bodies
 by session and no times.
-
-Style of `aiperf`: `content` (`payload`, `messages` or `text_input`: where bodies go), those of `lines.py`.
 
 Source: shared/traces/formats.md 1.5 (aiperf 0.13.0); its own models allow fractions in times.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import count
+from functools import partial
+from itertools import chain, count
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -23,18 +23,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.block_ids import BLOCK_COLUMNS, BlockIds
-from llmtap.traces.bodies import TextRows, asked_columns, compact, read_object
-from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
-from llmtap.traces.formats.timed_lengths import Number, number_ns
-from llmtap.traces.text.decimals import decimal_text
-from llmtap.traces.text.elements import ElementsError, read_elements
-from llmtap.traces.text.grouped import Grouped
-from llmtap.traces.text.jsonl import BODY_BYTES_MAX, Count, Id, JsonLines, first_objects
-from llmtap.traces.text.lines import LINE_STYLES, LineWriter, Style
-from llmtap.traces.writer import Outgoing
+from llmtap.traces.bodies import TextRows, asked_columns, compact, read_elements, read_object
+from llmtap.traces.format import (
+    LENGTHS,
+    NO_FAILED,
+    FormatError,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
+    WriteOptions,
+    trace_source,
+)
+from llmtap.traces.sorting import grouped
+from llmtap.traces.text import (
+    BODY_BYTES_MAX,
+    Count,
+    Id,
+    JsonLines,
+    Number,
+    decimal_text,
+    first_objects,
+    number_ns,
+)
+from llmtap.traces.writer import BLOCK_COLUMNS, BlockIds, Outgoing, replaced
 
-__all__ = ["FORMAT", "FORMATS", "INPUTS"]
+__all__ = ["FORMATS"]
 
 _SIZE: Final = 512
 _MS: Final = 6
@@ -63,7 +76,7 @@ class _Row(msgspec.Struct):
     extra: Json | None = None
 
     def content(self) -> str | None:
-        """Which of the four it has; None for none or several."""
+        """Return which of the four it has; None for none or several."""
         there = (
             self.input_length,
             self.payload if _has(self.payload) else None,
@@ -82,40 +95,29 @@ def _has(raw: msgspec.Raw) -> bool:
 
 
 def _read(stream: BinaryIO) -> TraceSource:
-    lines = JsonLines(stream, _Row, line_bytes_max=BODY_BYTES_MAX)
+    lines = JsonLines(stream, _Row, bytes_max=BODY_BYTES_MAX)
     blocks = iter(lines)
-    first = next(blocks, None)
-    contents = {row.content() for row in first[0]} if first else set()
-    style = lines.style
-    bodies = [name for name in _CONTENTS if name in contents]
-    if bodies:
-        style["content"] = bodies[0]
-    info = CaptureInfo(
-        source="aiperf", arrivals="trace", blocks="trace", block_unit="tokens", block_size=_SIZE,
-        level="full" if bodies else "shape", style=style,
+    first = next(blocks, ([], []))
+    bodies = any(row.content() in _CONTENTS for row in first[0])
+    return trace_source(
+        partial(_batches, lines, chain([first], blocks)), "aiperf", blocks="trace", block_unit="tokens",
+        block_size=_SIZE, level="full" if bodies else "shape",
     )  # fmt: skip
-    source = TraceSource(info, iter(()))
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        rows, block, extras, other = TextRows(), first, 0, 0
-        while block is not None:
-            for row, number in zip(*block, strict=True):
-                content = row.content()
-                extras += content == "input_length" and row.extra is not None
-                other += content in _CONTENTS and content != style.get("content")
-                yield from rows.add(**_columns(row, content, number))
-            block = next(blocks, None)
-        yield from rows.rest()
-        source.notes += lines.notes()
-        if extras:
-            source.notes.append(f"{extras:,} rows have extra fields of a body that is not there: not kept")
-        if other:
-            source.notes.append(
-                f"{other:,} rows have their body in another field than the first row with one"
-            )
 
-    source.batches = batches()
-    return source
+def _batches(
+    lines: JsonLines[_Row], blocks: Iterable[tuple[list[_Row], list[int]]], notes: list[str]
+) -> Iterator[pa.RecordBatch]:
+    rows, extras = TextRows(), 0
+    for found in blocks:
+        for row, number in zip(*found, strict=True):
+            content = row.content()
+            extras += content == "input_length" and row.extra is not None
+            yield from rows.add(**_columns(row, content, number))
+    yield from rows.rest()
+    notes += lines.notes()
+    if extras:
+        notes.append(f"{extras:,} rows have extra fields of a body that is not there: not kept")
 
 
 def _columns(row: _Row, content: str | None, number: int) -> Json:
@@ -150,47 +152,44 @@ def _columns(row: _Row, content: str | None, number: int) -> Json:
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> TraceWritten:
-    written, style = TraceWritten(), Style("aiperf", info, options)
-    content = style.choice("content", "payload", _CONTENTS)
-    going = Outgoing(
-        "aiperf", info, written, columns=(*_WANTED, *BLOCK_COLUMNS), needs={}, times="zero", failed=False
-    )
-    ids, lines, kinds = BlockIds(info, _SIZE), LineWriter(out, style), _Kinds(written)
+    written = TraceWritten()
+    content = options.choice("content", "payload", _CONTENTS)
+    going = Outgoing("aiperf", info, written, columns=(*_WANTED, *BLOCK_COLUMNS), needs=())
+    ids, kinds = BlockIds(info, _SIZE), _Kinds(written)
     for batch in going.batches(batches):
         batch = kinds.fitting(batch)
         bodies = batch.filter(pc.is_valid(batch.column("request_body")))
         written.count(bodies.select(["input_tokens", "blocks"]), sign=-1)
         columns = [batch.column(name).to_pylist() for name in _WANTED]
-        texts = []
+        lines = []
         for row, blocks in zip(zip(*columns, strict=True), ids.of(_lengths_only(batch)), strict=True):
             arrival_ns, think_us, session, read, made, body = row
             parts = []
             if session is not None:
                 parts.append(f'"session_id":{compact(session)}')
             if arrival_ns is not None:
-                parts.append(f'"timestamp":{decimal_text(arrival_ns, _MS, "short")}')
+                parts.append(f'"timestamp":{decimal_text(arrival_ns, _MS)}')
             if think_us is not None:
-                parts.append(f'"delay":{decimal_text(think_us, 3, "short")}')
+                parts.append(f'"delay":{decimal_text(think_us, 3)}')
             parts += [f'"input_length":{read}'] if body is None else _body_fields(body, content)
             if made is not None:
                 parts.append(f'"output_length":{made}')
             if body is None and blocks is not None:
                 parts.append(f'"hash_ids":[{",".join(map(str, blocks))}]')
-            texts.append(f"{{{','.join(parts)}}}")
-        lines.add(texts)
-    lines.close()
+            lines.append(f"{{{','.join(parts)}}}\n")
+        out.write("".join(lines).encode())
     ids.missing = 0  # a row with a body needs none, and AIPerf takes the others as well
     ids.report(written)
     return written
 
 
 def _lengths_only(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Blocks only of rows that are written with them: so the ids have no gaps."""
+    """Remove the blocks of rows that are written without them, so that the ids have no gaps."""
     blocks = batch.column("blocks")
     bare = pc.is_valid(batch.column("request_body"))
     if bare.true_count:
         blocks = pc.if_else(bare, pa.scalar(None, blocks.type), blocks)
-        batch = batch.set_column(batch.schema.get_field_index("blocks"), "blocks", blocks)
+        batch = replaced(batch, "blocks", blocks)
     return batch
 
 
@@ -211,7 +210,7 @@ def _body_fields(body: str, content: str) -> list[str]:
 
 
 class _Kinds:
-    """Drops rows with neither body nor length, and those of another kind than their session began with."""
+    """Drops rows with neither body nor length, and those of another kind than the first of their session."""
 
     def __init__(self, written: TraceWritten) -> None:
         self._written = written
@@ -242,7 +241,7 @@ class _Kinds:
 
 
 def _one_line(body: str) -> str:
-    """The same JSON: outside of strings a line break is any white space, and inside there is none."""
+    """Return the same JSON on one line: a line break in it is white space outside of strings."""
     return body.replace("\r", " ").replace("\n", " ")
 
 
@@ -256,7 +255,7 @@ def _is_object(body: str) -> bool:
 
 
 def _sniff(head: bytes, name: str) -> bool:
-    """What is only lengths is Mooncake's; a session, a delay or a body is AIPerf's."""
+    """Rows of lengths alone are Mooncake's; a session, a delay or a body is AIPerf's."""
     objects = first_objects(head)
     if not objects and head.count(b"\n") == 0:
         return False
@@ -275,40 +274,30 @@ def _sniff(head: bytes, name: str) -> bool:
 
 class _Session(msgspec.Struct):
     session_id: str
-    payloads: list[msgspec.Raw]
-
-
-_decode_session: Final = msgspec.json.Decoder(_Session).decode
+    payloads: list[Json]
 
 
 def _read_inputs(stream: BinaryIO) -> TraceSource:
-    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="aiperf-inputs"), iter(()))
+    return trace_source(partial(_input_batches, stream), "aiperf-inputs", level="full")
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        rows, bare = TextRows(), 0
+
+def _input_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    rows, bare = TextRows(), 0
+    for number, element in enumerate(read_elements(stream, ("data",))):
         try:
-            for number, element in enumerate(read_elements(stream, ("data",))):
-                where = f"session {number}"
-                try:
-                    session = _decode_session(element)
-                except (ValueError, RecursionError) as exc:
-                    raise FormatError(f"{where}: {exc}") from None
-                bare += not session.payloads
-                for turn, payload in enumerate(session.payloads):
-                    text = bytes(payload).decode()
-                    body = read_object(text, f"{where}, payload {turn}")
-                    yield from rows.add(
-                        session=session.session_id, session_source="explicit", turn=turn, level="full",
-                        request_body=text, **asked_columns(body),
-                    )  # fmt: skip
-        except ElementsError as exc:
-            raise FormatError(str(exc)) from None
-        yield from rows.rest()
-        if bare:
-            source.notes.append(f"{bare:,} sessions have no payloads, and became no row")
-
-    source.batches = batches()
-    return source
+            session = msgspec.convert(element, _Session)
+        except (ValueError, RecursionError) as exc:
+            raise FormatError(f"session {number}: {exc}") from None
+        bare += not session.payloads
+        for turn, payload in enumerate(session.payloads):
+            text = compact(payload)
+            yield from rows.add(
+                session=session.session_id, session_source="explicit", turn=turn, level="full",
+                request_body=text, **asked_columns(read_object(text, f"session {number}, payload {turn}")),
+            )  # fmt: skip
+    yield from rows.rest()
+    if bare:
+        notes.append(f"{bare:,} sessions have no payloads, and became no row")
 
 
 def _write_inputs(
@@ -316,9 +305,12 @@ def _write_inputs(
 ) -> TraceWritten:
     written, loose = TraceWritten(), 0
     columns = ("capture", "session", "id", "request_body")
-    needs = {"request_body": "no request body"}
-    going = Outgoing("aiperf-inputs", info, written, columns=columns, needs=needs, times="none", failed=True)
-    with Grouped() as turns:
+    going = Outgoing(
+        "aiperf-inputs", info, written, columns=columns, needs=("request_body",), times="none", failed=True
+    )
+
+    def turns() -> Iterator[tuple[object, int, bytes]]:
+        nonlocal loose
         order = count()
         for batch in going.batches(batches):
             rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
@@ -329,20 +321,13 @@ def _write_inputs(
                     written.rows -= 1
                     continue
                 # Rows come in time order, which is that of the turns. One without a session is one by itself.
-                key = n if session is None else (capture, session)
                 loose += session is None
-                turns.add(key, n, msgspec.json.encode((session or name or "", body)))
-        _put_sessions(out, turns)
-    if loose:
-        written.notes.append(f"{loose:,} rows have no session: each became one of its own")
-    return written
+                key = n if session is None else (capture, session)
+                yield key, n, msgspec.json.encode((session or name or "", body))
 
-
-def _put_sessions(out: BinaryIO, turns: Grouped) -> None:
     decode = msgspec.json.Decoder(tuple[str, str]).decode
     used: set[str] = set()
-    for n, group in enumerate(turns.groups()):
-        named = ""
+    for n, group in enumerate(grouped(turns())):
         for turn, record in enumerate(group):
             name, body = decode(record)
             if turn == 0:
@@ -354,6 +339,8 @@ def _put_sessions(out: BinaryIO, turns: Grouped) -> None:
                 out.write(f'{{"session_id":{compact(named)},"payloads":['.encode())
             out.write((f",{body}" if turn else body).encode())
     out.write(b"]}\n]}\n" if used else b'{"data":[]}\n')
+    written.note(loose, "rows have no session: each became one of its own")
+    return written
 
 
 def _sniff_inputs(head: bytes, name: str) -> bool:
@@ -361,43 +348,34 @@ def _sniff_inputs(head: bytes, name: str) -> bool:
     return text.startswith(b"{") and b'"data"' in text and b'"payloads"' in text and b'"session_id"' in text
 
 
-FORMAT: Final = TraceFormat(
-    name="aiperf",
-    title="AIPerf mooncake_trace (JSON Lines)",
-    extensions=(".jsonl",),
-    holds=frozenset(
-        {
-            "arrival", "input tokens", "output tokens", "session and turn", "think time", "prefix blocks",
-            "request body",
-        }
+FORMATS: Final = (
+    TraceFormat(
+        name="aiperf",
+        title="AIPerf mooncake_trace (JSON Lines)",
+        extensions=(".jsonl",),
+        holds=LENGTHS | {"session and turn", "think time", "prefix blocks", "request body"},
+        why={
+            "input tokens": "where there is a body, it takes the length from that",
+            "prefix blocks": "blocks of 512 tokens, of rows without a body",
+            **NO_FAILED,
+        },
+        styles={"content": "where bodies go: payload (unchanged), messages or text_input"},
+        sniff=_sniff,
+        read=_read,
+        write=_write,
     ),
-    why={
-        "input tokens": "where there is a body, it takes the length from that",
-        "prefix blocks": "blocks of 512 tokens, of rows without a body",
-        "outcome and status": "a failed request has no place: it is left out, and counted",
-    },
-    styles={
-        "content": "where bodies go: payload (word for word), messages or text_input",
-        **LINE_STYLES,
-    },
-    sniff=_sniff,
-    read=_read,
-    write=_write,
-)  # fmt: skip
-
-INPUTS: Final = TraceFormat(
-    name="aiperf-inputs",
-    title="AIPerf inputs_json (JSON)",
-    extensions=(".json",),
-    holds=frozenset({"session and turn", "request body"}),
-    needs=frozenset({"request body"}),
-    why={
-        "arrival": "its payloads have an order and no times",
-        "outcome and status": "its payloads are requests: those that failed are written, too",
-    },
-    sniff=_sniff_inputs,
-    read=_read_inputs,
-    write=_write_inputs,
+    TraceFormat(
+        name="aiperf-inputs",
+        title="AIPerf inputs_json (JSON)",
+        extensions=(".json",),
+        holds=frozenset({"session and turn", "request body"}),
+        needs=frozenset({"request body"}),
+        why={
+            "arrival": "its payloads have an order and no times",
+            "outcome and status": "its payloads are requests: those that failed are written, too",
+        },
+        sniff=_sniff_inputs,
+        read=_read_inputs,
+        write=_write_inputs,
+    ),
 )
-
-FORMATS: Final = (FORMAT, INPUTS)

@@ -1,39 +1,41 @@
-"""Qwen-Bailian's traces: JSON Lines of chats that know their parents, with ids of 16-token blocks.
+"""Qwen-Bailian's traces: JSON Lines of chats that name their parents, with ids of 16-token blocks.
 
 `chat_id, parent_chat_id (-1: the first of its conversation), timestamp (seconds), input_length,
-output_length, type (text, search, image or file), turn (from 1), hash_ids`. What becomes what: `chat_id` is
-`id`, its parent `parent`, the chat at the root `session`, `turn` counts from 0, `type` is `route`.
+output_length, type (text, search, image or file), turn (from 1), hash_ids`. In a capture, `chat_id` is `id`,
+its parent `parent`, the chat at the root `session`, `turn` counts from 0, and `type` is `route`.
 
 Of other sources, chats are numbered as they are written, a row without a known parent follows the last one of
-its session, and ids of 512-token blocks stay what they are: a chain over small blocks cannot be had from one
-over large ones. Numbers of sessions and chats are kept in memory while a file is read or written.
-
-Style: `timestamp` (a spelling of `decimals.py`), `keys`, `json`, and those of `lines.py`.
+its session, and ids of larger blocks are written unchanged: they cannot be cut. The numbers of sessions and
+chats are in memory while a file is read or written.
 
 Source: shared/traces/formats.md 1.4; alibaba-edu/qwen-bailian-usagetraces-anon, README (Apache-2.0).
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.block_ids import BLOCK_COLUMNS, BlockIds
-from llmtap.traces.format import TraceFormat, TraceSource, TraceWritten, WriteOptions, batch_of
-from llmtap.traces.formats.timed_lengths import STYLES, Number, json_texts, number_ns
-from llmtap.traces.text.decimals import checked_spelling, decimal_text, spelling_of
-from llmtap.traces.text.jsonl import Count, Id, JsonLines, first_objects
-from llmtap.traces.text.lines import LineWriter, Style
-from llmtap.traces.writer import Outgoing
+from llmtap.traces.bodies import compact
+from llmtap.traces.format import (
+    LENGTHS,
+    NO_FAILED,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
+    WriteOptions,
+    batch_of,
+    trace_source,
+)
+from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, number_ns
+from llmtap.traces.writer import BLOCK_COLUMNS, BlockIds, Outgoing
 
 __all__ = ["FORMAT"]
 
 _SIZE: Final = 16
-_FIELDS: Final = (
-    "chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "type", "turn", "hash_ids",
-)  # fmt: skip
 _WANTED: Final = (
     "arrival_ns", "input_tokens", "output_tokens", "id", "parent", "session", "turn", "route", "images",
 )  # fmt: skip
@@ -51,120 +53,90 @@ class _Row(msgspec.Struct):
 
 
 def _read(stream: BinaryIO) -> TraceSource:
-    lines = JsonLines(stream, _Row)
-    blocks = iter(lines)
-    first = next(blocks, None)
-    style = lines.style
-    style["timestamp"] = spelling_of(str(row.timestamp) for row in first[0]) if first else "float"
-    info = CaptureInfo(
-        source="bailian", arrivals="trace", blocks="trace", block_unit="tokens", block_size=_SIZE, style=style
+    return trace_source(
+        partial(_batches, stream), "bailian", blocks="trace", block_unit="tokens", block_size=_SIZE
     )
-    source = TraceSource(info, iter(()))
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        roots: dict[int, int] = {}  # of chats that have a parent
-        block = first
-        while block is not None:
-            rows, numbers = block
-            sessions = []
-            for row in rows:
-                root = row.chat_id
-                if row.parent_chat_id != -1:
-                    root = roots.get(row.parent_chat_id, row.parent_chat_id)
-                    roots[row.chat_id] = root
-                sessions.append(str(root))
-            ids = [row.hash_ids for row in rows]
-            columns: dict[str, list[Any]] = {
-                "id": [str(row.chat_id) for row in rows],
-                "parent": [None if row.parent_chat_id == -1 else str(row.parent_chat_id) for row in rows],
-                "session": sessions,
-                "session_source": ["explicit"] * len(rows),
-                "turn": [row.turn - 1 for row in rows],
-                "route": [row.type for row in rows],
-                "arrival_ns": [
-                    number_ns(row.timestamp, 9, number, "timestamp")
-                    for row, number in zip(rows, numbers, strict=True)
-                ],
-                "input_tokens": [row.input_length for row in rows],
-                "output_tokens": [row.output_length for row in rows],
-                "blocks": ids,
-                "block_size": [None if i is None else _SIZE for i in ids],
-                "block_unit": [None if i is None else "tokens" for i in ids],
-            }
-            yield batch_of(len(rows), columns)
-            block = next(blocks, None)
-        source.notes += lines.notes()
 
-    source.batches = batches()
-    return source
+def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    lines = JsonLines(stream, _Row)
+    roots: dict[int, int] = {}  # of chats that have a parent
+    for rows, numbers in lines:
+        sessions = []
+        for row in rows:
+            root = row.chat_id
+            if row.parent_chat_id != -1:
+                root = roots.get(row.parent_chat_id, row.parent_chat_id)
+                roots[row.chat_id] = root
+            sessions.append(str(root))
+        ids = [row.hash_ids for row in rows]
+        columns: dict[str, list[Any]] = {
+            "id": [str(row.chat_id) for row in rows],
+            "parent": [None if row.parent_chat_id == -1 else str(row.parent_chat_id) for row in rows],
+            "session": sessions,
+            "session_source": ["explicit"] * len(rows),
+            "turn": [row.turn - 1 for row in rows],
+            "route": [row.type for row in rows],
+            "arrival_ns": [
+                number_ns(row.timestamp, 9, number, "timestamp")
+                for row, number in zip(rows, numbers, strict=True)
+            ],
+            "input_tokens": [row.input_length for row in rows],
+            "output_tokens": [row.output_length for row in rows],
+            "blocks": ids,
+            "block_size": [None if i is None else _SIZE for i in ids],
+            "block_unit": [None if i is None else "tokens" for i in ids],
+        }
+        yield batch_of(len(rows), columns)
+    notes += lines.notes()
 
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> TraceWritten:
-    written, style = TraceWritten(), Style("bailian", info, options)
-    spelling = checked_spelling(style.get("timestamp", "float"), "timestamp")
-    keys, comma, colon = json_texts(style, _FIELDS)
-    needs = {
-        "arrival_ns": "no arrival time",
-        "input_tokens": "no count of input tokens",
-        "output_tokens": "no count of output tokens",
-    }
-    going = Outgoing("bailian", info, written, columns=(*_WANTED, *BLOCK_COLUMNS), needs=needs, times="zero")
-    chats: _Own | _Numbered = _Own() if info.source == "bailian" else _Numbered()
-    ids, lines = BlockIds(info, _SIZE), LineWriter(out, style)
-    order = [*(key for key in keys if key in _FIELDS), *(key for key in _FIELDS if key not in keys)]
+    written = TraceWritten()
+    going = Outgoing("bailian", info, written, columns=(*_WANTED, *BLOCK_COLUMNS))
+    ids, chats = BlockIds(info, _SIZE), _Chats()
     for batch in going.batches(batches):
         columns = [batch.column(name).to_pylist() for name in _WANTED]
-        texts = []
+        lines = []
         for row, blocks in zip(zip(*columns, strict=True), ids.of(batch), strict=True):
-            arrival_ns, read, made, name, parent, session, turn, route, images = row
-            chat_id, parent_id, number = chats.of(name, parent, session, turn)
-            kind = route if info.source == "bailian" else "image" if images else "text"
-            fields = {
-                "chat_id": chat_id, "parent_chat_id": parent_id,
-                "timestamp": decimal_text(arrival_ns, 9, spelling), "input_length": read,
-                "output_length": made, "turn": number,
-                "type": None if kind is None else msgspec.json.encode(kind).decode(),
-                "hash_ids": None if blocks is None else f"[{comma.join(map(str, blocks))}]",
-            }  # fmt: skip
-            pairs = (f'"{key}"{colon}{fields[key]}' for key in order if fields[key] is not None)
-            texts.append(f"{{{comma.join(pairs)}}}")
-        lines.add(texts)
-    lines.close()
+            arrival_ns, read, made, name, parent, session, turn, kind, images = row
+            if going.own:  # they have their numbers
+                chat = int(name or -1), int(parent or -1), (turn or 0) + 1
+            else:
+                chat = chats.number(name, parent, session, turn)
+                kind = "image" if images else "text"
+            line = (
+                f'{{"chat_id": {chat[0]}, "parent_chat_id": {chat[1]}, '
+                f'"timestamp": {decimal_text(arrival_ns, 9, point=True)}, "input_length": {read}, '
+                f'"output_length": {made}'
+            )
+            line += "" if kind is None else f', "type": {compact(kind)}'
+            line += f', "turn": {chat[2]}'
+            line += "" if blocks is None else f', "hash_ids": {blocks}'
+            lines.append(line + "}\n")
+        out.write("".join(lines).encode())
     ids.report(written)
-    written.notes += chats.notes()
+    written.note(chats.lost, "rows follow an exchange that is not here: they begin a conversation")
     return written
 
 
-class _Own:
-    """Chats of a file of this format: they have their numbers."""
-
-    def of(
-        self, name: str | None, parent: str | None, session: str | None, turn: int | None
-    ) -> tuple[int, int, int]:
-        """Chat, parent and turn."""
-        return int(name or -1), -1 if parent is None else int(parent), (turn or 0) + 1
-
-    def notes(self) -> list[str]:
-        return []
-
-
-class _Numbered:
-    """Chats of others: numbered as they come."""
+class _Chats:
+    """Numbers of the chats of other formats, in the order in which they are written."""
 
     def __init__(self) -> None:
         self._count = 0
         self._ids: dict[str, int] = {}
         self._last: dict[str, tuple[int, int]] = {}
-        """Of each session: its last chat and that one's turn."""
+        """Of each session: its last chat, and that chat's turn."""
         self.lost = 0
         """Rows whose parent is not in the file, nor any other of their session."""
 
-    def of(
+    def number(
         self, name: str | None, parent: str | None, session: str | None, turn: int | None
     ) -> tuple[int, int, int]:
-        """Chat, parent and turn."""
+        """Return chat, parent and turn."""
         chat_id = self._count
         self._count += 1
         before, turns = self._last.get(session, (-1, 0)) if session is not None else (-1, 0)
@@ -177,11 +149,6 @@ class _Numbered:
                 self._ids[name] = chat_id
         return chat_id, parent_id, number
 
-    def notes(self) -> list[str]:
-        if not self.lost:
-            return []
-        return [f"{self.lost:,} rows follow an exchange that is not here: they begin a conversation"]
-
 
 def _sniff(head: bytes, name: str) -> bool:
     objects = first_objects(head)
@@ -192,14 +159,13 @@ FORMAT: Final = TraceFormat(
     name="bailian",
     title="Qwen-Bailian trace (JSON Lines)",
     extensions=(".jsonl",),
-    holds=frozenset({"arrival", "input tokens", "output tokens", "session and turn", "prefix blocks"}),
-    needs=frozenset({"arrival", "input tokens", "output tokens"}),
+    holds=LENGTHS | {"session and turn", "prefix blocks"},
+    needs=LENGTHS,
     why={
         "prefix blocks": "blocks of 16 tokens; the ids of larger ones go over as they are",
-        "outcome and status": "a failed request has no place: it is left out, and counted",
+        **NO_FAILED,
         "think time": "only the times of the turns themselves",
     },
-    styles=STYLES | {"keys": "order of the fields: " + ",".join(_FIELDS)},
     sniff=_sniff,
     read=_read,
     write=_write,

@@ -1,13 +1,12 @@
-"""HAR 1.2: what browsers and debugging proxies save of HTTP, one entry for each request.
+"""HAR 1.2, as browsers and debugging proxies save HTTP: one entry for each request.
 
-Read: entries that are LLM calls, their answers played through the observer. `startedDateTime` is the
-arrival, the end of `wait` the first byte and that of `receive` the end; an event stream has no times of its
-own, except `_llmtap.chunks: [[ms, tokens, bytes], ...]`. Written: entries that any tool opens, and in
-`_llmtap.row` all that HAR has no field for (style `llmtap=none` leaves that out). The answer's content is
-rebuilt from its text.
+Read: entries that are LLM calls, their answers played through the observer. `startedDateTime` is the arrival,
+the end of `wait` the first byte, that of `receive` the end; events have times only in `_llmtap.chunks: [[ms,
+tokens, bytes], ...]`. Written: entries that any tool opens, and in `_llmtap.row` all that HAR has no field
+for (not with the style `llmtap=none`). The answer's content is rebuilt from its text.
 
-A HAR holds headers, cookies and queries of people's sessions. None is written, and of what is read only the
-answer's X-Request-Id comes into a row.
+A HAR holds headers, cookies and queries of people's sessions. None is written, and only the answer's
+X-Request-Id is read.
 
 Source: HAR 1.2 (W3C draft, "HTTP Archive"); shared/traces/formats.md 1.12.
 """
@@ -15,6 +14,7 @@ Source: HAR 1.2 (W3C draft, "HTTP Archive"); shared/traces/formats.md 1.12.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any, BinaryIO, Final
 
@@ -26,26 +26,40 @@ from llmtap import __version__
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.exchange.exchange import EVENT_CLASSES
 from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
-from llmtap.traces.answer_replay import answer_columns, text_said
-from llmtap.traces.bodies import ENDPOINTS, TextRows, asked_columns, read_object
-from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
-from llmtap.traces.text.elements import ElementsError, read_elements
+from llmtap.traces.bodies import (
+    ENDPOINTS,
+    TextRows,
+    answer_columns,
+    asked_columns,
+    read_elements,
+    read_object,
+    text_said,
+)
+from llmtap.traces.format import (
+    ASPECTS,
+    FormatError,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
+    WriteOptions,
+    trace_source,
+)
+from llmtap.traces.writer import with_model
 from llmtap.user_files import decode_json
 
 __all__ = ["FORMAT"]
 
 _SILENT: Final = " "
-"""Content of an entry that has none: browsers leave out what an event stream said. One blank says nothing,
-and lets the rest of the entry be read like any other."""
+"""Content of an entry without one, as browsers save event streams: lets the rest of the entry be read."""
 _ORIGIN: Final = "http://llmtap.invalid"
-"""A HAR wants whole URLs; which gateway it was, a capture does not hold (RFC 2606: never a real host)."""
+"""HAR needs whole URLs, and a capture does not hold the gateway's (RFC 2606: never a real host)."""
 _BODIES: Final = frozenset({"request_body", "response_text"})
 _EVENTS: Final = ("event_us", "event_tokens", "event_bytes", "event_class")
 _BESIDE: Final = frozenset({*_BODIES, *_EVENTS, "arrival"})
-"""Columns that are not in `_llmtap.row`, because they stand elsewhere in the entry."""
+"""Columns that stand elsewhere in the entry than in `_llmtap.row`."""
 _ROW_NAMES: Final = tuple(name for name in SCHEMA.names if name not in _BESIDE)
 _PLAIN: Final = ("arrival_ns", "request_body", "response_text", "status", "response_end_us")
-"""Columns that HAR itself has a place for: all that is left with the style `llmtap=none`."""
+"""Columns of HAR itself: all that is written with the style `llmtap=none`."""
 _US_PER_S: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -66,27 +80,23 @@ class _Answer(msgspec.Struct):
 
 
 def _read(file: BinaryIO) -> TraceSource:
-    source = TraceSource(CaptureInfo(level="full", arrivals="wall", source="har"), iter(()))
-    source.batches = _batches(file, source.notes)
-    return source
+    return trace_source(partial(_batches, file), "har", level="full", arrivals="wall")
 
 
 def _batches(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     rows, skipped = TextRows(), Counter[str]()
-    try:
-        for number, element in enumerate(read_elements(file, ("log", "entries"))):
-            entry = read_object(element, f"entry {number}")
-            row = _row_of(entry, skipped)
-            if row is not None:
-                yield from rows.add(**row)
-    except ElementsError as exc:
-        raise FormatError(str(exc)) from None
+    for number, entry in enumerate(read_elements(file, ("log", "entries"), floats=True)):
+        if not isinstance(entry, dict):
+            raise FormatError(f"entry {number}: expected a JSON object")
+        row = _row_of(entry, skipped)
+        if row is not None:
+            yield from rows.add(**row)
     yield from rows.rest()
     notes += [f"{n:,} entries {what}" for what, n in skipped.items()]
 
 
 def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | None:
-    """The row of an entry; None, and counted, for one that is none of ours."""
+    """Return the row of an entry; None, and count it, if it is no LLM call."""
     request, response = entry.get("request"), entry.get("response")
     if not isinstance(request, dict) or not isinstance(response, dict):
         skipped["have no request or no response: left out"] += 1
@@ -126,7 +136,7 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
     row |= _points(saved.totals)
     if silent:
         skipped["have no content: times and request are kept, what the answer said is not known"] += 1
-        # Played without its content it looks like a stream that broke off, which nobody knows.
+        # Without its content it looks like a broken stream, which is not known.
         for name in ("outcome", "error", "no_token_reason", "dialect", "unparsed_events"):
             row.pop(name, None)
         row["stream"] = str(content.get("mimeType")).startswith("text/event-stream")
@@ -137,7 +147,7 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
 
 
 def _arrival_ns(date: Any) -> int | None:
-    """A date as ns, exactly; HAR wants a zone in it, and without one it is taken for UTC."""
+    """Return a date as ns; without a zone it is UTC."""
     try:
         moment = datetime.fromisoformat(date)
     except (TypeError, ValueError):
@@ -148,7 +158,7 @@ def _arrival_ns(date: Any) -> int | None:
 
 
 def _asked(body: bytes) -> dict[str, Any]:
-    """What the request says, where it is JSON: other bodies are nobody's prompt."""
+    """Return the columns of a request with a JSON body."""
     if not body:
         return {}
     try:
@@ -159,7 +169,7 @@ def _asked(body: bytes) -> dict[str, Any]:
 
 
 def _points(totals: dict[str, float]) -> dict[str, Any]:
-    """The timeline by the timings that are not -1; `ssl` is part of `connect` (HAR 1.2, "timings")."""
+    """Return the timeline by the timings that are not -1; `ssl` is part of `connect` (HAR 1.2, "timings")."""
     before = sum(totals.get(name, 0.0) for name in ("blocked", "dns", "connect", "send"))
     row: dict[str, Any] = {}
     if "send" in totals:
@@ -176,7 +186,7 @@ def _us(seconds: float) -> int:
 
 
 def _event_columns(ours: Any, explained: Explained | None) -> dict[str, Any]:
-    """The events that `_llmtap.chunks` times; their classes by the content, where it has as many."""
+    """Return the events of `_llmtap.chunks`, with classes by the content if it has as many."""
     chunks = ours.get("chunks") if isinstance(ours, dict) else None
     if not isinstance(chunks, list) or not chunks:
         return {}
@@ -203,7 +213,7 @@ def _is_ms(value: Any) -> bool:
 
 
 def _row_of_ours(entry: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """What we wrote, taken back as it was."""
+    """Return the row of an entry that llmtap wrote."""
     row = {name: value for name, value in ours["row"].items() if name in _ROW_NAMES}
     row |= _event_columns(ours, None)
     post = entry["request"].get("postData")
@@ -226,36 +236,27 @@ def _arrival(ns: int) -> dict[str, Any]:
 def _write(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> TraceWritten:
-    style = options.style.get("llmtap", "row")
-    if style not in ("row", "none"):
-        raise FormatError(f"style llmtap: expected row or none, got {style!r}")
+    style = options.choice("llmtap", "row", ("row", "none"))
     written = TraceWritten()
     opening = {
         "version": "1.2", "creator": {"name": "llmtap", "version": __version__}, "entries": [],
     }  # fmt: skip
     file.write(b'{"log":' + msgspec.json.encode(opening)[: -len(b"]}")])
     endless = 0
-    for batch in batches:
+    for batch in with_model(batches, options, written):
         dated = batch.filter(pc.is_valid(batch.column("arrival_ns")))
         if dated.num_rows < batch.num_rows:
             written.drop("no arrival", batch.num_rows - dated.num_rows)
         written.count(dated if style == "row" else dated.select(_PLAIN))
         for row in dated.to_pylist():
             endless += row["response_end_us"] is None
-            model = options.model if options.override_model or row["model"] is None else None
-            row["model"] = model or row["model"]
             file.write(b",\n" if written.rows else b"\n")
             file.write(msgspec.json.encode(_entry(row, style)))
             written.rows += 1
     file.write(b"\n]}}\n")
-    if options.override_model and options.model is not None:
-        written.changed["model"] = "--model in every row"
     if info.arrivals == "trace" and written.rows:
         written.notes.append("arrivals count from the trace's own zero: the dates begin in 1970")
-    if endless:
-        written.notes.append(
-            f"{endless:,} rows do not say when they ended: where HAR wants a time, they have 0"
-        )
+    written.note(endless, "rows do not say when they ended: where HAR wants a time, they have 0")
     return written
 
 
@@ -294,7 +295,7 @@ def _entry(row: dict[str, Any], style: str) -> dict[str, Any]:
 
 
 def _ours(row: dict[str, Any]) -> dict[str, Any]:
-    """What HAR has no field for."""
+    """Return what HAR has no field for."""
     ours: dict[str, Any] = {
         "row": {name: row[name] for name in _ROW_NAMES if row[name] is not None},
     }
@@ -307,7 +308,7 @@ def _ours(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _timings(row: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds; -1 where HAR allows that a thing is not known."""
+    """Return the timings in ms; -1: not known."""
     submit, first, end = row["submit_us"], row["first_byte_us"], row["response_end_us"]
     sent = max(submit or 0, 0)
     seen = max(sent, first if first is not None else (end if end is not None else sent))
@@ -319,7 +320,7 @@ def _timings(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _answer(row: dict[str, Any], text: str) -> str:
-    """An answer in one piece that says what the streamed one did."""
+    """Return the content of the answer in one piece, with the text of the streamed one."""
     answer = {
         "object": "chat.completion", "model": row["response_model"] or row["model"] or "",
         "choices": [
@@ -332,7 +333,7 @@ def _answer(row: dict[str, Any], text: str) -> str:
 
 
 def _said(content: str) -> str:
-    """The text in an answer that `_answer` made."""
+    """Return the text of an answer made by `_answer`."""
     try:
         return decode_json(content, _Answer).choices[0].message.content
     except (ValueError, IndexError) as exc:

@@ -1,59 +1,195 @@
-"""Mooncake's traces: JSON Lines with times in milliseconds and one id per block of 512 tokens.
+"""Mooncake's traces, and the reader and writer of the other formats with the same fields.
 
-`{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}`. The last block
-may be partial, so that a prompt of n tokens has ceil(n / 512) ids. What a Mooncake file held comes back byte
-for byte.
+JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}`
+with one id per block of 512 tokens. The last block may be partial: a prompt of n tokens has ceil(n / 512)
+ids.
 
-AIPerf, guidellm and vLLM read the same fields, the latter two with times in seconds: they have formats of
-their own here. A file that could be any of them is taken for this one, unless its times have fractions.
+AIPerf, guidellm and vLLM read the same fields, guidellm and vLLM with times in seconds and blocks of other
+sizes: `LengthFields` says what each makes of them. A file that could be any of them is read as Mooncake's,
+unless its times have fractions.
 
 Source: shared/traces/formats.md 1.1; kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
-from collections.abc import Iterable
-from typing import BinaryIO, Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Annotated, Any, BinaryIO, Final
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import TraceFormat, TraceSource, TraceWritten, WriteOptions
-from llmtap.traces.formats.timed_lengths import STYLES, LengthReading, looks, read_lengths, write_lengths
+from llmtap.traces.format import (
+    LENGTHS,
+    NO_FAILED,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
+    WriteOptions,
+    batch_of,
+    trace_source,
+)
+from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, number_ns
+from llmtap.traces.writer import BLOCK_COLUMNS, BlockIds, Outgoing, replaced
 
-__all__ = ["FORMAT"]
+__all__ = ["FORMAT", "LengthFields", "looks"]
 
-_READING: Final = LengthReading(name="mooncake", places=6, spelling="0", sizes=(512,))
-
-
-def _read(stream: BinaryIO) -> TraceSource:
-    return read_lengths(stream, _READING)
+_FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids")
+_NEEDS: Final = ("arrival_ns", "input_tokens", "output_tokens")
+_COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us", *BLOCK_COLUMNS)
 
 
-def _write(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    return write_lengths(out, info, batches, options, _READING)
+class _Row(msgspec.Struct):
+    timestamp: Number
+    input_length: Count
+    output_length: Count
+    hash_ids: Annotated[list[Id], msgspec.Meta(max_length=1 << 24)] | None = None
 
 
-def _sniff(head: bytes, name: str) -> bool:
-    found, fractions = looks(head)
-    return found and not fractions
+class _RowWithDuration(_Row):
+    duration: Number | None = None
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthFields:
+    """Meaning of the fields to one tool."""
+
+    name: str
+    places: int
+    """Digits from the unit of `timestamp` down to ns: 6 of milliseconds, 9 of seconds."""
+    sizes: tuple[int, ...] = (512,)
+    """Tokens in a block: the first size that the first rows agree with, or else the first."""
+    durations: bool = False
+    """Has `duration`, of the whole answer, in the same unit."""
+    any_size: bool = False
+    """Its reader can be told the size: blocks of any size are written unchanged."""
+    blocks_needed: bool = False
+    """Its reader makes the prompt of the ids alone: a row without ids would be an empty prompt."""
+
+    def read(self, stream: BinaryIO) -> TraceSource:
+        """Read a trace. Raises FormatError."""
+        lines: JsonLines[_Row] = JsonLines(stream, _RowWithDuration if self.durations else _Row)
+        blocks = iter(lines)
+        first = next(blocks, ([], []))
+        size = self._size_of(first[0])
+        return trace_source(
+            partial(self._batches, lines, chain([first], blocks), size),
+            self.name, blocks="trace", block_unit="tokens", block_size=size,
+        )  # fmt: skip
+
+    def _batches(
+        self, lines: JsonLines[_Row], blocks: Iterable[tuple[list[_Row], list[int]]], size: int,
+        notes: list[str],
+    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        bare = broken = 0
+        for rows, numbers in blocks:
+            ids = [row.hash_ids for row in rows]
+            columns: dict[str, list[Any]] = {
+                "arrival_ns": [
+                    number_ns(row.timestamp, self.places, n, "timestamp")
+                    for row, n in zip(rows, numbers, strict=True)
+                ],
+                "input_tokens": [row.input_length for row in rows],
+                "output_tokens": [row.output_length for row in rows],
+                "blocks": ids,
+                "block_size": [None if i is None else size for i in ids],
+                "block_unit": [None if i is None else "tokens" for i in ids],
+            }
+            if self.durations:
+                ends = [getattr(row, "duration", None) for row in rows]
+                columns["response_end_us"] = [
+                    None if d is None else number_ns(d, self.places, n, "duration") // 1_000
+                    for d, n in zip(ends, numbers, strict=True)
+                ]
+            bare += ids.count(None)
+            broken += sum(
+                i is not None and len(i) != -(-row.input_length // size)
+                for row, i in zip(rows, ids, strict=True)
+            )
+            yield batch_of(len(rows), columns)
+        notes += lines.notes()
+        if bare:
+            notes.append(f"{bare:,} rows have no hash_ids")
+        if broken:
+            notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {size} tokens")
+
+    def _size_of(self, rows: list[_Row]) -> int:
+        for size in self.sizes:
+            if all(r.hash_ids is None or len(r.hash_ids) == -(-r.input_length // size) for r in rows):
+                return size
+        return self.sizes[0]
+
+    def size_written(self, info: CaptureInfo) -> int:
+        """Return the tokens in a block of the file to write."""
+        kept = info.block_unit == "tokens" and (self.any_size or info.source == self.name)
+        return info.block_size if kept and info.block_size else self.sizes[0]
+
+    def write(
+        self, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+    ) -> TraceWritten:
+        """Write a trace: times in seconds exactly, times in milliseconds whole, unless they are its own."""
+        written = TraceWritten()
+        needs: tuple[str, ...] = _NEEDS
+        if self.blocks_needed:
+            needs = (*_NEEDS, "blocks")
+            batches = map(_empty_as_none, batches)
+        going = Outgoing(self.name, info, written, columns=_COLUMNS, needs=needs)
+        ids, cut = BlockIds(info, self.size_written(info)), 0
+        seconds = self.places == 9
+        whole_ns = 1 if seconds or going.own else 10**self.places
+        for batch in going.batches(batches):
+            columns = [batch.column(name).to_pylist() for name in _COLUMNS[:4]]
+            lines = []
+            for arrival, read, made, end, blocks in zip(*columns, ids.of(batch), strict=True):
+                cut += arrival % whole_ns > 0
+                time = decimal_text(arrival // whole_ns * whole_ns, self.places, point=seconds)
+                line = f'{{"timestamp": {time}, "input_length": {read}, "output_length": {made}'
+                if blocks is not None:
+                    line += f', "hash_ids": {blocks}'
+                if self.durations and end is not None:
+                    line += f', "duration": {decimal_text(end * 1_000, self.places, point=True)}'
+                lines.append(line + "}\n")
+            out.write("".join(lines).encode())
+        ids.report(written)
+        written.note(cut, "arrivals lost what is finer than the format's digits")
+        return written
+
+
+def _empty_as_none(batch: pa.RecordBatch) -> pa.RecordBatch:
+    blocks = batch.column("blocks")
+    bare = pc.and_(pc.equal(pc.list_value_length(blocks), 0), pc.greater(batch.column("input_tokens"), 0))
+    return replaced(
+        batch, "blocks", pc.if_else(pc.fill_null(bare, False), pa.scalar(None, blocks.type), blocks)
+    )
+
+
+def looks(head: bytes) -> tuple[bool, bool]:
+    """Return whether the first rows have these fields alone, and whether their times have fractions."""
+    objects = first_objects(head)
+    if not objects or not all({*_FIELDS[:3]} <= o.keys() <= {*_FIELDS, "duration"} for o in objects):
+        return False, False
+    return True, any("duration" in o or isinstance(o["timestamp"], float) for o in objects)
+
+
+_MOONCAKE: Final = LengthFields(name="mooncake", places=6)
 
 FORMAT: Final = TraceFormat(
     name="mooncake",
     title="Mooncake trace (JSON Lines, milliseconds)",
     extensions=(".jsonl",),
-    holds=frozenset({"arrival", "input tokens", "output tokens", "prefix blocks"}),
-    needs=frozenset({"arrival", "input tokens", "output tokens"}),
+    holds=LENGTHS | {"prefix blocks"},
+    needs=LENGTHS,
     why={
         "arrival": "in whole milliseconds, from the first one",
         "prefix blocks": "blocks of 512 tokens; the ids of others go over, but readers that count them "
         "(guidellm) reject such rows",
-        "outcome and status": "a failed request has no place: it is left out, and counted",
+        **NO_FAILED,
         "session and turn": "only shared blocks tell which requests belong together",
     },
-    styles=STYLES,
-    sniff=_sniff,
-    read=_read,
-    write=_write,
+    sniff=lambda head, name: looks(head) == (True, False),
+    read=_MOONCAKE.read,
+    write=_MOONCAKE.write,
 )

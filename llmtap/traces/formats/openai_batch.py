@@ -1,14 +1,15 @@
-"""OpenAI's batch files: requests by the line, and the answers to them by the line. No times.
+"""OpenAI's batch files: requests by the line, and their answers by the line, without times.
 
 Requests: `{"custom_id": str, "method": "POST", "url": "/v1/chat/completions", "body": {...}}`.
 Answers, in any order: `{"id": str, "custom_id": str, "response": {"status_code": int, "request_id": str,
-"body": {...}} | null, "error": {"code", "message"} | null}`. The two are formats of their own here, because
-each holds what the other does not.
+"body": {...}} | null, "error": {"code", "message"} | null}`. The two are
+formats of their own, because each holds what the other does not.
 
 Source: shared/traces/formats.md 1.11.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -17,22 +18,30 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.saved import SavedError, explain, read_saved
-from llmtap.traces.answer_replay import answer_columns, text_said
 from llmtap.traces.bodies import (
     ENDPOINTS,
     TextRows,
+    answer_columns,
     asked_columns,
     endpoint_of,
-    read_lines,
     read_object,
+    text_said,
 )
-from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
+from llmtap.traces.format import (
+    FormatError,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
+    WriteOptions,
+    trace_source,
+)
+from llmtap.traces.text import read_lines
 from llmtap.traces.writer import FAILED
 
 __all__ = ["FORMATS"]
 
 LINES_MAX: Final = 50_000
-"""That providers take in one file."""
+"""Maximum of the providers for one file."""
 _FALSE: Final = msgspec.Raw(b"false")
 _NULL: Final = msgspec.Raw(b"null")
 _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -67,9 +76,7 @@ class _Answer(msgspec.Struct):
 
 
 def _read_questions(file: BinaryIO) -> TraceSource:
-    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="openai-batch"), iter(()))
-    source.batches = _questions(file, source.notes)
-    return source
+    return trace_source(partial(_questions, file), "openai-batch", level="full")
 
 
 def _questions(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
@@ -99,9 +106,7 @@ def _questions(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _read_answers(file: BinaryIO) -> TraceSource:
-    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="openai-batch-output"), iter(()))
-    source.batches = _answers(file, source.notes)
-    return source
+    return trace_source(partial(_answers, file), "openai-batch-output", level="full")
 
 
 def _answers(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
@@ -126,7 +131,7 @@ def _answers(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _response_columns(response: _Response, where: str) -> dict[str, Any]:
-    """The answer, played like any other."""
+    """Return the columns of an answer, played through the observer."""
     if not 200 <= response.status_code <= 999:
         raise FormatError(f"{where}: status_code: {response.status_code} is none")
     body = bytes(response.body)
@@ -158,7 +163,7 @@ def _write_questions(
 
 
 def _put_question(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> bool:
-    """Writes a row, or drops it."""
+    """Write a row, or drop it."""
     if row["request_body"] is None:
         return out.drop("no request body")
     # Members stay as they are spelled: only what has to go, goes.
@@ -209,9 +214,9 @@ def _write_answers(
 
 
 def _put_answer(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> str | None:
-    """Writes a row as a `response` or an `error`, and says as which; None where it is dropped.
+    """Write a row and return its kind, `response` or `error`; None if it is dropped.
 
-    An error is a request that failed by no will of the client's: one that the client gave up has no place.
+    An error is a request that failed by no decision of the client: one that the client gave up is dropped.
     """
     name = out.name(row["id"])
     line: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": name, "response": None, "error": None}
@@ -242,7 +247,7 @@ def _put_answer(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> st
 
 
 def _failure(status: int | None, outcome: str | None) -> str:
-    """A sentence on how a request failed."""
+    """Return a sentence on how a request failed."""
     if status is None:
         return "there was no answer"
     if status >= 400:
@@ -259,20 +264,20 @@ def _usage(row: dict[str, Any]) -> Any:
 
 
 class _Lines:
-    """What both kinds of line share: names that are unique, and what is told at the end."""
+    """Lines of either kind, with unique names, and their counts."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.written = TraceWritten()
         self._bytes = 0
-        # By hash, about 60 bytes a line: a file of more than LINES_MAX is of use to nobody as it is.
+        # By hash, about 60 bytes a line.
         self._names: set[int] = set()
         self._renamed = 0
         self.models: set[bytes] = set()
         self.unstreamed = 0
 
     def name(self, wanted: str | None) -> str:
-        """The row's own id, or another where it has none or an earlier row has the same."""
+        """Return the row's id, or another if it has none or an earlier row has the same."""
         n = self.written.rows
         name = wanted or f"request-{n}"
         while hash(name) in self._names:
@@ -289,7 +294,6 @@ class _Lines:
         self.written.rows += 1
 
     def drop(self, reason: str) -> bool:
-        """False: it is not written."""
         self.written.drop(reason)
         return False
 
@@ -318,7 +322,7 @@ class _Lines:
 
 
 def _first_line(head: bytes) -> dict[str, Any] | None:
-    """The first line as an object: as much as `head` has of it need not be all."""
+    """Return the first line as an object; None if `head` does not hold all of it."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
     try:
         value = msgspec.json.decode(line)

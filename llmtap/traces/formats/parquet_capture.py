@@ -1,10 +1,8 @@
-"""Our own captures as a format among the others: Parquet in the columns of `capture/schema.py`.
+"""llmtap's captures: Parquet in the columns of `capture/schema.py`, one file or many.
 
-A capture may be one file or many (`capture/reader.py`); what comes by a pipe, or compressed, is one.
-
-What is missing of a capture is told by the numbers of its rows and by its relays' ledger (`integrity.py`).
-A file has one ledger. So where rows are of several captures, or come from a format that has no ledger, the
-file is written without one, and the rows without their relays: nothing can be told of it, and nothing is.
+The integrity of a capture needs the numbers of its rows and the ledger of its relays
+(`capture/read/integrity.py`). A file has one ledger: rows of several captures, or of a format without a
+ledger, are written without one and without their relays.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +15,7 @@ import pyarrow.parquet as pq
 
 from llmtap import __version__
 from llmtap.capture.read.reader import read
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, info_of
-from llmtap.capture.store.migrations import CaptureVersionError, migrate
+from llmtap.capture.schema import VERSION, CaptureInfo, CaptureLedger, CaptureVersionError, info_of, migrate
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import (
     ASPECTS,
@@ -29,11 +26,12 @@ from llmtap.traces.format import (
     TraceWritten,
     WriteOptions,
 )
+from llmtap.traces.writer import replaced, with_model
 
 __all__ = ["FORMAT", "read_many"]
 
 _BATCH_BYTES: Final = 16 << 20
-"""Of rows read at once; those with bodies are fewer."""
+"""Rows read at once; those with bodies are fewer."""
 _MAGIC: Final = b"PAR1"
 
 
@@ -45,11 +43,9 @@ def _read(file: BinaryIO) -> TraceSource:
 def read_many(
     where: str, progress: Callable[[int, int | None], None] | None = None
 ) -> tuple[TraceSource, int]:
-    """The rows of a folder's files, or a pattern's, or at a URL, as one source; and how many bytes they have.
+    """Return the rows of a folder, a pattern or a URL as one source, and their bytes.
 
-    `progress` is told of these bytes how many the rows so far have, about, and how many there are.
-
-    Raises ConfigError, or FormatError, for what is no capture.
+    `progress` is called with the approximate bytes so far and their total. Raises ConfigError or FormatError.
     """
     try:
         capture = read(where)
@@ -110,25 +106,20 @@ def _write(
 
     def rows() -> Iterator[pa.RecordBatch]:
         nonlocal numbered
-        for batch in batches:
+        for batch in with_model(batches, options, written):
             if not whole:
                 numbered += pc.and_(
                     pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay"))
                 ).true_count
-                batch = _set(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
-            if options.model is not None:
-                batch = _set(batch, "model", _models(batch.column("model"), options))
+                batch = replaced(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
             written.count(batch)
             yield batch
 
-    # The very style, not a copy: a reader completes it when its last row is through.
     info = msgspec.structs.replace(
         info, schema_version=VERSION, tap_version=info.tap_version or __version__,
         ledger=info.ledger if whole else CaptureLedger(),
     )  # fmt: skip
     written.rows = write_parquet(file, info, rows())
-    if options.override_model and options.model is not None:
-        written.changed["model"] = "--model in every row"
     if numbered:
         written.notes.append(
             f"{numbered:,} rows are of several captures, or came without a ledger: `relay` is left out, so "
@@ -137,27 +128,12 @@ def _write(
     return written
 
 
-def _models(models: pa.StringArray, options: WriteOptions) -> pa.StringArray:
-    if options.override_model:
-        return pa.array([options.model] * len(models), pa.string())
-    return models.fill_null(options.model)
-
-
-def _set(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
-    i = batch.schema.get_field_index(name)
-    return batch.set_column(i, SCHEMA.field(name), values)
-
-
-def _sniff(head: bytes, name: str) -> bool:
-    return head.startswith(_MAGIC)
-
-
 FORMAT: Final = TraceFormat(
     name="llmtap",
     title="llmtap capture (Parquet)",
     extensions=(".parquet",),
     holds=frozenset(ASPECTS),
-    sniff=_sniff,
+    sniff=lambda head, name: head.startswith(_MAGIC),
     read=_read,
     write=_write,
 )

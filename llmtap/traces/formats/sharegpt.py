@@ -10,16 +10,23 @@ Source: shared/traces/formats.md 1.10; vLLM's benchmark reads `conversations[0].
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.bodies import TextRows, compact, messages_of, read_object
-from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
-from llmtap.traces.text.elements import ElementsError, read_elements
-from llmtap.traces.text.grouped import Grouped
+from llmtap.traces.bodies import TextRows, compact, messages_of, read_elements, read_object
+from llmtap.traces.format import (
+    FormatError,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
+    WriteOptions,
+    trace_source,
+)
+from llmtap.traces.sorting import grouped
 
 __all__ = ["FORMAT"]
 
@@ -28,7 +35,7 @@ _ROLES: Final = {
     "model": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
     "tool": "tool", "observation": "tool", "function": "tool",
 }  # fmt: skip
-"""By whom a turn is said to be from, in the copies around."""
+"""Names of speakers in the known copies."""
 _SPEAKERS: Final = {"user": "human", "assistant": "gpt", "system": "system", "developer": "system"}
 
 Messages = list[tuple[str, str]]
@@ -45,7 +52,6 @@ class _Conversation(msgspec.Struct):
     model: str | None = None
 
 
-_decode: Final = msgspec.json.Decoder(_Conversation).decode
 _decode_turn: Final = msgspec.json.Decoder(_Turn).decode
 
 
@@ -54,7 +60,7 @@ _decode_turn: Final = msgspec.json.Decoder(_Turn).decode
 
 @dataclass(slots=True)
 class _Odd:
-    """What was met that became no row, or not quite."""
+    """Counts of irregular turns."""
 
     texts: int = 0
     unanswered: int = 0
@@ -77,31 +83,26 @@ class _Odd:
 
 
 def _read(file: BinaryIO) -> TraceSource:
-    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="sharegpt"), iter(()))
-    source.batches = _batches(file, source.notes)
-    return source
+    return trace_source(partial(_batches, file), "sharegpt", level="full")
 
 
 def _batches(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     rows, odd = TextRows(), _Odd()
-    try:
-        for number, element in enumerate(read_elements(file)):
-            where = f"conversation {number}"
-            try:
-                conversation = _decode(element)
-            except (ValueError, RecursionError) as exc:
-                raise FormatError(f"{where}: {exc}") from None
-            # Each row repeats what was said before it: they must not all be in memory at once.
-            for row in _rows(conversation, where, number, odd):
-                yield from rows.add(**row)
-    except ElementsError as exc:
-        raise FormatError(str(exc)) from None
+    for number, element in enumerate(read_elements(file)):
+        where = f"conversation {number}"
+        try:
+            conversation = msgspec.convert(element, _Conversation)
+        except (ValueError, RecursionError) as exc:
+            raise FormatError(f"{where}: {exc}") from None
+        # Each row repeats what was said before it: they must not all be in memory at once.
+        for row in _rows(conversation, where, number, odd):
+            yield from rows.add(**row)
     yield from rows.rest()
     notes += odd.notes()
 
 
 def _rows(conversation: _Conversation, where: str, number: int, odd: _Odd) -> Iterator[dict[str, Any]]:
-    """A row for each answer of a conversation."""
+    """Yield a row for each answer of a conversation."""
     name = conversation.id
     session = f"#{number}" if name is None or name == "" else str(name)
     about = {} if conversation.model is None else {"model": conversation.model}
@@ -149,26 +150,29 @@ def _write(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> TraceWritten:
     written = TraceWritten()
-    with Grouped() as turns:
+
+    def turns() -> Iterator[tuple[object, int, bytes]]:
         for batch in batches:
             columns = [batch.column(name).to_pylist() for name in _WANTED]
-            good = [_collect(turns, written, *row) for row in zip(*columns, strict=True)]
-            written.count(batch.filter(pa.array(good, pa.bool_())))
-        writer = _Writer(file, written)
-        for group in turns.groups():
-            writer.session(group)
-        writer.close()
+            found = [_turn_of(written, *row) for row in zip(*columns, strict=True)]
+            written.count(batch.filter(pa.array([turn is not None for turn in found], pa.bool_())))
+            yield from filter(None, found)
+
+    writer = _Writer(file, written)
+    for group in grouped(turns()):
+        writer.session(group)
+    writer.close()
     return written
 
 
 _WANTED: Final = ("capture", "session", "turn", "id", "request_body", "response_text")
 
 
-def _collect(
-    turns: Grouped, written: TraceWritten, capture: str | None, session: str | None, turn: int | None,
-    name: str | None, body: str | None, answer: str | None,
-) -> bool:  # fmt: skip
-    """Takes a row, or says that it has no place."""
+def _turn_of(
+    written: TraceWritten, capture: str | None, session: str | None, turn: int | None, name: str | None,
+    body: str | None, answer: str | None,
+) -> tuple[object, int, bytes] | None:  # fmt: skip
+    """Return key, place and record of a row (`sorting.grouped`), or None for one that is dropped."""
     reason = None
     messages = None
     if body is None:
@@ -184,21 +188,20 @@ def _collect(
             reason = "request without messages"
     if reason is not None:
         written.drop(reason)
-        return False
+        return None
     n = written.rows
     written.rows += 1
     # A row of no session is a conversation of its own.
     key = n if session is None else (capture, session)
     record = msgspec.json.encode((session if session is not None else name, messages, answer))
-    turns.add(key, n if turn is None else turn, record)
-    return True
+    return key, n if turn is None else turn, record
 
 
 _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).decode
 
 
 class _Writer:
-    """Puts the turns of each session back into one conversation."""
+    """Writes the turns of each session as one conversation."""
 
     def __init__(self, file: BinaryIO, written: TraceWritten) -> None:
         self._file = file
@@ -207,7 +210,7 @@ class _Writer:
         self._branched = 0
 
     def session(self, records: Iterator[bytes]) -> None:
-        """One session, turn by turn. What one turn says, the next one's prompt repeats."""
+        """Write a session. The prompt of a turn repeats what was said in the turns before it."""
         history: Messages = []
         name: str | None = None
         branches = 0
@@ -223,11 +226,10 @@ class _Writer:
 
     def close(self) -> None:
         self._file.write(b"\n]\n" if self._count else b"[]\n")
-        if self._branched:
-            self._written.notes.append(
-                f"{self._branched:,} sessions went on from an earlier point than their last turn: "
-                "they became several conversations"
-            )
+        self._written.note(
+            self._branched,
+            "sessions went on from an earlier point than their last turn: they became several conversations",
+        )
 
     def _put(self, name: str | None, branch: int, history: Messages) -> None:
         told = f"conversation-{self._count}" if name is None else name
@@ -243,8 +245,7 @@ class _Writer:
 
 
 def _goes_on(history: Messages, messages: Messages) -> bool:
-    """Whether a prompt repeats what was said. What the model said, clients shorten and trim: it need only be
-    there."""
+    """Whether a prompt repeats what was said. Clients shorten the model's turns: those need only be there."""
     if len(messages) <= len(history):
         return False
     return all(
@@ -257,7 +258,7 @@ def _goes_on(history: Messages, messages: Messages) -> bool:
 
 
 def _sniff(head: bytes, name: str) -> bool:
-    """An array of objects, the first of which has turns."""
+    """Whether it is an array of objects, the first of which has turns."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text.startswith(b"["):
         return False

@@ -2,18 +2,16 @@
 
     setup(app, socket="/run/llmtap/tap.sock")
 
-An aiohttp middleware sees requests come in and responses come back, but a streamed response is long over
-when it comes back, and one that was never prepared goes out only afterwards. What all of them go through is
-the request's writer: it is made for one request, it is public (`Request.writer`), and `write_headers`,
-`write` and `write_eof` are its interface (`aiohttp.abc.AbstractStreamWriter`). So these are what is looked
-at, on that one object, until the answer has ended: responses of any class, payloads and handlers are left
-alone, and aiohttp's own answers to errors are seen, too.
+An aiohttp middleware does not see a streamed response before it is over. All responses go through the
+request's writer, which is public (`Request.writer`) and made for one request. So its methods `write_headers`,
+`write` and `write_eof` (`aiohttp.abc.AbstractStreamWriter`) are wrapped until the answer has ended;
+responses, payloads and handlers are left alone, and aiohttp's own answers to errors are measured, too.
 
-The request's body is read again from where aiohttp keeps it once a handler has read it (`await
-request.json()`, `text`, `read`, `post` of a form); a handler that takes `request.content` itself has it to
-itself, and model and tenant are then told from the head and the answer. A file that the kernel sends
-(`web.FileResponse`) is an answer without a body here. WebSockets pass unmeasured, counted as dropped for
-the reason `websocket`. Of paths in `skip` nothing is told or counted.
+The request's body is read from where aiohttp keeps it once a handler has read it (`await request.json()`,
+`text`, `read`, `post` of a form); if a handler takes `request.content` itself, model and tenant are read from
+the head and the answer. A file that the kernel sends (`web.FileResponse`) is an answer without a body here.
+WebSockets pass unmeasured, counted as dropped for the reason `websocket`. Paths in `skip` are not reported or
+counted.
 """
 
 import asyncio
@@ -23,9 +21,8 @@ from typing import Any, Final
 from aiohttp import HttpVersion10, web
 from aiohttp.typedefs import Handler, Middleware
 
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
+from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, Paths, mono_ns
 from llmtap.vantage.middleware.exchange import AppExchange, request_head
-from llmtap.vantage.middleware.paths import Paths
 
 __all__ = ["setup"]
 
@@ -36,10 +33,10 @@ _WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
 def setup(
     app: web.Application, *, socket: str, skip: Collection[str] = (), tap_bytes: int = TAP_BYTES
 ) -> None:
-    """Puts the tap around an app, outside of all its middlewares, and ends it with the app.
+    """Put the tap around an app, outside of all its middlewares, and end it with the app.
 
-    `socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that the
-    meter is told nothing of, with all below them; `tap_bytes`: most bytes of frames that may wait for it.
+    `socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that are not
+    measured, with all below them; `tap_bytes`: maximum bytes of frames that wait for the meter.
     Raises ConfigError.
     """
     skipped = Paths(skip)
@@ -75,11 +72,11 @@ def _middleware(emitters: Emitters, skipped: Paths) -> Middleware:
 
 
 def _watch(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | None":
-    """What looks at one request's writer; None where our own code fails. Never raises."""
+    """Wrap one request's writer; None if our own code fails. Never raises."""
     exchange = None
     try:
         version = "1.0" if request.version <= HttpVersion10 else "1.1"
-        # aiohttp hands a body on without its coding, so the head must not announce one.
+        # aiohttp decodes the body, so the head must not announce a coding.
         fields = [(n, v) for n, v in request.raw_headers if n.lower() != b"content-encoding"]
         head = request_head(request.method, _bytes(request.raw_path), version, fields)
         exchange = AppExchange(emitter, request.method, head, arrival_ns)
@@ -96,7 +93,7 @@ def _watch(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | 
 
 
 class _Call:
-    """Stands in for the writer's methods while one request is answered."""
+    """The writer's methods while one request is answered."""
 
     __slots__ = (
         "_compresses", "_enable_compression", "_exchange", "_request", "_request_end_ns", "_task", "_write",
@@ -117,7 +114,7 @@ class _Call:
         self._enable_compression = writer.enable_compression
         for name in _WATCHED:
             setattr(writer, name, getattr(self, name))
-        # Where aiohttp itself fails to send an answer, nobody else would tell the end.
+        # The only sign of the end if aiohttp itself fails to send an answer.
         self._task.add_done_callback(self._connection_over)
         request.content.on_eof(self._request_came)
 
@@ -157,10 +154,7 @@ class _Call:
         self._let_go_when_over()
 
     async def _passing(self, passing: Awaitable[None], t_ns: int) -> int:
-        """Awaits what the writer does since `t_ns`, and says when it was done.
-
-        When it raises, the answer has no more to come.
-        """
+        """Await the writer's work, which began at `t_ns`; return the time of its end."""
         turns = self._exchange.turns
         try:
             await passing
@@ -182,28 +176,28 @@ class _Call:
             return
         fields = [(_bytes(name), _bytes(value)) for name, value in headers.items()]
         if self._compresses:
-            # The writer does it, further inside: what passes here is not coded yet.
+            # The writer compresses, further inside: the bytes here are not coded yet.
             fields = [(name, value) for name, value in fields if name.lower() != b"content-encoding"]
         self._exchange.answered(status, fields, t_ns)
 
     # ---------------------------------------------------------------- the request's body, and ends
 
     async def _read_request(self) -> None:
-        """Tells of the request once the handler has read it: nothing is awaited that is not there."""
+        """Report the request once the handler has read it, without waiting for more."""
         exchange, request = self._exchange, self._request
         if exchange.over or exchange.request_over or request.can_read_body:
             return
         try:
             body = await request.read()
         except Exception:
-            return  # broken off, or refused as too long: the handler was told the same, and answers to it
+            return  # broken off, or too long: the handler gets the same exception
         end_ns = self._request_end_ns
         exchange.asked(body, end_ns, last=True, submit_ns=end_ns)
 
     def raised(self, error: BaseException) -> None:
-        """The handler did. What had not begun to be answered aiohttp answers now, through the writer."""
+        """The handler raised. aiohttp answers now, through the writer, unless the answer has begun."""
         if isinstance(error, asyncio.CancelledError):
-            # By aiohttp: where it is told to when the client leaves, and at the end of the server.
+            # By aiohttp: when the client leaves, if so configured, and at the end of the server.
             transport = self._request.transport
             if transport is None or transport.is_closing():
                 self._exchange.client_gone()
@@ -218,7 +212,7 @@ class _Call:
         self._let_go_when_over()
 
     def _let_go_when_over(self) -> None:
-        """Gives the writer its own methods back, so that no cycle of references is left to be collected."""
+        """Restore the writer's methods, so that no cycle of references is left."""
         if self._exchange.over and self._writer is not None:
             for name in _WATCHED:
                 delattr(self._writer, name)
@@ -227,5 +221,5 @@ class _Call:
 
 
 def _bytes(text: str) -> bytes:
-    """As they were on the wire, for what aiohttp has decoded."""
+    """Return the bytes on the wire of what aiohttp has decoded."""
     return text.encode("utf-8", "surrogateescape")

@@ -2,20 +2,18 @@
 
     app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock")
 
-Messages pass as they are: each is handed on before a word is said of it, and only its own object. What is
-measured is what this app says to its server; where other middleware compresses or rewrites answers, add
-this one last, which in Starlette makes it the outermost.
+Each message is forwarded unmodified, the same object, before it is reported. If other middleware compresses
+or rewrites answers, add this one last, which in Starlette makes it the outermost.
 
-| scope | what becomes of it |
+| scope | effect |
 |---|---|
 | `http` | an exchange |
 | `websocket` | passes unmeasured, counted as dropped for the reason `websocket` |
-| a path in `skip`, either of the two | passes, and nothing is told or counted |
-| `lifespan` | passes; at the app's end the meter gets our last words first, which takes 2 s at most |
+| a path in `skip`, either of the two | passes; not reported or counted |
+| `lifespan` | passes; before the app's end the last frames go to the meter, which takes 2 s at most |
 
-A client's leaving is known here when the app is: by `http.disconnect`, which it has to ask for, or by an
-OSError of `send`. An app that does neither, on a server that swallows what it sends, completes its answer
-for nobody, and so it is told.
+A client's leaving is known when the app learns it: by `http.disconnect`, which it has to receive, or by an
+OSError of `send`. Otherwise, on a server that discards what it sends, its answer counts as complete.
 
 Source: the ASGI specification, version 3.0, HTTP and WebSocket 2.5, Lifespan 2.0.
 """
@@ -25,9 +23,8 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
+from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, Paths, mono_ns
 from llmtap.vantage.middleware.exchange import AppExchange, request_head
-from llmtap.vantage.middleware.paths import Paths
 
 __all__ = ["LlmtapMiddleware"]
 
@@ -39,7 +36,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LAST_WORDS: Final = ("lifespan.shutdown.complete", "lifespan.shutdown.failed")
 _FOR_NO_ANSWER: Final = 500
-"""What servers answer for an app that raised or returned before it had begun to."""
+"""Answer of servers for an app that raised or returned before its own."""
 _SELDOM_A_BODY: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 
 
@@ -50,8 +47,10 @@ class LlmtapMiddleware:
         self, app: App, *, socket: str, skip: Collection[str] = (), tap_bytes: int = TAP_BYTES
     ) -> None:
         """`socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that
-        the meter is told nothing of, with all below them; `tap_bytes`: most bytes of frames that may wait for
-        it. Raises ConfigError."""
+        are not measured, with all below them; `tap_bytes`: maximum bytes of frames that wait for the meter.
+
+        Raises ConfigError.
+        """
         self._app = app
         self._skipped = Paths(skip)
         self._emitters = Emitters(socket, tap_bytes)
@@ -92,7 +91,7 @@ class LlmtapMiddleware:
 
 
 def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival_ns: int) -> "_Call | None":
-    """What stands between app and server for one request; None where our own code fails. Never raises."""
+    """Return the app's `receive` and `send` for one request; None if our own code fails. Never raises."""
     try:
         method = scope["method"]
         target = scope.get("raw_path") or quote(scope["path"], safe="/:@!$&'()*+,;=~%").encode()
@@ -118,7 +117,7 @@ def _may_have_body(method: str, fields: list[tuple[bytes, bytes]]) -> bool:
             return value != b"0"
         if name == b"transfer-encoding":
             return True
-    # From HTTP/2 on a body needs neither of the two; and what is no body after all, the app reads in no time.
+    # From HTTP/2 on a body needs neither of the two.
     return method not in _SELDOM_A_BODY
 
 
@@ -178,7 +177,7 @@ class _Call:
             self._has_trailers = message.get("trailers", False)
             exchange.answered(message["status"], message.get("headers", ()), t_ns)
         elif kind == "http.response.zerocopysend":
-            # The server reads the file itself: its bytes do not come by here.
+            # The server reads the file itself: its bytes do not pass here.
             last = not (message.get("more_body", False) or self._has_trailers)
         elif kind == "http.response.trailers":
             last = not message.get("more_trailers", False)

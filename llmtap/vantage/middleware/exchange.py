@@ -1,15 +1,11 @@
-"""One exchange as the edge of an app sees it, told in the frames of a relay.
+"""One exchange as the middleware sees it, reported in the frames of a relay.
 
-The meter needs no word for it: the frames are OPEN or SENT, REQUEST_DATA, REQUEST_END, SUBMIT,
-RESPONSE_HEAD, RESPONSE_DATA, RESPONSE_END and CLOSE. Heads are written anew from the fields that the app's
-server hands over, all of them but Transfer-Encoding: bodies come here without their chunks, so no head may
-announce any. Credentials stand in them as in a relay's frames; the meter hashes them.
+Heads are written from the fields that the app's server passes, without Transfer-Encoding, because bodies have
+no chunks here. Credentials are in them as in a relay's frames; the meter hashes them.
 
-What the points mean here. `arrival` is the call of the app, `request_end` and `submit` the last of the
-request on its way into the app, and everything after them the app's: so TTFT holds all that the app does,
-and what its own upstream takes. It has not what lies between the client and the app: the network, the
-server's parsing, the time a request waits in a socket. `added` is our own work that went before a message
-and held the app up.
+`arrival` is the call of the app, `request_end` and `submit` the last bytes of the request into the app. So
+TTFT has all that the app does and its own upstream takes, but not the network, the server's parsing, and the
+time that a request waits in a socket. `added` is our own work before a message, which delays the app.
 """
 
 from collections.abc import Iterable
@@ -27,18 +23,18 @@ _CODING: Final = b"transfer-encoding"
 _HOST: Final = b"host"
 _BODILESS: Final = (204, 304)
 # By name: an enum's member would be looked up in its class, and its value in the member, for every message.
-OPEN: Final = int(FrameKind.OPEN)
-SENT: Final = int(FrameKind.SENT)
-REQUEST_DATA: Final = int(FrameKind.REQUEST_DATA)
-REQUEST_END: Final = int(FrameKind.REQUEST_END)
-SUBMIT: Final = int(FrameKind.SUBMIT)
-RESPONSE_HEAD: Final = int(FrameKind.RESPONSE_HEAD)
-RESPONSE_DATA: Final = int(FrameKind.RESPONSE_DATA)
-RESPONSE_END: Final = int(FrameKind.RESPONSE_END)
+OPEN: Final = FrameKind.OPEN
+SENT: Final = FrameKind.SENT
+REQUEST_DATA: Final = FrameKind.REQUEST_DATA
+REQUEST_END: Final = FrameKind.REQUEST_END
+SUBMIT: Final = FrameKind.SUBMIT
+RESPONSE_HEAD: Final = FrameKind.RESPONSE_HEAD
+RESPONSE_DATA: Final = FrameKind.RESPONSE_DATA
+RESPONSE_END: Final = FrameKind.RESPONSE_END
 
 
 class AppExchange:
-    """An exchange on its way through an app. No method raises; an error of ours takes the exchange back.
+    """An exchange in an app. No method raises; an error of ours withdraws the exchange.
 
     Args:
         method: of the request, in capitals.
@@ -48,7 +44,7 @@ class AppExchange:
 
     __slots__ = (
         "_bodiless", "_emitter", "_head", "_method", "_request_bytes", "_response_bytes", "_submitted",
-        "_tap", "_tapped", "arrival_ns", "begun", "over", "own_ns", "paused_ns", "request_over", "seq",
+        "_tap", "arrival_ns", "begun", "over", "own_ns", "paused_ns", "request_over", "seq",
         "status",
     )  # fmt: skip
 
@@ -61,12 +57,11 @@ class AppExchange:
         self._request_bytes = len(head)
         self._response_bytes = 0
         self._submitted = False
-        self._tapped = False
         self.arrival_ns = arrival_ns
         self.begun = False
         self.over = False
         self.own_ns = 0
-        """Our own work since the last frame that told of it."""
+        """Our own work since the last frame that reported it."""
         self.paused_ns = 0
         self.request_over = False
         self.seq = 0
@@ -76,7 +71,7 @@ class AppExchange:
     # ---------------------------------------------------------------- the request
 
     def asked_whole(self) -> None:
-        """The request has no body: the app has all of it with the call."""
+        """The request has no body: the call is all of it."""
         try:
             self.request_over = self._submitted = True
             self._begin(self._head, mono_ns(), SENT)
@@ -84,9 +79,9 @@ class AppExchange:
             self.give_up(exc)
 
     def asked(self, data: bytes, t_ns: int, *, last: bool, submit_ns: int | None = None) -> None:
-        """The app is given `data` of the request's body, which the server had at `t_ns`.
+        """The app gets `data` of the request's body, which the server had at `t_ns`.
 
-        `submit_ns`: when the app got it; None: it gets it as soon as this returns.
+        `submit_ns`: time at which the app got it; None: now.
         """
         if self.over or self.request_over:
             return
@@ -94,27 +89,27 @@ class AppExchange:
             self._request_bytes += len(data)
             if self.begun:
                 if data:
-                    self._offer(REQUEST_DATA, t_ns, 0, data)
+                    self._tap.offer(REQUEST_DATA, self.seq, t_ns, 0, data)
                 if last:
-                    self._offer(REQUEST_END, t_ns, 0)
+                    self._tap.offer(REQUEST_END, self.seq, t_ns, 0)
             elif last:
                 self._begin(self._head + data, t_ns)
             else:
                 self._begin(self._head)
                 if data:
-                    self._offer(REQUEST_DATA, t_ns, 0, data)
+                    self._tap.offer(REQUEST_DATA, self.seq, t_ns, 0, data)
             if last:
                 self.request_over = True
                 if not self._submitted:
                     self._submitted = True
                     now_ns = mono_ns() if submit_ns is None else submit_ns
-                    self._offer(SUBMIT, now_ns, now_ns - t_ns)
+                    self._tap.offer(SUBMIT, self.seq, now_ns, now_ns - t_ns)
         except Exception as exc:
             self.give_up(exc)
 
     def _begin(self, data: bytes, whole_ns: int = 0, kind: int = OPEN) -> None:
         self.begun = True
-        self.seq, self._tapped = self._tap.open(self.arrival_ns, data, whole_ns, kind)
+        self.seq, _ = self._tap.open(self.arrival_ns, data, whole_ns, kind)
 
     # ---------------------------------------------------------------- the answer
 
@@ -126,15 +121,15 @@ class AppExchange:
             if not self.begun:
                 self._begin(self._head)
             if not self._submitted:
-                # It wants no more of the request, or not yet: what it has is what it answers to.
+                # It answers before it has read all of the request.
                 self._submitted = True
-                self._offer(SUBMIT, self.arrival_ns, 0)
+                self._tap.offer(SUBMIT, self.seq, self.arrival_ns, 0)
             self.status = status
             self._bodiless = self._method == "HEAD" or status < 200 or status in _BODILESS
             head = response_head(status, fields)
             self._response_bytes += len(head)
             own_ns, self.own_ns = self.own_ns, 0
-            self._offer(RESPONSE_HEAD, t_ns, own_ns, head)
+            self._tap.offer(RESPONSE_HEAD, self.seq, t_ns, own_ns, head)
         except Exception as exc:
             self.give_up(exc)
 
@@ -147,27 +142,25 @@ class AppExchange:
                 data = bytes(data)
             self._response_bytes += len(data)
             own_ns, self.own_ns = self.own_ns, 0
-            if self._tapped:
-                self._tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, own_ns, data)
+            self._tap.offer(RESPONSE_DATA, self.seq, t_ns, own_ns, data)
         except Exception as exc:
             self.give_up(exc)
 
     @property
     def turns(self) -> int:
-        """To be asked before a message is handed on, for `paused`."""
+        """Turns of the loop so far, for `paused`."""
         return self._emitter.turns
 
     def paused(self, turns: int, wait_ns: int) -> None:
-        """The server took so long for a message that was handed to it at `turns`.
+        """The server took `wait_ns` for a message passed to it at `turns`.
 
-        It waits for a slow client where the loop turned meanwhile; where not, it was only slow, or held up.
-        A wait between two looks at the loop, of less than 10 ms, may go unseen.
+        It waited for a slow client if the loop turned meanwhile; waits of less than 10 ms may go unseen.
         """
         if self._emitter.turns != turns:
             self.paused_ns += wait_ns
 
     def handed_on(self, passed_ns: int) -> None:
-        """The server had taken a message at `passed_ns`, and all of it has been told."""
+        """The server took a message at `passed_ns`, and it has been reported."""
         self.own_ns += mono_ns() - passed_ns
 
     # ---------------------------------------------------------------- ends
@@ -177,7 +170,7 @@ class AppExchange:
         if self.over:
             return
         try:
-            self._offer(RESPONSE_END, t_ns, 0)
+            self._tap.offer(RESPONSE_END, self.seq, t_ns, 0)
             self._close(Outcome.COMPLETE, passed_ns)
         except Exception as exc:
             self.give_up(exc)
@@ -187,9 +180,9 @@ class AppExchange:
         self._end(Outcome.CLIENT_CANCELLED, "the client closed the connection")
 
     def cut(self, how: str, status: int | None = None) -> None:
-        """The app has ended, and its answer may not have: `how` completes "the app ...".
+        """The app has ended, maybe before its answer; `how` completes "the app ...".
 
-        `status`: with which the server answers for an app that has not begun to.
+        `status`: the server's answer for an app that has not begun one.
         """
         if self.over:
             return
@@ -200,12 +193,12 @@ class AppExchange:
             self._end(Outcome.UPSTREAM_ERROR, f"the app {how} without an answer")
 
     def leave_unmeasured(self, reason: str) -> None:
-        """It is not, or no longer, measured."""
+        """Measure it no longer, or not at all."""
         if self.over:
             return
         try:
             if self.begun:
-                self._emitter.drop(self.seq, reason)
+                self._emitter.tap.drop(self.seq, mono_ns(), reason)
             else:
                 self._emitter.pass_unmeasured(reason)
         except Exception as exc:
@@ -213,7 +206,7 @@ class AppExchange:
         self._finish()
 
     def give_up(self, error: Exception) -> None:
-        """Our own code failed it."""
+        """Withdraw the exchange, because our own code failed."""
         self._emitter.failed(error)
         self.leave_unmeasured("middleware_error")
 
@@ -228,32 +221,27 @@ class AppExchange:
             self.give_up(exc)
 
     def _close(self, outcome: Outcome, t_ns: int, error: str | None = None) -> None:
-        if self._tapped:
-            closing = Closing(
-                outcome=outcome.value,
-                status=self.status,
-                error=error,
-                paused_ns=self.paused_ns,
-                lag_ns=self._emitter.lag.worst_since(self.arrival_ns),
-                request_bytes=self._request_bytes,
-                response_bytes=self._response_bytes,
-            )
-            self._tap.close_exchange(self.seq, t_ns, closing)
+        closing = Closing(
+            outcome=outcome.value,
+            status=self.status,
+            error=error,
+            paused_ns=self.paused_ns,
+            lag_ns=self._emitter.lag.worst_since(self.arrival_ns),
+            request_bytes=self._request_bytes,
+            response_bytes=self._response_bytes,
+        )
+        self._tap.close_exchange(self.seq, t_ns, closing)
         self._finish()
 
     def _finish(self) -> None:
         self.over = True
         self._emitter.ended(self, self._request_bytes, self._response_bytes)
 
-    def _offer(self, kind: int, t_ns: int, extra_ns: int, data: bytes = b"") -> None:
-        if self._tapped:
-            self._tapped = self._tap.offer(kind, self.seq, t_ns, extra_ns, data)
-
 
 def request_head(method: str, target: bytes, version: str, fields: Fields) -> bytes:
-    """The head of a request whose body comes without chunks. `version` is `1.0`, or anything else for 1.1.
+    """Return the head of a request without chunks; `version` is `1.0`, or anything else for 1.1.
 
-    A request of HTTP/2 becomes one of 1.1, which has to have a Host.
+    HTTP/1.1, also in place of HTTP/2, must have a Host.
     """
     is_10 = version == "1.0"
     lines = [method.encode("latin-1"), b" ", target, b" HTTP/1.0\r\n" if is_10 else b" HTTP/1.1\r\n"]
@@ -268,7 +256,7 @@ def request_head(method: str, target: bytes, version: str, fields: Fields) -> by
 
 
 def response_head(status: int, fields: Fields) -> bytes:
-    """The head of an answer whose body comes without chunks."""
+    """Return the head of an answer without chunks."""
     lines = [b"HTTP/1.1 %d \r\n" % status]
     for name, value in fields:
         if name.lower() != _CODING:

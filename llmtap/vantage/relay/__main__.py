@@ -1,7 +1,7 @@
-"""`python -m llmtap.vantage.relay`: see process.py."""
+"""`python -m llmtap.vantage.relay`: see relay.py."""
 
 import sys
 
-from llmtap.vantage.relay.process import main
+from llmtap.vantage.relay.relay import main
 
 sys.exit(main())

@@ -1,33 +1,32 @@
 """A client's connection: request after request, answered in order.
 
-Reads heads strictly, hands bodies to the exchange that is under way, and keeps what a client sends ahead
-of its answer (pipelining) up to a bound. While an answer runs the connection stays readable: that is how
-a client's leaving is noticed at once.
+Reads heads strictly, gives bodies to the exchange that is running, and keeps what a client sends ahead of its
+answer (pipelining) up to a bound. The connection stays readable during an answer, so that a client's leaving
+is noticed at once.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from llmtap.channel.frames import Closing
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import Stream
 from llmtap.protocol.http1 import Headers, RequestHead, header_value, parse_request_head
+from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.flow import QUIET_NS, Flow
 from llmtap.vantage.relay.heads import own_answer, target_of
-
-if TYPE_CHECKING:
-    from llmtap.vantage.relay.relay import Relay
 
 __all__ = ["ClientConnection"]
 
 LINGER_NS: Final = 2_000_000_000
-"""How long a client may take to read a last answer that came before it had finished sending."""
+"""Time for a client to read a last answer that came before it had finished sending."""
 FRESH_NS: Final = 500_000_000
-"""How long a connection without a request yet is waited for while the relay drains."""
+"""Time for the first request of a new connection while the relay drains."""
 LINGER_BYTES: Final = 16 << 20
 REJECTED_HEAD_BYTES: Final = 4_096
-"""How much of a head that was refused the meter is shown."""
+"""Maximum bytes of a refused head that are reported."""
 
 
 class ConnectionState(IntEnum):
@@ -38,25 +37,28 @@ class ConnectionState(IntEnum):
     AHEAD = 2
     """Of a later request: the current one is complete and its answer under way."""
     LINGER = 3
-    """Nothing we want; read so that closing does not reset the answer on its way."""
+    """Ignored; read so that closing does not reset the answer on its way."""
     TUNNEL = 4
     GONE = 5
-    """Nothing: the connection is closed. A sweep that began before may still ask."""
+    """None: the connection is closed."""
 
 
 HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = ConnectionState
 
 
 class ClientConnection:
-    """One client's socket and where its conversation stands; the client stream's handler."""
+    """One client's socket and the state of its conversation; the client stream's handler."""
 
     __slots__ = (
-        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_flow", "_lingered", "_relay", "_served",
-        "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
+        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered",
+        "_on_closed", "_served", "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
     )  # fmt: skip
 
-    def __init__(self, relay: "Relay", address: bytes) -> None:
-        self._relay = relay
+    def __init__(
+        self, context: RelayContext, address: bytes, on_closed: Callable[["ClientConnection"], None]
+    ) -> None:
+        self._context = context
+        self._on_closed = on_closed
         self.address = address
         self._stream: Stream | None = None
         self._state = HEAD
@@ -86,7 +88,7 @@ class ClientConnection:
             self._read_head(self._buffer + data if self._buffer else data, t_ns)
         elif state is BODY:
             assert self._flow is not None
-            rest = self._flow.request_data(data, t_ns)
+            rest = self._flow.upload.feed(data, t_ns)
             if rest:
                 self._keep_ahead(rest, t_ns)
         elif state is AHEAD:
@@ -117,7 +119,7 @@ class ClientConnection:
     # ---------------------------------------------------------------- heads
 
     def _read_head(self, data: bytes, t_ns: int) -> None:
-        options = self._relay.options
+        options = self._context.options
         if not self._skipped:
             # RFC 9112 2.2: one empty line before a request is ignored.
             if data == b"\r":
@@ -154,23 +156,21 @@ class ClientConnection:
         self.is_11 = head.version == (1, 1)
         if head.method in (b"OPTIONS", b"TRACE") and not self._may_forward(head, raw, t_ns):
             return
-        relay = self._relay
-        if len(relay.flows) >= options.streams:
+        if self._context.streams >= options.streams:
             fields: Headers = [(b"Retry-After", b"1")]
             self._reject(503, "tap_overloaded", "too many requests at a time", raw, t_ns, fields)
             return
         assert self._stream is not None
-        kind = relay.flow_kind if self.is_11 else relay.flow_kind_10
-        flow = self._flow = kind(relay, self, self._stream)
+        flow = self._flow = Flow(self._context, self, self._stream)
         self._state = BODY
         rest = flow.start(head, data, end, self._arrival_ns, t_ns)
         if rest:
             self._keep_ahead(rest, t_ns)
             if flow.over:
-                relay.loop.call_soon(self._read_ahead)  # nobody else will look at the rest
+                self._context.loop.call_soon(self._read_ahead)  # nobody else will look at the rest
 
     def _may_forward(self, head: RequestHead, raw: bytes, t_ns: int) -> bool:
-        """RFC 9110 7.6.2: Max-Forwards counts down on OPTIONS and TRACE; at 0 the answer is ours."""
+        """Count Max-Forwards down on OPTIONS and TRACE (RFC 9110 7.6.2); answer at 0."""
         value = header_value(head.headers, b"max-forwards")
         if value is None or not value.isdigit() or len(value) > 9:
             return True
@@ -189,13 +189,13 @@ class ClientConnection:
     def _reject(
         self, status: int, code: str, what: str, raw: bytes, t_ns: int, fields: Headers | None = None
     ) -> None:
-        """Answer a request that goes no further, and close: what follows it cannot be trusted."""
+        """Answer a request that is not forwarded, and close: what follows it cannot be trusted."""
         assert self._stream is not None
-        relay = self._relay
+        context = self._context
         self._buffer = b""
         if status >= 400:
-            relay.refuse(code)
-        seq, tapped = relay.tap.open(self._arrival_ns, raw[:REJECTED_HEAD_BYTES])
+            context.refuse(code)
+        seq, _ = context.tap.open(self._arrival_ns, raw[:REJECTED_HEAD_BYTES])
         answer = own_answer(status, code, what, fields or [], close=True, body=not raw.startswith(b"HEAD "))
         try:
             self._stream.write(answer)
@@ -203,11 +203,8 @@ class ClientConnection:
             self._close()
         else:
             self._linger(t_ns)
-        if tapped:
-            closing = Closing(
-                outcome=Outcome.REJECTED.value, status=status, error=what, request_bytes=len(raw)
-            )
-            relay.tap.close_exchange(seq, relay.now_ns(), closing)
+        closing = Closing(outcome=Outcome.REJECTED.value, status=status, error=what, request_bytes=len(raw))
+        context.tap.close_exchange(seq, context.now_ns(), closing)
 
     # ---------------------------------------------------------------- what the flow asks for
 
@@ -216,7 +213,7 @@ class ClientConnection:
         self._state = AHEAD
 
     def hand_over(self) -> bytes:
-        """The connection is a tunnel now; returns what the client sent ahead."""
+        """Become a tunnel; return what the client sent ahead."""
         self._state = TUNNEL
         early, self._buffer = self._buffer, b""
         if self._ahead_paused:
@@ -226,7 +223,7 @@ class ClientConnection:
         return early
 
     def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
-        """The exchange is done: read the next request, or close."""
+        """The exchange is over: read the next request, or close."""
         self._flow = None
         self._served = True
         stream = self._stream
@@ -236,7 +233,7 @@ class ClientConnection:
         if abort:
             stream.abort()
             self._forget()
-        elif not keep or (self._relay.draining and not self._buffer):
+        elif not keep or (self._context.reporter.draining and not self._buffer):
             if linger:
                 self._linger(now_ns)
             else:
@@ -249,29 +246,29 @@ class ClientConnection:
                 stream.resume()
             if self._buffer:
                 # Not at once: a client that pipelines a thousand requests must not nest a thousand calls.
-                self._relay.loop.call_soon(self._read_ahead)
+                self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
         if self._state is HEAD and self._buffer and self._stream is not None:
             data, self._buffer = self._buffer, b""
-            self._read_head(data, self._ahead_ns)  # stamped when it was read, not when its turn came
+            self._read_head(data, self._ahead_ns)
             if self._flow is not None:
-                self._flow.last_ns = self._relay.now_ns()
+                self._flow.last_ns = self._context.now_ns()
 
     def _keep_ahead(self, data: bytes, t_ns: int) -> None:
         if not self._buffer:
             self._arrival_ns = t_ns
         self._ahead_ns = t_ns
         self._buffer += data
-        if len(self._buffer) > self._relay.options.pipelined_bytes and self._stream is not None:
+        if len(self._buffer) > self._context.options.pipelined_bytes and self._stream is not None:
             self._ahead_paused = True
             self._stream.pause()
 
     # ---------------------------------------------------------------- ends
 
     def check(self, now_ns: int) -> None:
-        """Called now and then: end what waits too long."""
-        options = self._relay.options
+        """End what waits too long; to be called now and then."""
+        options = self._context.options
         if self._flow is not None:
             stream = self._stream
             # Back-pressure keeps us from reading the end. (In a tunnel an end is no leaving: it may be half.)
@@ -289,13 +286,15 @@ class ClientConnection:
                 if now_ns - self._arrival_ns > options.head_timeout:
                     what = "the request head did not arrive in time"
                     self._reject(408, "head_timeout", what, self._buffer, now_ns)
-            elif now_ns - self._since_ns > (FRESH_NS if self._relay.draining else options.keepalive_timeout):
+            elif now_ns - self._since_ns > (
+                FRESH_NS if self._context.reporter.draining else options.keepalive_timeout
+            ):
                 self._close()
 
     def drain(self) -> None:
-        """No more requests: close now if none is under way. One that has just come may have its first."""
+        """Close now if no request is running; a new connection may send its first."""
         idle = self._flow is None and self._state is HEAD and not self._buffer
-        # A request that lies in the socket already was sent in good faith: the reader will find it.
+        # A request that is in the socket already is answered.
         if idle and self._served and self._stream is not None and self._stream.is_alive():
             self._close()
 
@@ -323,4 +322,4 @@ class ClientConnection:
         self._state = GONE
         self._stream = None
         self._buffer = b""
-        self._relay.forget(self)
+        self._on_closed(self)

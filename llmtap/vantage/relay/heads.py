@@ -1,15 +1,17 @@
-"""Heads on their way through: written anew from the parsed fields, order, case and repeats kept.
+"""Heads for the next hop, written from the parsed fields with order, case and repeats kept.
 
-Only fields that RFC 9110 7.6.1 ends at this hop are left out; only what the options ask for is added.
-Framing fields are passed because the body is passed with its framing.
+Only hop-by-hop fields (RFC 9110 7.6.1) are left out, only fields that the options ask for are added. Framing
+fields pass because the body passes with its framing.
 """
 
+import os
 from typing import Final
 
 from llmtap.native import compiled
 from llmtap.protocol.http1 import KEEP_ALIVE, SEEN_MAX, Headers, RequestHead, ResponseHead
+from llmtap.vantage.relay.options import RelayOptions
 
-__all__ = ["own_answer", "request_lines", "response_lines", "target_of"]
+__all__ = ["added_fields", "own_answer", "request_lines", "response_lines", "target_of"]
 
 _PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
 _KINDS: Final = {
@@ -18,8 +20,8 @@ _KINDS: Final = {
 }  # fmt: skip
 _seen: dict[bytes, int] = {}
 _write_head = None if compiled is None else compiled.write_head
-"""Writes a head whose fields pass, end here or are Host; None where Python writes all heads."""
-# A sender that lists these in Connection would have us drop what the next hop needs to read the message.
+"""Writes heads without special cases; None where Python writes all heads."""
+# Fields that the next hop needs, even if the sender lists them in Connection.
 _NEVER_HOP: Final = frozenset(
     {
         b"host",
@@ -34,7 +36,7 @@ _NEVER_HOP: Final = frozenset(
 
 _CLOSE_END: Final = b"Connection: close\r\n\r\n"
 _PLAIN_CONNECTIONS: Final = ((), KEEP_ALIVE)
-"""Values of Connection that name no field to be left out."""
+"""Values of Connection that name no field."""
 
 _REASONS: Final = {
     200: b"OK", 400: b"Bad Request", 405: b"Method Not Allowed", 408: b"Request Timeout",
@@ -44,7 +46,7 @@ _REASONS: Final = {
 
 
 def _kind_of(name: bytes) -> int:
-    """What becomes of a field; the spelling is remembered, up to a bound."""
+    """Return how a field is treated; the spelling is remembered, up to a bound."""
     kind = _KINDS.get(name.lower(), _PASS)
     if len(_seen) < SEEN_MAX and len(name) <= 64:
         _seen[name] = kind
@@ -52,17 +54,17 @@ def _kind_of(name: bytes) -> int:
 
 
 def _without_named(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
-    """The fields less those that Connection says are for this hop only (RFC 9110 7.6.1)."""
+    """Return the fields without those that Connection names (RFC 9110 7.6.1)."""
     named = frozenset(connection) - _NEVER_HOP
     return [(n, v) for n, v in headers if n.lower() not in named] if named else headers
 
 
 def target_of(head: RequestHead) -> bytes:
-    """The target in origin form (or `*`), byte for byte as the client wrote its path and query."""
+    """Return the target in origin form (or `*`), byte for byte as the client wrote its path and query."""
     target = head.target
     if target.startswith(b"/") or target == b"*":
         return target
-    # RFC 9112 3.2.2: a server accepts the absolute form; where the message goes is not the client's to say.
+    # RFC 9112 3.2.2: a server accepts the absolute form; it does not decide where the message goes.
     scheme, _, rest = target.partition(b"://")
     if scheme.lower() not in (b"http", b"https") or not _authority_of(target):
         return b""  # RFC 9110 4.2.1: no host, no URI
@@ -78,23 +80,33 @@ def target_of(head: RequestHead) -> bytes:
 
 
 def _authority_of(target: bytes) -> bytes:
-    """Host and port of a target in absolute form, without the user (RFC 9112 3.2)."""
+    """Return host and port of a target in absolute form, without the user (RFC 9112 3.2)."""
     whole = target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
     return whole.rpartition(b"@")[2]
 
 
-def request_lines(
-    head: RequestHead,
-    *,
-    prefix: bytes,
-    authority: bytes | None,
-    upgrade: bool,
-    extra: list[tuple[bytes, bytes]],
-) -> bytes:
-    """The request head for the upstream. `authority` replaces Host; None keeps the client's, or sends an
-    empty one where it has none (RFC 9112 3.2).
+def added_fields(head: RequestHead, options: RelayOptions, address: bytes) -> Headers:
+    """Return the fields that the options add to a request of the client at `address`."""
+    extra: Headers = []
+    if options.request_id == "make" and (
+        b"x-request-id" in head.connection  # then the client's own ends at this hop
+        or not any(n.lower() == b"x-request-id" for n, _ in head.headers)
+    ):
+        extra.append((b"X-Request-Id", os.urandom(16).hex().encode()))
+    if options.forwarded_for:
+        extra.append((b"X-Forwarded-For", address))
+    if options.via:
+        extra.append((b"Via", b"1.%d llmtap" % head.version[1]))
+    return extra
 
-    `extra` fields are appended; X-Forwarded-For and Via fold behind what the client sent (RFC 9110 5.3).
+
+def request_lines(
+    head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
+) -> bytes:
+    """Return the request head for the upstream.
+
+    `authority` replaces Host; None keeps the client's, or sends an empty one (RFC 9112 3.2). `extra` fields
+    are appended; X-Forwarded-For and Via continue what the client sent (RFC 9110 5.3).
     """
     if (
         _write_head is not None
@@ -112,12 +124,7 @@ def request_lines(
 
 
 def _request_lines(
-    head: RequestHead,
-    *,
-    prefix: bytes,
-    authority: bytes | None,
-    upgrade: bool,
-    extra: list[tuple[bytes, bytes]],
+    head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
     """Write any request head; the reference of the compiled writer."""
     target = target_of(head)
@@ -151,9 +158,9 @@ def _request_lines(
 
 
 def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool = False) -> bytes:
-    """The response head for the client; a 101 and a 426 keep their Upgrade.
+    """Return the response head for the client; a 101 and a 426 keep their Upgrade.
 
-    `dechunk` leaves out what HTTP/1.0 does not know (RFC 9112 6.1).
+    `dechunk` leaves out fields that HTTP/1.0 does not know (RFC 9112 6.1).
     """
     if (
         _write_head is not None
@@ -198,9 +205,9 @@ def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, de
 
 
 def own_answer(status: int, code: str, message: str, fields: Headers, *, close: bool, body: bool) -> bytes:
-    """An answer the relay makes itself, in the form of OpenAI's errors and marked as the tap's.
+    """Return an answer of the relay itself, in the form of OpenAI's errors and marked as the tap's.
 
-    `message` is ours alone: nothing a peer sent may be in it.
+    `message` must have nothing that a peer sent.
     """
     kind = "invalid_request_error" if status < 500 else "api_error"
     text = (

@@ -1,24 +1,21 @@
 """After an upgrade: two connections spliced into one, both ways, with back-pressure and stamps.
 
-Each side ends by itself: its end is passed on behind all that it said, and the tunnel is over when both ends
-have been. A side with TLS cannot end by halves. Once its end has come it is soon gone, and once the other's
-end has been passed to it, nothing more is heard of it.
+Each side's end is passed on behind all its bytes, and the tunnel is over when both ends have been. A side
+with TLS cannot close one way only: after its end it is soon gone, and once the other's end has been passed to
+it, it sends nothing more.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import Stream
 
-if TYPE_CHECKING:
-    from llmtap.vantage.relay.flow import Flow
-
 __all__ = ["Tunnel"]
 
 
 class _Direction:
-    """Bytes from one stream to the other; the handler of the one they come from."""
+    """Bytes from one stream to the other; the handler of the first."""
 
     __slots__ = ("_kind", "_tunnel", "ended", "passed", "sink", "source")
 
@@ -28,9 +25,9 @@ class _Direction:
         self.source = source
         self.sink = sink
         self.ended = False
-        """The source has said all."""
+        """The source has sent its end."""
         self.passed = False
-        """The sink has got all of it, and the end."""
+        """The sink has got all of it, with the end."""
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         try:
@@ -38,7 +35,7 @@ class _Direction:
         except OSError as exc:
             self._tunnel.not_taken(self, exc)
             return
-        self._tunnel.flow.tunnelled(self._kind, data, t_ns)
+        self._tunnel.passed(self._kind, data, t_ns)
         if not sent:
             self.source.pause()
 
@@ -48,13 +45,13 @@ class _Direction:
             self.pass_end()  # or it follows when the sink has taken the rest
 
     def pass_end(self) -> None:
-        """The sink has got all that the source said: tell it so."""
+        """Pass the end on, behind all bytes of the source."""
         self.sink.shutdown_write()
         self.passed = True
         self._tunnel.end_passed(self)
 
     def sink_drained(self) -> None:
-        """The sink has taken what it had not taken at once."""
+        """The sink has taken all that was kept."""
         if self.ended:
             self.pass_end()
         else:
@@ -69,16 +66,28 @@ class _Direction:
 
 
 class Tunnel:
-    """Two streams, each other's sink."""
+    """Two streams, each other's sink.
 
-    def __init__(self, flow: "Flow", client: Stream, upstream: Stream) -> None:
-        self.flow = flow
+    Args:
+        passed: called with kind of frame, data and stamp of what was passed on.
+        over: called when both sides are closed.
+    """
+
+    def __init__(
+        self,
+        client: Stream,
+        upstream: Stream,
+        passed: Callable[[int, bytes, int], None],
+        over: Callable[[Outcome, str | None], None],
+    ) -> None:
+        self.passed = passed
+        self._over = over
         self._client = client
         self._upstream = upstream
         self._outcome = Outcome.COMPLETE
         self._error: str | None = None
-        self.up = _Direction(self, int(FrameKind.TUNNEL_UP), client, upstream)
-        self.down = _Direction(self, int(FrameKind.TUNNEL_DOWN), upstream, client)
+        self.up = _Direction(self, FrameKind.TUNNEL_UP, client, upstream)
+        self.down = _Direction(self, FrameKind.TUNNEL_DOWN, upstream, client)
         client.handler = self.up
         upstream.handler = self.down
 
@@ -87,42 +96,42 @@ class Tunnel:
         return self.down if direction is self.up else self.up
 
     def end_passed(self, direction: _Direction) -> None:
-        """One direction is over in order; the tunnel is when both are."""
+        """One direction is over in order; the tunnel ends when both are."""
         other = self.other(direction)
         if direction.sink.closed and not other.ended:
-            other.on_eof()  # TLS: the sink is closed both ways, and will not say that it has ended
+            other.on_eof()  # TLS: the sink is closed both ways, and reports no end
         elif other.passed:
             self._end()
 
     def not_taken(self, direction: _Direction, error: OSError) -> None:
-        """What was said could not be written.
+        """The sink refused bytes.
 
-        An upstream that has said all and left breaks nothing. What is still said to it is lost, and the
-        client's end awaited: closing on a client that speaks could cost it what it has yet to read.
+        If the upstream has ended, they are lost, and the client's end is awaited: closing while it sends
+        could cost it bytes that it has yet to read.
         """
         if direction is self.down or not self.down.ended:
             self._broken(self.other(direction), error)
 
     def lost(self, direction: _Direction, error: OSError | None) -> None:
-        """The side that `direction` comes from is gone."""
+        """The source of `direction` is gone."""
         if not direction.ended or (error is not None and direction is self.up):
             self._broken(direction, error)
             return
         other = self.other(direction)
         if not other.ended:
-            direction.sink.resume()  # it may have been waiting for this side to take more
+            direction.sink.resume()  # it may be paused for this side
         elif not other.passed:
             other.pass_end()
 
     def _broken(self, direction: _Direction, error: OSError | None) -> None:
-        """The side that `direction` comes from is gone too early: so is the other."""
+        """The source of `direction` is gone too early: end the tunnel."""
         by_client = direction is self.up
         who = "client" if by_client else "upstream"
         if self._outcome is Outcome.COMPLETE:  # the first break counts
             self._outcome = Outcome.CLIENT_CANCELLED if by_client else Outcome.UPSTREAM_RESET
             self._error = f"the {who} broke the tunnel ({type(error).__name__ if error else 'closed'})"
         if not by_client and self._client.pending:
-            # What came before the break is the client's to take.
+            # The client still gets what came before.
             self._upstream.close()
             self.down.ended = self.up.ended = self.up.passed = True
         else:
@@ -131,12 +140,12 @@ class Tunnel:
     def silent(self) -> None:
         """No byte has moved for `relay.idle_timeout`: end it."""
         if self.down.ended:
-            pass  # the client has got all, and does not close
+            pass  # the client has everything, and does not close
         elif self.up.ended or self._upstream.pending:
             self._outcome = Outcome.UPSTREAM_TIMEOUT
             self._error = "the upstream was silent for too long"
         else:
-            # Nobody knows whose turn it was, so neither is to blame: as when the tap is stopped.
+            # It is unknown whose turn it was, so neither side is blamed.
             self._outcome = Outcome.TRUNCATED
             self._error = "both sides of the tunnel were silent for too long"
         self._end()
@@ -144,4 +153,4 @@ class Tunnel:
     def _end(self) -> None:
         self._client.close()
         self._upstream.close()
-        self.flow.tunnel_over(self._outcome, self._error)
+        self._over(self._outcome, self._error)

@@ -1,43 +1,49 @@
-"""Prompts of exactly so many tokens, by any counter, in few countings.
+"""Fit prompts to exact lengths by any counter, with few counts.
 
-Where each word is a token, as many words as are wanted without the overhead are the answer, and one counting
-proves it. Where it is not, the countings so far say how many tokens a word has, and the next guess is by
-that; what is left at last is filled with a repeated atom, as seed 003 does. What cannot be fitted (a template
-that is longer than the whole prompt, a tokenizer in which the atom is several tokens) comes as near as it can
-and says by how much it missed.
+If each word is one token, the wanted length minus the overhead is the answer, and one count proves it.
+Otherwise the counts so far give the tokens per word for the next guess, and the rest is filled with a
+repeated atom, as in seed 003. What cannot be fitted (a template longer than the prompt, a tokenizer with an
+atom of several tokens) comes as near as possible and states the difference.
 
 Source: seed 003, "Prompt Construction", which searches by bisection over the atom alone.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
-from llmtap.workload.prompts.counter import TokenCounter
-from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
+from llmtap.workload.prompts.text import RowText
+from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_text
+from llmtap.workload.requests import Requests
 
-__all__ = ["ATOM", "Draft", "Fitted", "fit", "in_batches"]
+__all__ = [
+    "ATOM", "TOKEN_IDS", "Draft", "ElasticPrompts", "Fitted", "FittedSource", "RowPrompts", "fit",
+    "in_batches", "text_fit",
+]  # fmt: skip
+
 
 ROUNDS: Final = 4
-"""Guesses by the tokens of a word; the second is right where only the overhead was unknown."""
+"""Guesses by tokens per word; the second is exact if only the overhead was unknown."""
 ONE_A_WORD: Final = 1.5
-"""Below so many tokens a word it is probably one each, and the overhead is more than was guessed."""
+"""Below this many tokens per word, words are probably one token each and the overhead was guessed too low."""
 ATOM: Final = " a"
 BATCH_TOKENS: Final = 100_000
-"""Counted at a time: tokenizers keep a record of each token for as long."""
+"""Tokens counted at a time, which bounds the tokenizer's memory."""
 BATCH_ROWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A text, and how long the prompt is of which it is the user's part."""
+    """A user text and the length of its whole prompt."""
 
     text: str
     tokens: int
-    """Of the whole prompt, as it was counted."""
+    """Counted tokens of the whole prompt."""
     wanted: int
     way: str
-    """How it was counted: `TokenCounter.way`."""
+    """Counting method: `TokenCounter.way`."""
 
     @property
     def exact(self) -> bool:
@@ -45,24 +51,24 @@ class Fitted:
 
     @property
     def missed(self) -> int:
-        """Tokens too many; too few, where it is negative."""
+        """Tokens too many; negative: too few."""
         return self.tokens - self.wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A prompt that is wanted."""
+    """A wanted prompt."""
 
     tokens: int
     """Of the whole prompt."""
     make: Callable[[int], Prompt]
-    """The prompt of so many words. More words are never fewer tokens."""
+    """Makes the prompt of a number of words; more words are never fewer tokens."""
     overhead: int = 0
-    """What the counter probably adds to the words. A wrong guess costs a counting."""
+    """Expected tokens besides the words. A wrong value costs a count."""
 
 
 def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fitted]]:
-    """A prompt for each draft. None has less than one word: servers refuse a message of nothing."""
+    """Return a prompt for each draft, with at least one word: servers refuse empty messages."""
     searches = [_Search(draft) for draft in drafts]
     for guess in (*[_Search.guess] * ROUNDS, *[_Search.guess_filled] * 2):
         open_ones = [search for search in searches if guess(search)]
@@ -73,7 +79,7 @@ def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fi
 
 
 class _Search:
-    """The guesses for one draft."""
+    """The search for one draft."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
@@ -83,14 +89,14 @@ class _Search:
         """Tokens by words and atoms."""
         self._best: tuple[Prompt, int] | None = None
         self._below: tuple[int, int, int] | None = None
-        """Words, atoms and tokens of what came nearest from below."""
+        """Words, atoms and tokens of the nearest from below."""
 
     @property
     def _done(self) -> bool:
         return self._best is not None and self._best[1] == self._draft.tokens
 
     def guess(self) -> bool:
-        """Takes as many words as should do. False where that is done, or was tried."""
+        """Choose the number of words; False if done or already tried."""
         if self._done:
             return False
         wanted, overhead = self._draft.tokens, self._draft.overhead
@@ -108,7 +114,7 @@ class _Search:
         return self._take(words, 0)
 
     def guess_filled(self) -> bool:
-        """Takes what came nearest from below, and fills it with atoms."""
+        """Fill the nearest from below with atoms."""
         if self._done or self._below is None:
             return False
         words, atoms, tokens = self._below
@@ -138,7 +144,7 @@ class _Search:
 
 
 def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]]:
-    """The rows in lists of a bounded sum of tokens, at least one each."""
+    """Yield lists of rows with a bounded sum of tokens, at least one row each."""
     batch: list[int] = []
     total = 0
     for row in rows:
@@ -149,3 +155,132 @@ def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]
         total += tokens[row]
     if batch:
         yield batch
+
+
+TOKEN_IDS: Final = "token ids"
+TEXTS_KEPT: Final = 1_024
+"""Texts cached: conversations repeat theirs with each turn."""
+
+
+@runtime_checkable
+class FittedSource(Protocol):
+    """PromptSource that knows the lengths of its prompts and makes many at once."""
+
+    def prompt(self, row: int) -> Prompt: ...
+
+    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, Fitted]]:
+        """Return the prompts of these rows; cheaper than one by one."""
+        ...
+
+
+class RowPrompts:
+    """Prompts with the lengths and shared blocks of a trace's rows.
+
+    A text depends on seed, row, blocks and length alone.
+    """
+
+    def __init__(self, requests: Requests, counter: TokenCounter, *, seed: int = 0, system: str = "") -> None:
+        """`system`: system prompt of all rows, included in the lengths."""
+        self._requests = requests
+        self._counter = counter
+        self._rows = RowText(requests, seed)
+        self._system = system
+        self._before, behind = counter.overhead(Prompt(system=system))
+        self._overhead = self._before + behind
+
+    def prompt(self, row: int) -> Prompt:
+        return self.prompts([row])[0][0]
+
+    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, Fitted]]:
+        return fit([self._draft(row) for row in rows], self._counter)
+
+    def _draft(self, row: int) -> Draft:
+        text_of, key_of, before, system = self._counter.words.text, self._rows.key, self._before, self._system
+        return Draft(
+            self._requests.input[row],
+            lambda words: Prompt(text=text_of(key_of(row, words, before)), system=system),
+            self._overhead,
+        )
+
+
+class ElasticPrompts:
+    """Prompts of a workload with its own texts, fitted to the rows' lengths.
+
+    Each part is fitted by itself, so that contexts stay shared; then the message takes up the counter's
+    overhead. Prompts of token ids stay as they are.
+    """
+
+    def __init__(self, source: ElasticSource, requests: Requests, counter: TokenCounter) -> None:
+        tokenizer = counter.tokenizer
+        self._source = source if tokenizer.name == OWN else source.fitted(text_fit(tokenizer))
+        self._requests = requests
+        self._counter = counter
+        self._overheads: dict[tuple[bool, int], int] = {}
+        """Known overheads by presence of a system prompt and number of turns."""
+        self._overhead = 0
+        """Last known overhead."""
+
+    def prompt(self, row: int) -> Prompt:
+        return self.prompts([row])[0][0]
+
+    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, Fitted]]:
+        found: dict[int, tuple[Prompt, Fitted]] = {}
+        makers: dict[int, _Maker] = {}
+        drafts: list[Draft] = []
+        for row in rows:
+            wanted, maker = self._requests.input[row], _Maker(self._source, row)
+            first = maker.make(max(1, wanted - self._overhead))
+            if first.ids:
+                found[row] = (first, Fitted("", len(first.ids), wanted, TOKEN_IDS))
+            else:
+                makers[row] = maker
+                drafts.append(Draft(wanted, maker.make, self._overheads.get(_shape(first), self._overhead)))
+        for (row, maker), (prompt, fitted) in zip(makers.items(), fit(drafts, self._counter), strict=True):
+            found[row] = (prompt, fitted)
+            if fitted.exact and prompt is maker.prompt:
+                self._overhead = self._overheads[_shape(prompt)] = fitted.tokens - maker.words
+        return [found[row] for row in rows]
+
+
+class _Maker:
+    """Makes one row's prompt in several sizes and keeps the last."""
+
+    def __init__(self, source: ElasticSource, row: int) -> None:
+        self._source = source
+        self._row = row
+        self.words = 0
+        self.prompt = Prompt()
+
+    def make(self, words: int) -> Prompt:
+        if words != self.words:
+            self.prompt = self._source.sized(self._row, words)
+            self.words = words
+        return self.prompt
+
+
+def _shape(prompt: Prompt) -> tuple[bool, int]:
+    return bool(prompt.system), len(prompt.history)
+
+
+def text_fit(tokenizer: Tokenizer) -> Fit:
+    """Return a function that makes texts of n tokens by this tokenizer.
+
+    A text a little too long is cut between tokens: one cut and one count at any length.
+    """
+
+    @functools.lru_cache(TEXTS_KEPT)
+    def cut(text: str, tokens: int) -> tuple[str, int]:
+        return cut_text(tokenizer, text, tokens)
+
+    def fitted(made: Callable[[int], str], tokens: int) -> str:
+        size = tokens + tokens // 16 + 4
+        best, count = cut(made(size), tokens)
+        if count < tokens:
+            # Our own tokenizer takes this text for longer than theirs does.
+            size = size * tokens // max(1, count) + 4
+            again, more = cut(made(size), tokens)
+            if more > count:
+                best = again
+        return best
+
+    return fitted

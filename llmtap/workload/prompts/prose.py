@@ -1,10 +1,8 @@
-"""Messages of words: any number of tokens, and no two begin alike.
+"""Messages of words: any number of tokens, each with a unique beginning.
 
-`words.say` has some hundred places to begin at, so that of many texts some would be the same from their first
-token on, and a prefix cache would find what nobody meant to share. So each text opens with a sentence that is
-its key's alone. Of one key, the shorter text is what the longer one begins with.
-
-All counts are by the project's tokenizer (`words.count_tokens`).
+`text.say` has only some hundred starting points, so many texts would share a prefix by accident. Each text
+therefore opens with a sentence unique to its key. A shorter text of a key is a prefix of a longer one. Counts
+are by the project's tokenizer.
 """
 
 import functools
@@ -14,18 +12,18 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.words import VOCABULARY, count_tokens, cut, say, token_ids
+from llmtap.workload.prompts.text import VOCABULARY, count_tokens, cut, say, token_ids
 
 __all__ = ["QUESTION", "WORDS", "Document", "FileText", "ProseWords", "ProseWriter", "fitted_text", "prose"]
 
 WORDS: Final = tuple(
     word[1:] for word in VOCABULARY if len(word) > 2 and word[0] == "Ġ" and word[1:].islower()
 )
-"""Common words, of one token each, with a space before them or without."""
+"""Common words of one token each, with a leading space or without."""
 _OPENING: Final = 8
-"""Tokens of the sentence that tells texts apart: seven words out of some hundred, and a full stop."""
+"""Tokens of the opening sentence: seven words and a full stop."""
 _FILLER: Final = "."
-"""A token wherever it stands, however often."""
+"""One token at any position and repetition."""
 
 QUESTION: Final = (
     "\n\nQuestion: what does the text above say about the river, the house on the hill, and the people who"
@@ -33,14 +31,14 @@ QUESTION: Final = (
     " which lines of the text you took it from. Name each place only once, in the order in which they were"
     " found, and say so where the text does not tell what you want to know at all."
 )
-"""The fixed question of seed 000, A.5: 100 tokens."""
+"""Question of seed 000, A.5: 100 tokens."""
 
 
 class ProseWriter(Protocol):
-    """Writes messages of exactly as many tokens as wanted."""
+    """Writes messages of an exact length."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
-        """So many tokens, always the same for a key; messages of one topic have in common what there is."""
+        """Return a text of `tokens`, always the same for a key; messages of one topic share a subject."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
@@ -49,7 +47,7 @@ class ProseWriter(Protocol):
 
 
 def prose(tokens: int, key: str) -> str:
-    """A text of so many tokens that begins like no other key's."""
+    """Return a text of `tokens` with a beginning unique to `key`."""
     opening = _opening(key)
     if tokens <= len(opening):
         return "".join(opening[:tokens])
@@ -63,9 +61,9 @@ def _opening(key: str) -> list[str]:
 
 
 def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -> str:
-    """A text cut to so many tokens, or made so long: whole pieces of it, then of `more`, then the filler.
+    """Cut or extend a text to `tokens`: whole pieces of it, then of `more`, then the filler.
 
-    A text that has just so many comes back as it is.
+    A text of this length is returned unchanged.
     """
     if more and count_tokens(text) == tokens:
         return text  # whose last piece may be another one with more behind it
@@ -99,10 +97,10 @@ class ProseWords:
 
 
 class Document:
-    """[document][question]: words, and at their end the same question of 100 tokens (seed 000, A.5)."""
+    """[document][question]: words, and the same question of 100 tokens at the end (seed 000, A.5)."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
-        """At least the question's tokens and one more, or only the question's beginning."""
+        """At least the question and one token, else only the question's beginning."""
         document = tokens - _question_tokens()
         if document < 1:
             return fitted_text(QUESTION.lstrip(), tokens)
@@ -122,10 +120,10 @@ def _question_tokens() -> int:
 
 
 class FileText:
-    """Stretches of a text file, which begin at a line of the key's choice, after an opening of its own."""
+    """Passages of a text file from a line chosen by the key, after a unique opening."""
 
     def __init__(self, path: Path, place: str) -> None:
-        """Raises ConfigError with `place` where the file cannot be read or has no text."""
+        """Raises ConfigError with `place` if the file cannot be read or has no text."""
         import hashlib
 
         try:

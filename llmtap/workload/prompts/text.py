@@ -1,29 +1,40 @@
-"""Text by number: the same words always, for a block of a trace, for a row, for a probe.
+"""Texts by number, and the simulated engine's words and tokenizer.
 
-A text is a string of bytes first, a byte for each word, and a table of 256 words makes text of it. Tables are
-chosen so that a word is one token, whatever stands before it (`vocabulary.py`), so n bytes are n tokens, two
-texts share as many leading tokens as their bytes do, and cutting a text to a length is cutting bytes.
+A text is a string of bytes, each a word of a table of 256. Tables are chosen so that a word is one token at
+any position: n bytes are n tokens, and texts share as many leading tokens as bytes. The bytes of number x
+begin with its name: NAME_BYTES of x times an odd constant modulo 2^72, lowest first. Names are unique; 256
+consecutive numbers differ in the first word, 65,536 in the first two, so no prefix is shared by accident.
+Then SHAKE128 continues. Nothing depends on PYTHONHASHSEED or Python's generators.
 
-The bytes of number x begin with its name: NAME_BYTES of it, multiplied by an odd constant modulo 2^72, the
-lowest first. Two numbers never have the same name, and 256 numbers in a row differ in the first word already,
-65,536 in the first two: no prefix is shared that was not to be. Then SHAKE128 goes on for as long as wanted.
-Nothing here depends on the process (PYTHONHASHSEED) or on Python's own generators.
+The engine's tokenizer is a byte-level BPE: one regular expression cuts a text into pieces of at most nine
+characters; a piece in the vocabulary is one token, any other its bytes with neighbouring letters paired.
+`tokenizer_json` is the same as a file for Hugging Face's `tokenizers`.
 """
 
+import functools
+import itertools
+import random
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
-from typing import Final
+from typing import Any, Final
+from zlib import crc32
 
 from llmtap.workload.requests import Requests
 
-__all__ = ["COMMON", "NAME_BYTES", "Numbers", "RowText", "Words"]
+__all__ = [
+    "COMMON", "NAME_BYTES", "VOCABULARY", "Numbers", "RowText", "Words", "count_tokens", "cut",
+    "cut_tokens", "say", "token_ids", "tokenizer_json",
+]  # fmt: skip
+
 
 NAME_BYTES: Final = 9
-"""Enough for ids of 64 bits and what kind of number it is."""
+"""Enough for 64-bit ids and the kind of number."""
 _SPACE: Final = 1 << 8 * NAME_BYTES
 _ODD: Final = 0x9E3779B97F4A7C15F5 | 1
-"""2^72 by the golden ratio: names of neighbours lie far apart."""
+"""2^72 by the golden ratio: names of neighbours are far apart."""
 
 _COMMON: Final = """
 about after all also am an and any are as ask at away back be before best big black blue book build but by
@@ -44,22 +55,21 @@ write year yes you
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A word for each byte, and what stands between two of them."""
+    """A word for each byte, and the separator."""
 
     table: tuple[str, ...]
     separator: str = " "
     exact: bool = True
-    """Each is one token by the tokenizer that they were chosen for, so that words are tokens."""
+    """Each word is one token by the tokenizer they were chosen for."""
 
     def __post_init__(self) -> None:
         assert len(self.table) == 256
 
     @classmethod
     def made_of(cls, words: Sequence[str], separator: str = " ", *, exact: bool = True) -> "Words":
-        """Of at least one word: as many as the largest power of two in their number, at most 256.
+        """Use as many words as the largest power of two in their number, at most 256, at least one.
 
-        Fewer than 256 come again and again in the table: names then differ by fewer bits of each byte, from
-        the lowest, so that what was said of neighbours holds for as many of them as there are words.
+        Fewer than 256 repeat in the table; names then differ in fewer bits of each byte, from the lowest.
         """
         size = min(256, 1 << (len(words).bit_length() - 1))
         return cls(tuple(words[:size]) * (256 // size), separator, exact)
@@ -69,28 +79,27 @@ class Words:
         return len(set(self.table))
 
     def text(self, key: bytes) -> str:
-        """The words of those bytes."""
         return self.separator.join(map(self.table.__getitem__, key))
 
 
 COMMON: Final = Words.made_of(_COMMON.split())
-"""Words that are one token each, after a space and without one, by cl100k, o200k, by Anthropic's published
-tokenizer and by our own; so most probably by others, too."""
+"""One token each, after a space and without one, by cl100k, o200k, Anthropic's published tokenizer and our
+own."""
 
 
 class Numbers:
-    """The bytes of numbers, under a seed: another one gives all of them another text."""
+    """Bytes of numbers under a seed."""
 
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
         self._offset = int.from_bytes(shake_128(b"llmtap text " + self._seed).digest(NAME_BYTES))
 
     def block(self, number: int, tokens: int) -> bytes:
-        """The block of this id (of a signed or an unsigned 64-bit number)."""
+        """Return the bytes of a block id (signed or unsigned 64-bit)."""
         return self._bytes((number & 0xFFFF_FFFF_FFFF_FFFF) << 1, tokens)
 
     def row(self, number: int, tokens: int) -> bytes:
-        """What is this row's alone. Never begins with the word that a block begins with."""
+        """Return the bytes of a row. Never begins with the word that a block begins with."""
         return self._bytes(number << 1 | 1, tokens)
 
     def _bytes(self, x: int, tokens: int) -> bytes:
@@ -101,9 +110,9 @@ class Numbers:
 
 
 class RowText:
-    """The bytes of each row of a workload: those of its blocks, then its own.
+    """Bytes of each row of a workload: its blocks, then its own.
 
-    Rows share as many leading bytes as they share leading blocks, and differ from then on.
+    Rows share as many leading bytes as leading blocks.
     """
 
     def __init__(self, requests: Requests, seed: int = 0) -> None:
@@ -111,12 +120,10 @@ class RowText:
         self._numbers = Numbers(seed)
 
     def key(self, row: int, tokens: int, before: int = 0) -> bytes:
-        """So many words of a row.
+        """Return `tokens` words of a row.
 
-        Args:
-            before: tokens that the server puts before the text (the chat template's). They count for the
-                first block, whose end is left out for them, so that the blocks end for the server where
-                they end in the trace.
+        `before`: tokens that the chat template puts before the text. The first block is shortened by them, so
+        that blocks end for the server where they end in the trace.
         """
         requests, numbers = self._requests, self._numbers
         pieces: list[bytes] = []
@@ -131,3 +138,162 @@ class RowText:
         # The blocks may be more than the prompt: where what the template puts behind it is longer than what
         # follows the last whole block. Then the end of that one gives way, and the length stays exact.
         return b"".join(pieces)[: max(0, tokens)]
+
+
+# Each of one to eight letters, so that the cutting leaves it whole.
+_COMMON_WORDS: Final = """
+a about above across after again against all almost along already also always am among an and another any
+are around as ask at away back be because been before began being below best better between big black blue
+book both bring build but by call came can carry case change city clear close cold come could country course
+cut dark day deep did do does done door down draw each early earth east end enough even ever every example
+eye face fact fall far farm fast father few field fill find fire first fish five fly follow food foot for
+form found four friend from full gave get girl give go gold good got great green ground group grow had half
+hand hard has have he head hear heat help her here high him his hold home horse hour house how hundred i
+idea if in into is island it its just keep kind king know land language large last late later learn leave
+left less let letter life light like line list listen little live long look low made make man many map mark
+may me mean men might mile mind minute moon more morning most mother mountain move much must my name near
+need never new next night no north not note nothing now number of off often old on once one only open or
+order other our out over own page paper part pass people perhaps piece place plain plan plant play please
+point port power press question quick quiet rain ran reach read ready real red rest river road rock room
+round run said same sand saw say school sea second see seem set seven shall she ship short should show side
+simple since sing six sky sleep slow small snow so some song soon sound south space stand star start state
+stay step still stone stop story strong study such summer sun system table take talk tell ten than that the
+their them then there these they thing think this those though thought thousand three through time to token
+together too took top toward town tree true try turn two under until up upon us use very voice wait walk
+want warm was watch water way we week well went were west what wheel when where which while white who whole
+why will wind winter with without woman wonder wood word work world would write year yes yet you young your
+"""
+_WORDS: Final = tuple(_COMMON_WORDS.split())
+_MARKS: Final = (".", ",", "?", "!", ";", ":", "'", '"', "(", ")", "-")
+_SPACES: Final = ("\n\n", "  ", "    ")
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+_PUNCTUATION: Final = r"!-/:-@\[-`{-~"
+PATTERN: Final = (
+    rf" ?[A-Za-z]{{1,8}}| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]|[ \t\n\r]{{1,8}}|[^A-Za-z0-9{_PUNCTUATION} \t\n\r]"
+)
+"""Cuts any text completely into pieces; ASCII ranges only, which all engines read alike."""
+_CUT: Final = re.compile(PATTERN)
+
+SENTENCES: Final = 400
+"""Length of the text before it repeats: about 4,000 tokens."""
+
+
+def _byte_letters() -> list[str]:
+    """Return a printable letter for each byte, as GPT-2's byte-level BPE."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(0x100)
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+_BYTES: Final = _byte_letters()
+
+
+def _spelt(text: str) -> str:
+    return "".join(_BYTES[b] for b in text.encode())
+
+
+_PAIRS: Final = [(a, b) for a in (*_LETTERS, _BYTES[0x20]) for b in _LETTERS]
+"""Merges in order."""
+
+
+def _vocabulary() -> dict[str, int]:
+    whole = [
+        form for word in _WORDS for form in (word, " " + word, word.capitalize(), " " + word.capitalize())
+    ]
+    texts = [*_BYTES, *(a + b for a, b in _PAIRS), *map(_spelt, (*_MARKS, *_SPACES, *whole))]
+    return {text: i for i, text in enumerate(dict.fromkeys(texts))}
+
+
+VOCABULARY: Final = _vocabulary()
+"""Ids by token, each token in the letters of its bytes."""
+_SPELLINGS: Final = list(VOCABULARY)
+_RANKS: Final = {pair: rank for rank, pair in enumerate(_PAIRS)}
+
+
+def cut(text: str) -> list[str]:
+    """Cut a text into pieces, before pairing."""
+    return _CUT.findall(text)
+
+
+@functools.lru_cache(1 << 16)
+def _ids_of_piece(piece: str) -> tuple[int, ...]:
+    spelt = _spelt(piece)
+    if (known := VOCABULARY.get(spelt)) is not None:
+        return (known,)
+    parts = list(spelt)
+    while True:
+        ranked = [(_RANKS[pair], i) for i, pair in enumerate(itertools.pairwise(parts)) if pair in _RANKS]
+        if not ranked:
+            return tuple(VOCABULARY[part] for part in parts)
+        i = min(ranked)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def token_ids(text: str) -> list[int]:
+    return [i for piece in cut(text) for i in _ids_of_piece(piece)]
+
+
+def count_tokens(text: str) -> int:
+    return sum(len(_ids_of_piece(piece)) * n for piece, n in Counter(cut(text)).items())
+
+
+def cut_tokens(text: str) -> list[str]:
+    """Return the text of each token of an ASCII text."""
+    ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
+    return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+
+
+@functools.cache
+def _story() -> tuple[list[str], list[int]]:
+    """Return the engine's text by tokens, and the starts of its sentences."""
+    chance = random.Random("llmtap")
+    tokens: list[str] = []
+    starts: list[int] = []
+    words = [word for word in _WORDS if len(word) > 1]
+    for _ in range(SENTENCES):
+        starts.append(len(tokens))
+        length = chance.randint(4, 14)
+        said = chance.sample(words, length)
+        tokens.append(" " + said[0].capitalize())
+        for i, word in enumerate(said[1:], 1):
+            if i % 6 == 0:
+                tokens.append(",")
+            tokens.append(" " + word)
+        tokens.append(".")
+    return tokens, starts
+
+
+def say(count: int, key: str) -> Sequence[str]:
+    """Return a text of `count` tokens, one string each; a shorter one of the same key is its prefix.
+
+    The first has no leading space. Joined, they are cut again into the same tokens.
+    """
+    tokens, starts = _story()
+    start = starts[crc32(key.encode()) % len(starts)]
+    said = tokens[start : start + count]
+    while len(said) < count:
+        said += tokens[: count - len(said)]
+    if said:
+        said[0] = said[0].removeprefix(" ")
+    return said
+
+
+def tokenizer_json() -> dict[str, Any]:
+    """Return the tokenizer as the content of a `tokenizer.json`."""
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
+            "vocab": VOCABULARY, "merges": [list(pair) for pair in _PAIRS],
+        },
+    }  # fmt: skip

@@ -1,55 +1,68 @@
-"""Tokenizers as prompts need them: many texts counted at once, ids back to text, and words of one token each.
+"""Tokenizers, chat templates and counters of whole prompts.
 
-`tiktoken:NAME`, the path of a `tokenizer.json`, a model's folder that has one, or `sim` for the simulated
-engine's own. All are local; the packages come with the extra `tokenizers`.
+`tiktoken:NAME`, a `tokenizer.json`, a model's folder, or `sim` for the simulated engine's own. All are local;
+the packages come with the extra `tokenizers`.
 """
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from llmtap.capture.tokenizer import load_tokenizer
-from llmtap.workload.prompts import words as own
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError, install_hint
+from llmtap.units import NS_PER_S
+from llmtap.user_files import decode_json
+from llmtap.workload.prompts import text as own
+from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import COMMON, Words
 
-__all__ = ["OWN", "OwnTokenizer", "Tokenizer", "cut_text", "fitting_words", "open_tokenizer"]
+__all__ = [
+    "CHAT_TEMPLATE", "MODEL", "OWN", "REFERENCE", "ChatCounter", "ChatTemplate", "OwnTokenizer",
+    "TextCounter", "TokenCounter", "Tokenizer", "as_text", "cut_text", "fitting_words", "load_counter",
+    "open_tokenizer",
+]  # fmt: skip
+
 
 OWN: Final = "sim"
 WORDS_MIN: Final = 16
-"""With fewer of one token each, texts would be all alike: then words count as they may."""
+"""Minimum number of one-token words: with fewer, texts would be too similar."""
 _CANDIDATES_MAX: Final = 4_000
 _plain_word = re.compile(r"[a-z]{2,9}").fullmatch
 
 
 class Tokenizer(Protocol):
-    """Cuts texts into tokens, without the special ones of a model."""
+    """Cuts texts into tokens, without a model's special ones."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def specials(self) -> int:
-        """Tokens that a completion's text gets before or behind it, as a beginning of sequence."""
+        """Special tokens added to a completion's text."""
         ...
 
     def counts(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has."""
+        """Return the number of tokens of each text."""
         ...
 
     def encode(self, text: str) -> Sequence[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str | None:
-        """The text of those tokens; None where this tokenizer cannot say."""
+        """Return the text of tokens; None if unsupported."""
         ...
 
     def vocabulary(self) -> Sequence[str]:
-        """Plain lower-case words of its own, the first ones best; empty where it does not tell."""
+        """Plain lower-case words, the best first; empty if unknown."""
         ...
 
 
 def open_tokenizer(text: str, place: str) -> Tokenizer:
-    """The tokenizer of that name or path. Raises ConfigError that names `place`."""
+    """Open a tokenizer by name or path. Raises ConfigError naming `place`."""
     if text == OWN:
         return OwnTokenizer()
     path = Path(text)
@@ -60,7 +73,7 @@ def open_tokenizer(text: str, place: str) -> Tokenizer:
 
 
 class OwnTokenizer:
-    """The simulated engine's."""
+    """The simulated engine's tokenizer."""
 
     name = OWN
     specials = 0
@@ -129,15 +142,15 @@ class _HuggingFace:
 
 
 def _plain_words(tokens: Any) -> list[str]:
-    """Words among tokens as vocabularies spell them: with a space before, or the sign that stands for one."""
+    """Return the words of a vocabulary, without the sign of a leading space."""
     bare = (token.lstrip(" \u0120\u2581") for token in tokens)
     return list(dict.fromkeys(word for word in bare if _plain_word(word)))[:_CANDIDATES_MAX]
 
 
 def fitting_words(tokenizer: Tokenizer) -> Words:
-    """Words of one token each by this tokenizer, wherever they stand: the common ones, or some of its own.
+    """Return words of one token each at any position: the common ones, or the tokenizer's own.
 
-    `Words.exact` is False where there are too few: texts then have to be fitted by counting.
+    `Words.exact` is False if there are too few: texts must then be fitted by counting.
     """
     common = list(dict.fromkeys(COMMON.table))
     if _all_single(tokenizer, common):
@@ -157,7 +170,7 @@ def _all_single(tokenizer: Tokenizer, words: Sequence[str]) -> bool:
 
 
 def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[str]:
-    """Those that are one token alone and in a row of their kind."""
+    """Return those that are one token alone and in a row."""
     words = list(dict.fromkeys(words))
     alone = tokenizer.counts(words)
     in_a_row = tokenizer.counts([separator.join([word] * 8) for word in words])
@@ -165,11 +178,10 @@ def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[
 
 
 def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
-    """The beginning of any text, of so many tokens if it has them, and how many it really has.
+    """Return the beginning of a text of at most `tokens`, and its length.
 
-    The ids are cut and made text again. Where a word that was cut in two has other tokens than it had whole,
-    or a token ends within a character, some more or some less are tried until the count holds; if it never
-    does, what came nearest from below is returned.
+    Ids are cut and decoded. If the cut text has another count (a word or character was split), neighbouring
+    sizes are tried; else the nearest from below is returned.
     """
     ids = tokenizer.encode(text)
     if len(ids) <= tokens:
@@ -188,3 +200,221 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
         if best[1] < count < tokens:
             best = (cut, count)
     return best
+
+
+_INSTALL: Final = install_hint("tokenizers")
+FRAMES_MAX: Final = 256
+"""System prompts whose rendering is cached, for prompts without history."""
+_SAMPLES: Final = ("who will read", "there was a river")
+"""Two texts that a transparent template must pass on both."""
+
+
+class ChatTemplate:
+    """Renders prompts. Texts that the template passes on unchanged are not rendered again."""
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], place: str, *, now_ns: int | None = None
+    ) -> None:
+        """`special_tokens`: by name, as `bos_token`. `now_ns`: UTC, for templates that use the date.
+
+        Raises ConfigError naming `place` for an invalid template.
+        """
+        try:
+            import jinja2
+            from jinja2.ext import loopcontrols
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError:
+            raise ConfigError(place, "the package jinja2 is not installed", _INSTALL) from None
+        now = datetime.fromtimestamp((SystemClock.wall_ns() if now_ns is None else now_ns) // NS_PER_S, UTC)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = now.strftime
+        self._place = place
+        self._error = jinja2.TemplateError
+        self._special = dict(special_tokens)
+        self._frames: OrderedDict[str, tuple[str, str] | None] = OrderedDict()
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as exc:
+            raise ConfigError(place, f"its chat template is not Jinja: {exc}") from None
+
+    @classmethod
+    def load(cls, folder: Path, place: str) -> "ChatTemplate":
+        """Load the template of a model's folder. Raises ConfigError naming `place`."""
+        file = folder / "tokenizer_config.json"
+        try:
+            config = decode_json(file.read_bytes()) if file.is_file() else {}
+        except (OSError, ValueError) as exc:
+            raise ConfigError(place, f"{file} cannot be read: {exc}") from None
+        if not isinstance(config, dict):
+            raise ConfigError(place, f"{file} is no JSON object")
+        alone = folder / "chat_template.jinja"
+        source = alone.read_text("utf-8") if alone.is_file() else _default(config.get("chat_template"))
+        if source is None:
+            raise ConfigError(
+                place, f"{folder} has no chat template",
+                "give the tokenizer.json itself to count plain text, or a folder with chat_template.jinja",
+            )  # fmt: skip
+        special = {
+            name: text
+            for name, value in config.items()
+            if name.endswith("_token")
+            and isinstance(text := value.get("content") if isinstance(value, dict) else value, str)
+        }
+        return cls(source, special, place)
+
+    def render(self, prompt: Prompt) -> str:
+        """Return the text that the server tokenizes. Raises ConfigError if the template refuses it."""
+        # A template may strip what it passes on, and then frames tell only of texts without white space
+        # around them. Conversations hardly begin alike, so theirs would be worked out once for each.
+        if prompt.history or prompt.text != prompt.text.strip():
+            return self._rendered(prompt, prompt.text)
+        key = prompt.system
+        if key in self._frames:
+            self._frames.move_to_end(key)
+        else:
+            self._frames[key] = self._frame(prompt)
+            if len(self._frames) > FRAMES_MAX:
+                self._frames.popitem(last=False)
+        frame = self._frames[key]
+        return self._rendered(prompt, prompt.text) if frame is None else frame[0] + prompt.text + frame[1]
+
+    def _frame(self, prompt: Prompt) -> tuple[str, str] | None:
+        """Return what surrounds the text; None if the template changes the text."""
+        one, other = (self._rendered(prompt, sample) for sample in _SAMPLES)
+        head, found, tail = one.rpartition(_SAMPLES[0])
+        return (head, tail) if found and head + _SAMPLES[1] + tail == other else None
+
+    def _rendered(self, prompt: Prompt, text: str) -> str:
+        messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+        messages += [{"role": role, "content": said} for role, said in prompt.history]
+        messages.append({"role": "user", "content": text})
+        try:
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
+            )
+        except self._error as exc:
+            raise ConfigError(self._place, f"its chat template refuses the prompt: {exc}") from None
+
+
+def _default(template: Any) -> str | None:
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own makes HTML entities of some characters, which no model was trained on.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    import jinja2
+
+    raise jinja2.TemplateError(message)
+
+
+CHAT_TEMPLATE: Final = "chat template"
+MODEL: Final = "model tokenizer"
+REFERENCE: Final = "reference tokenizer"
+_SAMPLE: Final = bytes(range(0, 256, 16))
+
+
+class TokenCounter(Protocol):
+    """Counts whole prompts."""
+
+    @property
+    def way(self) -> str:
+        """Counting method, for reports."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of texts."""
+        ...
+
+    @property
+    def words(self) -> Words:
+        """Words that it counts exactly."""
+        ...
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]: ...
+
+    def overhead(self, like: Prompt) -> tuple[int, int]:
+        """Return the tokens before and after the user's text for this system prompt and history."""
+        ...
+
+
+def as_text(prompt: Prompt) -> str:
+    """Join a prompt's parts without roles, as completions and reference tokenizers take it."""
+    said = (prompt.system, *(text for _, text in prompt.history), prompt.text)
+    return "\n\n".join(text for text in said if text)
+
+
+def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
+    """Load the counter of `tiktoken:NAME`, `sim`, a tokenizer.json or a model's folder.
+
+    A folder gives its chat template for chat endpoints, else the special tokens of completions; a file or
+    name is a reference for plain text. Raises ConfigError naming `place`.
+    """
+    tokenizer = open_tokenizer(text, place)
+    if not Path(text).is_dir():
+        return TextCounter(tokenizer)
+    if chat:
+        return ChatCounter(tokenizer, ChatTemplate.load(Path(text), place))
+    return TextCounter(tokenizer, way=MODEL, specials=tokenizer.specials)
+
+
+class TextCounter:
+    """Counts plain text plus special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, *, way: str = REFERENCE, specials: int = 0) -> None:
+        self.way = way
+        self.tokenizer = tokenizer
+        self._specials = specials
+        self.words = fitting_words(tokenizer)
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]:
+        counts = self.tokenizer.counts([as_text(prompt) for prompt in prompts])
+        return [len(p.ids) or n + self._specials for p, n in zip(prompts, counts, strict=True)]
+
+    def overhead(self, like: Prompt) -> tuple[int, int]:
+        if not like.system and not like.history:
+            return self._specials, 0
+        sample = self.words.text(_SAMPLE)
+        with_it = Prompt(text=sample, system=like.system, history=like.history)
+        both, alone = self.tokenizer.counts([as_text(with_it), sample])
+        return self._specials + both - alone, 0
+
+
+class ChatCounter:
+    """Counts the rendered chat template: special tokens, roles, and the start of the answer.
+
+    Source: seed 003, "Prompt Construction": the overhead is measured with a sample message.
+    """
+
+    way = CHAT_TEMPLATE
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self.words = fitting_words(tokenizer)
+        self._template = template
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]:
+        counts = self.tokenizer.counts([self._template.render(prompt) for prompt in prompts])
+        return [len(p.ids) or n for p, n in zip(prompts, counts, strict=True)]
+
+    def overhead(self, like: Prompt) -> tuple[int, int]:
+        sample = self.words.text(_SAMPLE)
+        rendered = self._template.render(Prompt(text=sample, system=like.system, history=like.history))
+        head, found, _ = rendered.rpartition(sample)
+        if not found:
+            whole, text = self.tokenizer.counts([rendered, sample])
+            return max(0, whole - text), 0
+        # What stands before decides how the text's first word is cut, and never what stands behind it.
+        whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
+        return before, whole - until

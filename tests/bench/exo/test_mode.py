@@ -1,4 +1,4 @@
-"""The exo benchmark against the simulated engine: what it finds is what the server's own truth says."""
+"""The exo benchmark against the simulated engine, whose truth it finds; prompts have the wanted tokens."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
-from llmtap.bench.exo.prompts import Prompts
+from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions, Prompts
 from llmtap.bench.exo.result import ExoResult, rows_of
 from llmtap.errors import ConfigError
 from llmtap.sim.server.options import EngineOptions, SimOptions, load_engine
 from llmtap.units import Duration
-from llmtap.workload.prompts.counter import load_counter
+from llmtap.workload.prompts.tokenizer import OWN, load_counter
 from tests.bench.support import Silent
 from tests.support.busy_machine import measures
 from tests.support.exo import LIMIT_S, bench
@@ -40,11 +39,6 @@ def test_a_grid_that_cannot_be_measured_is_refused(grid: ExoGrid, place: str) ->
     with pytest.raises(ConfigError) as caught:
         grid.check()
     assert caught.value.place == place
-
-
-def test_one_token_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="from the first token to the last"):
-        ExoGrid(pp=[64], tg=[1]).check()
 
 
 def test_the_grid_goes_pp_by_pp() -> None:
@@ -185,3 +179,41 @@ def test_it_stops_between_batches_and_tells_what_it_has() -> None:
     result = play(measured(), LIMIT_S)
     assert [r.repeat_index for r in result.runs] == [0, 1]
     assert result.cluster["bench"]["stopped"] is True
+
+
+PROMPT_SEED = 11
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("model", [False, True])
+def test_prompts_have_their_tokens_by_the_chat_template(tmp_path: Path, alike: bool, model: bool) -> None:
+    counter = load_counter(
+        str(model_folder(tmp_path / "m")) if model else OWN, chat=True, place="--tokenizer"
+    )
+    prompts = Prompts(counter, alike=alike, seed=PROMPT_SEED)
+    smallest = prompts.smallest()
+    assert smallest == (1 if not model else min(counter.count([prompts.make(1, 1)[0][0]])))
+    for pp in (smallest, smallest + 1, 33, 128, 1_000):
+        made = prompts.make(pp, 3)
+        assert counter.count([prompt for prompt, _ in made]) == [pp] * 3
+        assert [fitted.tokens for _, fitted in made] == [pp] * 3
+
+
+def test_prompts_that_are_not_alike_differ_from_their_first_word() -> None:
+    counter = load_counter(OWN, chat=True, place="")
+    prompts = Prompts(counter, alike=False, seed=PROMPT_SEED)
+    texts = [prompt.text for _ in range(4) for prompt, _ in prompts.make(64, 50)]
+    in_a_row = counter.words.distinct // 2  # the other half begin blocks of traces
+    assert in_a_row == 128
+    for begin in range(200 - in_a_row):
+        assert len({text.split()[0] for text in texts[begin : begin + in_a_row]}) == in_a_row
+    assert len({tuple(text.split()[:2]) for text in texts}) == 200
+    other = Prompts(counter, alike=False, seed=PROMPT_SEED + 1).make(64, 50)
+    assert not {prompt.text for prompt, _ in other} & set(texts), "another seed, other prompts"
+
+
+def test_prompts_that_are_alike_are_each_other_s_beginning() -> None:
+    prompts = Prompts(load_counter(OWN, chat=True, place=""), alike=True, seed=PROMPT_SEED)
+    short, again, long = (prompts.make(pp, 1)[0][0].text for pp in (100, 100, 500))
+    assert short == again
+    assert long.startswith(short)

@@ -1,8 +1,10 @@
-"""Tests are checked before anything is sent, run in their order, kept, judged, and gone on with."""
+"""Tests are checked before anything is sent, run in order, kept, judged and continued."""
 
 import json
-import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ import pytest
 from llmtap.bench.report.report import load_document
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.perform import ORDER, Bench
-from llmtap.bench.run.registry import TESTS
-from llmtap.bench.run.registry import test_named as named
 from llmtap.bench.run.session import Interrupted
+from llmtap.bench.run.test import TESTS
+from llmtap.bench.run.test import test_named as named
 from llmtap.bench.sut.file import load_bench
 from llmtap.errors import ConfigError
 from tests.bench.support import Silent, sim
@@ -21,7 +23,13 @@ from tests.support.peer import play
 
 NOBODY = "http://127.0.0.1:9"
 QUICK = ("target.endpoint=completions", "target.metrics=none", "ttft.requests=12", "ttft.concurrency=4")
-SLOW = ("--ttft", "20ms", "--itl", "1ms")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that all tests here share; it keeps nothing of one load for the next."""
+    with sim("--ttft", "20ms", "--itl", "1ms") as served:
+        yield served
 
 
 def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",), **more: Any) -> Bench:
@@ -45,12 +53,11 @@ def test_the_order_has_every_test_and_what_others_need_first() -> None:
     assert ORDER.index("capacity") < ORDER.index("memory-pressure")
 
 
-def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        told = run(bench(tmp_path, url, command="llmtap bench ttft"))
-        asked = json.loads((tmp_path / "bench.json").read_text())
-        again = bench(tmp_path, url)
-        cached = run(again)
+def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path, url: str) -> None:
+    told = run(bench(tmp_path, url, command="llmtap bench ttft"))
+    asked = json.loads((tmp_path / "bench.json").read_text())
+    again = bench(tmp_path, url)
+    cached = run(again)
     (report,) = told["tests"]
     assert (asked["command"], asked["asked"]) == ("llmtap bench ttft", ["ttft"])
     assert [(step["name"], step["load"]["closed"], step["cached"]) for step in report["steps"]] == [
@@ -83,17 +90,9 @@ def test_a_missing_parameter_is_named_and_leaves_nothing_behind(tmp_path: Path) 
     assert not place.exists()
 
 
-def test_a_missing_arm_is_named(tmp_path: Path) -> None:
-    one = bench(tmp_path / "r", NOBODY, tests=("prefix-cache",))
-    with pytest.raises(ConfigError) as caught:
-        run(one, "prefix-cache")
-    assert caught.value.place == "[arms.cache_off]"
-
-
-def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        one = bench(tmp_path, url, tests=("ttft", "prefix-cache"))
-        told = run(one, "prefix-cache", "ttft")
+def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path, url: str) -> None:
+    one = bench(tmp_path, url, tests=("ttft", "prefix-cache"))
+    told = run(one, "prefix-cache", "ttft")
     assert [report["test"] for report in told["tests"]] == ["ttft"]
     (left,) = told["not_run"]
     assert (left["test"], left["begun"]) == ("prefix-cache", False)
@@ -101,21 +100,21 @@ def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path) -> None:
     assert steps(one)[0][0] == "prefix-cache"
 
 
-def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        one = bench(tmp_path, url, "target.endpoint=chat.completions")
-        with pytest.raises(ConfigError) as caught:
-            run(one)
+def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path, url: str) -> None:
+    one = bench(tmp_path, url, "target.endpoint=chat.completions")
+    with pytest.raises(ConfigError) as caught:
+        run(one)
     assert caught.value.place == "target.endpoint"
     assert "--" not in (caught.value.hint or "")
 
 
-def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        first = bench(tmp_path, url, runs=3)
-        told = run(first)
-        more = bench(tmp_path, url, runs=4)
-        again = run(more)
+def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
+    tmp_path: Path, url: str
+) -> None:
+    first = bench(tmp_path, url, runs=3)
+    told = run(first)
+    more = bench(tmp_path, url, runs=4)
+    again = run(more)
     assert isinstance(first.watcher, Silent)
     title = "ttft (5.1 Time to First Token)"
     assert first.watcher.lefts == [
@@ -162,46 +161,44 @@ def refused(one: Bench, *names: str) -> ConfigError:
     return caught.value
 
 
-def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        told = run(bench(tmp_path, url, runs=2))
-        before = kept(tmp_path)
-        for sets, more, says in (
-            (("ttft.requests=13",), {}, "requests 12 there, 13 now"),
-            ((), {"warmup": "2"}, '--warmup "3" there, "2" now'),
-            ((), {"seed": 7}, "--seed 42 there, 7 now"),
-            ((), {"quick": True}, "--quick false there, true now"),
-            (("target.model=other",), {}, 'target.model null there, "other" now'),
-            (("target.headers.authorization=x",), {}, "target.headers.authorization none there"),
-        ):  # fmt: skip
-            why = refused(bench(tmp_path, url, *sets, **more))
-            assert says.replace("null", "none") in why.problem
-            assert "--again" in (why.hint or "")
-        many = refused(bench(tmp_path, url, "ttft.requests=13", "ttft.concurrency=3", warmup="2", seed=7))
-        assert many.problem.endswith("and 1 more")
-        assert kept(tmp_path) == before
-        anew = bench(tmp_path, url, "ttft.requests=13", again=True)
-        second = run(anew)
+def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path, url: str) -> None:
+    told = run(bench(tmp_path, url, runs=2))
+    before = kept(tmp_path)
+    for sets, more, says in (
+        (("ttft.requests=13",), {}, "requests 12 there, 13 now"),
+        ((), {"warmup": "2"}, '--warmup "3" there, "2" now'),
+        ((), {"seed": 7}, "--seed 42 there, 7 now"),
+        ((), {"quick": True}, "--quick false there, true now"),
+        (("target.model=other",), {}, 'target.model null there, "other" now'),
+        (("target.headers.authorization=x",), {}, "target.headers.authorization none there"),
+    ):  # fmt: skip
+        why = refused(bench(tmp_path, url, *sets, **more))
+        assert says.replace("null", "none") in why.problem
+        assert "--again" in (why.hint or "")
+    many = refused(bench(tmp_path, url, "ttft.requests=13", "ttft.concurrency=3", warmup="2", seed=7))
+    assert many.problem.endswith("and 1 more")
+    assert kept(tmp_path) == before
+    anew = bench(tmp_path, url, "ttft.requests=13", again=True)
+    second = run(anew)
     assert [len(one["tests"][0]["steps"]) for one in (told, second)] == [1, 1]
     assert second["tests"][0]["steps"][0]["requests"]["rows"] == 13
     assert not (tmp_path / "ttft/run-2").exists(), "it was of other parameters"
 
 
-def test_a_key_that_is_another_one_is_refused_and_shown_nowhere(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter1"))
-        why = refused(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
+def test_a_key_that_is_another_one_is_refused_and_shown_nowhere(tmp_path: Path, url: str) -> None:
+    run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter1"))
+    why = refused(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
     assert "a key or a query" in why.problem
     assert "hunter" not in str(why)
+    assert b"hunter" not in b"".join(kept(tmp_path).values())
 
 
-def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url, "sut.model=a"))
-        same = bench(tmp_path, url, "sut.model=a", "sut.hardware.count=8")
-        more = run(same)
-        other = bench(tmp_path, url, "sut.model=b")
-        run(other)
+def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_path: Path, url: str) -> None:
+    run(bench(tmp_path, url, "sut.model=a"))
+    same = bench(tmp_path, url, "sut.model=a", "sut.hardware.count=8")
+    more = run(same)
+    other = bench(tmp_path, url, "sut.model=b")
+    run(other)
     assert steps(same) == [("load", "measured before")]
     assert more["tests"][0]["sut"]["hardware"]["count"] == 8
     (name, said), load = steps(other)
@@ -210,31 +207,22 @@ def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_pa
     assert load == ("load", "measured before")
 
 
-def test_results_of_before_that_was_kept_are_judged_by_their_report(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url))
-        (tmp_path / "ttft/asked.json").unlink()
-        assert "requests 12 there, 9 now" in refused(bench(tmp_path, url, "ttft.requests=9")).problem
-        again = bench(tmp_path, url)
-        run(again)
+def test_results_of_before_that_was_kept_are_judged_by_their_report(tmp_path: Path, url: str) -> None:
+    run(bench(tmp_path, url))
+    (tmp_path / "ttft/asked.json").unlink()
+    assert "requests 12 there, 9 now" in refused(bench(tmp_path, url, "ttft.requests=9")).problem
+    again = bench(tmp_path, url)
+    run(again)
     assert steps(again) == [("load", "measured before")]
 
 
-def test_another_test_goes_to_the_same_folder(tmp_path: Path) -> None:
+def test_another_test_goes_to_the_same_folder(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url))
-        run(bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True), "tradeoff")
-        asked = bench(tmp_path, url, *levels, "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
-        refused(asked, "tradeoff")
+    run(bench(tmp_path, url))
+    run(bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True), "tradeoff")
+    asked = bench(tmp_path, url, *levels, "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+    refused(asked, "tradeoff")
     assert {report["test"] for report in load_document(tmp_path)["tests"]} == {"ttft", "tradeoff"}
-
-
-def test_where_nothing_was_measured_other_parameters_are_welcome(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        with pytest.raises(ConfigError):
-            run(bench(tmp_path, url, "target.endpoint=chat.completions"))
-        assert run(bench(tmp_path, url, "ttft.requests=9"))["tests"][0]["steps"][0]["requests"]["rows"] == 9
 
 
 class Impatient(Silent):
@@ -251,37 +239,35 @@ class Impatient(Silent):
             self.stop()
 
 
-def test_an_interruption_keeps_what_was_whole(tmp_path: Path) -> None:
+def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
-    with sim(*SLOW) as url:
-        one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
-        watcher = Impatient("levels/100.0")
-        watcher.stop, one.watcher = one.stop, watcher
-        with pytest.raises(Interrupted):
-            run(one, "tradeoff")
-        assert not (tmp_path / "tradeoff/result.json").exists()
-        other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
-        assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
-        again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
-        told = run(again, "tradeoff")
+    one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+    watcher = Impatient("levels/100.0")
+    watcher.stop, one.watcher = one.stop, watcher
+    with pytest.raises(Interrupted):
+        run(one, "tradeoff")
+    assert not (tmp_path / "tradeoff/result.json").exists()
+    other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+    assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
+    again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+    told = run(again, "tradeoff")
     assert [name for name, _ in watcher.steps] == ["levels/050.0", "levels/100.0"]
     assert [said == "measured before" for _, said in steps(again)] == [True, False]
     assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
 
 
-def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path) -> None:
+def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
     more: dict[str, Any] = {"tests": ("tradeoff",), "quick": True}
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", **more), "tradeoff")
-        one = bench(tmp_path, url, *levels, again=True, **more)
-        watcher = Impatient("levels/100.0")
-        watcher.stop, one.watcher = one.stop, watcher
-        with pytest.raises(Interrupted):
-            run(one, "tradeoff")
-        assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
-        on = bench(tmp_path, url, *levels, **more)
-        run(on, "tradeoff")
+    run(bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", **more), "tradeoff")
+    one = bench(tmp_path, url, *levels, again=True, **more)
+    watcher = Impatient("levels/100.0")
+    watcher.stop, one.watcher = one.stop, watcher
+    with pytest.raises(Interrupted):
+        run(one, "tradeoff")
+    assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
+    on = bench(tmp_path, url, *levels, **more)
+    run(on, "tradeoff")
     assert [said == "measured before" for _, said in steps(on)] == [True, False]
 
 
@@ -305,27 +291,118 @@ def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
         load_document(tmp_path)
 
 
-def test_keys_are_in_no_file(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+RATE = "ttft.rate=4"
 
 
-def test_answers_that_all_fail_are_not_to_be_believed(tmp_path: Path) -> None:
-    with sim("--set", "faults.reset_rate=1") as url:
-        told = run(bench(tmp_path, url, warmup="none"))
-    assert not told["verdict"]["valid"]
-    assert "no_answers" in [finding["what"] for finding in told["verdict"]["findings"]]
+class _NotFound(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
 
 
-def test_one_is_told_as_one(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        one = bench(tmp_path, url, "ttft.requests=1", "ttft.concurrency=1", warmup="1")
-        (report,) = run(one)["tests"]
-    assert steps(one) == [("load", "1 at a time, 1 request")]
-    assert report["notes"][0].startswith("TTFT of 1 answer;")
-    assert report["deviations"][-1].startswith("4.5.2: warm-ups were of 1 request, as --warmup says")
-    assert report["exact_requests"].endswith("1 of 1 load, 1 request byte for byte")
-    said = str(report["compliance"])
-    assert re.findall(r"[^0-9,.] 1 (?:answers|requests)\b.{0,30}", said) == []
+@contextmanager
+def not_found() -> Iterator[str]:
+    """A server that has nothing at all."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _NotFound) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def refused_first(
+    results: Path, *sets: str, url: str = NOBODY, tests: Sequence[str] = ("ttft",)
+) -> tuple[ConfigError, Silent]:
+    file = load_bench(None, target=url, sets=sets, tests=tests)
+    watcher = Silent()
+    one = Bench(file, Folder(results), watcher, warmup="2", quick=True)
+    with pytest.raises(ConfigError) as caught:
+        play(one.run(tests), limit_s=120)
+    return caught.value, watcher
+
+
+def test_a_server_that_is_not_there_is_told_before_a_load_is_begun(tmp_path: Path) -> None:
+    for sets in ((), ("target.model=tiny", "target.server=vllm")):
+        why, watcher = refused_first(tmp_path / "a/b", RATE, *sets)
+        assert (why.place, why.problem) == (
+            "--target", f"{NOBODY} cannot be reached: connection refused",
+        )  # fmt: skip
+        assert (watcher.steps, watcher.lefts) == ([], [])
+        assert list(tmp_path.iterdir()) == [], "folders on the way are ours, too"
+
+
+def test_nobody_there_is_one_error_of_all_tests(tmp_path: Path) -> None:
+    why, watcher = refused_first(tmp_path / "r", RATE, tests=list(TESTS))
+    assert "cannot be reached" in why.problem
+    assert watcher.steps == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_arms_that_has_no_server_is_named(tmp_path: Path) -> None:
+    arms = ("arms.cache_off.about=off", f"arms.cache_on.url={NOBODY}/on")
+    with not_found() as url:
+        why, _ = refused_first(tmp_path / "r", *arms, url=url, tests=("prefix-cache",))
+    assert why.place == "[arms.cache_on] url"
+
+
+def test_a_path_that_the_server_has_not_is_what_it_is_told_by(tmp_path: Path) -> None:
+    with not_found() as url:
+        why, _ = refused_first(tmp_path / "r", RATE, url=f"{url}/nope")
+        assert why.place == "target.model"
+        assert why.hint == f"{url}/nope/v1/models was asked: is the path of the URL right?"
+        # It is the load that asks for a model: bodies of a trace need none.
+        assert list(tmp_path.iterdir()) == []
+        several, _ = refused_first(
+            tmp_path / "r", RATE, "itl.max_rate=4", "itl.output_tokens=200", url=f"{url}/nope",
+            tests=("ttft", "itl"),
+        )  # fmt: skip
+    assert several.place == "target.model"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "problem"),
+    [
+        ("arrivals=foo", "tests.ttft.arrivals", "no arrival process is called 'foo'"),
+        ("arrivals=gamma:cv=x", "tests.ttft.arrivals", "gamma: cv"),
+        ("workload=nope", "tests.ttft.workload", "no workload is called 'nope'"),
+        ("workload=nope.toml", "tests.ttft.workload", "there is no file nope.toml"),
+    ],
+)
+def test_a_workload_or_arrivals_that_there_are_not(
+    tmp_path: Path, given: str, place: str, problem: str
+) -> None:
+    why, _ = refused_first(tmp_path / "r", RATE, given)
+    assert why.place == place
+    assert problem in why.problem
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_is_as_it_was(tmp_path: Path) -> None:
+    empty, used = tmp_path / "empty", tmp_path / "used"
+    empty.mkdir()
+    (used / "throughput").mkdir(parents=True)
+    (used / "bench.json").write_text('{"asked": ["throughput"]}')
+    (used / "throughput/mine").write_text("kept")
+    with not_found() as url:
+        for place in (empty, used):
+            refused_first(place, RATE)
+            refused_first(place, RATE, url=url)
+    assert list(empty.iterdir()) == []
+    assert sorted(path.name for path in used.rglob("*")) == ["bench.json", "mine", "throughput"]
+    assert (used / "bench.json").read_text() == '{"asked": ["throughput"]}'
+
+
+def test_the_arms_that_a_guardrail_has_are_told_with_the_nearest(tmp_path: Path) -> None:
+    for given, place, says in (
+        ("target.model=x", "[arms.baseline]", "in the file of --config"),
+        ("arms.baseline.about=none", "[arms.input_filter], [arms.output_filter] or [arms.full]", "in the"),
+    ):
+        why, _ = refused_first(tmp_path / "r", given, tests=("guardrail-overhead",))
+        assert why.place == place
+        assert (why.hint or "").startswith(says)
+    both = ("arms.baseline.about=none", "arms.input.about=filtered")
+    why, _ = refused_first(tmp_path / "r", *both, tests=("guardrail-overhead",))
+    assert why.hint == "[arms.input] is none of them: did you mean [arms.input_filter]?"

@@ -20,9 +20,9 @@ from llmtap.bench.compliance.judge import judge
 from llmtap.bench.sut.detect import Detected, detect, narrowed
 from llmtap.bench.sut.file import load_bench
 from llmtap.bench.sut.starter import open_declarations, starter_text
-from llmtap.bench.sut.target import BenchTarget
+from llmtap.bench.sut.sut import BenchTarget
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.words import tokenizer_json
+from llmtap.workload.prompts.text import tokenizer_json
 from tests.bench.support import sim
 from tests.support.loading import events
 from tests.support.peer import play

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from llmtap import __version__
 from llmtap.bench.compliance.judge import judge
-from llmtap.bench.run import registry
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run import test as registry
+from llmtap.bench.run.test import TESTS
 from llmtap.bench.sut.file import BenchFile, load_bench, params_told, without_keys
-from llmtap.bench.sut.target import BenchTarget, TargetArm
-from llmtap.bench.tests.guardrail_figures import ARMS
+from llmtap.bench.sut.sut import BenchTarget, TargetArm
+from llmtap.bench.tests.paired import ARMS
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.words import VOCABULARY
+from llmtap.workload.prompts.text import VOCABULARY
 
 HOUSE = Path(__file__).parents[3]
 URL = "http://127.0.0.1:9"

@@ -10,7 +10,6 @@ import pytest
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.capacity import TEST
-from llmtap.errors import ConfigError
 from llmtap.units import Duration
 from tests.bench.support import Planted, measured, perform, session_to, sim
 from tests.support.busy_machine import measures
@@ -135,24 +134,6 @@ def test_where_all_meet_them_the_maximum_is_no_limit(tmp_path: Path) -> None:
     found = perform(TEST, planted(tmp_path, 1_000), ttft_p99=SECOND, initial=8, maximum=20)
     assert (found.measurements["max_concurrency"], found.measurements["limit"]) == (20, None)
     assert "is no limit" in found.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("params", "place"),
-    [
-        ({"ttft_p99": None}, "ttft_p99"),
-        ({"initial": 9, "maximum": 8}, "maximum"),
-        ({"duration": Duration(30 * S)}, "duration"),
-        ({"per_slot": 10}, "per_slot"),
-        ({"votes": 4}, "votes"),
-    ],
-)
-def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: str) -> None:
-    session = planted(tmp_path, 8)
-    with pytest.raises(ConfigError) as caught:
-        perform(TEST, session, **{"ttft_p99": SECOND, **params})
-    assert caught.value.place == place
-    assert not session.asked
 
 
 @measures

@@ -8,13 +8,11 @@ import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.tests.classes import ClassMix, RequestClass
 from llmtap.bench.tests.fairness import TEST, FairnessParams
-from llmtap.errors import ConfigError
-from llmtap.sim.engine import Engine
+from llmtap.bench.tests.mixes import ClassMix, RequestClass
+from llmtap.sim.engine import Engine, run_virtual
+from llmtap.sim.model_options import ServingSetup
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import ServingSetup
-from llmtap.sim.virtual import play
 from llmtap.units import NS_PER_S, Duration
 from tests.bench.support import Planted, measured, perform, session_to, sim
 
@@ -160,12 +158,6 @@ def test_a_share_is_of_what_the_mix_itself_saturates_at(tmp_path: Path) -> None:
     assert not [one for one in found.deviations if "of saturation" in one]
 
 
-def test_classes_are_checked_first(tmp_path: Path) -> None:
-    session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
-    with pytest.raises(ConfigError, match="fewer than two"):
-        perform(TEST, session, classes=[{"name": "a", "share": 1.0, "input": [1, 2], "output": [1, 2]}])
-
-
 CLASSES = (
     RequestClass(name="short", share=0.8, input=(8, 16), output=(2, 4)),
     RequestClass(name="long", share=0.2, input=(40, 60), output=(60, 80)),
@@ -190,7 +182,7 @@ def engine(scheduler: str) -> Callable[[str, Load], Measurement]:
     def answer(name: str, load: Load) -> Measurement:
         requests, times = load.plan.requests, Times()
         requests.predicted = requests.output
-        play(requests, Engine(SCHEDULERS[scheduler].build(requests, ServingSetup())), watch=times)
+        run_virtual(requests, Engine(SCHEDULERS[scheduler].build(requests, ServingSetup())), watch=times)
         rows = []
         for row, at_ns in enumerate(requests.arrival_ns):
             rows.append({

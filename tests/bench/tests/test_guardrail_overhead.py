@@ -8,9 +8,8 @@ import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.sut.target import TargetArm
+from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.guardrail_overhead import TEST
-from llmtap.errors import ConfigError
 from tests.bench.support import Planted, measured, perform, session_to, sim
 from tests.support.busy_machine import measures
 
@@ -136,24 +135,6 @@ def test_what_there_is_not_is_said(tmp_path: Path) -> None:
     assert "not tested at 25 %, 75 % of capacity" in said
     assert "1 independent runs" in said
     assert [row[0] for row in found.tables[0].rows] == ["Baseline", "Full Filter", "Baseline again (A/A)"]
-
-
-@pytest.mark.parametrize(
-    ("arms", "says"),
-    [
-        ({}, "arms.baseline"),
-        ({"full": TargetArm()}, "arms.baseline"),
-        ({"baseline": TargetArm()}, "arms.input_filter"),
-    ],
-)
-def test_without_two_configurations_nothing_is_sent(
-    tmp_path: Path, arms: dict[str, TargetArm], says: str
-) -> None:
-    session = planted(tmp_path, arms)
-    with pytest.raises(ConfigError) as caught:
-        run(session)
-    assert says in caught.value.place
-    assert not session.asked
 
 
 def test_a_search_fills_table_14(tmp_path: Path) -> None:

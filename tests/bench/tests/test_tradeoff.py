@@ -1,6 +1,5 @@
 """5.3's points are those of curves that were planted: of rows worked out here, and of an engine's."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.tradeoff import TEST
-from llmtap.errors import ConfigError
 from llmtap.units import Duration
 from tests.bench.support import Planted, measured, perform, session_to, sim
 from tests.support.busy_machine import measures
@@ -99,18 +97,6 @@ def test_a_curve_without_saturation_says_so(tmp_path: Path) -> None:
     assert "none of these levels" in found.tables[2].rows[0][1]
 
 
-def test_capacity_is_what_the_throughput_test_found(tmp_path: Path) -> None:
-    result = tmp_path / "throughput" / "result.json"
-    result.parent.mkdir()
-    told = {"params": {"workload": "synthetic-uniform"}, "measurements": {"sustainable_load_rps": 7.5}}
-    result.write_text(json.dumps(told))
-    session = planted(tmp_path, table_5)
-    found = perform(TEST, session)
-    assert found.measurements["capacity_rps"] == 7.5
-    assert session.asked[-1][1].rate_rps == pytest.approx(9.0)
-    assert "throughput test" in found.configuration["Estimated capacity"]
-
-
 def test_without_it_a_short_search_comes_first(tmp_path: Path) -> None:
     """20 a second are served: 16 are sustained and 32 not, and then in steps of 16 / 12."""
     session = planted(tmp_path, table_5)
@@ -122,24 +108,6 @@ def test_without_it_a_short_search_comes_first(tmp_path: Path) -> None:
     assert len(names) == 6 + 6 + 12
     assert names[-12:] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
     assert all(load.duration_ns == 20 * S for name, load in session.asked if name.startswith("capacity/"))
-
-
-@pytest.mark.parametrize(
-    ("params", "place"),
-    [
-        ({"duration": Duration(30 * S)}, "duration"),
-        ({"levels": [10, 50, 100]}, "levels"),
-        ({"levels": [20, 10, *range(30, 121, 10)]}, "levels"),
-        ({"levels": list(range(20, 121, 10))}, "levels"),
-        ({"arrivals": "ramp"}, "arrivals"),
-    ],
-)
-def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: str) -> None:
-    session = planted(tmp_path, table_5)
-    with pytest.raises(ConfigError) as caught:
-        perform(TEST, session, max_rate=10.0, **params)
-    assert caught.value.place == place
-    assert not session.asked
 
 
 @measures

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.privacy.blocks import CHAIN_BYTES, BlockHasher, chain, new_salt
+from llmtap.exchange.exchange import RequestShape
 from llmtap.exchange.prompt import PromptMessage, PromptShape, read_prompt
-from llmtap.exchange.request_shape import RequestShape
 
 SALT = b"s" * 32
 SIZE = 8

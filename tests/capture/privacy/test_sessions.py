@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.capture.privacy.sessions import Keys, Sessions
-from llmtap.exchange.exchange import Exchange, Timeline
+from llmtap.exchange.exchange import Exchange, Timeline, Turn
 from llmtap.exchange.prompt import read_prompt
-from llmtap.exchange.request_shape import Turn
 
 SALT = b"s" * 32
 S = 1_000_000_000

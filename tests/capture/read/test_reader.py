@@ -11,8 +11,7 @@ import pytest
 
 import llmtap
 from llmtap.capture.read.reader import CaptureError, read
-from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, info_of
-from llmtap.capture.store.migrations import CaptureVersionError
+from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, CaptureVersionError, info_of
 from tests.support.captures import ledger, write_capture
 from tests.support.exchanges import streamed
 
@@ -271,7 +270,7 @@ def test_the_package_reads_captures(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["llmtap", "llmtap.vantage.relay.process", "llmtap.cli.main", "llmtap.cli.report"]
+    "module", ["llmtap", "llmtap.vantage.relay.relay", "llmtap.cli.main", "llmtap.cli.report"]
 )
 def test_arrow_is_imported_by_those_only_who_need_it(module: str) -> None:
     code = f"import sys, {module}; sys.exit('pyarrow' in sys.modules)"

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from llmtap.capture.schema import SCHEMA
 from llmtap.capture.store.rows import exchanges_of, to_batch
-from llmtap.exchange.exchange import Exchange, Tokens
+from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 from llmtap.metrics.latency import measure
 from tests.support.exchanges import US, WALL_NS, any_exchange, streamed
 

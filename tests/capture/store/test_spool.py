@@ -1,19 +1,22 @@
 """Whatever happens to a spool, what comes out of it is what went in, batch by batch, or is counted."""
 
 import errno
+import fcntl
 import os
 import random
 import stat
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, RelayCount
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, CaptureVersionError, RelayCount
 from llmtap.capture.store import spool as spools
-from llmtap.capture.store.migrations import CaptureVersionError
-from llmtap.capture.store.spool import SpoolError, SpoolWriter, read_spool
+from llmtap.capture.store.spool import LOCK, SpoolError, SpoolWriter, aside_of, clear, read_spool, take_back
+from llmtap.capture.store.store import spool_folder
 from tests.support import capture_rows
 
 _INFO = CaptureInfo(capture="c1", level="shape", config="f00d")
@@ -289,3 +292,48 @@ def test_a_removed_file_is_written_anew_with_all_it_held(tmp_path):
     writer.append(second)
     writer.close()
     assert _read(path)[1] == [first, second]
+
+
+def laid(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True)
+    for name in (LOCK, *names):
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_it_is_the_same_capture_in_a_folder_beside(tmp_path: Path) -> None:
+    options = CaptureOptions(to=str(tmp_path / "kept"), level="none")
+    aside = aside_of(options, spool_folder(options), 7)
+    assert spool_folder(aside) == tmp_path / "kept/.spool/aside-7"
+    assert (aside.to, aside.level) == (options.to, options.level)
+
+
+def test_what_the_dead_left_is_taken_back_and_the_living_keep_theirs(tmp_path: Path) -> None:
+    dead = laid(tmp_path / "aside-1", "llmtap-1.spool", "llmtap-2.spool")
+    living = laid(tmp_path / "aside-2", "llmtap-3.spool")
+    odd = laid(tmp_path / "aside-3", "llmtap-4.spool", "of-somebody-else")
+    held = os.open(living / LOCK, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        take_back(tmp_path)
+        assert {path.name for path in tmp_path.glob("*.spool")} == {
+            "llmtap-1.spool", "llmtap-2.spool", "llmtap-4.spool",
+        }  # fmt: skip
+        assert not dead.exists()
+        assert (living / "llmtap-3.spool").exists()
+        assert {path.name for path in odd.iterdir()} == {LOCK, "of-somebody-else"}
+    finally:
+        os.close(held)
+    take_back(tmp_path)
+    assert (tmp_path / "llmtap-3.spool").read_text() == "llmtap-3.spool"
+    assert not living.exists()
+
+
+def test_a_folder_goes_only_when_nothing_is_left_in_it(tmp_path: Path) -> None:
+    full = laid(tmp_path / "aside-1", "llmtap-1.spool")
+    clear(full)
+    assert (full / "llmtap-1.spool").exists()
+    (full / "llmtap-1.spool").unlink()
+    clear(full)
+    assert not full.exists()
+    clear(full)  # nobody minds

@@ -9,9 +9,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from llmtap.capture.schema import VERSION, CaptureInfo, CaptureLedger, RelayCount, info_of
+from llmtap.capture.schema import (
+    VERSION,
+    CaptureInfo,
+    CaptureLedger,
+    CaptureVersionError,
+    RelayCount,
+    info_of,
+)
 from llmtap.capture.store.finisher import Finisher
-from llmtap.capture.store.migrations import CaptureVersionError
 from llmtap.capture.store.spool import SpoolWriter, read_spool
 from llmtap.capture.store.store import (
     LOOK_NOW_AND_THEN_NS,

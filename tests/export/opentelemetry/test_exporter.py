@@ -17,6 +17,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.export.opentelemetry.exporter import BATCH_MAX, OtlpExporter, pause_s
 from llmtap.export.opentelemetry.otlp import OtlpLink, OtlpResponse, connect
 from llmtap.export.options import OtlpOptions
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.support.otlp_receiver import GUARD_S, OtlpReceiver, plain
 from tests.support.telemetry import MS, PARENT, SPAN, TRACE, chat
@@ -40,7 +41,7 @@ def export(receiver: OtlpReceiver, *exchanges: Exchange, **options: Any) -> Otlp
     e = exporter(receiver.endpoint, **options)
     e.start()
     for x in exchanges:
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
     e.close(GUARD_S)
     return e
 
@@ -181,15 +182,6 @@ def test_the_status_of_a_span(fields: dict[str, object], code: int, error_type: 
     assert plain(span.attributes)["llmtap.outcome"] == x.outcome.value
 
 
-def test_http_that_is_no_operation_is_a_plain_client_span() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(endpoint=None, method="GET", path="/v1/models", stream=False))
-        (span,) = receiver.spans
-    assert span.name == "GET"
-    assert not [key for key in plain(span.attributes) if key.startswith("gen_ai.")]
-    assert plain(span.attributes)["url.path"] == "/v1/models"
-
-
 def test_text_that_is_no_unicode_does_no_harm() -> None:
     with OtlpReceiver() as receiver:
         e = export(receiver, chat(model="\ud800", refusal={"kind": "model_refusal"}), chat())
@@ -235,31 +227,6 @@ def test_metrics_arrive_with_names_units_edges_and_exact_counts() -> None:
     assert (exchanges.as_int, found["llmtap.exchanges"].sum.is_monotonic) == (2, True)
 
 
-def test_the_moved_conventions_split_tokens_into_counters_and_histograms() -> None:
-    x = chat()
-    x.tokens.cached, x.tokens.reasoning = 4, 1
-    x.timeline.first_reasoning_ns = x.timeline.first_token_ns
-    with OtlpReceiver() as receiver:
-        export(receiver, x, x, semconv="genai-main")
-        found = receiver.last_metrics
-    spent = {
-        name.removeprefix("gen_ai.client.inference.usage."): metric.sum.data_points[0].as_int
-        for name, metric in found.items()
-        if ".usage." in name
-    }
-    assert spent == {
-        "input_tokens": 14,
-        "output_tokens": 6,
-        "cache_read.input_tokens": 8,
-        "reasoning.output_tokens": 2,
-    }
-    each = found["gen_ai.client.inference.operation.output_tokens"].histogram.data_points[0]
-    assert (each.count, each.sum) == (2, 6)
-    assert "gen_ai.token.modality" not in plain(each.attributes)
-    assert "gen_ai.client.inference.duration" in found
-    assert not [name for name in found if name.startswith("gen_ai.client.operation.")]
-
-
 def test_off_sends_only_metrics_of_our_own() -> None:
     with OtlpReceiver() as receiver:
         export(receiver, chat(), semconv="off")
@@ -291,7 +258,7 @@ def test_metrics_go_out_by_the_clock() -> None:
         e = OtlpExporter(options, clock, "1", span_delay_s=0.01)
         e.start()
         x = chat()
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         receiver.wait(lambda: len(receiver.spans) == 1)
         assert receiver.metrics == []
         clock.advance(60_000 * MS)
@@ -332,12 +299,12 @@ def test_a_receiver_that_was_away_gets_everything_when_it_is_back() -> None:
         e.start()
         for i in range(1, 11):
             x = chat(seq=i)
-            e(x, measure(x))
+            e.ended(x, measure(x), SeriesKey("t", "m"), None)
         assert links[0].failed.wait(GUARD_S)
         receiver.start()
         receiver.wait(lambda: len(receiver.spans) == 10)
         x = chat(seq=11)
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         e.close(GUARD_S)
         assert len({span.span_id for span in receiver.spans}) == 11
         assert receiver.last_metrics["llmtap.exchanges"].sum.data_points[0].as_int == 11
@@ -385,10 +352,10 @@ def test_the_queue_has_a_bound_and_every_span_is_accounted_for() -> None:
     e.start()
     x = chat()
     m = measure(x)
-    e(x, m)
+    e.ended(x, m, SeriesKey("t", "m"), None)
     assert stuck.asked.wait(GUARD_S)
     for _ in range(100):
-        e(x, m)  # a receiver that hangs does not hold up who calls
+        e.ended(x, m, SeriesKey("t", "m"), None)  # a receiver that hangs does not hold up who calls
     assert e.state().queued == 5, "those on their way included"
     assert e.state().dropped == {"queue_full": 96}
     e.close(0.05)
@@ -403,18 +370,10 @@ def test_the_end_does_not_wait_for_a_receiver_that_hangs() -> None:
         e = exporter(receiver.endpoint)
         e.start()
         x = chat()
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         e.close(0.2)
         assert (e.state().sent, e.state().dropped) == (0, {"shutdown": 1})
         receiver.hold.set()
-
-
-def test_what_was_never_started_can_be_closed() -> None:
-    e = exporter("http://localhost:1")
-    x = chat()
-    e(x, measure(x))
-    e.close(0.1)
-    assert e.state().dropped == {"shutdown": 1}
 
 
 def test_more_than_a_batch_goes_in_several_requests() -> None:
@@ -448,11 +407,11 @@ def test_a_refusal_is_tried_again_where_that_may_help(
         e = exporter(receiver.endpoint, metrics=False, **SOON)
         e.start()
         x = chat()
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         receiver.wait(lambda: receiver.refused >= (2 if again else 1))
         receiver.refuse = None
         x = chat(seq=2)
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         e.close(GUARD_S)
         assert len(receiver.spans) == (2 if again else 1)
     assert e.state().sent == len(receiver.spans)
@@ -475,7 +434,7 @@ def test_a_bug_of_ours_costs_a_batch_and_is_told_once(caplog: pytest.LogCaptureF
     e = exporter("http://x", make_link=Broken, metrics=False)
     e.start()
     x = chat()
-    e(x, measure(x))
+    e.ended(x, measure(x), SeriesKey("t", "m"), None)
     e.close(GUARD_S)
     assert e.state().dropped == {"refused": 1}
     assert len([r for r in caplog.records if "otlp_bug" in r.getMessage()]) == 1
@@ -493,15 +452,6 @@ def test_headers_go_along_and_the_service_has_the_operators_name() -> None:
     assert named["service.name"] == "edge"
 
 
-def test_the_resource_may_name_the_service_as_well() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(), resource="service.name=edge,service.version=9,team=llm")
-        named = plain(receiver.traces[0].resource_spans[0].resource.attributes)
-    assert {key: named[key] for key in ("service.name", "service.version", "team")} == {
-        "service.name": "edge", "service.version": "9", "team": "llm",
-    }  # fmt: skip
-
-
 def test_tls_is_checked_against_the_authorities_given(tmp_path: Path) -> None:
     ca, other = trustme.CA(), trustme.CA()
     server = ca.issue_cert("localhost")
@@ -517,7 +467,7 @@ def test_tls_is_checked_against_the_authorities_given(tmp_path: Path) -> None:
         e = exporter(receiver.endpoint, ca=str(untrusted))
         e.start()
         x = chat()
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         e.close(2.0)
         assert e.state().dropped == {"shutdown": 1}
         assert len(receiver.spans) == 1
@@ -530,3 +480,21 @@ def test_a_file_of_authorities_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError) as told:
         exporter("https://localhost:1", ca="/none/ca.pem", protocol="http/protobuf")
     assert told.value.place == "otlp.ca"
+
+
+def test_http_that_is_no_operation_is_a_plain_client_span() -> None:
+    with OtlpReceiver() as receiver:
+        export(receiver, chat(endpoint=None, method="GET", path="/v1/models", stream=False))
+        (span,) = receiver.spans
+    assert span.name == "GET"
+    assert not [key for key in plain(span.attributes) if key.startswith("gen_ai.")]
+    assert plain(span.attributes)["url.path"] == "/v1/models"
+
+
+def test_the_resource_may_name_the_service_as_well() -> None:
+    with OtlpReceiver() as receiver:
+        export(receiver, chat(), resource="service.name=edge,service.version=9,team=llm")
+        named = plain(receiver.traces[0].resource_spans[0].resource.attributes)
+    assert {key: named[key] for key in ("service.name", "service.version", "team")} == {
+        "service.name": "edge", "service.version": "9", "team": "llm",
+    }  # fmt: skip

@@ -1,45 +1,23 @@
 """Invariant: what the totals hold is what was recorded, whenever it was taken and however it was added."""
 
-from bisect import bisect_left
-
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
-from llmtap.export.opentelemetry.metrics import MetricCell, MetricRecorder, Point, Totals
-from llmtap.export.opentelemetry.semconv import semconv
+from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.export.opentelemetry.metrics import MetricRecorder, Point, Totals
+from llmtap.export.opentelemetry.semconv import VERSIONS
+from llmtap.export.opentelemetry.spans import TEXT_MAX, error_type
 from tests.support.telemetry import MS, chat, read
-
-EDGES = (10, 20, 40)
-
-
-@given(st.lists(st.integers(-5, 100)), st.lists(st.integers(-5, 100)))
-def test_many_at_once_are_as_one_by_one(values: list[int], more: list[int]) -> None:
-    one, many, merged = MetricCell(EDGES), MetricCell(EDGES), MetricCell(EDGES)
-    for value in values + more:
-        one.add(value, EDGES)
-    many.add_many(values + more, EDGES)
-    merged.add_many(values, EDGES)
-    other = MetricCell(EDGES)
-    other.add_many(more, EDGES)
-    merged.merge(other)
-    expected = [0, 0, 0, 0]
-    for value in values + more:
-        expected[bisect_left(EDGES, value)] += 1
-    for cell in (one, many, merged):
-        assert (cell.counts, cell.total) == (expected, sum(values + more))
-
-
-def test_an_edge_belongs_to_its_bucket() -> None:
-    cell = MetricCell(EDGES)
-    cell.add_many([10, 20, 21, 40, 41], EDGES)
-    assert cell.counts == [1, 1, 2, 1]
 
 
 def put(recorder: MetricRecorder, *exchanges: Exchange) -> None:
     for x in exchanges:
         recorder.record(x, *read(x))
+
+
+def counted(point: Point) -> tuple[int, int]:
+    counts, total = point.cell.read()
+    return sum(counts), total
 
 
 def by_name(points: list[Point]) -> dict[str, list[Point]]:
@@ -50,25 +28,22 @@ def by_name(points: list[Point]) -> dict[str, list[Point]]:
 
 
 def test_totals_go_on_from_take_to_take() -> None:
-    recorder = MetricRecorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(VERSIONS["1.41"], 100)
     totals = Totals(recorder, {})
     put(recorder, chat())
     list(totals.gather())
     assert recorder.take() == {}
     put(recorder, chat(), chat())
     (duration,) = by_name(list(totals.gather()))["gen_ai.client.operation.duration"]
-    assert (sum(duration.cell.counts), duration.cell.total) == (3, 3 * 261 * MS)
+    assert counted(duration) == (3, 3 * 261 * MS)
     assert list(totals.gather()) != []
 
 
 def test_each_term_is_counted_in_its_metric() -> None:
-    recorder = MetricRecorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(VERSIONS["1.41"], 100)
     put(recorder, chat())
     found = by_name(list(Totals(recorder, {}).gather()))
-    totals = {
-        name: sorted((sum(point.cell.counts), point.cell.total) for point in points)
-        for name, points in found.items()
-    }
+    totals = {name: sorted(map(counted, points)) for name, points in found.items()}
     assert totals == {
         "gen_ai.client.operation.duration": [(1, 261 * MS)],
         "gen_ai.client.operation.time_to_first_chunk": [(1, 100 * MS)],
@@ -80,7 +55,7 @@ def test_each_term_is_counted_in_its_metric() -> None:
         "llmtap.time_to_first_token": [(1, 100 * MS)],
         "llmtap.inter_chunk": [(2, 140 * MS)],
         "llmtap.user_idle": [(1, 140 * MS)],
-        "llmtap.exchanges": [(0, 1)],
+        "llmtap.exchanges": [(1, 1)],
     }
 
 
@@ -94,22 +69,14 @@ def test_embeddings_have_metrics_of_their_own_in_the_moved_conventions() -> None
             "gen_ai.client.embeddings.operation.input_tokens",
         ),
     ):
-        recorder = MetricRecorder(semconv(version), 100)  # type: ignore[arg-type]
+        recorder = MetricRecorder(VERSIONS[version], 100)  # type: ignore[arg-type]
         put(recorder, x)
         found = by_name(list(Totals(recorder, {}).gather()))
         assert set(found) == {duration, tokens, "gen_ai.server.request.duration", "llmtap.exchanges"}
 
 
-def test_http_that_is_no_operation_is_only_counted() -> None:
-    recorder = MetricRecorder(semconv("1.41"), 100)
-    put(recorder, chat(endpoint=None, method="GET", path="/v1/models"))
-    ((name, (point,)),) = by_name(list(Totals(recorder, {}).gather())).items()
-    assert name == "llmtap.exchanges"
-    assert dict(point.attributes)["llmtap.outcome"] == "complete"
-
-
 def test_the_error_stands_at_durations_only() -> None:
-    recorder = MetricRecorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(VERSIONS["1.41"], 100)
     put(recorder, chat(), chat(outcome=Outcome.TRUNCATED), chat(outcome=Outcome.CLIENT_CANCELLED))
     found = by_name(list(Totals(recorder, {}).gather()))
     with_error = {
@@ -125,15 +92,14 @@ def test_the_error_stands_at_durations_only() -> None:
 
 
 def test_series_beyond_the_bound_are_one_that_says_so() -> None:
-    recorder = MetricRecorder(semconv("1.41"), 2)
+    recorder = MetricRecorder(VERSIONS["1.41"], 2)
     totals = Totals(recorder, {"": ("gw", 443)})
     put(recorder, *(chat(model=f"m{i}") for i in range(10)))
     list(totals.gather())
     put(recorder, *(chat(model=f"m{i}") for i in range(10)))
     points = by_name(list(totals.gather()))["gen_ai.client.operation.duration"]
     counts = {
-        dict(point.attributes).get("gen_ai.request.model", "overflow"): sum(point.cell.counts)
-        for point in points
+        dict(point.attributes).get("gen_ai.request.model", "overflow"): counted(point)[0] for point in points
     }
     assert counts == {"m0": 2, "m1": 2, "overflow": 16}
     (overflow,) = (point for point in points if ("otel.metric.overflow", True) in point.attributes)
@@ -144,7 +110,7 @@ def test_series_beyond_the_bound_are_one_that_says_so() -> None:
 
 
 def test_the_server_is_that_of_the_arm() -> None:
-    recorder = MetricRecorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(VERSIONS["1.41"], 100)
     put(recorder, chat(), chat(arm="guarded"), chat(arm="plain"))
     totals = Totals(recorder, {"": ("gw", 443), "guarded": ("rails", 8000)})
     points = by_name(list(totals.gather()))["gen_ai.client.operation.duration"]
@@ -153,3 +119,102 @@ def test_the_server_is_that_of_the_arm() -> None:
         for a in (dict(point.attributes) for point in points)
     }
     assert servers == {(None, "gw", 443), ("guarded", "rails", 8000), ("plain", "gw", 443)}
+
+
+def test_the_terms_of_a_chat() -> None:
+    _, terms = read(chat())
+    assert (terms.operation, terms.provider, terms.model) == ("chat", "openai", "gpt-x")
+    assert terms.duration_ns == 261 * MS
+    assert terms.first_chunk_ns == 100 * MS, "a keep-alive is no chunk, a role is"
+    assert terms.chunk_times_ns == [t * MS for t in (100, 110, 150, 250, 260)], "nor is the end marker"
+    assert terms.server_duration_ns == 250 * MS
+    assert terms.server_first_token_ns == 100 * MS
+    assert terms.server_per_token_ns == (250 - 100) * MS // 2
+    assert terms.output_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "told"),
+    [
+        (Outcome.COMPLETE, 200, None),
+        (Outcome.REFUSED, 200, None),
+        (Outcome.REFUSED, 400, "400"),
+        (Outcome.CLIENT_CANCELLED, 200, None),
+        (Outcome.CLIENT_CANCELLED, None, None),
+        (Outcome.CLIENT_CANCELLED, 500, "500"),
+        (Outcome.UPSTREAM_ERROR, 404, "404"),
+        (Outcome.UPSTREAM_ERROR, 529, "529"),
+        (Outcome.UPSTREAM_ERROR, 200, "upstream_error"),
+        (Outcome.UPSTREAM_RESET, 200, "upstream_reset"),
+        (Outcome.UPSTREAM_TIMEOUT, None, "upstream_timeout"),
+        (Outcome.TRUNCATED, 200, "truncated"),
+        (Outcome.REJECTED, 413, "413"),
+        (Outcome.REJECTED, None, "rejected"),
+    ],
+)
+def test_what_counts_as_an_error(outcome: Outcome, status: int | None, told: str | None) -> None:
+    assert error_type(chat(outcome=outcome, status=status)) == told
+
+
+def test_a_failed_answer_has_a_duration_but_no_server_terms_of_success() -> None:
+    _, terms = read(chat(outcome=Outcome.UPSTREAM_RESET))
+    assert terms.duration_ns == 261 * MS
+    assert (terms.server_first_token_ns, terms.server_per_token_ns) == (None, None)
+
+
+def test_an_answer_in_one_piece_has_no_terms_of_a_stream() -> None:
+    _, terms = read(chat(stream=False))
+    assert (terms.first_chunk_ns, terms.server_first_token_ns, terms.chunk_times_ns) == (None, None, [])
+    assert terms.server_duration_ns == 250 * MS
+
+
+@pytest.mark.parametrize(
+    ("source", "counted"),
+    [
+        (TokenSource.USAGE, 3), (TokenSource.TOKEN_IDS, 3), (TokenSource.LOGPROBS, 3),
+        (TokenSource.RUNNING_USAGE, 3), (TokenSource.TOKENIZER, None), (TokenSource.CHUNKS, None),
+    ],
+)  # fmt: skip
+def test_usage_is_what_the_provider_told_or_showed(source: TokenSource, counted: int | None) -> None:
+    x = chat()
+    x.tokens.source = source
+    _, terms = read(x)
+    assert terms.output_tokens == counted
+    assert (terms.server_per_token_ns is None) == (counted is None)
+
+
+def test_hidden_reasoning_leaves_no_time_per_token() -> None:
+    x = chat()
+    x.tokens.reasoning = 2
+    assert read(x)[1].server_per_token_ns is None
+    x.timeline.first_reasoning_ns = x.timeline.first_token_ns
+    assert read(x)[1].server_per_token_ns is not None
+
+
+def test_a_cancelled_exchange_ends_with_the_last_thing_seen() -> None:
+    x = chat(outcome=Outcome.CLIENT_CANCELLED)
+    x.timeline.response_end_ns = x.timeline.delivered_ns = None
+    assert read(x)[1].duration_ns == 260 * MS
+    x = chat(outcome=Outcome.REJECTED, endpoint=None)
+    x.timeline = type(x.timeline)(arrival_ns=7)
+    _, terms = read(x)
+    assert (terms.duration_ns, terms.operation, terms.provider) == (0, None, None)
+
+
+def test_names_of_others_have_a_bound() -> None:
+    _, terms = read(chat(model="m" * 10_000, response_model=None))
+    assert terms.model == "m" * TEXT_MAX
+    assert terms.response_model is None
+
+
+def test_the_operator_knows_the_provider_best() -> None:
+    assert read(chat(), "api.openai.com", "vllm")[1].provider == "vllm"
+    assert read(chat(), "api.groq.com")[1].provider == "groq"
+
+
+def test_http_that_is_no_operation_is_only_counted() -> None:
+    recorder = MetricRecorder(VERSIONS["1.41"], 100)
+    put(recorder, chat(endpoint=None, method="GET", path="/v1/models"))
+    ((name, (point,)),) = by_name(list(Totals(recorder, {}).gather())).items()
+    assert name == "llmtap.exchanges"
+    assert dict(point.attributes)["llmtap.outcome"] == "complete"

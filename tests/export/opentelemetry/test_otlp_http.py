@@ -18,6 +18,7 @@ from llmtap.clock import ManualClock
 from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.opentelemetry.otlp import METRICS, TRACES, OtlpResponse, connect
 from llmtap.export.options import OtlpOptions
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.support.telemetry import chat
 
@@ -80,7 +81,7 @@ def test_spans_and_metrics_arrive_at_their_paths_on_one_connection(server: Serve
     e = OtlpExporter(options(f"{server.url}/prefix/", headers="x-key=k"), ManualClock(now_ns=1), "1")
     e.start()
     x = chat()
-    e(x, measure(x))
+    e.ended(x, measure(x), SeriesKey("t", "m"), None)
     e.close(GUARD_S)
     assert [path for path, _, _ in server.got] == ["/prefix/v1/traces", "/prefix/v1/metrics"]
     assert server.connections == 1

@@ -12,7 +12,6 @@ from llmtap.export.opentelemetry.semconv import (
     SemconvQuantity,
     operation_of,
     provider_of,
-    semconv,
 )
 
 SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
@@ -73,12 +72,12 @@ def test_each_version_has_exactly_its_metrics_units_and_edges(version: str) -> N
 
 def test_both_versions_share_their_attributes_and_off_has_our_own() -> None:
     for version in ("1.41", "genai-main"):
-        table = semconv(version)  # type: ignore[arg-type]
+        table = VERSIONS[version]  # type: ignore[arg-type]
         assert [getattr(table, field) for field in (
             "operation", "provider", "request_model", "request_stream", "response_model", "finish_reasons",
             "first_chunk", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens",
         )] == ATTRIBUTES  # fmt: skip
-    off = semconv("off")
+    off = VERSIONS["off"]
     assert off.operation == "llmtap.operation.name"
     assert off.input_tokens == "llmtap.usage.input_tokens"
 

@@ -5,8 +5,8 @@ from prometheus_client.samples import Exemplar
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.prometheus.exemplars import Exemplars, by_series
-from llmtap.export.prometheus.exposition import Exposition
+from llmtap.export.prometheus.exposition import Exemplars, Exposition, by_series
+from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import TraceParent
 from llmtap.metrics.latency import measure
 from tests.support.telemetry import PARENT, SPAN, TRACE, chat
@@ -19,7 +19,7 @@ def exemplars(*exchanges: Exchange) -> dict[tuple[str, str, str], Exemplar]:
     """By name, kind and bucket."""
     exposition = Exposition("1")
     for x in exchanges:
-        exposition.add(x, measure(x), "t", "m")
+        exposition.ended(x, measure(x), SeriesKey("t", "m"), None)
     body, _ = exposition.freeze().render(OPENMETRICS)
     assert b"trace_id" not in exposition.freeze().render("text/plain")[0]
     return {

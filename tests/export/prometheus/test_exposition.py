@@ -12,8 +12,8 @@ from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.exchange.exchange import OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.export.prometheus.exposition import Exposition
-from llmtap.export.prometheus.self_metrics import MeterState, RelayState
-from llmtap.export.prometheus.slo_metrics import SloState
+from llmtap.export.prometheus.self_metrics import MeterState, RelayState, SloState
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.support.relay_status import relay_status
 
@@ -38,7 +38,7 @@ def stream(times_ms: list[int], tokens: int = 1) -> Exchange:
 
 def add(exposition: Exposition, *exchanges: Exchange, tenant: str = "t", model: str = "m") -> None:
     for x in exchanges:
-        exposition.add(x, measure(x), tenant, model)
+        exposition.ended(x, measure(x), SeriesKey(tenant, model), None)
 
 
 def scrape(exposition: Exposition, *args: object) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -285,7 +285,7 @@ def test_a_stream_without_a_token_is_counted_by_its_reason() -> None:
 def test_the_arm_is_a_label_where_there_is_one() -> None:
     exposition = Exposition("1")
     x = stream([100, 140])
-    exposition.add(x, measure(x), "t", "m", "guarded")
+    exposition.ended(x, measure(x), SeriesKey("t", "m", "guarded"), None)
     add(exposition, x)
     found = scrape(exposition)
     assert found[of("llmtap_exchanges_total", **WHO, arm="guarded", outcome="complete")] == 1

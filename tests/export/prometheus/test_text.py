@@ -1,5 +1,6 @@
 """Invariant: what is written fast says the same as what prometheus_client writes of the same counts."""
 
+import re
 from itertools import accumulate
 
 import pytest
@@ -13,8 +14,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Exemplar
 
-from llmtap.export.prometheus.families import CounterFamily, HistogramFamily
-from llmtap.export.prometheus.text import TextWriter, escape
+from llmtap.export.prometheus.series import COUNTERS, HISTOGRAMS, families_for
+from llmtap.export.prometheus.text import CounterFamily, HistogramFamily, TextWriter, escape
+from llmtap.metrics.objectives import BOUNDS
 
 FAMILY = HistogramFamily("x_seconds", "Some help", (500_000, 1_000_000_000, 2_500_000_000), labels=("b", "a"))
 COUNTER = CounterFamily("y", "More help", ("b", "a"))
@@ -89,3 +91,28 @@ def test_exemplars_stand_beside_their_bucket_where_the_format_has_room(openmetri
     line = next(line for line in writer.bytes().decode().split("\n") if 'le="1.0"' in line)
     expected = 'x_seconds_bucket{a="a",le="1.0"} 1.0'
     assert line == expected + (' # {trace_id="abc"} 0.7 1700000000.26' if openmetrics else "")
+
+
+@pytest.mark.parametrize("name", [*HISTOGRAMS, *COUNTERS])
+def test_names_follow_the_rules(name: str) -> None:
+    family = HISTOGRAMS.get(name) or COUNTERS[name]
+    assert re.fullmatch(r"llmtap_[a-z_]+", family.name)
+    assert not family.name.endswith(("_total", "_count", "_sum", "_bucket"))
+    assert "\n" not in family.help
+    assert "\\" not in family.help
+    if name in HISTOGRAMS:
+        # Base units, as the last word.
+        assert family.name.endswith(("_seconds", "_tokens"))
+
+
+def test_edges_rise_also_with_bounds_among_them() -> None:
+    for bounds in ([], [(name, 12_345_678) for name in BOUNDS]):
+        for family in families_for(bounds).values():
+            assert list(family.edges) == sorted(set(family.edges))
+
+
+def test_every_bound_but_that_of_a_spread_is_an_edge_somewhere() -> None:
+    plain = families_for([])
+    for name in BOUNDS:
+        changed = [key for key, family in families_for([(name, 12_345_678)]).items() if family != plain[key]]
+        assert bool(changed) == (name != "jitter"), name

@@ -6,11 +6,11 @@ from email.utils import format_datetime
 import pytest
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.http.retries import FIRST_NS, retry_after_ns, wait_ns
+from llmtap.load.http import FIRST_NS, retry_after_ns, wait_ns
 from llmtap.load.tally import LoadTally
 from tests.support.loading import sender_to, streamed_answer
 from tests.support.peer import chunked, scene, wait_until
-from tests.support.upstream import CLOSE, RESET, Call, Script, unanswered_port, upstream
+from tests.support.upstream import CLOSE, RESET, Call, Script, upstream
 
 S = 1_000_000_000
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -199,14 +199,6 @@ async def test_nobody_listens_for_a_while() -> None:
 
 
 @scene
-async def test_a_time_out_is_no_reason() -> None:
-    async with unanswered_port() as port:
-        async with sender_to(f"http://127.0.0.1:{port}", connect_timeout_s=0.1, retries=3) as to:
-            assert (await to.ask()).outcome is Outcome.UPSTREAM_TIMEOUT
-        assert not to.sender.retries
-
-
-@scene
 async def test_latency_counts_from_the_last_submit_and_from_the_schedule() -> None:
     """Corrected = uncorrected + (submit of the last attempt - scheduled): the waits between are in it."""
     async with upstream() as server:
@@ -248,11 +240,3 @@ async def test_a_wait_is_cut() -> None:
             assert all(to.of(call).status == 429 for call in calls)
             assert (await to.ask()).status == 429
             assert len(server.calls) == 4
-
-
-@scene
-async def test_a_time_out_does_not_end_a_wait() -> None:
-    async with upstream() as server:
-        script = first(1, busy(b"503 No", b"Retry-After: 1"))
-        async with sender_to(server.url + server.on(script), retries=1, timeout_s=0.3) as to:
-            assert (await to.ask()).outcome is Outcome.COMPLETE

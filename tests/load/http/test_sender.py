@@ -11,16 +11,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 import trustme
-from aiohttp import web
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.http.sender import LoadSender, SenderOptions
+from llmtap.load.http import LoadSender, SenderOptions
 from llmtap.load.target import parse_target
 from llmtap.net.tls import client_context
-from llmtap.units import decode_special, encode_special
-from tests.support.live_proxy import port_free
-from tests.support.loading import BODY, events, sender_to, streamed_answer
-from tests.support.peer import scene, wait_taken, wait_until
+from tests.support.loading import BODY, sender_to, streamed_answer
+from tests.support.peer import scene, wait_until
 from tests.support.sim_engine import QUICK, ask_chat, engine
 from tests.support.upstream import says, upstream
 
@@ -66,23 +63,6 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         await writer.drain()
 
 
-async def until_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + b"".join(events(3)))
-    await writer.drain()
-    writer.close()
-
-
-async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"".join(streamed_answer(3)[:3]))
-    await writer.drain()
-    await wait_taken(writer.get_extra_info("sockname"), writer.get_extra_info("peername"))
-    writer.transport.abort()
-
-
-async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.close()
-
-
 # ---------------------------------------------------------------- TLS
 
 
@@ -120,30 +100,6 @@ def test_tls(papers: Papers) -> None:
     play()
 
 
-@pytest.mark.parametrize(
-    ("handle", "outcomes", "tokens"),
-    [
-        (until_the_end, {Outcome.COMPLETE}, {3}),
-        (cut, {Outcome.TRUNCATED, Outcome.UPSTREAM_RESET}, {2}),
-        (hang_up, {Outcome.UPSTREAM_RESET}, {None}),
-    ],
-)
-def test_ends_of_tls(papers: Papers, handle: Handle, outcomes: set[Outcome], tokens: set[int | None]) -> None:
-    @scene
-    async def play() -> None:
-        trusting = client_context(papers.ca, True)
-        async with (
-            serving(handle, tls=papers.server) as port,
-            sender_to(f"https://127.0.0.1:{port}", tls=trusting) as to,
-        ):
-            for _ in range(2):
-                x = await to.ask()
-                assert x.outcome in outcomes, x.error
-                assert x.tokens.output in tokens
-
-    play()
-
-
 def test_tls_with_somebody_else(papers: Papers) -> None:
     @scene
     async def play() -> None:
@@ -160,19 +116,6 @@ def test_tls_with_somebody_else(papers: Papers) -> None:
             url = f"https://127.0.0.1:{plain.port}"
             async with sender_to(url, tls=client_context(papers.ca, True), connect_timeout_s=0.2) as to:
                 assert (await to.ask()).outcome in (Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT)
-
-    play()
-
-
-def test_a_sender_is_closed_while_tls_is_being_agreed_on(papers: Papers) -> None:
-    @scene
-    async def play() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as mute:
-            url = f"https://127.0.0.1:{mute.getsockname()[1]}"
-            async with sender_to(url, tls=client_context(papers.ca, True)) as to:
-                call = to.send()
-                await asyncio.sleep(0.02)
-            assert to.of(call).outcome is Outcome.CLIENT_CANCELLED
 
     play()
 
@@ -197,53 +140,7 @@ async def test_ipv6() -> None:
             assert (x.outcome, x.tokens.output, x.clock) == (Outcome.COMPLETE, 3, "kernel")
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
-@scene
-async def test_a_name_whose_first_address_does_not_answer() -> None:
-    """localhost may be ::1 first; the server listens on 127.0.0.1 alone."""
-    async with upstream() as server:
-        path = server.on(says(*streamed_answer(3)))
-        async with sender_to(f"http://localhost:{server.port}{path}") as to:
-            assert (await to.ask()).outcome is Outcome.COMPLETE
-
-
 # ---------------------------------------------------------------- other people's servers
-
-
-@scene
-async def test_aiohttp() -> None:
-    async def stream(request: web.Request) -> web.StreamResponse:
-        assert (await request.json())["model"] == "m"
-        assert request.headers["authorization"] == "Bearer secret"
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        for event in events(5):
-            await response.write(event)
-        await response.write_eof()
-        return response
-
-    async def whole(request: web.Request) -> web.Response:
-        return web.json_response({"error": {"message": "no", "type": "overloaded"}}, status=529)
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", stream)
-    app.router.add_post("/v1/completions", whole)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    listener = socket.create_server(("127.0.0.1", 0))
-    await web.SockSite(runner, listener).start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    try:
-        async with sender_to(url, headers=[(b"Authorization", b"Bearer secret")]) as to:
-            calls = [to.send() for _ in range(20)]
-            for call in calls:
-                x = await to.end_of(call)
-                assert (x.outcome, x.tokens.output) == (Outcome.COMPLETE, 5)
-        async with sender_to(url, endpoint="completions") as to:
-            x = await to.ask()
-            assert (x.outcome, x.status) == (Outcome.UPSTREAM_ERROR, 529)
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.parametrize(
@@ -295,22 +192,3 @@ async def test_bodies_that_are_not_read_tell_the_same() -> None:
             told.request_bytes,
         )
         assert await server.calls[0].body() == await server.calls[1].body() == BODY
-
-
-@scene
-async def test_a_stream_that_never_began_is_known_as_one() -> None:
-    url = f"http://127.0.0.1:{port_free()}"
-    target = parse_target(url, "chat.completions", [])
-    for stream in (True, False):
-        sender = LoadSender(asyncio.get_running_loop(), target, SenderOptions(model="mine", stream=stream))
-        ended = []
-        sender.send(BODY, lambda call, x: ended.append(x))  # noqa: B023
-        await wait_until(lambda: ended)  # noqa: B023
-        sender.close()
-        assert (ended[0].model, ended[0].stream) == ("mine", stream)
-
-
-def test_options_travel() -> None:
-    options = SenderOptions(retries=2, clock="mono", model="m")
-    packed = msgspec.json.encode(options, enc_hook=encode_special)
-    assert msgspec.json.decode(packed, type=SenderOptions, dec_hook=decode_special) == options

@@ -17,10 +17,7 @@ def test_each_gpu_in_our_units() -> None:
     gpus, why = open_gpus(nvml)
     assert gpus is not None and why is None
     assert (gpus.names, gpus.unread, nvml.open) == (["NVIDIA A", "NVIDIA B"], 0, 1)
-    assert gpus.read() == [
-        GpuReading(0.25, 61, 123.456, 2_000, 5.5),
-        GpuReading(1.0, 80, 700.0, 1, 0.0),
-    ]
+    assert gpus.read() == [GpuReading(0.25, 61, 123.456, 2_000, 5.5), GpuReading(1.0, 80, 700.0, 1, 0.0)]
     gpus.close()
     assert nvml.open == 0
 
@@ -41,19 +38,6 @@ def test_what_a_device_does_not_tell_is_none_and_the_rest_is_there(call: str, fi
     (reading,) = gpus.read()
     told = {name: getattr(reading, name) for name in GpuReading.__slots__}
     assert [name for name, value in told.items() if value is None] == [field]
-
-
-class OldNvml(FakeNvml):
-    """A package from before the counter of energy."""
-
-    nvmlDeviceGetTotalEnergyConsumption = property()  # type: ignore[assignment]
-
-
-def test_a_call_that_the_package_lacks_is_none() -> None:
-    gpus, _ = open_gpus(OldNvml(FakeGpu()))
-    assert gpus is not None
-    assert gpus.read()[0].energy_j is None
-    assert gpus.read()[0].power_w == 300.0
 
 
 def test_more_gpus_than_the_bound_are_counted() -> None:

@@ -7,15 +7,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 import llmtap.load.monitor.system as module
 from llmtap.clock import SystemClock
-from llmtap.load.monitor.processes import Host, ObservedProcess
-from llmtap.load.monitor.system import SystemSampler
-from tests.support.busy_child import busy_child
+from llmtap.load.monitor.system import (
+    Host,
+    ObservedProcess,
+    SystemSampler,
+    groups_of,
+    is_loopback,
+    listeners,
+    read_host,
+    read_processes,
+)
+from tests.support.busy_child import BusyChild, busy_child
 from tests.support.live_proxy import port_free
 from tests.support.nvml import FakeGpu, FakeNvml
 
@@ -57,17 +67,6 @@ def test_the_samples_hold_all_the_cpu_time_that_the_processes_used() -> None:
     assert used_ns(watch, "sender") == pytest.approx(sender_ns, abs=4 * TICK_NS)
     assert watch.columns.column("server_cpu")[0] is None, "no average before there is a second sample"
     assert min(m for m in watch.columns.column("server_memory") if m is not None) > 1 << 20
-
-
-def test_a_server_below_the_sender_is_the_servers() -> None:
-    with busy_child() as server:
-        watch = sampler(sender=[os.getpid()], server=[server.pid])
-        watch.start()
-        wait(lambda: len(watch.columns) > 1)
-        watch.close()
-    sides = {side: {p["pid"] for p in told} for side, told in watch.about()["processes"].items()}
-    assert sides["server"] == {server.pid}
-    assert os.getpid() in sides["sender"] and server.pid not in sides["sender"]
 
 
 LISTEN = """
@@ -131,32 +130,6 @@ def test_a_server_in_the_senders_own_process_is_not_told_apart() -> None:
     assert "sender_cpu" in watch.columns.known() and "server_cpu" not in watch.columns.known()
 
 
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [(None, "no process of it was given"), (("192.0.2.1", 80), "192.0.2.1 is not a loopback address")],
-)
-def test_a_server_elsewhere_is_said_to_be(target: tuple[str, int] | None, why: str) -> None:
-    watch = sampler(sender=[os.getpid()], target=target)
-    watch.start()
-    wait(lambda: len(watch.columns))
-    watch.close()
-    assert watch.about()["why_not"] == {"server": why, "gpu": "no NVML: Driver Not Loaded"}
-
-
-def test_a_server_that_ended_is_unknown_from_then_on() -> None:
-    with busy_child() as server:
-        server.burn(0.1)
-        watch = sampler(server=[server.pid])
-        watch.start()
-        wait(lambda: "server_cpu" in watch.columns.latest())
-    n = len(watch.columns)
-    wait(lambda: len(watch.columns) > n + 1)
-    watch.close()
-    assert watch.columns.column("server_cpu")[-1] is None
-    assert watch.columns.column("server_memory")[-1] is None
-    assert all(cpu is None or cpu >= 0 for cpu in watch.columns.column("server_cpu"))
-
-
 def test_a_side_that_lost_time_with_a_process_is_unknown_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     used_s = iter([1, 3, 2, 2, 4])  # a process that nobody waited for took a second along
 
@@ -191,31 +164,6 @@ def test_the_host_and_its_gpus_are_sampled() -> None:
     shares = [share for share in watch.columns.column("host_cpu") if share is not None]
     assert shares and all(0 <= share <= 1 for share in shares)
     assert latest["host_memory"] > 0
-
-
-def test_without_a_gpu_the_run_goes_on_and_says_why() -> None:
-    watch = sampler()
-    watch.start()
-    wait(lambda: len(watch.columns) > 1)
-    watch.close()
-    about = watch.about()
-    assert about["gpu"] is None
-    assert about["why_not"]["gpu"] == "no NVML: Driver Not Loaded"
-    assert not [name for name in watch.columns.series if name.startswith("gpu")]
-
-
-def test_samples_are_in_order_and_the_end_of_the_run_is_in_them() -> None:
-    watch = sampler(period_ns=3_600_000_000_000)  # an hour: only the first and the last are taken
-    began_ns = SystemClock().mono_ns()
-    watch.start()
-    wait(lambda: len(watch.columns))
-    closing_ns = SystemClock().mono_ns()
-    watch.close()
-    watch.close()
-    first_ns, last_ns = watch.columns.times_ns()
-    assert began_ns <= first_ns <= closing_ns <= last_ns <= SystemClock().mono_ns()
-    assert watch.about()["skipped"] == 0
-    assert all(took > 0 for took in watch.columns.to_dict(0)["took"])
 
 
 class Slow(FakeNvml):
@@ -283,8 +231,104 @@ def test_what_breaks_in_a_sample_is_told_and_the_next_is_taken(monkeypatch: pyte
     assert "sender_cpu" in watch.columns.known() and "host_cpu" not in watch.columns.known()
 
 
-def test_a_sampler_that_was_never_started_can_be_closed() -> None:
-    nvml = FakeNvml(FakeGpu())
-    watch = sampler(nvml=nvml)
-    watch.close()
-    assert (len(watch.columns), nvml.open) == (0, 0)
+def test_the_kernel_s_own_figures_of_this_host() -> None:
+    one, two = read_host(), read_host()
+    assert 0 < one.busy_ns <= two.busy_ns < two.total_ns
+    assert one.memory_used_bytes is not None and one.memory_used_bytes > 0
+
+
+def tree(*links: tuple[int, int]) -> dict[int, ObservedProcess]:
+    return {pid: ObservedProcess(pid, parent, f"p{pid}", pid * 100, pid) for pid, parent in links}
+
+
+@pytest.mark.parametrize(
+    ("links", "roots", "expected"),
+    [
+        # Descendants go with their root; the others belong to nobody.
+        ([(1, 0), (2, 1), (3, 2), (9, 1)], {2: "sender"}, {"sender": {2, 3}}),
+        # The nearest root wins: a server that the sender has started, and one below it again.
+        (
+            [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
+            {2: "sender", 3: "server", 5: "sender"},
+            {"sender": {2, 5}, "server": {3, 4}},
+        ),
+        # Several roots of one side, one inside the other: once each.
+        ([(2, 1), (3, 2), (4, 3)], {2: "sender", 3: "sender"}, {"sender": {2, 3, 4}}),
+        # A root or a parent that has gone; a parent of itself; a ring, as a torn reading may show.
+        ([(2, 1)], {77: "server"}, {"server": set()}),
+        ([(2, 55), (3, 3)], {4: "sender"}, {"sender": set()}),
+        ([(2, 3), (3, 2), (4, 2)], {9: "sender"}, {"sender": set()}),
+        ([(2, 3), (3, 2), (4, 2)], {3: "sender"}, {"sender": {2, 3, 4}}),
+        ([], {}, {}),
+    ],
+)
+def test_each_process_belongs_to_its_nearest_root(
+    links: list[tuple[int, int]], roots: dict[int, str], expected: dict[str, set[int]]
+) -> None:
+    groups = groups_of(tree(*links), roots)
+    assert {name: {process.pid for process in group} for name, group in groups.items()} == expected
+
+
+def cpu_ns(child: BusyChild) -> int:
+    return sum(one.cpu_ns for one in groups_of(read_processes(), {child.pid: "it"})["it"])
+
+
+def test_cpu_time_is_what_the_process_says_itself() -> None:
+    with busy_child() as child:
+        before_ns = child.burn(0.3)
+        read_ns = cpu_ns(child)
+        after_ns = child.used_ns()
+    # Times of user and system come in whole ticks each.
+    assert before_ns - 2 * TICK_NS <= read_ns <= after_ns + 2 * TICK_NS
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_who_listens_on_loopback_is_found(family: socket.AddressFamily, everywhere: bool) -> None:
+    any_, own = ("0.0.0.0", "127.0.0.1") if family == socket.AF_INET else ("::", "::1")
+    try:
+        server = socket.create_server((any_ if everywhere else own, 0), family=family)
+    except OSError as exc:
+        pytest.skip(f"this host has no {family.name}: {exc}")
+    with server:
+        port = server.getsockname()[1]
+        for host in (own, "localhost"):
+            assert listeners(host, port) == ([os.getpid()], None)
+    assert listeners(own, port) == ([], f"nobody listens on port {port}")
+
+
+def listening(address: str, pid: int | None, status: str = psutil.CONN_LISTEN) -> Any:
+    return SimpleNamespace(status=status, laddr=SimpleNamespace(ip=address, port=8_080), pid=pid)
+
+
+@pytest.mark.parametrize(
+    ("host", "holders"),
+    [("127.0.0.1", [11, 44]), ("::1", [55]), ("[::1]", [55]), ("localhost", [11, 44, 55]), ("127.0.0.2", [])],
+)
+def test_only_sockets_that_the_target_reaches(
+    monkeypatch: pytest.MonkeyPatch, host: str, holders: list[int]
+) -> None:
+    sockets = [
+        listening("::ffff:127.0.0.1", 44), listening("127.0.0.1", 11), listening("192.168.0.2", 22),
+        listening("127.0.0.1", 33, psutil.CONN_ESTABLISHED), listening("::1", 55),
+    ]  # fmt: skip
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: sockets)
+    found, why = listeners(host, 8_080)
+    assert (found, why is None) == (holders, bool(holders))
+
+
+def test_a_listener_that_is_hidden_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: [listening("0.0.0.0", None)])
+    assert listeners("127.0.0.1", 8_080) == ([], "who listens on port 8080 is hidden from this user")
+    assert listeners("127.0.0.1", 81) == ([], "nobody listens on port 81")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("[::1]", True), ("localhost", True),
+     ("10.0.0.1", False), ("example.com", False), ("", False), ("localhost.example.com", False)],
+)  # fmt: skip
+def test_what_is_loopback(host: str, is_: bool) -> None:
+    assert is_loopback(host) is is_
+    if not is_:
+        assert listeners(host, 80) == ([], f"{host} is not a loopback address")

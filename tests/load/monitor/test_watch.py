@@ -3,17 +3,23 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import aiohttp
 import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
+import llmtap.load.monitor.watch as module
 from llmtap.clock import SystemClock
-from llmtap.load.monitor.watch import Watch
-from llmtap.report.system import system_text
+from llmtap.load.monitor.watch import SERIES, ServerScraper, Watch, read_metrics
+from llmtap.report.render import terminal_text
+from llmtap.report.summary import system_blocks
 from tests.support.nvml import FakeGpu, FakeNvml
 from tests.support.peer import scene, wait_until
 
@@ -85,40 +91,311 @@ async def test_a_real_server_is_watched_from_both_sides() -> None:
     whole = json.loads(json.dumps(series.to_dict(), allow_nan=False))
     for part in ("system", "server"):
         assert 0 <= whole[part]["t"][0] < whole[part]["t"][-1] < 60
-    text = system_text(told, 120)
+    text = terminal_text(system_blocks(told), 120)
     for said in ("server, CPU", "KV use", f"output tokens {tokens:,}", "GPU 0, power", "W on average"):
         assert said in text
 
 
-@scene
-async def test_a_target_that_is_away_is_told_and_no_more() -> None:
-    watch = Watch(
-        SystemClock(), "http://127.0.0.1:1/v1", period_ns=PERIOD_NS, nvml=FakeNvml(fails="Driver Not Loaded")
-    )
-    start_ns = SystemClock().mono_ns()
-    watch.start()
-    await wait_until(lambda: "host_cpu" in watch.latest())
-    series = await watch.close(start_ns)
-    told = series.summary()
-    assert told["server"] == {}
-    assert told["gpu"] is None and told["energy"] is None
-    assert told["why_not"] == {"server": "nobody listens on port 1", "gpu": "no NVML: Driver Not Loaded"}
-    late = told["scrape"]["failures"].pop("no answer in time", 0)
-    assert late <= 1
-    assert told["scrape"]["failures"] == {"connection refused": told["scrape"]["failed"] - late}
-    assert told["scrape"]["url"] == "http://127.0.0.1:1/metrics"
-    assert not told["scrape"]["gave_up"], "who is not there may come yet"
+QUICK_NS = 10_000_000
+PATIENT_NS = 300_000_000
+"""The last scrape waits no longer than a period: this long where it must not fail."""
+
+VLLM = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a/b \\"c\\""} 8.0
+# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="a/b \\"c\\""} 3.0
+# TYPE vllm:num_requests_waiting_by_reason gauge
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 3.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1000.0
+vllm:prefix_cache_queries_created{engine="0",model_name="m"} 1.79e+09
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 480.0
+# TYPE vllm:gpu_prefix_cache_hits_total counter
+vllm:gpu_prefix_cache_hits_total{engine="0",model_name="m"} 480.0
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1.5e+06
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 77.0
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 5.0
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="m"} 0.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.5
+# TYPE python_gc_objects_collected_total counter
+python_gc_objects_collected_total{generation="0"} 9.0
+"""
+VLLM_SAYS = {
+    "running": 8, "waiting": 3, "kv_use": 0.25, "prefix_queries": 1_000, "prefix_hits": 480, "preemptions": 2,
+    "prompt_tokens": 1_500_000, "generation_tokens": 77,
+}  # fmt: skip
+OLD_VLLM = """\
+vllm:num_requests_running{model_name="m"} 1.0
+vllm:gpu_cache_usage_perc{model_name="m"} 0.5
+vllm:gpu_prefix_cache_queries_total{model_name="m"} 10.0
+vllm:gpu_prefix_cache_hits_total{model_name="m"} 4.0
+"""
+ENGINES = """\
+vllm:num_requests_running{engine="0",model_name="m"} 8.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.9
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.3
+"""
+SGLANG = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 12.0
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{engine_type="unified",model_name="m",tp_rank="0"} 5.0
+# TYPE sglang:token_usage gauge
+sglang:token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.28
+# TYPE sglang:num_retracted_reqs gauge
+sglang:num_retracted_reqs{model_name="m"} 1.0
+# TYPE sglang:num_retracted_requests_total counter
+sglang:num_retracted_requests_total{model_name="m",tp_rank="0"} 6.0
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{model_name="m"} 8.128902e+06
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{model_name="m"} 7.557572e+06
+# TYPE sglang:cached_tokens_total counter
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 100.0
+sglang:cached_tokens_total{cache_source="host",model_name="m"} 11.0
+# TYPE sglang:cache_hit_rate gauge
+sglang:cache_hit_rate{model_name="m"} 0.0075
+"""
+SGLANG_SAYS = {
+    "running": 12, "waiting": 5, "kv_use": 0.28, "prefix_queries": 8_128_902, "prefix_hits": 111,
+    "preemptions": 6, "prompt_tokens": 8_128_902, "generation_tokens": 7_557_572,
+}  # fmt: skip
+RANKS = """\
+sglang:num_running_reqs{dp_rank="0",model_name="m",pp_rank="0",tp_rank="0"} 3.0
+sglang:num_running_reqs{dp_rank="0",model_name="m",pp_rank="0",tp_rank="1"} 3.0
+sglang:num_running_reqs{dp_rank="1",model_name="m",pp_rank="0",tp_rank="2"} 4.0
+"""
+PRIORITIES = """\
+sglang:num_queue_reqs{model_name="m",priority=""} 3.0
+sglang:num_queue_reqs{model_name="m",priority="1"} 2.0
+sglang:num_queue_reqs{model_name="m",priority="5"} 1.0
+"""
+NOT_FINITE = """\
+vllm:kv_cache_usage_perc NaN
+vllm:num_requests_running +Inf
+vllm:num_requests_waiting 1
+"""
+TGI = """\
+# TYPE tgi_batch_current_size gauge
+tgi_batch_current_size 4
+# TYPE tgi_batch_current_max_tokens gauge
+tgi_batch_current_max_tokens 4096
+# TYPE tgi_queue_size gauge
+tgi_queue_size 7
+# TYPE tgi_request_generated_tokens histogram
+tgi_request_generated_tokens_bucket{le="1"} 0
+tgi_request_generated_tokens_sum 8123
+tgi_request_generated_tokens_count 44
+# TYPE tgi_request_input_length histogram
+tgi_request_input_length_sum 900
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (VLLM, VLLM_SAYS),
+        (OLD_VLLM, {"running": 1, "kv_use": 0.5, "prefix_queries": 10, "prefix_hits": 4}),
+        (ENGINES, {"running": 12, "kv_use": pytest.approx(0.6)}),
+        (SGLANG, SGLANG_SAYS),
+        (RANKS, {"running": 7}),
+        (PRIORITIES, {"waiting": 3}),
+        (TGI, {"running": 4, "waiting": 7, "generation_tokens": 8_123, "prompt_tokens": 900}),
+        (NOT_FINITE, {"waiting": 1}),
+        ("vllm:num_requests_running -1\nvllm:num_requests_waiting 1\n", {"waiting": 1}),
+        ("vllm:num_requests_running 2 1395066363000", {"running": 2}),
+        ("vllm:num_requests_running 2\r\nvllm:num_requests_waiting 1\r\n", {"running": 2, "waiting": 1}),
+        ("", {}),
+        ("<html><body>404</body></html>", {}),
+        ("llamacpp:requests_processing 1\n", {}),
+    ],
+    ids=["vllm", "old vllm", "two engines", "sglang", "ranks", "priorities", "tgi", "not finite", "negative",
+         "timestamp", "crlf", "empty", "page", "unknown"],
+)  # fmt: skip
+def test_each_server_s_names_are_ours(text: str, says: dict[str, float]) -> None:
+    assert read_metrics(text.encode()) == says
+    assert says.keys() <= SERIES.keys()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"vllm:num_requests_running{", b"vllm:num_requests_running many", b"vllm:num_requests_running \xff",
+     b'vllm:num_requests_running{engine=, ="0",modea} l_name="a"} 3.0'],
+)  # fmt: skip
+def test_a_line_that_cannot_be_read_is_an_error(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_metrics(text)
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"vllm:num_requests_running", b'tgi_queue_size{a="b"}']))
+def test_nothing_that_a_server_says_is_more_than_an_error(junk: bytes, before: bytes) -> None:
+    try:
+        assert read_metrics(before + junk).keys() <= SERIES.keys()
+    except ValueError:
+        pass
+
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    """A server whose `/metrics` is answered so; its URL."""
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    sock = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, sock).start()
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}/metrics"
+    finally:
+        await runner.cleanup()
 
 
 @scene
-async def test_metrics_may_be_elsewhere() -> None:
-    with sim() as (url, _):
-        watch = Watch(
-            SystemClock(), "https://gateway.invalid", metrics=f"{url}/metrics", period_ns=PERIOD_NS,
-            nvml=FakeNvml(fails="no"),
-        )  # fmt: skip
-        watch.start()
-        await wait_until(lambda: "running" in watch.latest())
-        series = await watch.close(0)
-    assert series.about["why_not"]["server"] == "gateway.invalid is not a loopback address"
-    assert series.about["scrape"]["failures"] in THE_LAST
+async def test_a_server_is_scraped_again_and_again_and_once_more_at_the_end() -> None:
+    asked: list[web.Request] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request)
+        return web.Response(text=f"vllm:num_requests_running {len(asked)}\n")
+
+    async with serving(answer) as url:
+        scraper = ServerScraper(url, SystemClock(), period_ns=PATIENT_NS, headers={"X-Key": "secret"})
+        began_ns = SystemClock().mono_ns()
+        scraper.start()
+        await wait_until(lambda: len(scraper.columns) > 3)
+        closing_ns = SystemClock().mono_ns()
+        await scraper.close()
+    told = scraper.columns.to_dict(0)
+    n = len(told["t"])
+    assert told["series"]["running"]["values"][-1] == len(asked), "the last one is that of the end"
+    times_ns = scraper.columns.times_ns()
+    assert began_ns <= times_ns[0] and times_ns[-2] <= closing_ns <= times_ns[-1] <= SystemClock().mono_ns()
+    assert all(took > 0 for took in told["took"])
+    about = scraper.about()
+    assert (about["scrapes"], about["failed"], about["failures"]) == (n, 0, {})
+    assert {request.headers["X-Key"] for request in asked} == {"secret"}
+    assert "secret" not in str(about) + str(told)
+    assert len({request.transport for request in asked}) == 1, "one connection, kept"
+
+
+@scene
+async def test_a_scrape_is_stamped_with_its_middle_and_says_how_long_it_took() -> None:
+    served_ns: list[int] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.03)
+        served_ns.append(SystemClock().mono_ns())
+        await asyncio.sleep(0.03)
+        return web.Response(text=VLLM)
+
+    async with serving(answer) as url:
+        scraper = ServerScraper(url, SystemClock(), period_ns=QUICK_NS, timeout_ns=10**10)
+        scraper.start()
+        await wait_until(lambda: len(scraper.columns) > 1)
+        await scraper.close()
+    told = scraper.columns.to_dict(0)
+    assert min(told["took"]) >= 0.06
+    for served, t_ns, took in zip(served_ns, scraper.columns.times_ns(), told["took"], strict=False):
+        assert abs(served - t_ns) <= took * 1e9 / 2
+    # 60 ms each, one due every 10 ms; and the end waits for no more than a period.
+    assert scraper.about()["skipped"] >= 5
+    assert scraper.about()["failures"] == {"no answer in time": 1}
+    assert {name: spec["values"][0] for name, spec in told["series"].items()} == VLLM_SAYS
+
+
+def status(code: int) -> Answer:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=code)
+
+    return answer
+
+
+def says(text: str) -> Answer:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    return answer
+
+
+async def hangs(request: web.Request) -> web.Response:
+    await asyncio.sleep(20)
+    return web.Response()
+
+
+async def leaves(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (status(404), "status 404"),
+        (status(503), "status 503"),
+        (says("<html>"), "no metric of vLLM, SGLang or TGI"),
+        (says("vllm:num_requests_running {{{"), "not Prometheus' text"),
+        (says(VLLM * 40), "more than 0 MiB"),
+        (hangs, "no answer in time"),
+        (leaves, "server disconnected"),
+    ],
+)
+@scene
+async def test_a_scrape_that_fails_is_counted_and_told(answer: Answer, reason: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BODY_BYTES_MAX", 50_000)
+        async with serving(answer) as url:
+            scraper = ServerScraper(url, SystemClock(), period_ns=QUICK_NS, timeout_ns=200_000_000)
+            scraper.start()
+            await wait_until(lambda: scraper.about()["failed"] > 1)
+            await scraper.close()
+    about = scraper.about()
+    late = about["failures"].pop("no answer in time", 0) if reason != "no answer in time" else 0
+    assert late <= 1, "the last one waits no longer than a period"
+    assert about["failures"] == {reason: about["failed"] - late}
+    assert about["scrapes"] == about["failed"] >= 3
+    assert len(scraper.columns) == 0
+
+
+@pytest.mark.parametrize("answer", [status(404), status(502), says("<html>"), says("up 1\n")])
+@scene
+async def test_who_guesses_asks_once_where_there_are_no_metrics(answer: Answer) -> None:
+    asked: list[str] = []
+
+    async def counted(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers["User-Agent"])
+        return await answer(request)
+
+    async with serving(counted) as url:
+        scraper = ServerScraper(
+            f"{url}?key=secret",
+            SystemClock(),
+            period_ns=QUICK_NS,
+            optional=True,
+            headers={"User-Agent": "me/1"},
+        )
+        scraper.start()
+        await wait_until(lambda: scraper.about()["gave_up"])
+        await asyncio.sleep(5 * QUICK_NS / 1e9)
+        await scraper.close()
+    about = scraper.about()
+    assert asked == ["me/1"], "and not once more at the end"
+    assert (about["scrapes"], about["failed"], about["url"]) == (1, 1, url)

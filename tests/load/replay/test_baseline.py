@@ -14,27 +14,23 @@ from hypothesis import strategies as st
 
 from llmtap.capture.read.reader import read
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.bodies import BodyOptions
+from llmtap.exchange.outcome import Outcome
 from llmtap.load.replay.baseline import FIGURES, SHARES, Baseline, read_then, recorded_of
-from llmtap.load.replay.options import ReplayOptions
-from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.latency import measure
-from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
-from tests.support.baselines import MS, answer, both, captured, recorded
+from tests.load.replay.support import replayed
+from tests.support.baselines import MS, answer, both, captured
 from tests.support.captures import write_capture
-from tests.support.sim_engine import Engine, engine
+from tests.support.sim_engine import engine
 
 ARRIVALS_MS = (500, 100, 900, 300, 300, 700, 0, 1_100, 1_300, 1_200)
 """Rows of a capture are in the order of their ends, not of their arrivals."""
-S = 1_000_000_000
 
 
 def told(baseline: Baseline) -> dict[str, Any]:
@@ -98,43 +94,6 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
     assert result["output_tokens"]["equal"] == result["output_tokens"]["n"] == len(places)
 
 
-def test_places_count_over_files_and_over_rows_that_are_left_out(tmp_path: Path) -> None:
-    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-    rows = 23_000
-    path = tmp_path / "b.csv"
-    # Three batches, the latest arrivals first.
-    path.write_text(
-        header + "".join(f"{rows - i},,{i % 9 + 1},m,{i + 1},5,{i + 6},API log\n" for i in range(rows))
-    )
-    plan = make_plan(ReplayQuestion(source=str(path), window_from_ns=5_000 * S, window_for_ns=15_000 * S))
-    assert plan.baseline is not None
-    assert list(plan.baseline.places) == list(range(17_999, 2_999, -1))
-    folder = tmp_path / "many"
-    for number in range(3):
-        x = [answer(10 * number + i, 20, at_ms=10 * number + i) for i in range(4)]
-        x[1].tokens.input = None
-        write_capture(folder / f"llmtap-{number}.parquet", [*x[2:], *x[:2]])
-    many = make_plan(ReplayQuestion(source=str(folder)))
-    assert many.baseline is not None
-    assert list(many.baseline.places) == [2, 0, 1, 6, 4, 5, 10, 8, 9]
-
-
-def test_only_what_was_sent_is_read(tmp_path: Path) -> None:
-    place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
-    plan = make_plan(ReplayQuestion(source=place))
-    assert plan.baseline is not None
-    baseline = Baseline(plan.baseline)
-    for row in (2, 5):
-        n = plan.requests.input[row]
-        baseline.add_now(row, answer(n - 10, 60, n - 7))
-    read_then(baseline, plan.requests)
-    result = told(baseline)
-    assert result["requests"] == {"compared": 2, "not_found": 0, "repeated": 0}
-    assert result["then"]["n"] == result["pairs"]["ttft"]["n"] == 2
-    # 300 and 700 ms are the arrivals of these two; rows 3 and 5 have 6 and 8 words.
-    assert result["then"]["window"]["seconds"] == pytest.approx(0.4 + 0.001 + 0.020 + 7 * 0.020 + 0.001)
-
-
 def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     plan = make_plan(ReplayQuestion(source=captured(path, ARRIVALS_MS)))
@@ -178,19 +137,6 @@ def test_differences_are_those_of_pairs(times: list[tuple[int, int]]) -> None:
     for name in ("tpot", "tbc_max"):
         assert list(result["pairs"][name]["difference"].values()) == [0, 0, 0]
         assert result["pairs"][name]["slower"] == 0
-
-
-def test_forty_ms_are_forty_ms() -> None:
-    result = told(both([(answer(0, 20, 5, gap_ms=10), answer(0, 60, 5, gap_ms=15))] * 3))
-    pairs = result["pairs"]
-    expected = {"ttft": 0.040, "tpot": 0.005, "tbc_max": 0.005, "e2e": 0.060, "e2e_same_length": 0.060}
-    for name, seconds in expected.items():
-        assert list(pairs[name]["difference"].values()) == close_to([seconds] * 3), name
-        assert (pairs[name]["n"], pairs[name]["slower"]) == (3, 1)
-    assert pairs["elapsed"]["n"] == 0
-    # 50 us each, and a microsecond that a capture rounds away.
-    assert result["uncertainty"]["p50"] == pytest.approx(101e-6)
-    assert result["then"]["metrics"]["ttft"]["p50"] == close_to(0.020)
 
 
 def ended(x: Exchange, outcome: Outcome) -> Exchange:
@@ -251,37 +197,6 @@ def test_where_lengths_differ_e2e_cannot_be_compared_and_that_is_said(
     assert (said is None and not notes) or (said is not None and notes[0].startswith(said))
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_chunks_are_no_length(side: int) -> None:
-    pair = (answer(0, 20), answer(0, 60))
-    pair[side].tokens.source = TokenSource.CHUNKS
-    result = told(both([pair]))
-    assert (result["output_tokens"]["n"], result["output_tokens"]["comparable"]) == (0, None)
-    assert result["notes"] == [
-        "whether answers are as long as they were is not known: E2E may not be comparable"
-    ]
-
-
-def test_both_sides_are_judged_by_the_same_objectives() -> None:
-    baseline = Baseline(recorded(2), objectives=Objectives.parse("ttft:50ms", "here"))
-    for row, ttft_ms in enumerate((20, 70)):
-        baseline.add_now(row, answer(0, 60))
-        baseline.add_then(row, answer(0, ttft_ms))
-    goodput = told(baseline)["then"]["goodput"]
-    assert (goodput["met"], goodput["counted"]) == (1, 2)
-
-
-def test_rows_without_any_time_are_no_baseline() -> None:
-    baseline = Baseline(recorded(1))
-    baseline.add_now(0, answer(0, 60))
-    untimed = answer(0, 20)
-    untimed.timeline.submit_ns = untimed.timeline.response_end_ns = None
-    untimed.timeline.first_token_ns = untimed.timeline.last_token_ns = None
-    untimed.timeline.events = type(untimed.timeline.events)()
-    baseline.add_then(0, untimed)
-    assert baseline.to_dict() is None
-
-
 # ---------------------------------------------------------------- formats of others
 
 MOONCAKE = '{"timestamp": 0, "input_length": 30, "output_length": 5}\n'
@@ -304,10 +219,6 @@ def test_a_format_without_latencies_has_no_baseline(name: str, text: str, tmp_pa
     plan = make_plan(ReplayQuestion(source=str(path)))
     assert plan.baseline is None
     assert not [note for note in plan.notes if "comparison" in note]
-
-
-def test_a_workload_has_no_baseline() -> None:
-    assert make_plan(ReplayQuestion(source="conversation", closed=True, requests=3)).baseline is None
 
 
 def compared(plan: ReplayPlan, answers: Sequence[Exchange]) -> dict[str, Any]:
@@ -340,47 +251,6 @@ def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_ela
     ]
 
 
-def har_entry(second: int, **timings: float) -> dict[str, Any]:
-    """As a browser saves it."""
-    ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    said = {
-        "object": "chat.completion", "model": "m",
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4},
-    }  # fmt: skip
-    kind = [{"name": "content-type", "value": "application/json"}]
-    return {
-        "startedDateTime": f"2026-01-02T03:04:{second:02d}.000Z", "time": sum(timings.values()),
-        "request": {
-            "method": "POST", "url": "https://gw.example/v1/chat/completions", "httpVersion": "h2",
-            "headers": kind, "postData": {"mimeType": "application/json", "text": json.dumps(ask)},
-        },
-        "response": {
-            "status": 200, "statusText": "", "httpVersion": "h2", "headers": kind,
-            "content": {"size": 9, "mimeType": "application/json", "text": json.dumps(said)},
-        },
-        "timings": timings,
-    }  # fmt: skip
-
-
-def test_a_har_has_what_a_browser_saw(tmp_path: Path) -> None:
-    entries = [har_entry(9, send=1, wait=40, receive=10), har_entry(5, send=2, wait=20, receive=10)]
-    path = tmp_path / "page.har"
-    path.write_text(json.dumps({"log": {"version": "1.2", "creator": {}, "entries": entries}}))
-    plan = make_plan(ReplayQuestion(source=str(path)))
-    assert plan.baseline is not None
-    assert list(plan.baseline.places) == [1, 0]
-    result = compared(plan, [whole(answer(0, ttft_ms, 4)) for ttft_ms in (50, 100)])
-    e2e = result["pairs"]["e2e"]
-    # Now it is the first token, three gaps and 1 ms.
-    assert list(e2e["difference"].values()) == close_to(shares_of([0.111 - 0.030, 0.161 - 0.050]))
-    assert e2e["n"] == result["pairs"]["e2e_same_length"]["n"] == 2
-    assert result["then"]["window"]["start"] == "2026-01-02T03:04:05.000Z"
-    assert result["uncertainty"] is None
-
-
 def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -391,24 +261,6 @@ def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- end to end
-
-
-class Silent:
-    """Nobody looks."""
-
-    def preparing(self, done: int, of: int) -> None: ...
-    def warming(self, how: str) -> None: ...
-    def sending(self, progress: object, planned: int) -> None: ...
-    def writing(self, done: int, of: int) -> None: ...
-    def comparing(self, done: int, of: int | None) -> None: ...
-
-
-async def replayed(plan: ReplayPlan, server: Engine, capture: Path | None = None) -> dict[str, Any]:
-    options = ReplayOptions(
-        target=server.url, timeout=Duration(60 * S), connect_timeout=Duration(10 * S),
-        retry_wait=Duration(S), capture=None if capture is None else str(capture), scrape="none",
-    )  # fmt: skip
-    return await Replay(plan, options, BodyOptions(), Silent()).run()
 
 
 def rows_by_number(place: Path) -> dict[int, Exchange]:
@@ -432,10 +284,12 @@ def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
 
     async def run() -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
         async with engine(sim(20)) as server:
-            was = await replayed(make_plan(ReplayQuestion(source=str(source))), server, first)
+            was = await replayed(
+                make_plan(ReplayQuestion(source=str(source))), server.url, capture=first, scrape="none"
+            )
         async with engine(sim(60)) as server:
             plan = make_plan(ReplayQuestion(source=str(first), requests=50))
-            now = await replayed(plan, server, again)
+            now = await replayed(plan, server.url, capture=again, scrape="none")
             truths = {
                 truth["id"]: truth["sent_ns"][0][0] - truth["accepted_ns"] for truth in await server.truths()
             }
@@ -481,10 +335,7 @@ def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("other", "said"),
-    [
-        (False, "cannot be read: No such file or directory"),
-        (True, "no row that was sent was found again"),
-    ],
+    [(False, "cannot be read: No such file or directory"), (True, "no row that was sent was found again")],
 )
 def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
     other: bool, said: str, tmp_path: Path
@@ -497,7 +348,7 @@ def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
 
     async def run() -> dict[str, Any]:
         async with engine() as server:
-            return await replayed(plan, server)
+            return await replayed(plan, server.url, scrape="none")
 
     result = asyncio.run(run())
     assert result["baseline"] is None

@@ -14,12 +14,9 @@ import trustme
 from aiohttp import web
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyOptions
-from llmtap.load.replay.options import USER_AGENT, ReplayOptions
-from llmtap.load.replay.perform import Replay
+from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.replay.plan import ReplayQuestion, make_plan
-from llmtap.load.workers.messages import Progress
-from llmtap.units import NS_PER_S, Duration
+from tests.load.replay import support
 from tests.support.loading import events
 from tests.support.peer import scene
 
@@ -27,20 +24,6 @@ N = 30
 METRICS = "vllm:num_requests_running 1\n"
 AskedOf = Counter[tuple[str, str, str | None]]
 """Method, path and User-Agent of requests."""
-
-
-class Silent:
-    """Nobody watches."""
-
-    def preparing(self, done: int, of: int) -> None: ...
-
-    def warming(self, how: str) -> None: ...
-
-    def sending(self, progress: Progress, planned: int) -> None: ...
-
-    def comparing(self, done: int, of: int | None) -> None: ...
-
-    def writing(self, done: int, of: int) -> None: ...
 
 
 @asynccontextmanager
@@ -80,9 +63,7 @@ async def gateway(
 async def replayed(url: str, **more: Any) -> dict[str, Any]:
     """For a second and a half."""
     plan = make_plan(ReplayQuestion(source="conversation", requests=N, rate_rps=N / 1.5, arrivals="uniform"))
-    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
-    options = ReplayOptions(target=url, timeout=minute, connect_timeout=minute, retry_wait=second, **more)
-    return await Replay(plan, options, BodyOptions(temperature=0.0), Silent()).run()
+    return await support.replayed(plan, url, **more)
 
 
 def beside(asked: AskedOf) -> dict[str, int]:
@@ -116,15 +97,6 @@ async def test_the_load_has_no_user_agent_of_its_own_and_metrics_are_asked_again
 
 
 @scene
-async def test_metrics_that_somebody_named_are_asked_again_also_where_there_are_none() -> None:
-    async with gateway() as (url, asked):
-        result = await replayed(url, scrape=f"{url}/elsewhere")
-    asks = beside(asked)["/elsewhere"]
-    assert asks - result["system"]["summary"]["scrape"]["failed"] in (0, 1) and asks >= 2
-    assert "/metrics" not in beside(asked)
-
-
-@scene
 async def test_models_and_metrics_trust_whom_the_load_trusts(tmp_path: Path) -> None:
     ca, served = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ca.issue_cert("127.0.0.1").configure_cert(served)
@@ -143,36 +115,3 @@ async def test_models_and_metrics_trust_whom_the_load_trusts(tmp_path: Path) -> 
             # The last scrape waits no longer than a second.
             assert result["system"]["summary"]["scrape"]["failures"] in ({}, {"no answer in time": 1})
             assert beside(asked).keys() == {"/v1/models", "/metrics"}
-
-
-@scene
-async def test_a_key_that_is_refused_is_said_where_the_model_is_looked_up() -> None:
-    async with gateway(models=401) as (url, _):
-        with pytest.raises(ConfigError) as refused:
-            await replayed(url)
-    assert str(refused.value) == (
-        "--model: is needed: the server answered 401 when it was asked which it has"
-    )
-
-
-@scene
-async def test_answers_that_blame_the_request_are_upstream_errors_with_their_status() -> None:
-    async with gateway(answers=401) as (url, _):
-        result = await replayed(url)
-    assert result["outcomes"] == {"upstream_error": N}
-    assert result["error_statuses"] == {"401": N}
-    assert result["errors"] == {"upstream answered 401 (invalid_api_key)": N}
-    says = next(one["says"] for one in result["verdict"]["findings"] if one["what"] == "failed")
-    assert f"{N} of them by answers that blame the request: status 401 ({N})" in says
-
-
-@scene
-async def test_a_server_that_counts_otherwise_is_told() -> None:
-    async with gateway() as (url, _):
-        result = await replayed(url)
-    lengths = result["lengths"]
-    # The server's answers say 3 tokens of whatever prompt.
-    assert lengths["input_usage"] == 3 * lengths["input_told"] == 3 * N
-    assert lengths["input_apart"] == lengths["input_counted"] - 3 * N
-    found = next(one for one in result["verdict"]["findings"] if one["what"] == "prompt_tokens")
-    assert not found["invalidates"], "nobody named a tokenizer, so nobody asked for exact lengths"

@@ -1,14 +1,25 @@
 """Options are checked where they are told: each error names its option, and shows no key."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
+import llmtap
 from llmtap.errors import ConfigError
-from llmtap.load.replay.options import USER_AGENT, ReplayOptions, read_headers
+from llmtap.load.bodies import BodyOptions
+from llmtap.load.replay.options import ReplayOptions, http_beside, maker_for, read_headers, refuse_meaningless
+from llmtap.load.replay.plan import ReplayQuestion, make_plan
+from llmtap.sim.server.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
+from tests.load.replay import support
+from tests.support.live_proxy import port_free
+from tests.support.peer import play, scene, wait_until
+from tests.support.sim_engine import engine
+from tests.support.sim_grpc import grpc_engine
 
 SECOND = Duration(NS_PER_S)
 NEVER_SHOWN = "sk-very-secret"
@@ -125,7 +136,98 @@ def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert NEVER_SHOWN not in str(refused.value)
 
 
-def test_who_asks_beside_the_load_has_a_name() -> None:
-    name, slash, version = USER_AGENT.partition("/")
-    assert (name, slash) == ("llmtap-replay", "/")
-    assert version[0].isdigit()
+MS = 1_000_000
+N = 20
+SIM = SimOptions(ttft=Duration(25 * MS), itl=Duration(4 * MS))
+
+
+@asynccontextmanager
+async def serving(spoken: str) -> AsyncIterator[tuple[str, Any]]:
+    """A target's URL, and the books of its server."""
+    if spoken == "grpc":
+        async with grpc_engine(SIM) as g:
+            yield f"grpc://{g.address}", g.server.reception.truths
+    else:
+        async with engine(SIM) as e:
+            yield e.url.replace("http", "ws"), e.server.reception.truths
+
+
+async def replayed(url: str, workload: str = "synthetic-skewed", **more: Any) -> dict[str, Any]:
+    plan = make_plan(ReplayQuestion(source=workload, requests=N, rate_rps=60.0, chat=False))
+    return await support.replayed(plan, url, **more)
+
+
+@pytest.mark.parametrize(
+    ("spoken", "workload"),
+    [("ws", "conversation"), ("grpc", "synthetic-skewed"), ("grpc", "synthetic-uniform")],
+)
+def test_a_replay_of_twenty_requests(spoken: str, workload: str, tmp_path: Path) -> None:
+    async def work() -> tuple[dict[str, Any], list[Any]]:
+        async with serving(spoken) as (url, log):
+            found = await replayed(url, workload, capture=str(tmp_path), slo="ttft:1s")
+            await wait_until(lambda: len(log.since(0)["truths"]) == N)
+            return found, log.since(0)["truths"]
+
+    result, truths = play(work(), 200)
+    assert (result["load"]["sent"], result["load"]["unsent"], result["outcomes"]) == (N, 0, {"complete": N})
+    assert result["dispatch_lateness"]["n"] == N
+    assert result["sender"]["clock"] == ("mono" if spoken == "grpc" else "kernel")
+    assert result["plan"]["body"]["endpoint"] == ("grpc" if spoken == "grpc" else "realtime")
+    lengths = result["lengths"]
+    assert lengths["output_wanted"]
+    assert (lengths["output_told"], lengths["output_exact"]) == (N, N)
+    assert lengths["input_told"] == N
+    if workload == "synthetic-uniform":
+        assert lengths["input_exact"] == N, "its ids are what was asked"
+    scrape = result["system"]["series"]["about"]["scrape"] if "about" in result["system"]["series"] else {}
+    if spoken == "grpc" and scrape:
+        assert scrape["scrapes"] == 0, "nobody asks gRPC for metrics"
+    # By the server's own books, row for row.
+    books = {truth.id: truth for truth in truths}
+    rows = llmtap.read(tmp_path).table().to_pylist()
+    assert len(rows) == len(books) == N
+    for row in rows:
+        truth = books[row["request_id"]]
+        assert row["output_tokens"] == len(truth.sent_ns[0])
+        assert row["input_tokens"] == truth.prompt_tokens
+        # No TTFT is shorter than the server's, but for what the exchange says it is uncertain of, and the
+        # microseconds to which a capture rounds.
+        true_us = (truth.sent_ns[0][0] - truth.accepted_ns) / 1e3
+        assert row["first_content_us"] - row["submit_us"] >= true_us - row["uncertainty_us"] - 2
+
+
+@pytest.mark.parametrize("scheme", ["ws", "grpc"])
+@scene
+async def test_nobody_there_is_said_before_anything_is_prepared(scheme: str) -> None:
+    port = port_free()
+    with pytest.raises(ConfigError, match=f"--target: {scheme}://127.0.0.1:{port} cannot be reached"):
+        await replayed(f"{scheme}://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("target", ["grpc://h:1", "ws://h:1", "wss://h:1"])
+def test_what_means_nothing_there_is_refused(target: str) -> None:
+    named = {"--endpoint", "--body-field", "--no-stream", "--fresh", "--retries", "--retry-wait"}
+    for option in (*named, *(("--server", "--ca", "--insecure") if target.startswith("grpc") else ())):
+        with pytest.raises(ConfigError, match=f"^{option}: has no meaning for {target.partition(':')[0]}://"):
+            refuse_meaningless(target, {option: True})
+    refuse_meaningless(target, {"--rate": True, "--endpoint": False})
+    refuse_meaningless("http://h:1", dict.fromkeys(named, True))
+
+
+@pytest.mark.parametrize(
+    ("target", "beside"),
+    [
+        ("http://h:1/v1", "http://h:1/v1"), ("ws://h:1/v1/realtime?model=m", "http://h:1"),
+        ("wss://h", "https://h"), ("grpc://h:1", None),
+    ],
+)  # fmt: skip
+def test_http_beside(target: str, beside: str | None) -> None:
+    assert http_beside(target) == beside
+
+
+@pytest.mark.parametrize(
+    ("target", "server", "exact"),
+    [("grpc://h:1", "auto", True), ("ws://h:1", "auto", False), ("ws://h:1", "vllm", True)],
+)
+def test_exact_lengths_where_the_server_knows_how(target: str, server: Any, exact: bool) -> None:
+    assert maker_for(target, BodyOptions(server=server), None).output_exact is exact

@@ -1,13 +1,27 @@
 """What is to be sent: traces and workloads as plans, and what is refused."""
 
+from array import array
+from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import llmtap
+from llmtap.bench.run.loads import closed_load
 from llmtap.errors import ConfigError
-from llmtap.load.replay.plan import REQUESTS, ReplayPlan, ReplayQuestion, make_plan
+from llmtap.load.bodies import BodyOptions
+from llmtap.load.replay.options import ReplayOptions
+from llmtap.load.replay.perform import Replay
+from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan, other_words
+from llmtap.units import NS_PER_S, Duration
+from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.text import count_tokens
+from llmtap.workload.requests import Requests
+from tests.bench.support import Silent, sim
+from tests.support.peer import play
 
 MS = 1_000_000
 ROWS = [(0, 30, 5), (100, 40, 6), (100, 50, 7), (400, 60, 8)]
@@ -40,31 +54,12 @@ def test_speed_and_rate_scale_and_keep_ties(trace: str) -> None:
     assert list(plan_of(trace, rate_rps=15.0).requests.arrival_ns) == [0, 50 * MS, 50 * MS, 200 * MS]
 
 
-def test_a_rate_is_that_of_the_rows_that_are_taken(trace: str) -> None:
-    # Two gaps in 100 ms are 20/s; at 10/s they take 200.
-    assert list(plan_of(trace, requests=3, rate_rps=10.0).requests.arrival_ns) == [0, 200 * MS, 200 * MS]
-
-
-def test_a_window_begins_at_its_first_row(trace: str) -> None:
-    plan = plan_of(trace, window_from_ns=100 * MS)
-    assert list(plan.requests.arrival_ns) == [0, 0, 300 * MS]
-    assert list(plan.requests.input) == [40, 50, 60]
-
-
 def test_arrivals_replace_the_trace_s_own(trace: str) -> None:
     plan = plan_of(trace, arrivals="uniform", rate_rps=10.0)
     assert list(plan.requests.arrival_ns) == [0, 100 * MS, 200 * MS, 300 * MS]
     assert plan.describe()["arrivals"] == {
         "arrivals": "uniform", "given": "uniform", "rate_rps": 10.0, "seed": 42,
     }  # fmt: skip
-
-
-def test_all_at_once(trace: str) -> None:
-    assert list(plan_of(trace, arrivals="at-once").requests.arrival_ns) == [0] * 4
-
-
-def test_a_closed_loop_has_no_arrivals(trace: str) -> None:
-    assert plan_of(trace, closed=True).describe()["arrivals"] is None
 
 
 def test_a_workload_is_poisson_unless_told() -> None:
@@ -77,10 +72,6 @@ def test_a_workload_is_poisson_unless_told() -> None:
     workload = told["workload"]
     assert isinstance(workload, dict)
     assert (workload["name"], workload["seed"], workload["requests"]) == ("synthetic-skewed", 42, 50)
-
-
-def test_a_workload_has_a_number_of_requests() -> None:
-    assert len(plan_of("conversation", closed=True).requests) == REQUESTS
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_one_does_not() -> None:
@@ -119,34 +110,6 @@ def test_what_does_not_fit_is_refused(trace: str, source: str, more: dict[str, A
     assert caught.value.place == place
 
 
-def test_a_process_is_told_as_it_was_given_and_by_its_own_parameters() -> None:
-    plan = plan_of("synthetic-skewed", arrivals="gamma:cv=2", rate_rps=10.0, requests=5)
-    told = plan.describe()["arrivals"]
-    assert told == {
-        "arrivals": "gamma:burstiness=0.25", "given": "gamma:cv=2", "rate_rps": 10.0, "seed": 42,
-    }  # fmt: skip
-
-
-def test_processes_that_name_their_rates_need_none_beside_them() -> None:
-    plan = plan_of("synthetic-skewed", arrivals="steps:10x30s", requests=5)
-    told = plan.describe()["arrivals"]
-    assert isinstance(told, dict)
-    assert (told["given"], told["rate_rps"]) == ("steps:10x30s", None)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({}, "--rate: is missing: conversation is a workload, which has no times of its own"),
-        ({"arrivals": "onoff:on=2s,off=8s"}, "--rate: is missing: onoff arrivals need a mean rate"),
-    ],
-)
-def test_a_missing_rate_is_said_with_what_to_write(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan_of("conversation", **more)
-    assert str(caught.value) == f"{said}\nhint: such as --rate 4; or --closed 8, which needs none"
-
-
 SHAREGPT = (
     '[{"id": "a", "conversations": [{"from": "human", "value": "What is a tap?"}, {"from": "gpt", "value":'
     ' "It watches."}]}, {"id": "b", "conversations": [{"from": "human", "value": "And a relay?"}, {"from":'
@@ -166,15 +129,85 @@ def test_a_trace_without_times_is_told_how_to_give_it_some(tmp_path: Path) -> No
     assert len(plan_of(str(file), closed=True).requests) == 2
 
 
-def test_a_trace_tells_its_lengths_as_a_workload_does(trace: str) -> None:
-    told: Any = plan_of(trace).describe()["lengths"]
-    assert {name: told["input"][name] for name in ("distribution", "unit", "n", "mean", "min", "max")} == {
-        "distribution": "empirical", "unit": "tokens", "n": 4, "mean": 45.0, "min": 30, "max": 60,
-    }  # fmt: skip
-    assert (told["output"]["mean"], told["output"]["control"]) == (6.5, "max_tokens")
-    assert "lengths" not in plan_of("conversation", closed=True).describe()
+@dataclass
+class Said:
+    """Prompts that are known."""
+
+    prompts: list[Prompt]
+
+    def prompt(self, row: int) -> Prompt:
+        return self.prompts[row]
 
 
-def test_a_format_that_nobody_knows_is_the_option_s_fault(trace: str) -> None:
-    with pytest.raises(ConfigError, match="--from: no format to read is called 'junk'"):
-        plan_of(trace, source_format="junk")
+def mixed(prompt: Prompt) -> Prompt:
+    requests = Requests(array("q", [0]), array("q", [9]), array("q", [3]))
+    found = other_words(ReplayPlan(requests, Said([prompt]), {}))
+    assert found.prompts is not None
+    return found.prompts.prompt(0)
+
+
+def shared(one: str, other: str) -> int:
+    """Letters at the beginning that are the same."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+
+
+@pytest.mark.parametrize("workload", ["conversation", "code-completion", "long-context"])
+def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str) -> None:
+    plan = closed_load(workload, slots=2, seed=7, requests=8).plan
+    warm = other_words(plan)
+    assert plan.prompts is not None and warm.prompts is not None
+    measured = [plan.prompts.prompt(row) for row in range(8)]
+    for row in range(8):
+        sent = warm.prompts.prompt(row)
+        own = measured[row]
+        assert sorted(sent.text.split()) == sorted(own.text.split())
+        assert count_tokens(sent.text) == pytest.approx(count_tokens(own.text), rel=0.02, abs=3)
+        assert bool(sent.system) == bool(own.system)
+        begins = sent.system or sent.text
+        assert max(shared(begins, one.system or one.text) for one in measured) < 40
+    assert list(warm.requests.output) == list(plan.requests.output)
+    assert list(warm.requests.input) == list(plan.requests.input)
+
+
+def test_token_ids_are_the_same_ones_in_another_order() -> None:
+    plan = closed_load("synthetic-uniform", slots=2, seed=7, requests=4).plan
+    warm = other_words(plan)
+    assert plan.prompts is not None and warm.prompts is not None
+    for row in range(4):
+        own, sent = plan.prompts.prompt(row).ids, warm.prompts.prompt(row).ids
+        assert Counter(own) == Counter(sent)
+        assert list(own[:16]) != list(sent[:16])
+
+
+def test_every_part_of_a_prompt_is_another_one() -> None:
+    prompt = Prompt("what is a hill", system="be brief and kind", history=(("user", "one two three"),))
+    found = mixed(prompt)
+    assert (found.text.split()[-1], found.system.split()[-1]) == ("what", "be")
+    ((role, said),) = found.history
+    assert (role, said.split()[-1]) == ("user", "one")
+
+
+def test_turns_wait_for_nobody_and_tenants_stay() -> None:
+    requests = Requests(
+        array("q", [5, 6]), array("q", [3, 4]), array("q", [1, 2]), after=array("q", [-1, 0]),
+        think_ns=array("q", [0, 1]), tenants=["a", "b"],
+    )  # fmt: skip
+    found = other_words(ReplayPlan(requests, Said([Prompt("a b"), Prompt("c d")]), {})).requests
+    assert (list(found.after), found.tenants, list(found.arrival_ns)) == ([], ["a", "b"], [0, 0])
+
+
+def test_a_replay_is_warmed_up_by_none_of_its_own_prompts(tmp_path: Path) -> None:
+    """A server that keeps prefixes would answer those from its cache."""
+    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
+    plan = make_plan(ReplayQuestion(source="synthetic-uniform", requests=8, rate_rps=40.0, chat=False))
+    with sim("--scheduler", "continuous_batching", "--serving", "prefix_cache=true") as url:
+        options = ReplayOptions(
+            target=url, timeout=minute, connect_timeout=minute, retry_wait=second,
+            endpoint="completions", warmup="8", capture=str(tmp_path),
+        )  # fmt: skip
+        result = play(
+            Replay(plan, options, BodyOptions(endpoint="completions", temperature=0.0), Silent()).run(),
+            limit_s=60,
+        )
+    assert (result["warmup"]["requests"], result["outcomes"]) == (8, {"complete": 8})
+    assert set(llmtap.read(tmp_path).table().column("cached_tokens").to_pylist()) <= {0, None}

@@ -3,11 +3,11 @@
 from array import array
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.replay import result as result_module
-from llmtap.load.replay.observations import ObservedLengths, RunObservations
-from llmtap.load.replay.result import QUANTILES
+from llmtap.load.replay.result import PERIODS_MAX, QUANTILES, ObservedLengths, RunObservations, timeline_of
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S
@@ -27,21 +27,6 @@ def test_quantiles_are_those_of_the_exchanges() -> None:
     # Dispatched 7 ms late, and submitted 1 ms after that.
     assert quantiles["dispatch_lateness"] == pytest.approx([0.007] * len(QUANTILES))
     assert quantiles["schedule"]["ttft"][-1] == pytest.approx(0.099 + 0.008)
-
-
-def test_quantiles_agree_with_the_summary() -> None:
-    result = replay_result(300)
-    shares = result["quantiles"]["shares"]
-    for name in ("ttft", "tbc", "itl", "e2e", "user_idle"):
-        for title, share in (("min", 0.0), ("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999),
-                             ("max", 1.0)):  # fmt: skip
-            at = result["quantiles"]["submit"][name][shares.index(share)]
-            assert at == result["metrics"][name][title], (name, title)
-
-
-def test_the_grid_is_fine_where_the_tail_is() -> None:
-    assert list(QUANTILES) == sorted(set(QUANTILES))
-    assert {0.0, 0.5, 0.9, 0.99, 0.995, 0.999, 0.9999, 1.0} <= set(QUANTILES)
 
 
 def test_without_a_schedule_nothing_counts_from_there() -> None:
@@ -66,19 +51,6 @@ def rates_of(told: object, path: str = "") -> set[str]:
     return found.union(*(rates_of(value, f"{path}{name}.") for name, value in told.items()))
 
 
-def test_each_rate_has_one_name_and_is_documented() -> None:
-    result = replay_result(60)
-    found = rates_of({name: result[name] for name in ("plan", "load", "arrivals")})
-    assert found == {
-        "plan.arrivals.rate_rps", "load.planned_rps", "load.offered_rps", "load.achieved_rps",
-        "arrivals.planned.rate_rps", "arrivals.sent.rate_rps",
-        "arrivals.planned.ks.rate_rps", "arrivals.sent.ks.rate_rps",  # of the law that gaps are held against
-    }  # fmt: skip
-    assert result_module.__doc__ is not None
-    documented = {name for name in found if ".ks." not in name}
-    assert {name for name in found if f"`{name}`" in result_module.__doc__} == documented
-
-
 def test_rates_are_what_they_are_said_to_be() -> None:
     # One each 50 ms, the last after 2.95 s: 20/s by their gaps, 60 in 2.95 s by their number.
     result = replay_result(60, late_ms=500)
@@ -99,13 +71,6 @@ def test_a_closed_loop_has_no_plan_to_be_held_against() -> None:
     load = replay_result(5, closed=True)["load"]
     assert {load[name] for name in ("planned_rps", "sent_share", "due", "in_time")} == {None}
     assert load["offered_rps"] == load["achieved_rps"] == pytest.approx(5 / 1.2)
-
-
-def test_prompts_are_summed_by_both_counts() -> None:
-    result = replay_result(60)
-    assert result["verdict"] == {"valid": True, "findings": []}
-    lengths = result["lengths"]
-    assert (lengths["input_counted"], lengths["input_usage"], lengths["input_apart"]) == (6_000, 6_000, 0)
 
 
 @pytest.mark.parametrize(
@@ -159,3 +124,64 @@ def test_who_was_sent_again_is_as_late_as_the_first_time() -> None:
     assert isinstance(arrivals["punctuality"], dict)
     assert arrivals["punctuality"]["lateness"]["max"] == 0.001
     assert seen.in_time(BEGAN_NS, offsets[-1] + 10_000_000) == 4
+
+
+S = NS_PER_S
+START_NS = 7 * S
+
+
+def test_three_requests_of_two_seconds() -> None:
+    sent = [START_NS + t * S // 10 for t in (1, 9, 12)]
+    ended = [START_NS + t * S // 10 for t in (11, 15, 23)]
+    told = timeline_of(
+        sent, ended, began_ns=START_NS, until_ns=START_NS + 24 * S // 10, planned_ns=[0, S // 2, S]
+    )
+    assert told == {
+        "period": 1.0, "t": [0, 1, 2], "asked": [2, 1, 0], "sent": [2, 1, 0], "ended": [0, 2, 1],
+        "in_flight": [2, 2, 1],
+    }  # fmt: skip
+
+
+def test_what_is_not_known_is_null() -> None:
+    told = timeline_of([START_NS], None, began_ns=START_NS, until_ns=START_NS)
+    assert told == {
+        "period": 1.0, "t": [0], "asked": None, "sent": [1], "ended": None, "in_flight": None,
+    }  # fmt: skip
+
+
+def test_what_was_planned_behind_the_end_was_not_asked() -> None:
+    planned = [0, S // 2, 3 * S // 2, 9 * S]
+    told = timeline_of([], [], began_ns=START_NS, until_ns=START_NS + 2 * S, planned_ns=planned)
+    assert told["asked"] == [2, 1]
+    # The last of a plan is due at its end, and a run has no end before that.
+    told = timeline_of([], [], began_ns=START_NS, until_ns=START_NS + 2 * S, planned_ns=[0, 2 * S])
+    assert told["asked"] == [1, 1]
+
+
+def test_a_long_run_has_longer_periods() -> None:
+    hours = 12 * 3_600
+    sent = [START_NS + s * S for s in range(0, hours, 100)]
+    told = timeline_of(sent, sent, began_ns=START_NS, until_ns=START_NS + hours * S)
+    assert told["period"] == 5
+    assert len(told["t"]) == len(told["sent"]) <= PERIODS_MAX
+    assert told["t"][-1] == hours - 5
+    assert sum(told["sent"]) == len(sent)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30), st.integers(0, 80))
+def test_as_if_looked_at_every_moment(requests: list[tuple[int, int]], more: int) -> None:
+    """A request is in flight from its sending to its end, both included."""
+    tenth = S // 10
+    sent = [START_NS + at * tenth for at, _ in requests]
+    ended = [START_NS + (at + lasts) * tenth for at, lasts in requests]
+    until_ns = max([*ended, START_NS]) + more * tenth
+    told = timeline_of(sent, ended, began_ns=START_NS, until_ns=until_ns)
+    assert sum(told["sent"]) == sum(told["ended"]) == len(requests)
+    periods = len(told["t"])
+    for period in range(periods):
+        last = period == periods - 1
+        ticks = range(period * 10, 10**3 if last else period * 10 + 10)
+        flying = [
+            sum(s <= START_NS + k * tenth <= e for s, e in zip(sent, ended, strict=True)) for k in ticks
+        ]
+        assert told["in_flight"][period] == max(flying)

@@ -6,12 +6,10 @@ from typing import Any
 
 import llmtap
 from llmtap.load.bodies import BodyOptions
-from llmtap.load.replay.options import ReplayOptions
-from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayQuestion, make_plan
-from llmtap.load.workers.messages import Progress
 from llmtap.sim.server.options import SimOptions
-from llmtap.units import NS_PER_S, Duration
+from llmtap.units import Duration
+from tests.load.replay import support
 from tests.support.busy_machine import measures
 from tests.support.live_proxy import live_proxy
 from tests.support.peer import scene
@@ -27,37 +25,10 @@ EQUAL = (
 POINTS = ("submit", "first_byte", "first_token", "first_content", "last_token", "response_end")
 
 
-class Silent:
-    """Nobody watches."""
-
-    def preparing(self, done: int, of: int) -> None:
-        pass
-
-    def warming(self, how: str) -> None:
-        pass
-
-    def sending(self, progress: Progress, planned: int) -> None:
-        pass
-
-    def comparing(self, done: int, of: int) -> None:
-        pass
-
-    def writing(self, done: int, of: int) -> None:
-        pass
-
-
-def options_to(url: str, **more: Any) -> ReplayOptions:
-    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
-    return ReplayOptions(
-        target=url, endpoint="completions", timeout=minute, connect_timeout=minute,
-        retry_wait=second, scrape="none", **more,
-    )  # fmt: skip
-
-
 async def replayed(url: str, **more: Any) -> dict[str, Any]:
     plan = make_plan(ReplayQuestion(source="synthetic-skewed", requests=N, rate_rps=40.0, chat=False))
     body = BodyOptions(endpoint="completions", temperature=0.0)
-    return await Replay(plan, options_to(url, **more), body, Silent()).run()
+    return await support.replayed(plan, url, body=body, endpoint="completions", scrape="none", **more)
 
 
 def rows_of(folder: Path) -> dict[str, dict[str, Any]]:

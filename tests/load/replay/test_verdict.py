@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from llmtap.load.replay.verdict import LIMITS, findings
-from llmtap.metrics.statistics import percentile
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -36,18 +35,6 @@ def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
 
 def test_nothing_is_said_of_a_good_run() -> None:
     assert findings(result()) == []
-
-
-@pytest.mark.parametrize(
-    ("codes", "said"),
-    [
-        ([-9], "1 sending process died: what it sent is in no figure"),
-        ([-9, 1], "2 sending processes died: what they sent is in no figure"),
-    ],
-)
-def test_processes_that_died_are_counted_in_words(codes: list[int], said: str) -> None:
-    [found] = findings(result(sender__lost=codes))
-    assert found.says == said
 
 
 @pytest.mark.parametrize(
@@ -120,55 +107,9 @@ def test_another_tokenizer_is_told_and_invalidates_only_where_the_load_was_anoth
     assert not found.invalidates, "nobody asked for exact lengths"
 
 
-def test_how_well_clocks_agree_is_asked_of_other_hosts_alone() -> None:
-    [found] = findings(result(sender__clocks=[clock(9.0, shared=True), clock(0.03), clock(0.025)]))
-    assert (found.figure, found.limit) == (0.015, 0.01)
-    assert "other hosts (2) are known within 15.0 ms, and IETF 4.7.2 asks for 10 ms" in found.says
-
-
 def test_answers_that_blame_the_request_are_told_from_the_server_s_own_errors() -> None:
     failed = {"outcomes": {"complete": 9, "upstream_error": 7}}
     [found] = findings(result(**failed, error_statuses={"401": 2, "404": 1, "429": 3, "500": 1}))
     assert found.says.endswith("; 3 of them by answers that blame the request: status 401 (2), 404 (1)")
     [found] = findings(result(**failed, error_statuses={"429": 3, "500": 4}))
     assert "blame" not in found.says
-
-
-@pytest.mark.parametrize(
-    ("n", "how_many"),
-    [
-        (1, "1 of 1 requests"), (10, "1 of 10 requests"), (100, "1 of 100 requests"),
-        (101, "2 of 101 requests"), (999, "10 of 999 requests"), (1_000, "1 % of the 1,000 requests"),
-        (12_345, "1 % of the 12,345 requests"),
-    ],
-)  # fmt: skip
-def test_a_p99_of_few_is_told_by_how_many_it_is_of(n: int, how_many: str) -> None:
-    [found] = findings(result(dispatch_lateness={"n": n, "p99": 0.25}))
-    assert found.says.startswith(f"{how_many} left late, by 250.0 ms or more: ")
-    [found] = findings(result(uncertainties={"n": n, "p99": 0.25}))
-    exchanges = how_many.replace("requests", "exchanges")
-    assert found.says.startswith(f"in {exchanges} a byte may have waited unstamped for 250.0 ms or more, ")
-
-
-@pytest.mark.parametrize("n", [1, 2, 10, 99, 100, 101, 102, 200, 201, 999])
-def test_so_many_are_at_the_p99_or_beyond(n: int) -> None:
-    values = [float(i) for i in range(n)]
-    p99 = percentile(values, 0.99)
-    assert p99 is not None
-    [found] = findings(result(dispatch_lateness={"n": n, "p99": 1.0}))
-    assert found.says.split(" of ")[0] == str(sum(value >= p99 for value in values))
-
-
-def test_what_was_sent_in_time_is_counted_where_it_is_little() -> None:
-    load = {"sent_share": 0.7, "planned": 10, "due": 10, "in_time": 7}
-    [found] = findings(result(load=load))
-    assert found.says.startswith("7 of 10 requests that were planned until then had been sent when")
-    load = {"sent_share": 0.9751, "planned": 10_000, "due": 10_000, "in_time": 9_751, "skipped": 3}
-    [found] = findings(result(load=load))
-    assert found.says.startswith("97.51 % of the 10,000 requests that were planned")
-    assert found.says.endswith("; 3 were skipped by --limit-in-flight")
-
-
-def test_few_prompt_tokens_are_counted_too() -> None:
-    [found] = findings(result(lengths={"input_counted": 90, "input_usage": 99, "input_apart": 9}))
-    assert "the server counted 99 prompt tokens, we 90: prompt by prompt 9 tokens apart" in found.says

@@ -14,14 +14,12 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.sessions.grpc_target import GrpcTarget
 from llmtap.metrics.latency import ttft_ns
-from llmtap.protocol.inference import METHOD, SERVICE, Counts, GrpcChunk, write_chunk
+from llmtap.protocol.vllm_grpc import METHOD, SERVICE, GrpcChunk, GrpcUsage, read_request, write_chunk
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import count_tokens
-from tests.support.live_proxy import port_free
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.peer import scene
-from tests.support.sim_engine import QUICK
 from tests.support.sim_grpc import GrpcEngine, grpc_engine
 
 MS = 1_000_000
@@ -50,6 +48,16 @@ async def ask(
     who: str | None = None,
 ) -> Exchange:
     return await target.ask(scheduled_ns=due, prompt=prompt, output_tokens=output, tenant=who or None)
+
+
+async def serving(generate: Any) -> tuple[grpc.aio.Server, int]:
+    """A server of that method, and its port."""
+    server = grpc.aio.server()
+    handlers = {"Generate": grpc.unary_stream_rpc_method_handler(generate)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
 
 
 @scene
@@ -100,42 +108,50 @@ async def test_lengths_are_exact(prompt: Prompt, input_tokens: int, output: int)
 @scene
 async def test_counts_that_cannot_be_true_are_in_no_figure() -> None:
     async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield write_chunk(GrpcChunk("a", 2))
-        yield write_chunk(GrpcChunk(" b", 2**32 - 1))
-        yield write_chunk(GrpcChunk(finish="stop", counts=Counts(2**32 - 1, 3, 1)))
+        yield write_chunk(GrpcChunk((4, 5)))
+        yield write_chunk(GrpcChunk((6,)))
+        yield write_chunk(GrpcChunk((6,), "stop", GrpcUsage(2**32 - 1, 1, 1)))
 
-    server = grpc.aio.server()
-    handlers = {"Generate": grpc.unary_stream_rpc_method_handler(generate)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    server, port = await serving(generate)
     target = GrpcTarget(f"grpc://127.0.0.1:{port}")
     x = await ask(target)
     await target.close()
     await server.stop(None)
-    assert list(x.timeline.events.tokens) == [2, -1, -1]
+    assert list(x.timeline.events.tokens) == [2, 1, -1], "the last message repeats the last ids"
     assert (x.tokens.input, x.tokens.output, x.tokens.cached) == (None, 3, 1)
     assert x.invalid_values == {"token_count": 1}
+
+
+@pytest.mark.parametrize("finish", ["abort", "error"])
+@scene
+async def test_an_engine_that_gives_up_is_an_error(finish: str) -> None:
+    async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield write_chunk(GrpcChunk((), finish, GrpcUsage(0, 0)))
+
+    server, port = await serving(generate)
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
+    x = await ask(target)
+    await target.close()
+    await server.stop(None)
+    assert (x.outcome, x.finish_reason, x.no_token_reason) == (Outcome.UPSTREAM_ERROR, finish, "error")
 
 
 @scene
 async def test_who_asks_is_in_the_metadata() -> None:
     seen: list[dict[str, str]] = []
+    ids: list[str] = []
 
     async def generate(request: bytes, context: Any) -> None:
         seen.append(dict(context.invocation_metadata()))
+        ids.append(read_request(request).request_id)
 
-    server = grpc.aio.server()
-    handlers = {"Generate": grpc.unary_stream_rpc_method_handler(generate)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    server, port = await serving(generate)
     target = GrpcTarget(f"grpc://127.0.0.1:{port}", headers=[(b"Authorization", b"k")], tenant_header="X-Who")
     x = await ask(target, who="acme")
     await target.close()
     await server.stop(None)
     assert (seen[0]["authorization"], seen[0]["x-who"]) == ("k", "acme")
-    assert seen[0]["x-request-id"] == x.request_id
+    assert ids == [x.request_id]
     assert (x.outcome, x.no_token_reason) == (Outcome.TRUNCATED, "error"), "it ended without a finish reason"
 
 
@@ -169,13 +185,6 @@ async def test_what_goes_wrong_is_an_outcome(
 
 
 @scene
-async def test_several_tokens_in_a_message_are_counted_by_what_it_says() -> None:
-    async with grpc_engine(QUICK) as e, target_of(e, x_sim_tokens_per_chunk="3") as target:
-        x = await ask(target)
-    assert [n for n in x.timeline.events.tokens if n > 0] == [3, 3, 2]
-
-
-@scene
 async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
     async with grpc_engine(SimOptions(ttft=Duration(60_000 * MS))) as e:
         target = GrpcTarget(f"grpc://{e.address}", timeout_ns=100 * MS)
@@ -193,16 +202,6 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
         x = await one
         assert (x.outcome, x.no_token_reason) == (Outcome.CLIENT_CANCELLED, "cancelled")
         assert {truth.outcome for truth in await e.truths(3)} == {"client_left"}
-
-
-@scene
-async def test_no_server_is_told() -> None:
-    port = port_free()
-    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
-    x = await ask(target)
-    await target.close()
-    assert (x.outcome, x.timeline.submit_ns) == (Outcome.UPSTREAM_ERROR, None)
-    assert x.error == "upstream sent the status UNAVAILABLE in place of an answer"
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "grpc://h", "grpc://h:x", "grpc://h:1/path"])

@@ -13,16 +13,16 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import TokenSource
-from llmtap.load.http.sender import SenderOptions
-from llmtap.load.prepared import prepare
+from llmtap.load.bodies import prepare
+from llmtap.load.http import SenderOptions
 from llmtap.load.sessions.prompt_sender import PromptMaker, protocol_of
 from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.messages import Progress, WorkerSetup
+from llmtap.load.workers.worker_handle import Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import count_tokens, say
+from llmtap.workload.prompts.text import count_tokens, say
 from llmtap.workload.requests import Requests
 from tests.support.loading import sockets
 from tests.support.peer import play, scene, wait_until
@@ -203,22 +203,6 @@ def test_what_takes_too_long_times_out_and_a_closed_loop_goes_on(spoken: str) ->
 
 
 @pytest.mark.parametrize("spoken", SPOKEN)
-def test_open_loop_waits_for_nobody_and_skips_where_that_is_asked_for(spoken: str) -> None:
-    async def work() -> Sent:
-        async with serving(spoken, ENDLESS) as server:
-
-            async def meanwhile(crew: WorkerPool) -> None:
-                await wait_until(lambda: server.under_way() == 3)
-
-            r = requests([0, 1, 2, 3, 4])
-            return await sent(server, r, meanwhile, limit_in_flight=3, drain_ns=3_000 * MS)
-
-    found = play(work())
-    assert Counter(x.outcome.value for _, x in found.exchanges) == {"client_cancelled": 3}
-    assert found.out.tally.plan_dict()["skipped"] == 2
-
-
-@pytest.mark.parametrize("spoken", SPOKEN)
 def test_tenants_go_with_their_rows(spoken: str) -> None:
     r = requests([0, 5, 10, 15], ["a", "b", "", "a"])
 
@@ -271,17 +255,6 @@ def test_settings_that_no_process_could_use(url: str, more: dict[str, Any], plac
 # ---------------------------------------------------------------- what is prepared
 
 
-@pytest.mark.parametrize(
-    ("url", "spoken"),
-    [
-        ("http://h", "http"), ("https://h", "http"), ("ws://h", "realtime"), ("WSS://h", "realtime"),
-        ("grpc://h:1", "grpc"), ("h", "http"),
-    ],
-)  # fmt: skip
-def test_what_a_target_speaks(url: str, spoken: str) -> None:
-    assert protocol_of(url) == spoken
-
-
 def test_ids_go_to_grpc_as_ids_and_to_realtime_as_text() -> None:
     ids = Prompt(ids=(5, 6, 7))
     grpc = PromptMaker("grpc", model=None, exact_output=True)
@@ -294,14 +267,3 @@ def test_ids_go_to_grpc_as_ids_and_to_realtime_as_text() -> None:
             PromptMaker("realtime", model=None, exact_output=False, decode=decode).body(ids, 4)
     with pytest.raises(ConfigError, match="bodies of its own"):
         grpc.captured(b"{}")
-
-
-def test_identical_prompts_lie_there_once() -> None:
-    class Same:
-        def prompt(self, row: int) -> Prompt:
-            return Prompt(text="hi")
-
-    r = requests([0, 0, 0])
-    r.output = array("q", [4, 4, 5])
-    with prepare(r, Same(), PromptMaker("grpc", model=None, exact_output=True)) as prepared:
-        assert prepared.begins[0] == prepared.begins[1] != prepared.begins[2]

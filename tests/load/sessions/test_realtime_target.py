@@ -12,12 +12,12 @@ from aiohttp import web
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sessions.realtime_target import RealtimeTarget
+from llmtap.load.sessions.realtime import RealtimeTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 from tests.support.sim_engine import Engine, engine
@@ -150,17 +150,6 @@ async def test_a_session_that_breaks_off_is_not_used_again(fault: str, outcome: 
 
 
 @scene
-async def test_a_session_that_the_server_closed_meanwhile_is_replaced() -> None:
-    async with engine() as e, target_of(e) as target:
-        await ask(target)
-        for session in list(e.server._sessions):
-            await session.close()
-        while e.server._sessions:
-            await asyncio.sleep(0)
-        assert (await ask(target)).outcome is Outcome.COMPLETE
-
-
-@scene
 async def test_pings_are_answered_and_are_keepalives() -> None:
     async with (
         engine(SimOptions(ttft=Duration(100 * MS), tokens=1)) as e,
@@ -174,30 +163,6 @@ async def test_pings_are_answered_and_are_keepalives() -> None:
             if x.timeline.first_any_ns < x.timeline.first_token_ns:
                 break
             assert again, "pings were never read before the token"
-
-
-@scene
-async def test_a_time_out_leaves_the_session_and_the_engine_forgets_it() -> None:
-    async with engine(SimOptions(ttft=Duration(60_000 * MS))) as e:
-        target = RealtimeTarget(e.url.replace("http", "ws"), timeout_ns=100 * MS)
-        x = await ask(target)
-        assert (x.outcome, x.error) == (Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
-        truths = await ended(e)
-        assert truths[0]["outcome"] == "client_left"
-        await target.close()
-
-
-@scene
-async def test_close_cancels_what_is_under_way_and_so_does_its_task() -> None:
-    async with engine(SimOptions(ttft=Duration(60_000 * MS))) as e, target_of(e) as target:
-        one, two = (asyncio.create_task(ask(target)) for _ in range(2))
-        while len(e.server._sessions) < 2:
-            await asyncio.sleep(0.001)
-        two.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await two
-        await target.close()
-        assert (await one).outcome is Outcome.CLIENT_CANCELLED
 
 
 @scene
@@ -246,11 +211,3 @@ async def test_a_server_that_accepts_another_key_is_none() -> None:
 async def test_a_url_that_does_not_fit_names_its_option(url: str) -> None:
     with pytest.raises(ConfigError, match="--target: "):
         RealtimeTarget(url)
-
-
-@scene
-async def test_a_prompt_of_tokens_cannot_be_said() -> None:
-    target = RealtimeTarget("ws://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="takes text"):
-        await ask(target, Prompt(ids=(1, 2)))
-    await target.close()

@@ -18,23 +18,28 @@ import msgspec
 import pytest
 
 from llmtap.clock import SystemClock
-from llmtap.errors import ConfigError, LlmtapError
+from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers import ray_worker as ray_member
-from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.host_clock import ClockReading, HostClock, read_clocks
-from llmtap.load.workers.messages import Progress, WorkerScript, WorkerSetup
 from llmtap.load.workers.ray_worker import RayMember
+from llmtap.load.workers.worker_handle import (
+    ClockReading,
+    Progress,
+    WorkerScript,
+    WorkerSetup,
+    read_clocks,
+    spawned,
+)
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.net.cluster import ray_cluster
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration, encode_special
 from llmtap.workload.requests import Requests
-from tests.support.loading import bodies, streamed_answer
+from tests.support.loading import bodies
 from tests.support.peer import play, wait_until
 from tests.support.sim_engine import engine
-from tests.support.upstream import Call, says, upstream
+from tests.support.upstream import Call, upstream
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup"),
@@ -42,11 +47,9 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),
 ]
-STARTS_RAY = True
 MS = 1_000_000
 HOUR_NS = 3_600_000_000_000
 BOUND_S = 250
-ANSWER = says(*streamed_answer(2))
 
 
 @pytest.fixture(scope="module")
@@ -227,60 +230,11 @@ def test_hosts_with_other_clocks_start_together_and_come_back_in_our_time(
 # ---------------------------------------------------------------- stopped
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_stopped_once_it_drains_and_twice_it_cuts(ray: Any, cut: bool) -> None:
-    go = asyncio.Event()
-
-    async def script(call: Call) -> str | None:
-        await call.body()
-        await go.wait()
-        await call.say(*streamed_answer(2))
-        return None
-
-    async def work() -> Sent:
-        async with upstream() as server:
-
-            async def meanwhile(crew: WorkerPool, told: list[Progress]) -> None:
-                await wait_until(lambda: len(server.calls) == 4, BOUND_S)
-                crew.stop()
-                if cut:
-                    crew.stop()
-                else:
-                    go.set()
-
-            r = requests([0, 0, 0, 0, HOUR_NS, HOUR_NS])
-            return await sent(ray, server.url + server.on(script), r, meanwhile)
-
-    found = play(work(), BOUND_S)
-    outcomes = Counter(x.outcome.value for _, x in found.exchanges)
-    assert outcomes == {"client_cancelled" if cut else "complete": 4}
-    assert found.out.stopped == crews.STOPPED
-    plan = found.out.tally.plan_dict()
-    assert (plan["sent"], plan["unsent"]) == (4, 2)
-
-
 def test_more_processes_than_the_cluster_has_room_for(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_member, "STARTED_WITHIN_S", 6)
     with pytest.raises(ConfigError, match="no node had a CPU") as refused:
         play(sent(ray, "http://127.0.0.1:1", requests([0, 0, 0]), processes=3), BOUND_S)
     assert refused.value.hint == "ask for fewer --processes"
-
-
-def test_called_off_while_it_waits_for_room(ray: Any) -> None:
-    async def work() -> Sent:
-        async with upstream() as server:
-
-            async def meanwhile(crew: WorkerPool, told: list[Progress]) -> None:
-                await wait_until(lambda: len(crew.pids) == 2, BOUND_S)
-                crew.stop()
-                crew.stop()
-
-            return await sent(ray, server.url + server.on(ANSWER), requests([0] * 3), meanwhile, processes=3)
-
-    found = play(work(), BOUND_S)
-    plan = found.out.tally.plan_dict()
-    assert (plan["planned"], plan["sent"], plan["unsent"]) == (3, 0, 3)
-    assert (found.out.stopped, found.out.lost, len(found.out.done)) == (crews.STOPPED, [], 2)
 
 
 # ---------------------------------------------------------------- lost
@@ -333,26 +287,6 @@ def test_who_is_lost_is_told_and_nobody_waits(ray: Any, whole: bool) -> None:
     wait_gone(pids)
 
 
-def test_whoever_waits_is_cancelled_and_no_process_is_left(ray: Any) -> None:
-    async def work() -> list[int]:
-        async with upstream() as server:
-            r = requests([0, HOUR_NS])
-            with (
-                bodies(server.url + server.on(held), len(r)) as (setup, begins, ends),
-                WorkerPool(setup, r, begins, ends, processes=2, hire=lambda: RayMember(ray)) as crew,
-            ):
-                running = asyncio.ensure_future(crew.run())
-                await wait_until(lambda: server.calls, BOUND_S)
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-                return crew.pids
-
-    pids = play(work(), BOUND_S)
-    assert len(pids) == 2
-    wait_gone(pids)
-
-
 # ---------------------------------------------------------------- mistakes of whoever calls
 
 
@@ -360,14 +294,6 @@ def test_a_node_with_another_llmtap_is_refused(ray: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("llmtap.__version__", "9.9.9")
     with pytest.raises(ConfigError, match=r"--ray: the node .* has llmtap .*, and this is 9\.9\.9"):
         play(sent(ray, "http://127.0.0.1:1", requests([0])), BOUND_S)
-
-
-def test_a_process_that_dies_before_it_is_ready(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_member, "_own_bodies", lambda script, fd: (script, iter(())))
-    r = requests([0])
-    r.arrival_ns = array("b", [0])  # which is no column of int64
-    with pytest.raises(LlmtapError, match="ended at once, with status 1"):
-        play(sent(ray, "http://127.0.0.1:1", r), BOUND_S)
 
 
 # ---------------------------------------------------------------- bodies
@@ -412,12 +338,12 @@ def test_the_certificates_of_whoever_asks_are_trusted_on_the_node(
 ) -> None:
     seen: list[tuple[str | None, bytes]] = []
 
-    def wired(own: WorkerSetup, *fds: int | None) -> bytes:
+    def noted(own: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None) -> Any:
         assert own.ca is not None
         seen.append((own.ca, Path(own.ca).read_bytes()))
-        return b"{}"
+        return spawned(own, script, bodies_fd, spill_fd)
 
-    monkeypatch.setattr(ray_member, "wired", wired)
+    monkeypatch.setattr(ray_member, "spawned", noted)
     with bodies("https://h", 1, ca="/of/another/host.pem") as (setup, _, _):
         remote.start(msgspec.json.encode(setup, enc_hook=encode_special), b"", b"PEM", keep=False)
     [(file, pem)] = seen
@@ -433,8 +359,3 @@ def test_words_that_overtake_each_other_are_said_in_order(
     remote.tell(["go 1"])
     remote.tell(["go 1", "stop x", "cut x"])
     assert said == [b"go 1", b"stop x", b"cut x"]
-
-
-def test_a_clock_is_this_hosts_until_it_is_compared() -> None:
-    assert isinstance(RayMember(None).clock, HostClock)
-    assert RayMember(None).clock.shared

@@ -3,7 +3,6 @@
 import asyncio
 import fcntl
 import os
-import pickle
 import tempfile
 from array import array
 from collections.abc import Iterator
@@ -15,8 +14,16 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers import worker
-from llmtap.load.workers.messages import Done, Frames, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.load.workers.worker import work
+from llmtap.load.workers.worker_handle import (
+    Done,
+    Frames,
+    Progress,
+    WorkerReady,
+    WorkerScript,
+    WorkerSetup,
+    frame,
+)
 from tests.support.loading import bodies, streamed_answer
 from tests.support.peer import scene, wait_until
 from tests.support.upstream import Call, says, upstream
@@ -78,6 +85,11 @@ class Pipes:
     def of(self, kind: type) -> list[WorkerReady | Progress | Done]:
         return [message for message in self.hear() if isinstance(message, kind)]
 
+    def done(self) -> Done:
+        (done,) = self.of(Done)
+        assert isinstance(done, Done)
+        return done
+
     def fill(self) -> int:
         """Fill the pipe to us with messages; how many it took."""
         fcntl.fcntl(self.reports, fcntl.F_SETPIPE_SZ, 4096)
@@ -97,23 +109,22 @@ class Pipes:
 
 
 @contextmanager
-def pipes() -> Iterator[Pipes]:
+def worker_for(url: str, arrivals_ns: list[int], *, open: int = 0) -> Iterator[tuple[WorkerSetup, Pipes]]:
+    """The setup of a lone process that sends at these times, and its pipes."""
     both = Pipes()
-    try:
-        yield both
-    finally:
-        both.close()
+    with bodies(url, len(arrivals_ns), open=open) as (setup, begins, ends):
+        try:
+            with told_what(setup, begins, ends, arrivals_ns) as told:
+                yield told, both
+        finally:
+            both.close()
 
 
 @scene
 async def test_from_ready_to_done() -> None:
     async with upstream() as server:
         url = server.url + server.on(ANSWER)
-        with (
-            bodies(url, 3, open=2) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0, 0, 5]) as told,
-            pipes() as parent,
-        ):
+        with worker_for(url, [0, 0, 5], open=2) as (told, parent):
             working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
             await wait_until(lambda: parent.hear())
             assert parent.heard == [WorkerReady(2)]
@@ -121,8 +132,7 @@ async def test_from_ready_to_done() -> None:
             start_ns = SystemClock.mono_ns() + 1_000_000
             parent.say(f"go {start_ns}")
             await working
-            (done,) = parent.of(Done)
-            assert isinstance(done, Done)
+            done = parent.done()
             assert isinstance(parent.heard[-2], Progress)
             last = parent.heard[-2]
             assert (last.sent, last.ended, last.tokens) == (3, 3, 6)
@@ -155,10 +165,9 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
         return None
 
     async with upstream() as server:
-        with (
-            bodies(server.url + server.on(last_is_held), n) as (setup, begins, ends),
-            told_what(setup, begins, ends, [4_000_000 * row for row in range(n)]) as told,
-            pipes() as parent,
+        with worker_for(server.url + server.on(last_is_held), [4_000_000 * row for row in range(n)]) as (
+            told,
+            parent,
         ):
             parent.say(f"go {SystemClock.mono_ns()}")
             working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
@@ -177,27 +186,6 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
             assert tally.summary.n == n
 
 
-@scene
-async def test_the_last_word_waits_for_whoever_reads() -> None:
-    """It is larger than a pipe holds; the parent reads it in a thread."""
-    async with upstream() as server:
-        url = server.url + server.on(ANSWER)
-        n = 600
-        with (
-            bodies(url, n) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0] * n) as told,
-            pipes() as parent,
-        ):
-            fcntl.fcntl(parent.reports, fcntl.F_SETPIPE_SZ, 4096)
-            parent.say(f"go {SystemClock.mono_ns()}")
-            reading = asyncio.get_running_loop().run_in_executor(None, _until_done, parent)
-            await work(told, parent.commands, parent.reports)
-            done = await reading
-            tally = LoadTally()
-            tally.merge_bytes(done.tally)
-            assert len(tally.sent_ns) == n
-
-
 def _until_done(parent: Pipes) -> Done:
     while True:
         for message in parent.of(Done):
@@ -210,17 +198,12 @@ def test_called_off_before_the_start(words: list[str]) -> None:
     @scene
     async def play() -> None:
         async with upstream() as server:
-            with (
-                bodies(server.url, 2) as (setup, begins, ends),
-                told_what(setup, begins, ends, [0, 0]) as told,
-                pipes() as parent,
-            ):
+            with worker_for(server.url, [0, 0]) as (told, parent):
                 said = "".join(f"{word}\n" for word in words[:1]).encode()
                 for word in words[1:]:
                     parent.say(word)
                 await work(told, parent.commands, parent.reports, said)
-                (done,) = parent.of(Done)
-                assert isinstance(done, Done)
+                done = parent.done()
                 assert done.stopped == "enough"
                 assert not server.calls
 
@@ -235,80 +218,28 @@ async def test_the_end_of_its_parent_is_a_cut() -> None:
             await call.body()
             await call.left()
 
-        with (
-            bodies(server.url + server.on(held), 2) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0, 3_600_000_000_000]) as told,
-            pipes() as parent,
-        ):
+        with worker_for(server.url + server.on(held), [0, 3_600_000_000_000]) as (told, parent):
             parent.say(f"go {SystemClock.mono_ns()}")
             working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
             await wait_until(lambda: server.calls)
             parent.end()
             await working
-            (done,) = parent.of(Done)
-            assert isinstance(done, Done)
+            done = parent.done()
             assert done.stopped == "its parent is gone"
 
 
 @scene
 async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
     async with upstream() as server:
-        with (
-            bodies(server.url + server.on(ANSWER), 5) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0] * 5) as told,
-            pipes() as parent,
-        ):
+        with worker_for(server.url + server.on(ANSWER), [0] * 5) as (told, parent):
             parent.say(f"go {SystemClock.mono_ns()}")
             full = os.open("/dev/full", os.O_WRONLY)
             try:
                 await work(msgspec.structs.replace(told, spill_fd=full), parent.commands, parent.reports)
             finally:
                 os.close(full)
-            (done,) = parent.of(Done)
-            assert isinstance(done, Done)
+            done = parent.done()
             assert done.spill_error == "No space left on device"
             tally = LoadTally()
             tally.merge_bytes(done.tally)
             assert tally.summary.n == 5
-
-
-@scene
-async def test_exchanges_are_put_aside_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SPILL_BYTES", 10_000)
-    async with upstream() as server:
-        n = 20
-        with (
-            bodies(server.url + server.on(ANSWER), n) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0] * n) as told,
-            tempfile.TemporaryFile() as spill,
-            pipes() as parent,
-        ):
-            parent.say(f"go {SystemClock.mono_ns()}")
-            await work(
-                msgspec.structs.replace(told, spill_fd=spill.fileno()), parent.commands, parent.reports
-            )
-            spill.seek(0)
-            rows = [pickle.load(spill)[0] for _ in range(n)]
-            assert sorted(rows) == list(range(n))
-            assert spill.read() == b""
-
-
-@pytest.mark.parametrize(
-    ("pieces", "line", "rest"),
-    [
-        ([b"{}\n"], b"{}", b""),
-        ([b"{", b"}\nstop x\n"], b"{}", b"stop x\n"),
-        ([b"{}\nst"], b"{}", b"st"),
-        ([b"{}"], b"", b""),
-        ([], b"", b""),
-    ],
-)
-def test_the_first_line_leaves_what_is_behind_it(pieces: list[bytes], line: bytes, rest: bytes) -> None:
-    reader, writer = os.pipe()
-    try:
-        for piece in pieces:
-            os.write(writer, piece)
-        os.close(writer)
-        assert worker._first_line(reader) == (line, rest)
-    finally:
-        os.close(reader)

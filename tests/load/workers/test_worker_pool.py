@@ -14,20 +14,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.exchange import outcome
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.error_limit import StopErrors
-from llmtap.load.http.sender import SenderOptions
+from llmtap.load.http import SenderOptions
+from llmtap.load.run import StopErrors
 from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.workload.requests import Requests
 from tests.support.loading import bodies, sockets, streamed_answer
 from tests.support.peer import play, wait_until
 from tests.support.streams import streamed
-from tests.support.upstream import RESET, Call, Script, Upstream, answers, says, unanswered_port, upstream
+from tests.support.upstream import Call, Script, Upstream, answers, says, unanswered_port, upstream
 
 MS = 1_000_000
 ANSWER = says(*streamed_answer(2))
@@ -148,25 +146,6 @@ def test_a_closed_loop_of_two_processes_and_conversations() -> None:
     assert sum(done.reuses for done in out.done) == n - 4, "the first on each is none"
 
 
-def test_no_more_processes_than_slots() -> None:
-    load = Load(ANSWER, requests([0] * 9), processes=3, slots=2)
-    out = play(load.run())
-    assert (len(out.done), plan(out)["sent"]) == (2, 9)
-
-
-def test_nothing_to_send() -> None:
-    load = Load(ANSWER, requests([]), processes=2)
-    out = play(load.run())
-    assert (out.stopped, out.done, plan(out)["planned"]) == (None, [], 0)
-
-
-def test_exchanges_are_kept_where_that_is_asked_for() -> None:
-    load = Load(ANSWER, requests([0, 0]), keep=False)
-    out = play(load.run())
-    assert load.exchanges == []
-    assert out.tally.summary.n == 2
-
-
 def test_retries_are_counted_over_all() -> None:
     load = Load(
         answers(b"{}", status=b"503 No", fields=b"Retry-After: 0\r\n"), requests([0] * 4), processes=2,
@@ -177,21 +156,6 @@ def test_retries_are_counted_over_all() -> None:
     assert plan(out)["retries"] == {"n": 8, "reasons": {"503": 8}}
     assert plan(out)["sent"] == 4
     assert load.told[-1].retries == 8
-
-
-def test_a_full_house_is_shared_out() -> None:
-    async def meanwhile(load: Load) -> None:
-        await wait_until(lambda: any(p.skipped == 6 for p in load.told))
-        load.crew.stop()
-        load.crew.stop()
-
-    load = Load(held, requests([*range(10)]), processes=2, limit_in_flight=4)
-    out = play(load.run(meanwhile))
-    assert plan(out) | {"lateness": 0} == {
-        "planned": 10, "sent": 4, "skipped": 6, "dropped": 0, "unsent": 0, "retries": {"n": 0, "reasons": {}},
-        "lateness": 0,
-    }  # fmt: skip
-    assert load.outcomes() == {"client_cancelled": 4}
 
 
 # ---------------------------------------------------------------- stopped
@@ -220,24 +184,6 @@ def test_stopped_once_it_drains_and_twice_it_cuts(cut: bool) -> None:
     assert load.outcomes() == {"client_cancelled" if cut else "complete": 4}
     assert out.stopped == crews.STOPPED
     assert (plan(out)["sent"], plan(out)["unsent"]) == (4, 2)
-
-
-def test_stopped_before_anything_was_ready() -> None:
-    async def meanwhile(load: Load) -> None:
-        await wait_until(lambda: load.crew.pids)
-        load.crew.stop()
-
-    load = Load(ANSWER, requests([0, 0, 0]), processes=3)
-    out = play(load.run(meanwhile))
-    assert (out.stopped, out.lost, len(out.done)) == (crews.STOPPED, [], 3)
-    assert (plan(out)["sent"], plan(out)["unsent"]) == (0, 3)
-    assert not load.server.calls
-
-
-def test_the_time_is_up() -> None:
-    load = Load(ANSWER, requests([0, 1, HOUR_MS, HOUR_MS]), processes=2, duration_ns=500 * MS)
-    out = play(load.run())
-    assert (out.stopped, plan(out)["sent"], plan(out)["unsent"]) == ("the time was up", 2, 2)
 
 
 def test_one_that_gives_up_stops_all() -> None:
@@ -272,23 +218,6 @@ def test_a_process_that_is_killed_is_lost_and_nobody_waits_for_it() -> None:
     assert (out.lost, out.lost_rows, len(out.done)) == ([-signal.SIGKILL], 3, 1)
     assert load.outcomes() == {"client_cancelled": 2}
     assert (plan(out)["planned"], plan(out)["sent"]) == (6, 2)
-
-
-def test_what_a_lost_process_had_put_aside_is_there() -> None:
-    """Much more than it keeps back for one write."""
-
-    async def meanwhile(load: Load) -> None:
-        await wait_until(lambda: len(load.server.calls) == 40)
-        await wait_until(lambda: any(p.ended == 40 for p in load.told))
-        os.kill(load.crew.pids[0], signal.SIGKILL)
-
-    big = streamed_answer(1_500)
-    load = Load(says(big[0] + b"".join(big[1:])), requests([*range(40), HOUR_MS]))
-    out = play(load.run(meanwhile))
-    assert (out.lost, out.lost_rows) == ([-signal.SIGKILL], 41)
-    rows = [row for row, _ in load.exchanges]
-    assert 0 < len(rows) <= 40
-    assert len(set(rows)) == len(rows)
 
 
 @pytest.mark.parametrize("torn", range(1, 60, 7))
@@ -331,9 +260,9 @@ def test_whoever_waits_is_cancelled_and_nobody_is_left() -> None:
 PARENT = """
 import asyncio, json, sys
 from array import array
-from llmtap.load.workers.worker_pool import Crew
-from llmtap.load.workers.messages import Setup
-from llmtap.load.http.sender import SenderOptions
+from llmtap.load.workers.worker_handle import WorkerSetup
+from llmtap.load.workers.worker_pool import WorkerPool
+from llmtap.load.http import SenderOptions
 from llmtap.workload.requests import Requests
 import tempfile
 
@@ -341,10 +270,10 @@ async def main():
     with tempfile.TemporaryFile() as file:
         file.write(b"{}")
         file.flush()
-        setup = Setup(sender=SenderOptions(), url=sys.argv[1], endpoint="completions", headers=[],
+        setup = WorkerSetup(sender=SenderOptions(), url=sys.argv[1], endpoint="completions", headers=[],
                       script_fd=0, bodies_fd=file.fileno(), spill_fd=None, open=int(sys.argv[2]))
         plan = Requests(array("q", [0, 0, 3_600_000_000_000]))
-        with Crew(setup, plan, array("q", [0] * 3), array("q", [2] * 3), processes=2) as crew:
+        with WorkerPool(setup, plan, array("q", [0] * 3), array("q", [2] * 3), processes=2) as crew:
             running = asyncio.ensure_future(crew.run())
             while len(crew.pids) < 2:
                 await asyncio.sleep(0.01)
@@ -415,11 +344,3 @@ def test_settings_that_no_process_could_use(more: dict[str, Any], place: str) ->
     with pytest.raises(ConfigError) as refused:
         play(work())
     assert refused.value.place == place
-
-
-def test_a_server_that_resets_everything_is_measured_all_the_same() -> None:
-    load = Load(says(then=RESET), requests([0, 1, 2]))
-    out = play(load.run())
-    assert load.outcomes() == {outcome.Outcome.UPSTREAM_RESET.value: 3}
-    assert out.tally.summary.n == 3
-    assert SystemClock.mono_ns() > out.ended_ns >= out.began_ns

@@ -10,7 +10,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 
 LOOPBACK = (
     "127.0.0.1:9464",
@@ -40,7 +40,9 @@ PATHS = ("/", "/metrics", "/api/v1/summary", "/api/v1/experiment", "/api/v1/live
 
 
 async def asked(path: str, headers: dict[str, str], token: str | None = None) -> tuple[int, str]:
-    async with TestClient(TestServer(admin_app(Tally(MeterOptions(), ManualClock()), token))) as client:
+    async with TestClient(
+        TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock()), token))
+    ) as client:
         answer = await client.get(path, headers=headers)
         return answer.status, await answer.text()
 
@@ -70,7 +72,7 @@ def test_by_a_loopback_name_it_is_answered(host: str, told: dict[str, str]) -> N
 
 def test_a_request_of_http_1_0_needs_no_name() -> None:
     async def run() -> bytes:
-        async with TestServer(admin_app(Tally(MeterOptions(), ManualClock()))) as server:
+        async with TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock()))) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
             answer = await asyncio.wait_for(reader.read(), 60)
@@ -113,7 +115,7 @@ READ = sorted({route.path.replace("{name}", "app.js") for route in ROUTES if rou
 @pytest.mark.parametrize("marks", FOREIGN.values(), ids=FOREIGN)
 def test_nothing_is_read_for_a_page_of_another_origin(marks: dict[str, str], token: str | None) -> None:
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock())
+        tally = ExchangePipeline(MeterOptions(), ManualClock())
         headers = {"Host": "localhost:9464", "Authorization": f"Bearer {token}", **marks}
         async with TestClient(TestServer(admin_app(tally, token))) as client:
             for path in READ:
@@ -150,7 +152,7 @@ def test_programs_and_the_dashboard_itself_are_answered(path: str, marks: dict[s
 def test_no_answer_may_be_embedded_by_another_origin(path: str) -> None:
     async def run() -> None:
         async with (
-            TestClient(TestServer(admin_app(Tally(MeterOptions(), ManualClock())))) as client,
+            TestClient(TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock())))) as client,
             client.get(path) as answer,
         ):
             assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"

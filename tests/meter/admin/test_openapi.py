@@ -16,9 +16,10 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.saved import explain, read_saved
 from llmtap.meter.admin.openapi import ROUTES, document
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import FILTERS
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.metrics.slo import SloOptions
 from tests.support.corpus import NAMES, Recorded
 from tests.support.relay_status import relay_status
 from tests.support.streams import streamed
@@ -27,9 +28,9 @@ S = 1_000_000_000
 Client = TestClient[Any, Any]
 
 
-def play(scene: Callable[[Tally, Client], Awaitable[None]], token: str | None = None) -> None:
+def play(scene: Callable[[ExchangePipeline, Client], Awaitable[None]], token: str | None = None) -> None:
     slo = SloOptions(objectives="ttft:200ms tpot:50ms", target=0.95, tenants=("t1",))
-    tally = Tally(MeterOptions(), ManualClock(now_ns=S), slos={"gold": slo})
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), slos={"gold": slo})
 
     async def run() -> None:
         async with TestClient(TestServer(admin_app(tally, token))) as client:
@@ -60,7 +61,7 @@ def fits(value: Any, name: str) -> None:
     assert complaints(value, {"$ref": f"#/components/schemas/{name}"}) == []
 
 
-def fill(tally: Tally) -> None:
+def fill(tally: ExchangePipeline) -> None:
     """A relay, streams that ended in several ways, and one that never reached an upstream."""
     about = {"pid": 1, "clock": "mono", "anchor_mono_ns": 0, "anchor_wall_ns": 0}
     tally.relays.join(Hello(relay="r0", implementation="python", implementation_reason="x", **about))
@@ -101,7 +102,7 @@ def references_in(value: Any) -> list[str]:
 
 
 def test_every_route_is_in_the_document_and_nothing_else() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert client.app is not None
         served = {
             (route.method.lower(), route.resource.canonical)
@@ -123,7 +124,7 @@ def test_every_filter_is_in_the_document(name: str) -> None:
 
 
 def test_real_answers_are_as_the_document_says() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for filled in (False, True):
             if filled:
                 fill(tally)
@@ -145,7 +146,7 @@ def test_real_answers_are_as_the_document_says() -> None:
 def test_a_token_is_asked_for_where_the_document_says_so() -> None:
     told = document(token=True)
 
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for route in ROUTES:
             operation = told["paths"][route.path][route.method]
             path = route.path.replace("{name}", "app.js")
@@ -164,7 +165,7 @@ async def answer_of(client: Client, path: str, status: int = 200) -> Any:
 
 
 def test_live_events_are_as_the_document_says() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         fill(tally)
         async with client.get("/api/v1/live?events=1") as answer:
             tally.ended(streamed(100, 140))
@@ -180,7 +181,7 @@ def test_live_events_are_as_the_document_says() -> None:
 
 
 def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for name in NAMES:
             recorded = Recorded(name)
             tally.opened()

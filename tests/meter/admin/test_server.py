@@ -1,3 +1,5 @@
+"""TODO."""
+
 import asyncio
 import gzip
 import json
@@ -10,14 +12,17 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmtap import __version__, native
+from llmtap.channel.experiment import Experiment, switch_word
 from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.prometheus.exposition import Frozen
 from llmtap.export.prometheus.self_metrics import MeterState
+from llmtap.meter.admin import server
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from tests.support.experiments import an_experiment
 from tests.support.relay_status import relay_status
 from tests.support.streams import streamed
 
@@ -25,8 +30,12 @@ S = 1_000_000_000
 Client = TestClient[Any, Any]
 
 
-def play(scene: Callable[[Tally, Client], Awaitable[None]], token: str | None = None) -> None:
-    tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+def play(
+    scene: Callable[[ExchangePipeline, Client], Awaitable[None]],
+    token: str | None = None,
+    experiment: Experiment | None = None,
+) -> None:
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), experiment)
 
     async def run() -> None:
         async with TestClient(TestServer(admin_app(tally, token))) as client:
@@ -42,7 +51,7 @@ async def get(client: Client, path: str, **about: Any) -> tuple[int, Any]:
 
 
 def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await client.get("/healthz")).status == 200
         assert (await client.get("/readyz")).status == 503
         tally.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
@@ -56,7 +65,7 @@ def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
 
 
 def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         tally.ended(streamed(100, 140))
         async with client.get("/metrics", headers={"Accept-Encoding": "identity"}) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
@@ -77,7 +86,7 @@ def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
 
 
 def test_the_summary_is_of_the_window_or_of_everything() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         tally.ended(streamed(100, 140))
         tally.clock.advance(120 * S)  # type: ignore[attr-defined]
         tally.ended(streamed(100, 140))
@@ -96,7 +105,7 @@ def test_the_summary_is_of_the_window_or_of_everything() -> None:
 
 
 def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         tally.ended(streamed(100, 140))
         tally.clock.advance(30 * S)  # type: ignore[attr-defined]
         tally.ended(streamed(100, 140, tenant="b"))
@@ -114,7 +123,7 @@ def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -
 
 
 def test_exchanges_are_filtered_paged_and_with_events_on_request() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for seq in range(1, 6):
             tally.ended(
                 streamed(100, 140, seq=seq, outcome=Outcome.TRUNCATED if seq == 2 else Outcome.COMPLETE)
@@ -132,7 +141,7 @@ def test_exchanges_are_filtered_paged_and_with_events_on_request() -> None:
 
 
 def test_an_answer_with_events_is_bounded_and_continued() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for seq in range(1, 13):
             tally.ended(streamed(*range(1, 10_001), seq=seq))
         events: dict[int, list[Any]] = {}
@@ -153,43 +162,13 @@ def test_an_answer_with_events_is_bounded_and_continued() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [("/api/v1/exchanges?limit=0", "limit"), ("/api/v1/exchanges?colour=red", "colour"),
-     ("/api/v1/exchanges?status=1&status=2", "status"), ("/api/v1/exchanges?outcome=fine", "outcome"),
-     ("/api/v1/summary?window=2m", "window"), ("/api/v1/summary?since=1", "since"),
-     ("/api/v1/summary?by=tenant,colour", "by"), ("/api/v1/summary?certain=perhaps", "certain"),
-     ("/api/v1/exchanges?certain=2", "certain")],
-)  # fmt: skip
-def test_a_query_that_cannot_be_is_told_its_field(path: str, field: str) -> None:
-    async def scene(tally: Tally, client: Client) -> None:
-        status, out = await get(client, path)
-        assert (status, out["error"]["field"]) == (400, field)
-
-    play(scene)
-
-
 def test_a_wrong_path_or_method_is_json_too() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await get(client, "/api/v2/summary"))[0] == 404
         async with client.post("/api/v1/summary") as answer:
             assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
 
     play(scene)
-
-
-def test_with_a_token_everything_but_the_probes_asks_for_it() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
-        assert (await client.get("/healthz")).status == 200
-        assert (await client.get("/readyz")).status == 503
-        for path in ("/metrics", "/api/v1/summary", "/api/v1/exchanges", "/nowhere"):
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
-                async with client.get(path, headers=headers) as answer:
-                    assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
-        async with client.get("/metrics", headers={"Authorization": "Bearer s3cret"}) as answer:
-            assert answer.status == 200
-
-    play(scene, token="s3cret")
 
 
 def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,8 +179,8 @@ def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPat
             # Rendered on the loop this could only time out: the probe would never get its turn.
             return (b"in time\n" if healthy.wait(60) else b"too late\n"), "text/plain"
 
-    async def scene(tally: Tally, client: Client) -> None:
-        monkeypatch.setattr(tally, "freeze", lambda: Slow("", {}, [], {}, 0, (), MeterState()))
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, 0, (), MeterState()))
         rendering = asyncio.ensure_future(client.get("/metrics"))
         await asyncio.sleep(0.01)
         assert (await client.get("/healthz")).status == 200
@@ -209,3 +188,97 @@ def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPat
         assert await (await rendering).text() == "in time\n"
 
     play(scene)
+
+
+PATH = "/api/v1/experiment"
+
+
+async def post(client: Client, data: bytes = b'{"enabled": true}', **headers: str) -> tuple[int, Any]:
+    named = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    async with client.post(PATH, data=data, headers=named) as answer:
+        assert answer.content_type == "application/json"
+        return answer.status, json.loads(await answer.read())
+
+
+def test_what_runs_can_be_read_and_switched() -> None:
+    experiment = an_experiment(enabled=False)
+
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        words: list[int] = []
+        tally.experiments.join(0, words.append)
+        x = streamed(100, 140)
+        x.arm, x.unit = "control", "ab"
+        tally.ended(x)
+        async with client.get(PATH) as answer:
+            out = await answer.json()
+        assert (out["name"], out["state"], out["enabled"]) == ("test", "off", False)
+        assert out["arms"]["control"]["metrics"]["ttft"]["mean"] == 0.1
+        status, out = await post(client)
+        assert (status, out["state"], out["switched_by"]) == (200, "running", "api")
+        assert (await post(client, b'{"enabled": false}'))[1]["state"] == "off"
+        assert words == [switch_word(experiment.id, on) for on in (False, True, False)]
+
+    play(scene, experiment=experiment)
+
+
+def test_without_an_experiment_there_is_nothing_to_switch() -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        async with client.get(PATH) as answer:
+            assert await answer.json() == {"state": "none"}
+        status, out = await post(client)
+        assert status == 409
+        assert "no experiment" in out["error"]["message"]
+
+    play(scene)
+
+
+def test_what_is_over_is_not_begun_again() -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        assert (await post(client))[0] == 409
+        assert (await post(client, b'{"enabled": false}'))[0] == 200
+
+    play(scene, experiment=an_experiment(until="1s"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "data", "status"),
+    [
+        ({"Content_Type": "text/plain"}, b'{"enabled": true}', 415),
+        ({"Content_Type": "application/x-www-form-urlencoded"}, b"enabled=true", 415),
+        ({"Origin": "https://evil.test"}, b'{"enabled": true}', 403),
+        ({"Origin": "null"}, b'{"enabled": true}', 403),
+        ({"Sec_Fetch_Site": "cross-site"}, b'{"enabled": true}', 403),
+        ({"Sec_Fetch_Site": "same-site"}, b'{"enabled": true}', 403),
+        ({"Host": "rebound.test"}, b'{"enabled": true}', 403),
+        ({"Host": "127.0.0.1.evil.test:9464"}, b'{"enabled": true}', 403),
+        ({}, b"", 400),
+        ({}, b"[]", 400),
+        ({}, b'{"enabled": "yes"}', 400),
+        ({}, b'{"enabled": true, "name": "x"}', 400),
+        ({}, b'{"enabled": true}' + b" " * 5_000, 413),
+    ],
+)
+def test_who_may_not_switch_is_told_so_and_nothing_changes(
+    headers: dict[str, str], data: bytes, status: int
+) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        found, out = await post(client, data, **headers)
+        assert found == status
+        assert out["error"]["message"]
+        assert tally.experiments.state == "off"
+
+    play(scene, experiment=an_experiment(enabled=False))
+
+
+def test_with_a_token_the_token_is_asked_for() -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        assert (await post(client))[0] == 401
+        async with client.get(PATH) as answer:
+            assert answer.status == 401
+        assert tally.experiments.state == "off"
+        assert (await post(client, Authorization="Bearer s3cret", Host="tap.example"))[0] == 200
+        assert (
+            await post(client, Authorization="Bearer s3cret", Host="tap.example", Origin="https://evil.test")
+        )[0] == 403
+
+    play(scene, experiment=an_experiment(enabled=False), token="s3cret")

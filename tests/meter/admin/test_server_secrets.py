@@ -19,7 +19,7 @@ from llmtap.meter.admin import server as admin
 from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.experiments import an_experiment
 
 TOKEN = "s3cret-of-the-operator"
@@ -33,7 +33,7 @@ BAD = (f"/api/v1/summary?window={'x' * 9}", "/api/v1/exchanges?colour=red", "/no
 
 
 def play(scene: Callable[[Client], Awaitable[None]], token: str | None = TOKEN) -> None:
-    tally = Tally(MeterOptions(), ManualClock(now_ns=1), an_experiment(enabled=False))
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=1), an_experiment(enabled=False))
 
     async def run() -> None:
         async with TestClient(TestServer(admin_app(tally, token))) as client:
@@ -136,6 +136,14 @@ def test_options_that_cannot_be_do_not_repeat_the_token() -> None:
     with pytest.raises(ConfigError) as told:
         MeterOptions(admin_token=TOKEN + "é")
     assert TOKEN not in str(told.value)
+
+
+ACTING = [(route.method, route.path) for route in ROUTES if route.method not in ("get", "head")]
+STRANGERS = [
+    {"Origin": "https://evil.test"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"}, {"Content-Type": "text/plain"},
+    {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "multipart/form-data"},
+]  # fmt: skip
 
 
 ACTING = [(route.method, route.path) for route in ROUTES if route.method not in ("get", "head")]

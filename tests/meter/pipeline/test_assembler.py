@@ -298,10 +298,10 @@ def test_an_exchange_whose_parsing_takes_too_long_is_timed_and_not_parsed() -> N
 
 def test_time_that_the_bytes_allow_is_not_charged() -> None:
     ear, assembler = digest(Script().request(1).head(1, 5))
-    read = (int(FrameKind.RESPONSE_DATA), 1, 6 * MS, 0, b"x" * 65_536)
+    read = (FrameKind.RESPONSE_DATA, 1, 6 * MS, 0, b"x" * 65_536)
     for _ in range(1_000):
         assembler.charge(read, CPU_FREE_NS + CPU_PER_BYTE_NS * 65_536)
-    assembler.charge((int(FrameKind.RESPONSE_DATA), 99, 6 * MS, 0, b""), 10 * CPU_MAX_NS)
+    assembler.charge((FrameKind.RESPONSE_DATA, 99, 6 * MS, 0, b""), 10 * CPU_MAX_NS)
     assert ear.failures == []
 
 

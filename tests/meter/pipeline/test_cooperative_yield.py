@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from llmtap.meter.pipeline.cooperative_yield import (
+from llmtap.meter.pipeline.assembler import (
     AWAY_NS,
     BEHIND_NS,
     CPU_EVERY_NS,
@@ -44,17 +44,6 @@ def test_the_cpu_is_offered_whenever_a_turn_is_over() -> None:
     assert all(b - a > TURN_NS for a, b in pairwise(given))
 
 
-def test_a_batch_shorter_than_a_turn_is_worked_through_in_one() -> None:
-    assert Bench().digest(frames=10, work_ns=TURN_NS // 20) == []
-
-
-def test_time_between_batches_is_no_part_of_a_turn() -> None:
-    bench = Bench()
-    bench.digest(frames=1, work_ns=1_000)
-    bench.now_ns += 10 * TURN_NS
-    assert bench.digest(frames=1, work_ns=1_000) == []
-
-
 def test_who_is_behind_gives_nothing_away_until_it_has_caught_up() -> None:
     bench = Bench()
     assert bench.digest(frames=20, work_ns=TURN_NS, age_ns=2 * BEHIND_NS) == []
@@ -72,19 +61,6 @@ def test_who_gets_the_cpu_back_late_keeps_it_for_a_while() -> None:
     bench.away_ns = AWAY_NS // 2
     bench.now_ns += INSIST_NS
     assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 1 + 4
-
-
-def test_the_end_of_an_exchange_can_be_cut_into_turns_too() -> None:
-    bench = Bench()
-    for _ in bench.turns.over([(*FRAME[:2], bench.now_ns, 0, b"")], bench.now_ns):
-        bench.now_ns += 2 * TURN_NS
-        bench.turns.pause()
-        bench.turns.pause()
-        assert len(bench.given) == 1
-
-
-def test_an_empty_batch_is_no_trouble() -> None:
-    assert list(CooperativeYield(lambda: BEHIND_NS + 1).over([], None)) == []
 
 
 def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> None:
@@ -105,3 +81,14 @@ def test_the_cpu_clock_is_read_once_for_many_short_frames() -> None:
     for _ in turns.over([FRAME] * 100, now_ns[0]):
         now_ns[0] += CPU_EVERY_NS // 40
     assert len(reads) == 1 + 2
+
+
+def test_time_between_batches_is_no_part_of_a_turn() -> None:
+    bench = Bench()
+    bench.digest(frames=1, work_ns=1_000)
+    bench.now_ns += 10 * TURN_NS
+    assert bench.digest(frames=1, work_ns=1_000) == []
+
+
+def test_an_empty_batch_is_no_trouble() -> None:
+    assert list(CooperativeYield(lambda: BEHIND_NS + 1).over([], None)) == []

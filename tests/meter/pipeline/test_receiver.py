@@ -13,10 +13,11 @@ import uvloop
 
 from llmtap.channel.frames import ACK, FrameKind
 from llmtap.clock import ManualClock
+from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
 from llmtap.meter.pipeline.recorder import Recorder
-from llmtap.meter.pipeline.tally import Tally
 from tests.support.peer import PATIENCE_S
 from tests.support.relay_status import relay_status
 from tests.support.tap_frames import Script
@@ -27,11 +28,12 @@ READ_BYTES = 256_000
 
 
 def play(
-    tmp_path: Path, scene: Callable[[Tally, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-) -> tuple[Tally, ManualClock]:
+    tmp_path: Path,
+    scene: Callable[[ExchangePipeline, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> tuple[ExchangePipeline, ManualClock]:
     """Runs a scene with one relay connected; closes the receiver after it."""
     clock = ManualClock(now_ns=S)
-    tally = Tally(MeterOptions(), clock)
+    tally = ExchangePipeline(MeterOptions(), clock)
 
     async def run() -> None:
         receiver = Receiver(tally)
@@ -55,12 +57,14 @@ async def ack(reader: asyncio.StreamReader) -> int:
     return number
 
 
-def n(tally: Tally) -> object:
-    return tally.summary("all")()["n"]
+def n(tally: ExchangePipeline) -> object:
+    return summary_of(tally, "all")()["n"]
 
 
 def test_an_acknowledged_batch_is_in_the_summary(tmp_path: Path) -> None:
-    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         writer.write(Script().hello().stream(1).request(2).pack(1))
         assert await ack(reader) == 1
         assert (n(tally), tally.live) == (1, 1)
@@ -73,7 +77,9 @@ def test_an_acknowledged_batch_is_in_the_summary(tmp_path: Path) -> None:
 
 
 def test_batches_cut_at_any_byte_are_acknowledged_once_each(tmp_path: Path) -> None:
-    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         data = Script().hello().pack(1) + Script().stream(1).pack(2) + Script().stream(2).pack(3)
         for i in range(0, len(data), 97):
             writer.write(data[i : i + 97])
@@ -98,7 +104,9 @@ def test_batches_cut_at_any_byte_are_acknowledged_once_each(tmp_path: Path) -> N
     ids=["not a batch", "no hello", "half a hello"],
 )
 def test_who_does_not_speak_the_language_is_hung_up_on(tmp_path: Path, bad: bytes) -> None:
-    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         writer.write(bad)
         try:
             assert await reader.read() == b""
@@ -122,7 +130,9 @@ def test_in_a_backlog_others_have_their_turn_after_each_read(tmp_path: Path) -> 
             sock.connect(str(tmp_path / "tap.sock"))
             sock.sendall(b"".join([Script().hello().pack(1), *batches]))
 
-    async def scene(tally: Tally, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter
+    ) -> None:
         sending = asyncio.create_task(asyncio.to_thread(send))
         most = 0
         while tally.frames < 1 + frames_each * len(batches):
@@ -136,7 +146,9 @@ def test_in_a_backlog_others_have_their_turn_after_each_read(tmp_path: Path) -> 
 
 
 def test_what_a_relay_left_open_is_lost_unless_it_comes_back(tmp_path: Path) -> None:
-    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         writer.write(Script().hello().status(relay_status(opened=2)).request(1).request(2).pack(1))
         await ack(reader)
         assert tally.live == 2
@@ -149,11 +161,13 @@ def test_what_a_relay_left_open_is_lost_unless_it_comes_back(tmp_path: Path) -> 
     clock.advance(6 * S)
     (state,) = tally.relays.states(clock.mono_ns())
     assert (state.connected, state.lost) == (False, 2)
-    assert b'dropped_exchanges_total{reason="relay_lost",relay="r0"} 2.0' in tally.freeze().render()[0]
+    assert b'dropped_exchanges_total{reason="relay_lost",relay="r0"} 2.0' in metrics_of(tally).render()[0]
 
 
 def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tmp_path: Path) -> None:
-    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         script = Script().hello().stream(1).request(2).head(2, 5).word(2, 6).request(3)
         writer.write(script.status(relay_status(opened=3, measured=0, unsettled=3)).pack(1))
         await ack(reader)
@@ -165,14 +179,14 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
             await asyncio.sleep(0.001)
 
     tally, clock = play(tmp_path, scene)
-    assert tally.summary("all")()["outcomes"] == {"complete": 4, "tap_error": 2}
+    assert summary_of(tally, "all")()["outcomes"] == {"complete": 4, "tap_error": 2}
     clock.advance(6 * S)
     about = tally.relays.to_dict(clock.mono_ns())["r0"]
     assert isinstance(about, dict)
     assert [about[k] for k in ("opened", "measured", "dropped", "unsettled", "lost")] == [
         9, 4, {"overflow": 3}, 0, 2,
     ]  # fmt: skip
-    text = tally.freeze().render()[0].decode()
+    text = metrics_of(tally).render()[0].decode()
     told = [line for line in text.splitlines() if "_exchanges_total{re" in line]
     assert sorted(told) == [
         'llmtap_relay_exchanges_total{relay="r0"} 9.0',
@@ -202,7 +216,9 @@ def test_a_capture_is_told_the_counts_of_a_relay_that_left_up_to_its_last_frame(
     """What ended behind its last word is a row, and what died with it, too: nothing is under way."""
     said = _Said()
 
-    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         tally.recorder = cast(Recorder, said)
         script = Script().hello().stream(1).request(2)
         writer.write(script.status(relay_status(opened=2, measured=0, unsettled=2)).pack(1))
@@ -219,7 +235,7 @@ def test_a_capture_is_told_the_counts_of_a_relay_that_left_up_to_its_last_frame(
 
 
 def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) -> None:
-    tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
 
     async def run() -> None:
         receiver = Receiver(tally)
@@ -231,14 +247,16 @@ def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) ->
         writer.close()
 
     uvloop.run(run())
-    assert (tally.live, tally.summary("all")()["outcomes"]) == (0, {"complete": 1})
+    assert (tally.live, summary_of(tally, "all")()["outcomes"]) == (0, {"complete": 1})
 
 
 def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
     """Its socket holds more than one read when it dies; acknowledging the first must not lose the rest."""
     count = 300
 
-    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         batches = [Script().stream(seq, words=20).pack(seq + 1) for seq in range(1, count + 1)]
         data = Script().hello().pack(1) + b"".join(batches)
         assert len(data) > 2 * 256_000, "more than one read's worth"
@@ -256,7 +274,9 @@ def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
 
 
 def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:
-    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         writer.write(Script().hello().request(1).pack(1))
         await ack(reader)
         again_reader, again = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))

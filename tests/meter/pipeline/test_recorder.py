@@ -18,6 +18,7 @@ from llmtap.capture.store.store import Store
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
+from llmtap.export.sinks import SeriesKey
 from llmtap.meter.pipeline import recorder as module
 from llmtap.meter.pipeline.recorder import Recorder
 from llmtap.metrics.latency import measure
@@ -59,7 +60,7 @@ def play(
     observer.response_data(EVENT, seq * 10**9 + 4_000, 1)
     observer.response_end(seq * 10**9 + 5_000)
     x = observer.finish(seq * 10**9 + 6_000, "complete", None, None, 0, 0, len(body), len(EVENT))
-    recorder.ended(x, measure(x))
+    recorder.ended(x, measure(x), SeriesKey("t", "m"), None)
     return x
 
 

@@ -2,16 +2,28 @@
 that ended in it, worked out anew; and nothing is counted twice."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.sinks import SeriesKey
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline.windows import BY, LEVELS, SeriesKey, Windows, window_name
+from llmtap.meter.pipeline.windows import (
+    BY,
+    LEVELS,
+    SLICES_MAX,
+    Merging,
+    SliceLevel,
+    Slices,
+    Windows,
+    window_name,
+)
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
@@ -25,7 +37,7 @@ ANYONE = SeriesKey("t", "m")
 
 def add(windows: Windows, who: SeriesKey = ANYONE, **about: Any) -> None:
     x = streamed(100, 140, **about)
-    windows.add(x, measure(x), who)
+    windows.ended(x, measure(x), who, None)
 
 
 def n(windows: Windows, window: str = "1m") -> object:
@@ -56,8 +68,8 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
     """Two and a half hours of bursts and silences; every window against a plain list, at random moments."""
     rng = random.Random(3)
     clock = ManualClock(now_ns=17 * S)
-    windows = Windows(clock)
     objectives = Objectives.parse("ttft:150ms")
+    windows = Windows(clock, {"gold": objectives})
     pairs = [SeriesKey(t, m, a, "gold") for t in ("a", "b", "c") for m in ("x", "y") for a in ("", "left")]
     kept: list[tuple[int, SeriesKey, Exchange]] = []
     checked = 0
@@ -73,7 +85,7 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
         x = streamed(*times, tokens=rng.randint(1, 3), outcome=outcome)
         m = measure(x)
         windows.opened()
-        windows.add(x, m, who, objectives, objectives.meets(m, x))
+        windows.ended(x, m, who, objectives.meets(m, x))
         kept.append((clock.now_ns, who, x))
         if rng.random() < 0.03:
             checked += 1
@@ -245,3 +257,79 @@ def test_readers_do_not_make_slices_without_end() -> None:
 )  # fmt: skip
 def test_a_window_is_named_or_told_by_its_length(text: str, name: str | None) -> None:
     assert window_name(text) == name
+
+
+ROW = (SliceLevel(10, 1), SliceLevel(60, 5), SliceLevel(300, 30), SliceLevel(3_600, 300))
+EVENTS = st.lists(
+    st.tuples(
+        st.one_of(st.integers(0, 3), st.integers(0, 400), st.integers(0, 5_000)), st.sampled_from("rstn")
+    ),
+    max_size=60,
+)
+
+
+def merge(data: Sequence[list[int]], level: int) -> Merging[list[int]]:
+    out: list[int] = []
+    for part in data:
+        out += part
+        yield
+    return out
+
+
+def row(*, past: bool = True, start: int = 0) -> Slices[list[int]]:
+    return Slices(ROW, start, list, merge, past=past)
+
+
+def check_row(slices: Slices[list[int]], now: int, ends: list[int], start: int) -> None:
+    """Against a plain list of everything that ever happened."""
+    for i, level in enumerate(ROW):
+        since = start + max(
+            0, (now - start) // level.step_ns * level.step_ns - level.window_ns + level.step_ns
+        )
+        assert slices.window_start_ns(i, now) == since
+        assert now - since < level.window_ns
+        assert now - since >= min(now - start, level.window_ns - level.step_ns)
+        held = [t for part in slices.window(i, now) for t in part]
+        assert sorted(held) == sorted(t for t in ends if t >= since)
+    held = [t for part in slices.everything(now) for t in part]
+    assert sorted(held) == sorted(ends)
+
+
+@given(EVENTS, st.integers(0, 10**6))
+def test_windows_hold_exactly_what_they_must(events: list[tuple[int, str]], start: int) -> None:
+    slices, now, ends = row(start=start), start, []
+    for gap, what in events:
+        now += gap
+        slices.current(now).append(now)
+        ends.append(now)
+        if what == "s":
+            slices.seal(now)
+        elif what != "n":
+            while slices.tidy() and what == "t":
+                pass
+        check_row(slices, now, ends, start)
+
+
+def test_without_a_past_what_left_the_longest_window_is_gone() -> None:
+    slices = row(past=False)
+    for now in range(0, 20_000, 100):
+        slices.current(now).append(now)
+        while slices.tidy():
+            pass
+    held = [t for part in slices.everything(19_900) for t in part]
+    assert min(held) == 16_500
+    assert len(slices) < 40
+
+
+def test_slices_that_nobody_tidies_are_tidied_by_the_one_who_makes_them() -> None:
+    slices = row()
+    for now in range(4 * SLICES_MAX):
+        slices.current(now).append(now)
+        assert len(slices) <= SLICES_MAX + 2
+    check_row(slices, now, list(range(4 * SLICES_MAX)), 0)
+
+
+@pytest.mark.parametrize("levels", [(SliceLevel(10, 3),), (SliceLevel(10, 2), SliceLevel(60, 5))])
+def test_steps_divide_windows_and_longer_steps(levels: tuple[SliceLevel, ...]) -> None:
+    with pytest.raises(AssertionError):
+        Slices(levels, 0, list, merge, past=True)

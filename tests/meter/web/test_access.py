@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import VIEWS, a_tally, an_empty_tally, is_live, play, reads, under_way
+from tests.support.dashboard import VIEWS, a_tally, is_live, play, under_way
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -283,20 +283,3 @@ def test_on_a_phone_nothing_makes_the_page_wider_than_it_is(width: int) -> None:
         assert page.problems == []
 
     play(scene, tally)
-
-
-def test_on_a_phone_the_empty_page_fits_as_well() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.screen(320, 600)
-        await page.open(url)
-        await is_live(page)
-        for view in VIEWS:
-            await page.look(f"location.hash = '{view}'")
-            await page.until(f"document.querySelector('#tabs a[aria-current]').hash === '#{view}'")
-            await is_live(page)
-            assert await page.look("document.scrollingElement.scrollWidth") <= 320, view
-        await page.look("location.hash = 'exchanges'")
-        await reads(page, "Nothing has ended yet")
-        assert page.problems == []
-
-    play(scene, an_empty_tally())

@@ -24,14 +24,6 @@ def names(text: str) -> list[str]:
     return [name for name in re.split(r"[\s,]+", text) if name]
 
 
-def test_lines_are_as_long_as_ours() -> None:
-    for part in sorted(STATIC.iterdir()):
-        for number, line in enumerate(part.read_text(encoding="utf-8").splitlines(), 1):
-            assert len(line) <= LINE_MAX, f"{part.name}:{number} has {len(line)} characters"
-            assert line == line.rstrip(), f"{part.name}:{number} ends in blanks"
-            assert "\t" not in line, f"{part.name}:{number} has a tab"
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_every_import_is_exported_there_and_used_here(script: Path) -> None:
     text = script.read_text(encoding="utf-8")

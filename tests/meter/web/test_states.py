@@ -3,9 +3,6 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable
-from typing import Any
-from unittest import mock
 
 import pytest
 from aiohttp import web
@@ -13,9 +10,9 @@ from aiohttp.typedefs import Handler
 
 from llmtap import native
 from llmtap.clock import ManualClock
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.browser import CHROMIUM, Page
 from tests.support.dashboard import (
     HELLO,
@@ -105,72 +102,7 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
     play(scene, an_empty_tally())
 
 
-def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "No relay speaks to the meter, so nothing is measured.")
-        await view(page, "tap")
-        await reads(page, "No relay is connected: nothing is measured.")
-        await reads(page, "No relay ever spoke to this meter.")
-        assert page.problems == []
-
-    play(scene, Tally(MeterOptions(), ManualClock(now_ns=S)))
-
-
-def test_objectives_that_nothing_has_been_held_against_yet_are_named() -> None:
-    slos = {
-        "interactive": SloOptions(objectives="ttft:500ms", tenants=("acme",)),
-        "rest": SloOptions(objectives="e2e:9s"),
-    }
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "nothing yet that counts: classes interactive, rest")
-        assert page.problems == []
-
-    play(scene, Tally(MeterOptions(), ManualClock(now_ns=S), slos=slos))
-
-
-def test_without_objectives_and_refusals_it_says_so_instead_of_a_figure() -> None:
-    tally = an_empty_tally()
-    for seq in range(1, 30):
-        tally.opened()
-        tally.ended(streamed(100, 140, 180, seq=seq, tenant="acme"))
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "no objectives: config/slo.toml shows how")
-        await page.look("document.querySelector('[data-by=class]').click()")
-        await reads(page, "No class of tenants has objectives")
-        await page.look("document.querySelector('[data-by=arm]').click()")
-        await reads(page, "No arm has had traffic in this window.")
-        await view(page, "chunking")
-        await reads(page, "None among the exchanges that are kept.")
-        assert (await page.look(FIGURES))["Refused"] == "0.0 %"
-        await view(page, "exchanges")
-        await page.look(
-            "(() => { const choice = document.getElementById('outcome'); choice.value = 'truncated';"
-            " choice.dispatchEvent(new Event('change')); })()"
-        )
-        await reads(page, "None of those kept fits.")
-        assert page.problems == []
-
-    play(scene, tally)
-
-
-def test_an_experiment_that_is_off_says_how_to_switch_it_on() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#experiment")
-        await reads(page, "is off: all traffic goes the control's way")
-        await reads(page, "Switch it on: curl -X POST localhost:9464/api/v1/experiment")
-        await reads(page, "No samples of this metric yet.")
-        assert "Sample ratio as configured" in await shown(page)
-        assert page.problems == []
-
-    play(scene, an_empty_tally(an_experiment(enabled=False)))
-
-
-def with_arms(tally: Tally, shares: dict[str, int]) -> Tally:
+def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeline:
     """So many exchanges of each arm, all of one kind, one arm after the other as long as it has some."""
     rng = random.Random(5)
     dealt = [arm for n in range(max(shares.values())) for arm in shares if n < shares[arm]]
@@ -182,49 +114,6 @@ def with_arms(tally: Tally, shares: dict[str, int]) -> Tally:
         tally.experiments.assigned(arm, x.unit, False)
         tally.ended(x)
     return tally
-
-
-def test_an_arm_whose_chunks_come_in_bursts_is_told_of() -> None:
-    tally = with_arms(an_empty_tally(an_experiment()), {"control": 60, "marked": 60})
-    told = tally.experiments.results
-
-    def bursty() -> Callable[[], dict[str, Any]]:
-        work = told()
-
-        def results() -> dict[str, Any]:
-            found: dict[str, Any] = work()
-            for name, n in (("control", 1.04), ("marked", 8.0)):
-                found["arms"][name]["chunking"]["events_per_read"] = n
-            return found
-
-        return results
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#experiment")
-        await reads(page, "marked: chunks come 8 at a time (control: 1.04), so most gaps are 0")
-        assert page.problems == []
-
-    with mock.patch.object(tally.experiments, "results", bursty):
-        play(scene, tally)
-
-
-def test_an_a_a_test_is_called_so_and_finds_nothing() -> None:
-    arms = ({"name": "left"}, {"name": "right"})
-    tally = with_arms(an_empty_tally(an_experiment(*arms, aa=True)), {"left": 150, "right": 150})
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#experiment")
-        await reads(page, "runs as an A/A test")
-        await reads(page, "Findings: none.")
-        text = await shown(page)
-        assert "left (control)" in text
-        assert "Sample ratio as configured" in text
-        says = "[...document.querySelectorAll('main td:last-child')].map((cell) => cell.textContent)"
-        assert "finding" not in await page.look(says)
-        assert await page.look("document.querySelectorAll('main [role=alert]').length") == 0
-        assert page.problems == []
-
-    play(scene, tally)
 
 
 def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:
@@ -309,20 +198,6 @@ def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> Non
     play(scene, tally)
 
 
-def test_an_exchange_is_shown_again_after_the_list() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#exchanges/r-200")
-        for _ in range(2):
-            await reads(page, "added to the request")
-            await page.look("location.hash = '#exchanges'")
-            await reads(page, "Newest exchanges")
-            await page.look("location.hash = '#exchanges/r-200'")
-        await reads(page, "added to the request")
-        assert page.problems == []
-
-    play(scene)
-
-
 def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
     answers, held = asyncio.Event(), asyncio.Event()
 
@@ -397,3 +272,15 @@ def test_a_token_that_is_no_longer_right_is_asked_for_anew() -> None:
         assert [problem for problem in page.problems if "401" not in problem] == []
 
     play(scene, None, "s3cret")
+
+
+def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "No relay speaks to the meter, so nothing is measured.")
+        await view(page, "tap")
+        await reads(page, "No relay is connected: nothing is measured.")
+        await reads(page, "No relay ever spoke to this meter.")
+        assert page.problems == []
+
+    play(scene, ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))

@@ -16,9 +16,9 @@ from aiohttp.typedefs import Handler
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import EventLog
 from llmtap.exchange.outcome import Outcome
+from llmtap.meter.admin import live_feed as live
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline import live_feed as live
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.browser import CHROMIUM, Page
 from tests.support.dashboard import HELLO, a_tally, an_empty_tally, is_live, play, reads, shown
 from tests.support.relay_status import relay_status
@@ -64,18 +64,8 @@ def test_an_alarm_that_rings_stands_above_all_figures() -> None:
     play(scene)
 
 
-def test_without_objectives_there_is_no_word_of_alarms() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "Nothing has ended in this window")
-        assert "Burn-rate alarms" not in await shown(page)
-        assert page.problems == []
-
-    play(scene, an_empty_tally())
-
-
 def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
-    tally = Tally(MeterOptions(), clock := ManualClock(now_ns=40 * S))
+    tally = ExchangePipeline(MeterOptions(), clock := ManualClock(now_ns=40 * S))
     clock.advance(20 * S)
     tally.relays.join(HELLO)
     tally.status("r0", relay_status(opened=14, measured=1, dropped={"meter_lost": 10, "no_meter": 3}))
@@ -90,18 +80,6 @@ def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
         assert page.problems == []
 
     play(scene, tally)
-
-
-def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "1m (55 s)")
-        assert "The meter began" not in await shown(page)
-        await choose(page, "window", "1h")
-        await reads(page, "The meter began at")
-        assert page.problems == []
-
-    play(scene)
 
 
 def test_a_feed_that_breaks_off_is_told_in_words_of_our_own() -> None:
@@ -185,34 +163,6 @@ def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:
     play(scene)
 
 
-def test_gaps_that_are_mostly_nothing_and_chunks_of_unknown_size_are_told() -> None:
-    tally = an_empty_tally()
-    for seq in range(1, 4):
-        tally.opened()
-        tally.ended(streamed(100, 100, 100, 100, 200, seq=seq))
-    told = tally.summary
-
-    def partly_known(*args: Any, **about: Any) -> Callable[[], dict[str, Any]]:
-        work = told(*args, **about)
-
-        def summary() -> dict[str, Any]:
-            found: dict[str, Any] = work()
-            found["chunking"] |= {"content_events": 20, "chunks_with_known_tokens": 15}
-            return found
-
-        return summary
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "bursts: over half of the gaps are 0")
-        await page.look("location.hash = 'chunking'")
-        await reads(page, "at most 1; of 25.0 % of the chunks the size is unknown")
-        assert page.problems == []
-
-    with mock.patch.object(tally, "summary", partly_known):
-        play(scene, tally)
-
-
 def test_a_finding_stands_beside_the_figure_whose_p_decided() -> None:
     tally = a_tally()
     told = tally.experiments.results
@@ -261,23 +211,6 @@ def test_an_answer_without_a_token_has_no_empty_picture() -> None:
     play(scene, tally)
 
 
-def test_help_can_be_had_on_a_phone_and_what_a_lane_is_stands_above_it() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.screen(320, 700)
-        await page.open(url + "#streams")
-        await is_live(page)
-        await page.look("document.getElementById('help-open').click()")
-        assert await page.look("document.getElementById('help-open').checkVisibility()")
-        await reads(page, "Streams under way")
-        assert await page.look("document.getElementById('help').open")
-        follows = "Node.DOCUMENT_POSITION_FOLLOWING"
-        above = "document.querySelector('.tip').compareDocumentPosition(document.querySelector('.tape'))"
-        assert await page.look(f"!!({above} & {follows})")
-        assert page.problems == []
-
-    play(scene)
-
-
 def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
     async def scene(page: Page, url: str) -> None:
         with mock.patch.object(live, "SUBSCRIBERS_MAX", 0):
@@ -287,5 +220,17 @@ def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
             # Figures that other requests bring are shown nevertheless.
             await page.until("document.getElementById('main').innerText.includes('acme')")
         await is_live(page)
+
+    play(scene)
+
+
+def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "1m (55 s)")
+        assert "The meter began" not in await shown(page)
+        await choose(page, "window", "1h")
+        await reads(page, "The meter began at")
+        assert page.problems == []
 
     play(scene)

@@ -1,4 +1,7 @@
-"""Invariant: no bytes make it raise, and a chunk means the same by the short way and by the long one."""
+"""Invariant: no bytes make it raise, and a chunk means the same by the short way and by the long one.
+
+Long because one table a subject of a dialect with many vendors.
+"""
 
 import json
 from typing import Any

@@ -3,16 +3,28 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
+from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
+from llmtap.protocol.dialects.native_shapes import (
+    Fields,
+    counted,
+    figures,
+    gather,
+    is_object,
+    kind_of,
+    piece,
+)
+from llmtap.protocol.dialects.openai_beside import Beside, add_beside, read_beside, read_failure
 from llmtap.protocol.dialects.openai_shapes import (
     CHOICES_MAX,
     Findings,
     RunningCount,
     add_timings,
+    count,
     read_error,
     read_frame,
     read_json,
@@ -20,6 +32,7 @@ from llmtap.protocol.dialects.openai_shapes import (
     to_raw,
 )
 from llmtap.protocol.sse import SseEvent
+from tests.support.events import event, told
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
@@ -212,3 +225,220 @@ def test_a_choice_that_sent_only_a_marker_is_named_without_output() -> None:
     findings.marker(2)
     delta = findings.ranked()
     assert (delta.event_class, delta.choices, delta.output) == (EventClass.METADATA, (2,), False)
+
+
+C = EventClass
+
+
+class Shape(msgspec.Struct):
+    type: Any = None
+    odd_name: Any = msgspec.field(default=None, name="odd-name")
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b'{"type":"a","odd-name":[1],"other":{"x":[]}}', ("a", [1])),
+        (b'{"type":NaN}', "a float"),
+        (b'{"type":"\\ud800"}', ("?", None)),
+        (b"{}", (None, None)),
+        (b'{"type":' + b"[" * 100_000, None),
+        (b'{"other":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+        (b"[1]", None),
+        (b'{"type":"\xff"}', None),
+        (b'{"type":1' + b"0" * 5_000 + b"}", None),
+        (b"{", None),
+    ],
+)
+def test_fields_are_read_from_any_bytes(data: bytes, found: Any) -> None:
+    shape = Fields(Shape).read(data)
+    if found == "a float":
+        assert shape is not None and isinstance(shape.type, float)
+    else:
+        assert (None if shape is None else (shape.type, shape.odd_name)) == found
+
+
+def test_what_may_be_an_object() -> None:
+    assert [is_object(d) for d in (b'{"a"', b" \n{", b"[", b"", b"[DONE]", None)] == [True, True] + [
+        False
+    ] * 4
+
+
+def test_an_event_names_itself_or_its_line_does() -> None:
+    assert kind_of("a", event({}, b"b")) == "a"
+    assert [kind_of(k, event({}, b"b")) for k in (None, 3, "")] == ["b"] * 3
+    assert kind_of(None, event({})) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "n"),
+    [(3, 3), (6.0, 6), (0, 0), (-1, None), (1.5, None), (True, None), ("3", None), (1 << 50, None),
+     (float("inf"), None), (float("nan"), None)],
+)  # fmt: skip
+def test_counts(value: Any, n: int | None) -> None:
+    assert count(value) == n
+
+
+def test_nothing_counted_is_no_usage() -> None:
+    assert counted(0, None, 4, 4) is None
+    assert counted(None, 3.0, cached=2) == UsageCounts(None, 3, None, 2)
+
+
+def test_figures_leave_out_what_may_be_text() -> None:
+    assert figures({"n": 1, "list": ["text"], "word": "eos", "text": "x" * 99, "dict": {"a": 1}}) == {
+        "n": 1, "word": "eos", "dict": {"a": 1},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "audio", "flags"),
+    [
+        (C.CONTENT, "a", False, {"content": True}),
+        (C.CONTENT, " \u00a0\n", False, {"blank": True}),
+        (C.CONTENT, "", True, {"content": True}),
+        (C.REASONING, " ", False, {"reasoning": True}),
+        (C.TOOL_CALL, "{", False, {"tool_call": True}),
+        (C.REFUSAL, "no", False, {"refusal": True}),
+    ],
+)
+def test_a_piece_says_the_same_alone_and_gathered(
+    kind: EventClass, text: str, audio: bool, flags: dict[str, bool]
+) -> None:
+    alone = piece(kind, text, (2,), audio=audio)
+    said = {"is": kind.name.lower(), "output": True, "choices": (2,), **({"text": text} if text else {})}
+    assert told(alone) == said | flags
+    if not audio:
+        assert gather([(kind, text)], choices=(2,)) == alone
+
+
+def test_classes_come_in_their_order() -> None:
+    delta = gather([(C.REASONING, "r"), (C.CONTENT, "a"), (C.CONTENT, "b")], (C.USAGE, C.DONE))
+    assert told(delta) == {
+        "is": "content", "also": ["reasoning", "done", "usage"], "output": True, "content": True,
+        "reasoning": True, "text": "ab", "choices": (0,),
+    }  # fmt: skip
+    assert gather() == Delta(C.METADATA)
+
+
+def test_a_reason_may_be_a_verdict() -> None:
+    assert told(gather(reason="stop")) == {"is": "metadata", "finish_reason": "stop"}
+    assert told(gather(reason=["stop"])) == {"is": "metadata"}
+    filtered, refused = (
+        gather(reason="content_filter", signal="why"),
+        gather((), (C.USAGE,), reason="refusal"),
+    )
+    assert (filtered.event_class, filtered.verdict and filtered.verdict.signal) == (C.GUARDRAIL, "why")
+    assert (refused.event_class, refused.also) == (C.REFUSAL, (C.USAGE,))
+    verdict = Verdict("other")
+    assert gather((), (C.DONE,), reason="content_filter", verdict=verdict).verdict is verdict
+
+
+def beside(value: Any) -> Beside:
+    return read_beside(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ({"error": {"code": 500}}, {"code": 500}),
+        ({"error": "m"}, "m"),
+        ({"errors": [{"code": 2016}]}, [{"code": 2016}]),
+        ({"x_groq": {"id": "r", "error": "over capacity"}}, "over capacity"),
+        (
+            {"object": "error", "message": "m", "type": "t"},
+            {"code": None, "type": "t", "message": "m"},
+        ),
+        ({"code": "Bad", "message": "m"}, {"code": "Bad", "type": None, "message": "m"}),
+        ({"type": "error", "message": "m"}, {"code": None, "type": "error", "message": "m"}),
+        ({"code": 0, "message": "fine"}, None),
+        ({"code": "success", "message": "fine"}, None),
+        ({"code": "Bad", "message": "m", "choices": []}, None),
+        ({"type": "message", "message": {"id": "m"}}, None),
+        ({"error": None, "errors": []}, None),
+        ({}, None),
+    ],
+)
+def test_where_an_error_may_stand(value: dict[str, Any], error: Any) -> None:
+    assert beside(value).failure() == error
+
+
+def test_an_event_named_error_is_one() -> None:
+    assert beside({"message": "m"}).failure(b"error") == {"code": None, "type": None, "message": "m"}
+
+
+@pytest.mark.parametrize(
+    ("value", "known"),
+    [({"hook_results": {}}, True), ({"nvext": {}}, True), ({"promptFeedback": {}}, True),
+     ({"amazon-bedrock-invocationMetrics": {}}, True), ({"object": "x", "choices": []}, False), ({}, False)],
+)  # fmt: skip
+def test_what_is_known(value: dict[str, Any], known: bool) -> None:
+    assert beside(value).known is known
+
+
+def test_the_usage_of_groq_counts_where_there_is_no_other() -> None:
+    groq = {"usage": {"completion_tokens": 2}}
+    assert beside({"x_groq": groq}).counted() == ({"completion_tokens": 2}, "x_groq.usage")
+    assert beside({"x_groq": groq, "usage": {"a": 1}}).counted() == ({"a": 1}, "usage")
+
+
+def test_times_of_all_who_tell_them() -> None:
+    value = {
+        "usage": {"total_latency": 0.4, "latency_checkpoint": {"service_ttft_ms": 180}},
+        "metrics": {"queue_time_ms": 12.3},
+        "time_info": {"prompt_time": 0.003},
+        "perf_metrics": {"server-processing-time": "0.139"},
+        "nvext": {"timing": {"total_time_ms": 54.61}},
+        "amazon-bedrock-invocationMetrics": {"firstByteLatency": 301},
+    }
+    assert [(t.name, t.ms) for t in beside(value).times()] == [
+        ("total", 400.0), ("ttft", 180.0), ("queue", 12.3), ("prefill", 3.0), ("total", 139.0),
+        ("total", 54.61), ("ttft", 301.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "classes"),
+    [
+        ({"error": {"message": "m"}}, (EventClass.ERROR,)),
+        ({"error": {"message": "was flagged"}}, (EventClass.GUARDRAIL, EventClass.ERROR)),
+        ({"code": "DataInspectionFailed", "message": "Input"}, (EventClass.GUARDRAIL, EventClass.ERROR)),
+        ({"object": "error", "message": "m"}, (EventClass.ERROR,)),
+        ({"code": 17, "message": "hello", "data": {}}, None),
+        ({"status": "ok"}, None),
+        ([1], None),
+        (None, None),
+    ],
+)
+def test_failures_of_unknown_dialects(value: Any, classes: tuple[EventClass, ...] | None) -> None:
+    delta = read_failure(value)
+    assert (None if delta is None else (delta.event_class, *delta.also)) == classes
+
+
+def test_an_unknown_event_named_error_is_a_failure() -> None:
+    for value in ({"code": 17, "message": "m"}, {}, None, "text"):
+        delta = read_failure(value, b"error")
+        assert delta is not None
+        assert delta.event_class is EventClass.ERROR
+
+
+names = st.sampled_from(
+    ["error", "errors", "code", "type", "message", "object", "choices", "usage", "x_groq", "metrics", "nvext",
+     "timing", "warnings", "detections", "hook_results", "promptFeedback", "prompt_filter_results",
+     "moderation", "latency_checkpoint", "amazon-bedrock-guardrailAction", "time_info", "perf_metrics",
+     "total_latency"]
+)  # fmt: skip
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@UNTIMED
+@given(values | st.binary(max_size=20), st.sampled_from([None, b"error", b"x"]), st.booleans())
+def test_nothing_beside_raises(value: Any, name: bytes | None, finished: bool) -> None:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    findings = Findings()
+    add_beside(findings, read_beside(data), data, name, finished=finished)
+    assert findings.ranked().event_class not in findings.delta.also
+    read_failure(value, name)

@@ -6,12 +6,17 @@ from typing import Any, cast
 
 import pytest
 
-from llmtap.sim.engine import Engine
-from llmtap.sim.model_options import ModelOptions, read_settings
+from llmtap.sim.engine import Engine, run_virtual
+from llmtap.sim.model_options import (
+    ModelOptions,
+    Serving,
+    ServingSetup,
+    read_model_options,
+    read_serving,
+    settled,
+)
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
-from llmtap.sim.serving import Serving, ServingSetup, read_serving, settled
-from llmtap.sim.sweep.simulate import fly
-from llmtap.sim.virtual import play
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 
@@ -37,7 +42,7 @@ BASES: tuple[dict[str, str], ...] = (
 """Settings under which others may or may not be read."""
 
 
-def workload() -> Requests:
+def bursts() -> Requests:
     """Bursts of prompts that begin alike; some fail, some are too large."""
     n = 90
     arrivals = array("q", [i // 6 * 200_000_000 + i % 6 // 2 * 1_000_000 for i in range(n)])
@@ -49,14 +54,14 @@ def workload() -> Requests:
 
 def options_of(settings: dict[str, str]) -> tuple[ModelOptions, Serving]:
     return (
-        read_settings({k: v for k, v in settings.items() if k in ModelOptions.__struct_fields__}),
+        read_model_options({k: v for k, v in settings.items() if k in ModelOptions.__struct_fields__}),
         read_serving({k: v for k, v in settings.items() if k in Serving.__struct_fields__}),
     )
 
 
 def figures(name: str, settings: dict[str, str]) -> dict[str, Any]:
     readings, serving = options_of(settings)
-    told = fly(name, workload(), readings, serving=serving).to_dict()
+    told = simulate(name, bursts(), readings, serving=serving).to_dict()
     return {key: value for key, value in told.items() if key not in ("readings", "serving")}
 
 
@@ -96,10 +101,10 @@ def test_what_is_read_is_looked_at(name: str) -> None:
     seen: set[str] = set()
     for base in BASES:
         readings, serving = (Watched(one) for one in options_of({"output_delay": "1ms"} | base))
-        requests = workload()
+        requests = bursts()
         requests = replace(requests, predicted=requests.output)
         setup = ServingSetup(readings=cast(ModelOptions, readings), serving=cast(Serving, serving))
-        play(requests, Engine(kind.build(requests, setup)))
+        run_virtual(requests, Engine(kind.build(requests, setup)))
         seen |= readings.seen | serving.seen
     # These are looked at by who drives the run and sums it up, and the predictor by who predicts.
     driven = {"token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile"}
@@ -127,6 +132,6 @@ def test_output_delay_is_what_was_said_or_what_the_scheduler_does_by_itself(
 ) -> None:
     serving = Serving(output_delay=None if given is None else Duration(given))
     assert settled(serving, name).output_delay == effective
-    assert fly(name, workload(), ModelOptions(), serving=serving).to_dict()["serving"]["output_delay"] == (
+    assert simulate(name, bursts(), ModelOptions(), serving=serving).to_dict()["serving"]["output_delay"] == (
         effective / 1e9
     )

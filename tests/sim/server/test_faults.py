@@ -10,23 +10,14 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
-from llmtap.sim.server.faults import REFUSAL, Mishaps, draw
+from llmtap.sim.server.answers import REFUSAL, RequestFaults, draw_faults
 from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
 from llmtap.units import Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.peer import scene
-from tests.support.sim_engine import QUICK, ask_chat, engine, explained, json_events
+from tests.support.sim_engine import CHAT, PATHS, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
-CHAT = "/v1/chat/completions"
-PATHS = {
-    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 99},
-    "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
-    "/api/generate": {"prompt": "hi"},
-}
 TIMED = SimOptions(ttft=Duration(2 * MS), itl=Duration(1 * MS), tokens=10)
 
 
@@ -84,29 +75,6 @@ async def test_an_answer_blocked_midway(headers: dict[str, str], sent: int, stre
     assert x.tokens.output == sent == len(truth["sent_ns"][0])
     assert x.refusal is not None and x.refusal["kind"] == ("output_guardrail" if sent else "input_guardrail")
     assert (truth["outcome"], truth["finish"]) == ("blocked", ["content_filter"])
-
-
-@scene
-async def test_a_block_behind_the_end_blocks_nothing() -> None:
-    async with engine(TIMED) as e:
-        _, body = await e.answer(CHAT, ask_chat(), x_sim_block_after="10")
-        assert json.loads(body)["choices"][0]["finish_reason"] == "stop"
-        assert json.loads(body)["usage"]["completion_tokens"] == 10
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_every_api_knows_how_to_be_blocked(path: str, stream: bool) -> None:
-    async with engine(TIMED) as e:
-        _, body = await e.answer(path, {**PATHS[path], "stream": stream}, x_sim_block_after="4")
-        (truth,) = await e.truths()
-    assert truth["outcome"] == "blocked"
-    x = explained(body, path).exchange
-    if path.startswith("/api/"):
-        assert x.refusal is None, "Ollama has no word for it"
-    else:
-        assert x.refusal is not None and x.refusal["kind"] == "output_guardrail"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -223,8 +191,8 @@ def test_rates_are_kept_and_a_seed_repeats_them() -> None:
         faults=FaultOptions(stall_rate=0.1, busy_rate=0.2, slow_rate=0.3),
         guardrails=GuardrailOptions(refusal_rate=0.25, block_rate=0.5, block_after=3),
     )
-    drawn = [draw(options, random.Random(f"{i}")) for i in range(4_000)]
-    assert drawn == [draw(options, random.Random(f"{i}")) for i in range(4_000)]
+    drawn = [draw_faults(options, random.Random(f"{i}")) for i in range(4_000)]
+    assert drawn == [draw_faults(options, random.Random(f"{i}")) for i in range(4_000)]
     for share, found in (
         (0.1, sum(m.fault == "stall" for m in drawn)),
         (0.2, sum(m.fault == "429" for m in drawn)),
@@ -234,21 +202,7 @@ def test_rates_are_kept_and_a_seed_repeats_them() -> None:
         (0.5, sum(m.block_after == 3 for m in drawn)),
     ):
         assert abs(found / 4_000 - share) < 0.03
-    assert draw(SimOptions(), random.Random(0)) == Mishaps()
-
-
-@scene
-async def test_rates_of_the_server_befall_requests() -> None:
-    options = SimOptions(
-        ttft=Duration(0), itl=Duration(0), tokens=3, faults=FaultOptions(busy_rate=0.5), seed=4
-    )
-    async with engine(options) as e:
-        statuses = [(await e.answer(CHAT, ask_chat()))[0] for _ in range(40)]
-        assert 8 < statuses.count(429) < 32
-        assert statuses.count(200) == 40 - statuses.count(429)
-    async with engine(options) as e:
-        assert [(await e.answer(CHAT, ask_chat()))[0] for _ in range(40)] == statuses
-    assert QUICK.faults.busy_rate == 0
+    assert draw_faults(SimOptions(), random.Random(0)) == RequestFaults()
 
 
 # What the books say of it.

@@ -1,4 +1,4 @@
-"""llmtap's own service over gRPC, by grpc.aio as anybody would use it: channel, stub, metadata."""
+"""vLLM's engine service, by grpc.aio as anybody would use it: channel, stub, metadata."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,14 +9,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from llmtap.protocol.inference import METHOD, Counts, GrpcChunk, Request, read_chunk, write_request
-from llmtap.sim.server.faults import REFUSAL
+from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
+from llmtap.sim.model_options import ServingSetup, read_serving
+from llmtap.sim.server.answers import REFUSAL
 from llmtap.sim.server.grpc_service import GrpcService
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.reception import Reception
-from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import VOCABULARY, count_tokens
 from tests.support.peer import scene
 from tests.support.sim_grpc import GrpcEngine, grpc_engine
 
@@ -31,36 +31,33 @@ async def stub_of(e: GrpcEngine) -> AsyncIterator[Stub]:
         yield channel.unary_stream(METHOD, request_serializer=write_request, response_deserializer=read_chunk)
 
 
-async def answer(stub: Stub, request: Request, **metadata: str) -> list[GrpcChunk]:
+async def answer(stub: Stub, request: GrpcRequest, **metadata: str) -> list[GrpcChunk]:
     pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
     return [chunk async for chunk in stub(request, metadata=pairs, timeout=100)]
-
-
-def text_of(chunks: list[GrpcChunk]) -> str:
-    return "".join(chunk.text for chunk in chunks)
 
 
 @scene
 async def test_an_answer_streams_a_token_a_message_and_ends_with_its_usage() -> None:
     async with grpc_engine() as e, stub_of(e) as stub:
-        chunks = await answer(stub, Request(model="m", text="The river ran slow."))
-    assert [chunk.tokens for chunk in chunks] == [1, 1, 1, 1, 1, 0]
-    assert [chunk.finish for chunk in chunks] == ["", "", "", "", "stop", ""]
-    assert chunks[-1] == GrpcChunk(counts=Counts(5, 5))
-    assert all(chunk.counts is None for chunk in chunks[:-1])
-    assert count_tokens(text_of(chunks)) == 5
+        chunks = await answer(stub, GrpcRequest(text="The river ran slow."))
+    assert [len(chunk.ids) for chunk in chunks] == [1, 1, 1, 1, 1, 0]
+    assert chunks[-1] == GrpcChunk(finish="stop", usage=GrpcUsage(5, 5))
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    spellings = list(VOCABULARY)
+    text = "".join(spellings[chunk.ids[0]] for chunk in chunks[:-1]).replace("\u0120", " ")
+    assert count_tokens(text) == 5
 
 
 @scene
 async def test_every_message_is_sent_when_it_is_due_and_on_record() -> None:
     async with grpc_engine(TIMED) as e, stub_of(e) as stub:
-        call = stub(Request(model="m", text="hi"), metadata=(("x-request-id", "mine"),))
+        call = stub(GrpcRequest("mine", "hi"))
         chunks = [chunk async for chunk in call]
         assert ("x-request-id", "mine") in tuple(await call.initial_metadata())
         (truth,) = await e.truths()
         assert e.server.sent["mine"] == truth.sent_ns[0]
     assert len(chunks) == 7
-    assert (truth.id, truth.path, truth.model, truth.outcome) == ("mine", METHOD, "m", "complete")
+    assert (truth.id, truth.path, truth.model, truth.outcome) == ("mine", METHOD, "sim", "complete")
     assert truth.finish == ["stop"]
     due = [truth.accepted_ns + (4 + 2 * i) * MS for i in range(6)]
     assert truth.due_ns == truth.made_ns == [due]
@@ -87,10 +84,10 @@ async def test_how_many_tokens_and_how_it_ends(
     asked: dict[str, Any], metadata: dict[str, str], tokens: int, finish: str
 ) -> None:
     async with grpc_engine() as e, stub_of(e) as stub:
-        chunks = await answer(stub, Request(text="hi", **asked), **metadata)
+        chunks = await answer(stub, GrpcRequest(text="hi", **asked), **metadata)
         (truth,) = await e.truths()
-    assert chunks[-1].counts == Counts(4 if "ids" in asked else 1, tokens)
-    assert sum(chunk.tokens for chunk in chunks) == tokens == len(truth.sent_ns[0])
+    assert chunks[-1].usage == GrpcUsage(4 if "ids" in asked else 1, tokens)
+    assert sum(len(chunk.ids) for chunk in chunks) == tokens == len(truth.sent_ns[0])
     assert [chunk.finish for chunk in chunks if chunk.finish] == [finish] == truth.finish
 
 
@@ -114,8 +111,8 @@ async def test_what_goes_wrong_is_told_by_the_status(
         pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
         seen = 0
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            async for chunk in stub(Request(text="hi"), metadata=pairs, timeout=100):
-                seen += chunk.tokens
+            async for chunk in stub(GrpcRequest(text="hi"), metadata=pairs, timeout=100):
+                seen += len(chunk.ids)
         truths = await e.truths(1 if outcome else 0)
     assert raised.value.code() is code
     assert seen == tokens
@@ -129,16 +126,19 @@ async def test_what_goes_wrong_is_told_by_the_status(
 @scene
 async def test_an_unfinished_answer_ends_well_and_without_an_end() -> None:
     async with grpc_engine() as e, stub_of(e) as stub:
-        chunks = await answer(stub, Request(text="hi"), x_sim_fault="unfinished", x_sim_fault_after="3")
-        assert [chunk.tokens for chunk in chunks] == [1, 1, 1]
-        assert not any(chunk.finish or chunk.counts for chunk in chunks)
+        chunks = await answer(stub, GrpcRequest(text="hi"), x_sim_fault="unfinished", x_sim_fault_after="3")
+        assert [len(chunk.ids) for chunk in chunks] == [1, 1, 1]
+        assert not any(chunk.finish or chunk.usage for chunk in chunks)
         assert [truth.outcome for truth in await e.truths()] == ["unfinished"]
 
 
 @scene
 async def test_what_is_no_request_is_refused() -> None:
     async with grpc_engine() as e, grpc.aio.insecure_channel(e.address) as channel:
-        for data, says in ((b"\xff", "no GenerateRequest"), (write_request(Request(max_tokens=0)), "be 0")):
+        for data, says in (
+            (b"\xff", "no GenerateRequest"),
+            (write_request(GrpcRequest(max_tokens=0)), "be 0"),
+        ):
             with pytest.raises(grpc.aio.AioRpcError, match=says) as raised:
                 async for _ in channel.unary_stream(METHOD)(data):
                     pass
@@ -149,9 +149,9 @@ async def test_what_is_no_request_is_refused() -> None:
 async def test_a_client_that_cancels_leaves_nothing_in_the_engine() -> None:
     behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
     async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
-        call = stub(Request(text="hi"))
+        call = stub(GrpcRequest(text="hi"))
         async for chunk in call:
-            assert chunk.tokens == 1
+            assert len(chunk.ids) == 1
             break
         call.cancel()
         (truth,) = await e.truths()
@@ -165,13 +165,13 @@ async def test_who_finds_no_room_in_the_engine_is_told_to_come_back() -> None:
     serving = read_serving({"seqs_max": "1", "queue_max": "1", "kv_tokens": "60000"})
     behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
     async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
-        staying = [asyncio.create_task(answer(stub, Request(text="hi"))) for _ in range(2)]
+        staying = [asyncio.create_task(answer(stub, GrpcRequest(text="hi"))) for _ in range(2)]
         live = e.server.reception._live
         assert live is not None
         while not live.state().waiting:
             await asyncio.sleep(0.001)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await answer(stub, Request(text="hi"))
+            await answer(stub, GrpcRequest(text="hi"))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert [truth.outcome for truth in await e.truths()] == ["turned_away"]
         for task in staying:

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import Engine
-from llmtap.sim.model_options import read_settings
+from llmtap.sim.engine import Engine, run_virtual
+from llmtap.sim.model_options import Serving, ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.live import Live, Ticket, live_of
+from llmtap.sim.server.live import LiveEngine, Ticket, live_of
 from llmtap.sim.server.options import EngineOptions
-from llmtap.sim.serving import Serving, ServingSetup, read_serving
-from llmtap.sim.virtual import play
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
@@ -71,7 +69,7 @@ class Group:
 def options_of(scheduler: str, serving: dict[str, str], readings: dict[str, str]) -> EngineOptions:
     readings = {"bin_edges": "1,8,30", **readings}
     return EngineOptions(
-        scheduler, ServingSetup(readings=read_settings(readings), serving=read_serving(serving))
+        scheduler, ServingSetup(readings=read_model_options(readings), serving=read_serving(serving))
     )
 
 
@@ -90,7 +88,7 @@ def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) ->
     watch = Watch(not options.iterates)
     readings = options.setup.readings
     engine = Engine(SCHEDULERS[options.scheduler].build(requests, options.setup), servers)
-    play(
+    run_virtual(
         requests, engine, servers=servers, all_first=readings.same_instant == "all-first",
         gpu_first=readings.tie == "gpu-first", watch=watch,
     )  # fmt: skip
@@ -99,7 +97,7 @@ def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) ->
 
 def lived(
     options: EngineOptions, groups: Sequence[Group], looks: Sequence[int] = ()
-) -> tuple[Live, list[Ticket]]:
+) -> tuple[LiveEngine, list[Ticket]]:
     """What the real driver says when somebody looks at these times as well, in the same order."""
     live = live_of(options, 0, lambda at_ns: None)
     tickets: list[Ticket] = []
@@ -250,7 +248,7 @@ def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
             assert len(one.tokens) == ticket.output
 
 
-def simple(scheduler: str, **serving: str) -> tuple[Live, list[int]]:
+def simple(scheduler: str, **serving: str) -> tuple[LiveEngine, list[int]]:
     """An engine, and the moments at which it asked to be looked after."""
     alarms: list[int] = []
     return live_of(options_of(scheduler, serving, {}), 0, alarms.append), alarms
@@ -269,28 +267,6 @@ def test_it_asks_to_be_brought_up_to_date_when_a_run_is_past() -> None:
     assert alarms[-1] == first_ns + 5_742_000 + 1
     live.advance(first_ns + 99_000_000)
     assert one.tokens == [first_ns, first_ns + 5_742_000], "the engine was not late, only the look"
-
-
-def test_what_was_due_before_an_arrival_is_done_before_it() -> None:
-    """Nobody looked for 200 ms: the second request finds an engine that has long been idle."""
-    live, _ = simple("continuous_batching")
-    first, second = Heard(), Heard()
-    live.submit(0, 0, [Ticket(first, 0, 611, 3)])
-    live.submit(200 * MS, 200 * MS, [Ticket(second, 0, 611, 1)])
-    assert len(first.tokens) == 3
-    live.advance(NEVER - 1)
-    assert second.tokens == [200 * MS + 59_653_000]
-
-
-def test_an_answer_with_output_delay_leaves_when_it_is_due_and_its_request_is_forgotten_before() -> None:
-    live, alarms = simple("continuous_batching", output_delay="50ms")
-    one = Heard()
-    live.submit(0, 0, [Ticket(one, 0, 611, 3)])
-    live.advance(100 * MS)
-    assert (len(live), one.tokens) == (0, [59_653_000])
-    assert alarms[-1] == 109_653_000
-    live.advance(NEVER - 1)
-    assert one.tokens == [59_653_000, 109_653_000, 159_653_000]
 
 
 def test_who_leaves_gives_the_memory_back_and_what_is_waiting_begins() -> None:
@@ -318,30 +294,9 @@ def test_who_leaves_before_the_input_filter_has_spoken_never_arrives() -> None:
     assert (live.next_ns, ticket.number) == (NEVER, -1)
 
 
-def test_a_batch_says_what_is_running_and_waiting() -> None:
-    live, _ = simple("static_fifo")
-    live.submit(0, 0, [Ticket(Heard(), 0, 10, 5) for _ in range(12)])
-    assert (live.state().running, live.state().waiting) == (1, 11), "the first began alone"
-    live.advance(200 * MS)
-    assert (live.state().running, live.state().waiting) == (8, 3)
-
-
-def test_the_prefix_cache_says_how_much_of_a_prompt_it_had() -> None:
-    live, _ = simple("continuous_batching", prefix_cache="true")
-    first = Ticket(Heard(), 0, 70, 2, (1, 2, 3, 4))
-    second = Ticket(Heard(), 0, 70, 2, (1, 2, 3, 5))
-    live.submit(0, 0, [first])
-    assert first.cached is None
-    live.submit(200 * MS, 200 * MS, [second])
-    live.advance(NEVER - 1)
-    assert (first.cached, second.cached) == (0, 48)
-    state = live.state()
-    assert (state.prefix_queries, state.prefix_hits) == (140, 48)
-
-
 @pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])
 def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
-    setup = ServingSetup(readings=read_settings({"predictor": predictor}), serving=Serving())
+    setup = ServingSetup(readings=read_model_options({"predictor": predictor}), serving=Serving())
     found = []
     for seed in (1, 1, 2):
         live = live_of(EngineOptions("shortest_predicted_first", setup), seed, lambda at_ns: None)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.server.prompts import prefix_blocks, prompt_lengths
+from llmtap.sim.server.answers import prefix_blocks, prompt_lengths
 from llmtap.sim.server.shapes.shape import SimulatedRequest
-from llmtap.workload.prompts.words import count_tokens, say
+from llmtap.workload.prompts.text import count_tokens, say
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,6 @@ def test_two_prompts_have_the_same_blocks_as_far_as_they_begin_alike(
 
 def test_blocks_are_the_same_in_another_process() -> None:
     text = "".join(say(100, "key"))
-    code = f"from llmtap.sim.server.prompts import prefix_blocks; print(prefix_blocks({text!r}, 16))"
+    code = f"from llmtap.sim.server.answers import prefix_blocks; print(prefix_blocks({text!r}, 16))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == str(prefix_blocks(text, 16))

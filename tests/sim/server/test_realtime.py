@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 
 from llmtap.exchange.observer import Observer
-from llmtap.sim.server.faults import REFUSAL
+from llmtap.sim.model_options import ServingSetup, read_serving
+from llmtap.sim.server.answers import REFUSAL
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.peer import scene
 from tests.support.sim_engine import QUICK, Engine, engine
 
@@ -64,13 +64,6 @@ async def session(e: Engine, **headers: str) -> AsyncIterator[Client]:
         yield client
 
 
-async def ended(e: Engine, count: int = 1) -> list[dict[str, Any]]:
-    """The truths, once so many requests have ended."""
-    while len(truths := await e.truths()) < count:
-        await asyncio.sleep(0.001)
-    return truths
-
-
 def text_of(events: list[dict[str, Any]]) -> str:
     return "".join(event["delta"] for event in events if event["type"] == DELTA)
 
@@ -102,7 +95,7 @@ async def test_each_token_of_each_response_is_sent_when_it_is_due_and_on_record(
         for number in range(3):
             await client.ask(event_id=f"ask{number}")
             await client.hear_until("response.done")
-        truths = await ended(e, 3)
+        truths = await e.ended(3)
         assert [truth["id"] for truth in truths] == ["ask0", "ask1", "ask2"]
         for truth in truths:
             assert (truth["path"], truth["model"], truth["outcome"]) == ("/v1/realtime", "m", "complete")
@@ -117,29 +110,6 @@ async def test_each_token_of_each_response_is_sent_when_it_is_due_and_on_record(
     assert prompts[0] == answers[0] and prompts[1] > answers[1], (
         "what was answered is part of what is asked next"
     )
-
-
-@pytest.mark.parametrize(
-    ("response", "tokens", "status", "reason"),
-    [
-        ({}, 5, "completed", None),
-        ({"max_output_tokens": 2}, 2, "incomplete", "max_output_tokens"),
-        ({"max_output_tokens": "inf"}, 5, "completed", None),
-        ({"max_output_tokens": 50, "min_tokens": 8}, 8, "completed", None),
-        ({"max_output_tokens": 50, "ignore_eos": True}, 50, "incomplete", "max_output_tokens"),
-    ],
-)
-@scene
-async def test_how_many_tokens(
-    response: dict[str, Any], tokens: int, status: str, reason: str | None
-) -> None:
-    async with engine() as e, session(e) as client:
-        await client.ask(response=response)
-        events = await client.hear_until("response.done")
-    done = events[-1]["response"]
-    assert count_tokens(text_of(events)) == tokens == done["usage"]["output_tokens"]
-    assert done["status"] == status
-    assert (done["status_details"] or {}).get("reason") == reason
 
 
 @scene
@@ -199,12 +169,12 @@ async def test_one_response_at_a_time_and_it_can_be_cancelled() -> None:
         assert 0 < done["usage"]["output_tokens"] < 9_000
         await client.ask(response={"max_output_tokens": 3})
         await client.hear_until("response.done")
-        truths = await ended(e, 2)
+        truths = await e.ended(2)
     assert [truth["outcome"] for truth in truths] == ["cancelled", "complete"]
     assert len(truths[0]["sent_ns"][0]) == done["usage"]["output_tokens"]
 
 
-# Mishaps.
+# Faults.
 
 
 @pytest.mark.parametrize(
@@ -225,7 +195,7 @@ async def test_who_is_turned_away_gets_an_error_event(
             await client.say("response.create", event_id=name)
             error = (await client.hear())["error"]
             assert (error["type"], error["event_id"]) == (kind, name)
-        assert [truth["outcome"] for truth in await ended(e, 2 if outcome else 0)] == (
+        assert [truth["outcome"] for truth in await e.ended(2 if outcome else 0)] == (
             [outcome] * 2 if outcome else []
         )
 
@@ -247,7 +217,7 @@ async def test_a_response_that_goes_wrong_says_so(
     async with engine() as e, session(e, **headers) as client:
         await client.ask()
         events = await client.hear_until("response.done")
-        (truth,) = await ended(e)
+        (truth,) = await e.ended()
     assert events[-1]["response"]["status"] == status
     assert text is None or text_of(events) == text
     assert count_tokens(text_of(events)) == len(truth["sent_ns"][0])
@@ -267,33 +237,20 @@ async def test_a_session_that_breaks_off(fault: str, code: int) -> None:
                     seen += 1
             assert seen > 3
             assert client.socket.close_code == code
-        truths = await ended(e)
+        truths = await e.ended()
     assert truths[0]["outcome"] == fault and truths[0]["finish"] == [None]
     assert len(truths[0]["sent_ns"][0]) == 3
 
 
 @scene
-async def test_a_silent_response_sends_pings() -> None:
-    async with engine(TIMED) as e:
-        headers = {"x-sim-keepalive-ms": "1"}
-        async with e.session.ws_connect(f"{e.url}/v1/realtime", headers=headers, autoping=False) as socket:
-            await socket.receive()
-            await socket.send_json({"type": "response.create"})
-            message = await socket.receive(timeout=100)
-            assert message.type is aiohttp.WSMsgType.PING
-
-
-@scene
 async def test_a_client_that_leaves_leaves_nothing_in_the_engine() -> None:
     behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
-    name = 'vllm:num_requests_running{engine="0",model_name="sim"}'
     async with engine(SimOptions(tokens=50_000), behind=behind) as e:
         async with session(e) as client:
             await client.ask()
-            while (await e.metrics())[name] == 0:
-                pass
-        truths = await ended(e)
-        assert (await e.metrics())[name] == 0
+            await e.until("running")
+        truths = await e.ended()
+        assert await e.gauge("num_requests_running") == 0
     assert truths[0]["outcome"] == "client_left" and truths[0]["submitted"]
 
 
@@ -310,31 +267,11 @@ async def test_a_client_that_asks_and_leaves_in_one_breath_leaves_nothing_either
         writer.write(bytes((0x81, 0x80 | len(body), 0, 0, 0, 0)) + body + bytes((0x88, 0x80, 0, 0, 0, 0)))
         await reader.read()
         writer.close()
-        truths = await ended(e)
+        truths = await e.ended()
         metrics = await e.metrics()
     assert truths[0]["outcome"] == "client_left"
     for name in ("num_requests_running", "num_requests_waiting"):
         assert metrics[f'vllm:{name}{{engine="0",model_name="sim"}}'] == 0
-
-
-@scene
-async def test_who_finds_no_room_in_the_engine_is_told_by_an_error_event() -> None:
-    serving = read_serving({"seqs_max": "1", "queue_max": "1", "kv_tokens": "60000"})
-    name = 'vllm:num_requests_waiting{engine="0",model_name="sim"}'
-    behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
-    async with (
-        engine(SimOptions(tokens=50_000), behind=behind) as e,
-        session(e) as first, session(e) as second, session(e) as third,
-    ):  # fmt: skip
-        await first.ask()
-        await second.ask()
-        while (await e.metrics())[name] == 0:
-            pass
-        await third.ask()
-        error = (await third.hear_until("error"))[-1]["error"]
-        assert (error["type"], error["code"]) == ("server_error", "overloaded")
-        (truth,) = await ended(e)
-        assert truth["outcome"] == "turned_away"
 
 
 @scene

@@ -1,21 +1,18 @@
 """The simulated engine: an answer in the form of OpenAI's, and every token sent when it was due."""
 
 import json
-from collections.abc import Iterator
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from llmtap.sim.server.options import SimOptions
-from llmtap.sim.server.plan import PlannedWork, ResponsePlan
 from llmtap.units import Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.peer import scene
-from tests.support.sim_engine import QUICK, ask_chat, engine, json_events
+from tests.support.sim_engine import CHAT, ask_chat, engine, json_events
 
 MS = 1_000_000
-CHAT = "/v1/chat/completions"
 
 
 @scene
@@ -35,19 +32,6 @@ async def test_a_streamed_chat() -> None:
     assert all(token["delta"]["content"] and token["finish_reason"] is None for token in tokens)
     assert (last["delta"], last["finish_reason"]) == ({}, "stop")
     assert all("usage" not in event for event in events), "usage comes when it is asked for"
-
-
-@scene
-async def test_usage_comes_last_when_it_is_asked_for_and_counts_what_was_said() -> None:
-    async with engine() as e:
-        messages = [{"role": "user", "content": [{"type": "text", "text": "The river ran slow."}]}]
-        body = ask_chat(stream=True, stream_options={"include_usage": True}, max_tokens=3, messages=messages)
-        events = json_events((await e.answer(CHAT, body))[1])
-    assert events[-1]["choices"] == []
-    assert events[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-    assert all(event["usage"] is None for event in events[:-1])
-    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
-    assert count_tokens(text) == 3
 
 
 @pytest.mark.parametrize(
@@ -138,23 +122,6 @@ async def test_every_token_is_sent_when_it_is_due_and_never_before() -> None:
         assert all(b > a for a, b in pairwise(sent))
 
 
-class Uneven:
-    """A planner of its own: what the engine core will be."""
-
-    def plan(self, work: PlannedWork, chance: Any) -> ResponsePlan:
-        due_ns: Iterator[int] = (i * i * MS for i in count(1))
-        return ResponsePlan(due_ns)
-
-
-@scene
-async def test_another_planner_may_say_when_tokens_are_due() -> None:
-    async with engine(planner=Uneven()) as e:
-        await e.answer(CHAT, ask_chat(stream=True))
-        (truth,) = await e.truths()
-        accepted_ns = truth["accepted_ns"]
-        assert truth["due_ns"] == [[accepted_ns + i * i * MS for i in range(1, 6)]]
-
-
 @scene
 async def test_a_request_may_ask_for_its_own_schedule() -> None:
     slow = SimOptions(ttft=Duration(60_000 * MS), itl=Duration(60_000 * MS), tokens=4)
@@ -189,25 +156,6 @@ async def test_a_seed_gives_the_same_again() -> None:
     assert len({text for text, _ in first}) == 1, "the same prompt is answered alike"
     fixed = await seen(1, seed=7)
     assert fixed[0] == fixed[1] == fixed[2], "but not with a seed of their own"
-
-
-@scene
-async def test_tokens_of_a_chunk_and_of_a_write_leave_together() -> None:
-    options = SimOptions(ttft=Duration(MS), itl=Duration(MS), tokens=10)
-    async with engine(options) as e:
-        _, body = await e.answer(CHAT, ask_chat(stream=True), x_sim_tokens_per_chunk="4")
-        texts = [x["choices"][0]["delta"].get("content") for x in json_events(body)]
-        assert [count_tokens(text) for text in texts if text] == [4, 4, 2]
-        await e.answer(CHAT, ask_chat(stream=True), x_sim_coalesce_ms="3")
-        by_chunk, by_write = await e.truths()
-        due = [at - by_chunk["accepted_ns"] for at in by_chunk["due_ns"][0]]
-        assert due == [4 * MS] * 4 + [8 * MS] * 4 + [10 * MS] * 2
-        assert [at - by_chunk["accepted_ns"] for at in by_chunk["made_ns"][0]] == [
-            i * MS for i in range(1, 11)
-        ]
-        due = [at - by_write["accepted_ns"] for at in by_write["due_ns"][0]]
-        assert due == [4 * MS] * 4 + [8 * MS] * 4 + [10 * MS] * 2
-        assert len(set(by_write["sent_ns"][0])) == 3
 
 
 @scene
@@ -333,8 +281,3 @@ async def test_an_http_1_0_client_gets_the_events_bare() -> None:
         writer.close()
     _, _, payload = answer.partition(b"\r\n\r\n")
     assert payload.startswith(b"data: {") and payload.endswith(b"data: [DONE]\n\n")
-
-
-def test_the_defaults_are_those_of_the_demo() -> None:
-    assert (SimOptions().ttft, SimOptions().itl, SimOptions().tokens) == (150 * MS, 20 * MS, 40)
-    assert QUICK.tokens == 5

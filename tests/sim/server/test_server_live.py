@@ -13,29 +13,18 @@ import pytest
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.sim.engine import Engine as Core
+from llmtap.sim.engine import run_virtual
 from llmtap.sim.latency import IterationModel, LatencyModel
-from llmtap.sim.model_options import read_settings
+from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.delivery import DeliveredText, Delivery
-from llmtap.sim.server.options import EngineOptions, SimOptions, for_request
-from llmtap.sim.serving import ServingSetup, read_serving
-from llmtap.sim.virtual import play
-from llmtap.units import NEVER, Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.sim.server.options import EngineOptions, SimOptions
+from llmtap.units import Duration
+from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
 from tests.support.peer import scene
-from tests.support.sim_engine import Engine, ask_chat, engine, explained, json_events
+from tests.support.sim_engine import CHAT, PATHS, Engine, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
-CHAT = "/v1/chat/completions"
-PATHS = {
-    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 99},
-    "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
-    "/api/generate": {"prompt": "hi"},
-}
 TEN = SimOptions(tokens=10)
 LABELS = '{engine="0",model_name="sim"}'
 
@@ -44,7 +33,7 @@ def behind(scheduler: str = "continuous_batching", **serving: str) -> EngineOpti
     """An engine that takes 1 ms for a token, and as much for 20 tokens of a prompt."""
     setup = ServingSetup(
         model=LatencyModel(alpha_ns=5 * MS, beta_ns=1 * MS, gamma=0.3),
-        readings=read_settings({"bin_edges": "1,20"}),
+        readings=read_model_options({"bin_edges": "1,20"}),
         iterations=IterationModel(beta_ns=1 * MS, gamma=0.3, prefill_ns=MS / 20),
         serving=read_serving(serving),
     )
@@ -71,7 +60,7 @@ def virtually(options: EngineOptions, truths: list[dict[str, Any]]) -> Times:
     requests = Requests(arrivals, given, made, array("q", [one["predicted"] for one in asked]))
     times = Times()
     core = Core(SCHEDULERS[options.scheduler].build(requests, options.setup), options.servers)
-    play(requests, core, servers=options.servers, watch=times)
+    run_virtual(requests, core, servers=options.servers, watch=times)
     return times
 
 
@@ -87,13 +76,6 @@ def reasons(metrics: dict[str, float]) -> dict[str, float]:
     """How often requests ended in which way, where any did."""
     counted = {name: n for name, n in metrics.items() if name.startswith("vllm:request_success_total{") and n}
     return {name.split('finished_reason="')[1].split('"')[0]: n for name, n in counted.items()}
-
-
-async def ended(e: Engine, count: int = 1) -> list[dict[str, Any]]:
-    """The truths, once so many requests have ended."""
-    while len(truths := await e.truths()) < count:
-        await asyncio.sleep(0.001)
-    return truths
 
 
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
@@ -115,7 +97,7 @@ async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: 
                 assert json.loads(answer)["usage"]["completion_tokens"] == (5 + 3 * i) * (1 + i % 2)
 
         await asyncio.gather(*(one(i) for i in range(9)))
-        truths = await ended(e, 9)
+        truths = await e.ended(9)
         await idle(e)
     times = virtually(options, truths)
     for truth in truths:
@@ -131,69 +113,17 @@ async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: 
         assert truth["ended_ns"] >= over_ns, "of a whole batch, with the longest in it"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"x_sim_input_filter_ms": "5"},
-        {"x_sim_input_filter_ms": "12", "x_sim_input_beside": "true"},
-        {"x_sim_output_hold": "4"},
-        {"x_sim_output_hold": "4", "x_sim_output_filter_ms": "2"},
-        {"x_sim_output_hold": "all"},
-        {"x_sim_tokens_per_chunk": "3"},
-        {"x_sim_coalesce_ms": "3"},
-        {"x_sim_fault": "stall", "x_sim_stall_ms": "20"},
-        {"x_sim_fault": "slow", "x_sim_slow_ms": "9"},
-        {"x_sim_keepalive": "700us"},
-    ],
-    ids=lambda headers: " ".join(headers),
-)
-@pytest.mark.parametrize("scheduler", ["continuous_batching", "static_fifo", "output_delay"])
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("beside", "waits_ns"), [("false", 5 * MS), ("true", 0)])
 @scene
-async def test_every_stage_does_with_an_engine_what_it_does_with_a_plan(
-    headers: dict[str, str], scheduler: str, stream: bool
+async def test_the_engine_waits_for_the_input_filter_unless_that_runs_beside_it(
+    beside: str, waits_ns: int
 ) -> None:
-    async with engine(TEN, behind=behind(scheduler, output_delay="2ms")) as e:
-        status, body = await e.answer(CHAT, ask_chat(stream=stream), **headers)
-        (truth,) = await e.truths()
-    assert status == 200
-    if stream:
-        text = "".join(x["choices"][0]["delta"].get("content", "") for x in json_events(body))
-        assert count_tokens(text) == 10, "and nothing is lost"
-    (asked,) = truth["submitted"]
-    accepted_ns = truth["accepted_ns"]
-    waits = "x_sim_input_filter_ms" in headers and "x_sim_input_beside" not in headers
-    assert asked["arrival_ns"] == accepted_ns + (5 * MS if waits else 0)
-    options = for_request(TEN, {name.replace("_", "-"): value for name, value in headers.items()})
-    fault: Any = headers.get("x_sim_fault")
-    delivery = Delivery(
-        [DeliveredText(10, ends_apart=scheduler == "static_fifo")], options, fault, accepted_ns
-    )
-    for at_ns in truth["made_ns"][0]:
-        delivery.made(0, at_ns)
-    if scheduler == "static_fifo":
-        delivery.over(0, virtually(behind(scheduler), [truth]).ends[0])
-    due = []
-    while (write := delivery.take(NEVER - 1)) is not None:
-        due += [write.due_ns] * sum(chunk.last - chunk.first for chunk in write.chunks)
-        last_ns = write.due_ns
-    assert truth["due_ns"][0] == (due if stream else [last_ns] * 10)
-    if "x_sim_keepalive" in headers and stream:
-        assert body.startswith(b": keep-alive\n\n"), "in the silence before the first token"
-
-
-@scene
-async def test_answers_of_one_request_are_requests_of_their_own_in_the_engine() -> None:
     async with engine(TEN, behind=behind()) as e:
-        _, body = await e.answer("/v1/completions", {"prompt": ["hi", "hi you two"], "n": 2, "stream": True})
+        await e.answer(CHAT, ask_chat(), x_sim_input_filter_ms="5", x_sim_input_beside=beside)
         (truth,) = await e.truths()
-    assert [(one["number"], one["choice"], one["input"]) for one in truth["submitted"]] == [
-        (0, 0, 1), (1, 1, 1), (2, 2, 3), (3, 3, 3),
-    ]  # fmt: skip
-    said = ["", "", "", ""]
-    for event in json_events(body):
-        said[event["choices"][0]["index"]] += event["choices"][0]["text"]
-    assert [count_tokens(text) for text in said] == [10] * 4
+    assert truth["submitted"][0]["arrival_ns"] == truth["accepted_ns"] + waits_ns
+    # Its first token leaves after the filter's verdict in either case.
+    assert truth["due_ns"][0][0] >= truth["accepted_ns"] + 5 * MS
 
 
 # Who does not stay, and who is not to.
@@ -209,13 +139,11 @@ async def test_a_client_that_leaves_gives_its_memory_back_at_once(
     async with engine(SimOptions(tokens=50_000), behind=behind(scheduler, kv_tokens="60000")) as e:
         for _ in range(times):
             asking = asyncio.create_task(e.answer(CHAT, ask_chat(stream=stream)))
-            name = f"vllm:num_requests_running{LABELS}"
-            while (await e.metrics())[name] == 0:
-                pass
+            await e.until("running")
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-        truths = await ended(e, times)
+        truths = await e.ended(times)
         assert {truth["outcome"] for truth in truths} == {"client_left"}
         assert [truth["finish"] for truth in truths] == [[None]] * times
         metrics = await idle(e)
@@ -226,17 +154,16 @@ async def test_a_client_that_leaves_gives_its_memory_back_at_once(
 async def test_a_client_that_leaves_while_it_waits_is_no_longer_waited_for() -> None:
     async with engine(SimOptions(tokens=2_000), behind=behind(seqs_max="1")) as e:
         first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        name = f"vllm:num_requests_waiting{LABELS}"
+        await e.until("running")
         second = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
         filtered = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True), x_sim_input_filter="10s"))
-        while (await e.metrics())[name] == 0:
-            pass
+        await e.until("waiting")
         second.cancel()
         filtered.cancel()
-        truths = await ended(e, 2)
+        truths = await e.ended(2)
         assert [truth["outcome"] for truth in truths] == ["client_left"] * 2
         assert sorted(truth["submitted"][0]["number"] for truth in truths) == [-1, 1]
-        assert (await e.metrics())[name] == 0
+        assert await e.gauge("num_requests_waiting") == 0
         assert (await first)[0] == 200
 
 
@@ -248,9 +175,7 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
         SimOptions(tokens=50_000), behind=behind(seqs_max="1", queue_max="1", kv_tokens="60000")
     ) as e:
         staying = [asyncio.create_task(e.answer(CHAT, ask_chat(stream=True))) for _ in range(2)]
-        name = f"vllm:num_requests_waiting{LABELS}"
-        while (await e.metrics())[name] == 0:
-            pass
+        await e.until("waiting")
         async with e.post(path, {**PATHS[path], "stream": stream}) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert "error" in await response.json()
@@ -259,7 +184,7 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
         assert truth["finish"] == [None]
         for task in staying:
             task.cancel()
-        await ended(e, 3)
+        await e.ended(3)
         await idle(e)
 
 
@@ -269,9 +194,7 @@ async def test_who_waits_too_long_for_its_first_token_is_turned_away_by_its_stat
     """The head of a stream leaves with the first write, so it can still say so."""
     async with engine(SimOptions(tokens=600), behind=behind(seqs_max="1", give_up="late", ttft="20ms")) as e:
         first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        name = f"vllm:num_requests_running{LABELS}"
-        while (await e.metrics())[name] == 0:
-            pass
+        await e.until("running")
         status, _ = await e.answer(CHAT, ask_chat(stream=stream))
         assert status == 503
         assert (await first)[0] == 200
@@ -295,7 +218,7 @@ async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
             long = ask_chat(messages=[{"role": "user", "content": "and " * 1_500}], max_tokens=1)
             await e.answer(CHAT, long)
             body += await response.read()
-        truths = await ended(e, 2)
+        truths = await e.ended(2)
         await idle(e)
     truth = next(t for t in truths if t["stream"])
     assert (truth["outcome"], truth["status"], truth["finish"]) == ("given_up", 200, [None])
@@ -333,7 +256,7 @@ async def test_a_fault_leaves_nothing_in_the_engine(fault: str, stream: bool) ->
             )
         except aiohttp.ClientError:
             assert fault in ("reset", "truncate")
-        (truth,) = await ended(e)
+        (truth,) = await e.ended()
         assert truth["outcome"] == fault
         assert len(truth["submitted"]) == (0 if fault.isdigit() else 2)
         if stream and not fault.isdigit():
@@ -342,41 +265,7 @@ async def test_a_fault_leaves_nothing_in_the_engine(fault: str, stream: bool) ->
         assert (await e.answer(CHAT, ask_chat()))[0] == 200, "and the next is served"
 
 
-@pytest.mark.parametrize(
-    ("headers", "asked", "sent"),
-    [
-        ({"x_sim_refusal": "content_filter"}, [], 0),
-        ({"x_sim_refusal": "error"}, [], 0),
-        ({"x_sim_refusal": "text"}, [16], 16),
-        ({"x_sim_block_after": "4"}, [10], 4),
-        ({"x_sim_block_after": "6", "x_sim_output_hold": "4"}, [10], 4),
-    ],
-)
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_guardrails_before_and_behind_the_engine(
-    headers: dict[str, str], asked: list[int], sent: int, stream: bool
-) -> None:
-    async with engine(TEN, behind=behind()) as e:
-        await e.answer(CHAT, ask_chat(stream=stream), **headers)
-        (truth,) = await ended(e)
-        await idle(e)
-    assert [one["output"] for one in truth["submitted"]] == asked
-    assert len(truth["sent_ns"][0]) == sent
-    assert truth["outcome"] == ("blocked" if "x_sim_block_after" in headers else "refused")
-
-
 # What it tells of itself.
-
-
-@pytest.mark.parametrize("header", ["x_sim_ttft_ms", "x_sim_itl", "x_sim_spread", "x_sim_jitter"])
-@scene
-async def test_a_request_cannot_ask_an_engine_for_a_schedule(header: str) -> None:
-    async with engine(TEN, behind=behind()) as e:
-        status, answer = await e.answer(CHAT, ask_chat(), **{header: "1"})
-        assert status == 400
-        message = json.loads(answer)["error"]["message"]
-        assert header.replace("_", "-") in message and "engine" in message
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -401,23 +290,6 @@ async def test_the_prefix_cache_shows_in_usage_and_metrics(stream: bool) -> None
     assert [truth["submitted"][0]["cached"] for truth in truths] == [0, shared]
     assert metrics[f"vllm:prefix_cache_queries_total{LABELS}"] == 2 * length
     assert metrics[f"vllm:prefix_cache_hits_total{LABELS}"] == shared
-
-
-@scene
-async def test_without_a_prefix_cache_usage_does_not_speak_of_one() -> None:
-    async with engine(TEN, behind=behind()) as e:
-        _, answer = await e.answer(CHAT, ask_chat())
-        assert "prompt_tokens_details" not in json.loads(answer)["usage"]
-
-
-@scene
-async def test_preemptions_are_counted_and_do_no_harm() -> None:
-    async with engine(SimOptions(tokens=60), behind=behind(kv_tokens="160", block="4")) as e:
-        answers = await asyncio.gather(*(e.answer(CHAT, ask_chat(stream=True)) for _ in range(4)))
-        assert all(answer.endswith(b"data: [DONE]\n\n") for _, answer in answers)
-        truths = await ended(e, 4)
-        assert {len(truth["sent_ns"][0]) for truth in truths} == {60}
-        assert (await idle(e))[f"vllm:num_preemptions_total{LABELS}"] > 0
 
 
 @pytest.mark.parametrize("scheduler", [None, "continuous_batching", "static_fifo"])

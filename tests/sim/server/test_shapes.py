@@ -7,8 +7,7 @@ import pytest
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.delta import EventClass
-from llmtap.sim.server.shapes.shape import text_of
-from llmtap.workload.prompts.words import count_tokens, token_ids
+from llmtap.workload.prompts.text import count_tokens, token_ids
 from tests.support.peer import scene
 from tests.support.sim_engine import engine, explained, json_events
 
@@ -158,33 +157,9 @@ async def test_anthropic_and_responses_tell_every_step() -> None:
 
 
 @scene
-async def test_a_response_has_every_count_that_openais_client_takes_for_granted() -> None:
-    async with engine() as e:
-        _, answer = await e.answer("/v1/responses", {"input": SAID})
-    assert json.loads(answer)["usage"] == {
-        "input_tokens": TOKENS, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": TOKENS + 5,
-    }  # fmt: skip
-
-
-@scene
 async def test_ollama_streams_unless_told_not_to_and_tells_its_times() -> None:
     async with engine() as e:
         _, stream = await e.answer("/api/chat", {"messages": MESSAGES}, x_sim_ttft_ms="3", x_sim_itl_ms="1")
     last = json.loads(stream.splitlines()[-1])
     assert last["prompt_eval_duration"] >= 3_000_000
     assert last["total_duration"] == last["prompt_eval_duration"] + last["eval_duration"] >= 7_000_000
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("a", "a"),
-        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, "b"], "ab"),
-        (None, ""),
-        (5, ""),
-        ([{"text": 5}], ""),
-    ],
-)
-def test_the_text_in_what_a_message_holds(content: Any, text: str) -> None:
-    assert text_of(content) == text

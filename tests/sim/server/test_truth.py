@@ -41,18 +41,6 @@ def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: st
     assert list(log.sent) == ids(log) == ["r3", "r4", "r5"]
 
 
-def test_pages_are_bounded_and_lead_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmtap.sim.server.truth.PAGE_MAX", 2)
-    log = TruthLog(ManualClock())
-    for i in range(5):
-        log.end(truth(f"r{i}"))
-    found, since = [], 0
-    while page := log.since(since)["truths"]:
-        found += [t.id for t in page]
-        since = log.since(since)["next"]
-    assert found == ["r0", "r1", "r2", "r3", "r4"]
-
-
 def test_the_file_has_every_request_and_the_anchor_first(tmp_path: Path) -> None:
     file = tmp_path / "truth.jsonl"
     for run in range(2):

@@ -12,9 +12,8 @@ from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.engine import GivenUp
-from llmtap.sim.sweep.exchanges import ExchangeMaker, relay_name
-from llmtap.sim.virtual import Played
+from llmtap.sim.engine import GivenUp, RunRecord
+from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter, relay_name
 from llmtap.workload.requests import Requests
 
 MS = 1_000_000
@@ -121,7 +120,7 @@ REASONS = [
 def test_the_error_says_why_it_was_given_up(
     reason: GivenUp, token_ns: tuple[int, ...], outcome: Outcome, error: str
 ) -> None:
-    played = Played.begun(1, 1)
+    played = RunRecord.begun(1, 1)
     maker = ExchangeMaker("x", requests(), played)
     played.reasons[0] = reason
     x = maker.exchange(0, token_ns, 5 * MS, served=False)
@@ -130,7 +129,7 @@ def test_the_error_says_why_it_was_given_up(
 
 @pytest.mark.parametrize(("found", "cached"), [((), None), ((0,), 0), ((5,), 5), ((-1,), None)])
 def test_what_the_prefix_cache_had_is_in_the_usage(found: tuple[int, ...], cached: int | None) -> None:
-    played = Played.begun(1, 1)
+    played = RunRecord.begun(1, 1)
     played.cached = column(*found)
     x = ExchangeMaker("x", requests(), played).exchange(0, (5,), 6, served=True)
     assert x.tokens.cached == cached
@@ -152,3 +151,17 @@ def test_blocks_of_prompts_are_part_of_what_was_asked() -> None:
     asked = ExchangeMaker("x", shared).exchange(0, (5,), 6, served=True).asked
     assert asked is not None
     assert (list(asked.blocks), asked.block_size, asked.block_unit) == ([8, 9], 16, "tokens")
+
+
+def three() -> ExchangeMaker:
+    columns = (array("q", [0, 10 * MS, 20 * MS]), *(array("q", [n] * 3) for n in (5, 4, 4)))
+    return ExchangeMaker("x", Requests(*columns))
+
+
+def test_slow_is_who_had_any_gap_above_the_bound() -> None:
+    meter = VirtualMeter(three(), gap_max_ns=10 * MS)
+    meter.ended(0, [100 * MS], 100 * MS, served=True)  # one token has no gap, however late
+    meter.ended(1, [100 * MS, 110 * MS, 120 * MS], 500 * MS, served=True)
+    assert meter.slow == 0
+    meter.ended(2, [100 * MS, 110 * MS, 120 * MS + 1, 121 * MS], 121 * MS, served=False)
+    assert meter.slow == 1

@@ -7,17 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import llmtap
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import EventLog, Exchange, Tokens
-from llmtap.sim.latency import IterationModel
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.serving import Serving
+from llmtap.sim.latency import SEED_MODEL, IterationModel, LatencyModel
+from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep import fitting
 from llmtap.sim.sweep.exchanges import ExchangeMaker
-from llmtap.sim.sweep.fitting import FitError, IterationFit, fit_capture, fit_exchanges
-from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.sweep.fitting import (
+    FitError,
+    GridError,
+    GridPoint,
+    IterationFit,
+    fit_batches,
+    fit_capture,
+    fit_exchanges,
+    least_squares,
+    load_grid,
+    nearest,
+    part_of,
+)
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
 
@@ -44,7 +57,7 @@ def work(n: int, rate_rps: float, *, rest_every: int = 0) -> Requests:
 
 
 def captured(to: Path, requests: Requests, scheduler: str = "continuous_batching") -> Path:
-    fly(scheduler, requests, ModelOptions(), iterations=MODEL, serving=SERVING, capture=to)
+    simulate(scheduler, requests, ModelOptions(), iterations=MODEL, serving=SERVING, capture=to)
     return to
 
 
@@ -130,25 +143,6 @@ def test_what_was_cached_of_a_prompt_takes_no_time(tmp_path: Path) -> None:
     assert cached.model.prefill_ns == pytest.approx(plain.model.prefill_ns)
 
 
-def test_gaps_are_thinned_out_where_there_are_very_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = str(captured(tmp_path, work(100, 2)))
-    many = fit_capture(place).decode.points
-    monkeypatch.setattr(fitting, "GAPS_MAX", 1_000)
-    fit = fit_capture(place)
-    assert many > 4_000
-    assert 500 < fit.decode.points <= 1_000
-    assert_found(fit, 1e-3)
-
-
-def test_the_same_as_public_json(tmp_path: Path) -> None:
-    told = fit_capture(str(captured(tmp_path, work(60, 0.5)))).to_dict()
-    assert told["model"]["beta"] == pytest.approx(0.008, rel=1e-3)
-    assert told["base"] == pytest.approx(0.008, rel=1e-3)
-    assert told["prefill"].keys() == told["decode"].keys() == {"source", "points", "r2", "error_max"}
-
-
 def one(at_s: float, given: int | None, *token_s: float) -> Exchange:
     """A request alone on the axis of time, by its tokens' times."""
     columns = (array("q", [round(at_s * S)]), *(array("q", [n or 0]) for n in (given, 0, 0)))
@@ -226,3 +220,159 @@ def test_means_over_iterations_by_hand() -> None:
     first, second = (load.means(row) for row in found if row is not None)
     assert first == pytest.approx((2 / 3 * 1 / 2, (10 + (11 + 20) + (12 + 21)) / 3))
     assert second == pytest.approx((1 / 2, (31 + 33) / 2))
+
+
+N = 12
+ROW = st.lists(st.integers(-1_000, 1_000).map(float), min_size=N, max_size=N)
+
+
+@given(ROW, st.lists(st.integers(-50, 50), min_size=2, max_size=2))
+def test_a_combination_is_found_again(column: list[float], constants: list[int]) -> None:
+    columns = [[1.0] * N, column]
+    values = [constants[0] + constants[1] * x for x in column]
+    solved = least_squares(columns, values)
+    if len(set(column)) == 1:
+        assert solved is None
+    else:
+        assert solved == pytest.approx(constants, abs=1e-6)
+
+
+def test_it_is_the_nearest_where_none_fits() -> None:
+    # By hand: y = 1 + x leaves 0.5, -0.5, -0.5, 0.5 of these, which is at a right angle to both columns.
+    assert least_squares([[1.0] * 4, [0.0, 1.0, 2.0, 3.0]], [1.5, 1.5, 2.5, 4.5]) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [[0.0] * 3],
+        [[1.0] * 3, [2.0] * 3],
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]],
+        [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0 + 1e-9]],
+    ],
+)
+def test_columns_that_are_alike_tell_nothing(columns: list[list[float]]) -> None:
+    assert least_squares(columns, [1.0, 2.0, 3.0]) is None
+
+
+RISING = {"one": [1.0] * 4, "up": [0.0, 1.0, 2.0, 3.0], "odd": [0.0, 1.0, 0.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("values", "needed", "found"),
+    [
+        ([1, 4, 5, 8], ["one"], {"one": 1.0, "up": 2.0, "odd": 1.0}),
+        # 1 + 2 up - odd: without `odd` the nearest is 0.8 + 1.8 up.
+        ([1, 2, 5, 6], ["one"], {"one": 0.8, "up": 1.8}),
+        ([4, 3, 2, 1], ["one"], {"one": 2.5}),
+        ([4, 3, 2, 1], ["one", "up"], None),
+        ([-1, -1, -1, -1], ["one"], None),
+    ],
+)
+def test_no_constant_is_below_0_and_those_needed_are_above(
+    values: list[float], needed: list[str], found: dict[str, float] | None
+) -> None:
+    best = nearest(RISING, values, needed)
+    if found is None:
+        assert best is None
+    else:
+        assert best is not None
+        assert best[0] == pytest.approx(found, abs=1e-9)
+        told = [sum(found[name] * RISING[name][i] for name in found) for i in range(4)]
+        assert best[1] == pytest.approx(told, abs=1e-9)
+
+
+def test_how_well_it_tells_by_hand() -> None:
+    part = part_of("x", [1.0, 2.0, 3.0], [1.0, 2.5, 3.0])
+    assert (part.points, part.r2, part.error_max) == (3, 1 - 0.25 / 2, 0.25)
+    assert part_of("x", [2.0, 2.0], [2.0, 2.0]).r2 == 1.0
+
+
+GRID = [(b, length) for b in (1, 2, 4, 8, 16, 32) for length in (128, 256, 512, 1024, 2048)]
+"""Seed 004, 3.2."""
+
+
+def grid_of(model: LatencyModel) -> list[GridPoint]:
+    return [(b, n, (model.alpha_ns + n * model.step_ns(b)) / 1e9) for b, n in GRID]
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "seconds"),
+    [
+        (1, 0, 0.059653),
+        (1, 150, 0.920953),
+        (2, 1000, 0.059653 + 5.742 * 1.158),
+        (8, 1580, 11.64052054),
+    ],
+)
+def test_a_batch_takes_alpha_and_beta_for_each_token_of_its_longest(
+    size: int, length: int, seconds: float
+) -> None:
+    assert SEED_MODEL.batch_ns(size, length) == round(seconds * 1e9)
+
+
+@given(
+    st.floats(1e5, 1e9), st.floats(1e3, 1e8), st.floats(0, 2)
+)  # fmt: skip
+def test_a_fit_to_a_models_own_grid_is_that_model(alpha: float, beta: float, gamma: float) -> None:
+    found = fit_batches(grid_of(LatencyModel(alpha, beta, gamma)))
+    assert found.model.alpha_ns == pytest.approx(alpha, rel=1e-6)
+    assert found.model.beta_ns == pytest.approx(beta, rel=1e-9)
+    assert found.model.gamma == pytest.approx(gamma, rel=1e-6, abs=1e-9)
+    assert (found.part.points, found.part.r2) == (30, pytest.approx(1, abs=1e-12))
+    assert found.part.error_max < 1e-9
+
+
+def test_a_fit_tells_how_good_it_is() -> None:
+    noise = random.Random(7)
+    points = [(b, n, s * noise.gauss(1, 0.05)) for b, n, s in grid_of(SEED_MODEL)]
+    found = fit_batches(points)
+    assert found.model.beta_ns == pytest.approx(SEED_MODEL.beta_ns, rel=0.1)
+    assert 0.98 < found.part.r2 < 0.9999
+    assert 0.02 < found.part.error_max < 1
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        [(1, 100, 1.0)],
+        [(4, 100, 1.0), (4, 200, 2.0), (4, 300, 3.0)],  # one batch size
+        [(1, 100, 1.0), (2, 100, 1.5), (4, 100, 2.0)],  # one length
+        [(1, 100, 3.0), (1, 200, 2.0), (2, 100, 3.0), (2, 200, 2.0)],  # longer is quicker
+    ],
+)
+def test_a_grid_that_does_not_tell_the_model_is_refused(points: list[GridPoint]) -> None:
+    with pytest.raises(GridError):
+        fit_batches(points)
+
+
+def test_a_grid_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "grid.csv"
+    path.write_text("std,mean_latency_sec,batch_size,max_seq_len\n0.1,0.080,1,128\n\n0.1,0.485,32,1024\n")
+    assert load_grid(path) == [(1, 128, 0.080), (32, 1024, 0.485)]
+    path.write_text("b,L,seconds\n2,10,0.5\n")
+    assert load_grid(path) == [(2, 10, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "line 1: no column is called batch_size or b"),
+        ("b,L\n1,2\n", "line 1: no column is called mean_latency_sec or seconds or latency_s"),
+        ("b,L,seconds\n1,2\n", "line 2: expected"),
+        ("b,L,seconds\n1,2,3\nx,2,3\n", "line 3: expected"),
+        ("b,L,seconds\n0,2,3\n", "line 2: a batch of 0"),
+        ("b,L,seconds\n1,2,nan\n", "line 2: a batch of 1"),
+    ],
+)
+def test_a_grid_that_is_none_is_refused_with_the_line(text: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "grid.csv"
+    path.write_text(text)
+    with pytest.raises(GridError, match=problem):
+        load_grid(path)
+
+
+def test_a_grid_by_which_large_batches_take_no_time_is_refused() -> None:
+    with pytest.raises(GridError, match="less than no time"):
+        fit_batches([(1, 128, 3.0), (8, 512, 2.0), (32, 1_024, 1.0), (4, 2_048, 0.5), (1, 4_096, 9.0)])

@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 
 import llmtap
-from llmtap.capture.store import run_writer as recording
-from llmtap.capture.store.run_writer import check_place
+from llmtap.capture.store import parquet as recording
+from llmtap.capture.store.parquet import check_place
 from llmtap.cli.main import main
-from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
-from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.summary import Summary
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.serving import read_serving
-from llmtap.sim.sweep.exchanges import ExchangeMaker
-from llmtap.sim.sweep.recording import FlightRecorder
-from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.model_options import ModelOptions, read_serving
+from llmtap.sim.sweep.exchanges import ExchangeMaker, run_writer
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
@@ -46,7 +41,7 @@ def exchanges(requests: Requests, scheduler: str = "x") -> list[Exchange]:
 
 
 def record(to: Path | str, requests: Requests, scheduler: str = "x", *, close: bool = True) -> list[Exchange]:
-    recorder = FlightRecorder(to, scheduler, requests)
+    recorder = run_writer(to, scheduler, requests)
     made = exchanges(requests, scheduler)
     for x in reversed(made):  # who came first need not end first
         recorder.add(x)
@@ -81,25 +76,6 @@ def test_reader_report_and_convert_take_it_and_find_nothing_missing(
     assert (report.rows_read, report.rows_written) == (50, 38)  # a failed request has no place there
 
 
-def test_it_sums_up_as_the_run_itself_did(tmp_path: Path) -> None:
-    objectives = Objectives.parse("ttft:6ms tbc_max:2ms")
-    made = record(tmp_path, work(40))
-    direct, read = Summary(objectives), Summary(objectives)
-    for x in made:
-        direct.add(x)
-    for x in llmtap.read(tmp_path).exchanges():
-        read.add(x)
-    assert read.to_dict({}, 1.0) == direct.to_dict({}, 1.0)  # all times are whole microseconds
-
-
-def test_nothing_but_the_capture_is_left_in_the_folder(tmp_path: Path) -> None:
-    record(tmp_path, work(3))
-    names = [path.name for path in tmp_path.iterdir()]
-    assert len(names) == 1
-    assert names[0].startswith("llmtap-")
-    assert names[0].endswith(".parquet")
-
-
 def test_a_trace_without_dates_keeps_its_own_zero(tmp_path: Path) -> None:
     record(tmp_path, work(2))
     capture = llmtap.read(tmp_path)
@@ -131,7 +107,7 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
     requests = load_trace(str(trace)).requests_at(count=len(rows))
     serving = read_serving({"prefix_cache": "true"})
-    told = fly(
+    told = simulate(
         "continuous_batching", requests, ModelOptions(), serving=serving, capture=tmp_path / "c"
     ).to_dict()
     convert(str(tmp_path / "c"), str(back), target_format="mooncake")
@@ -165,25 +141,6 @@ def test_a_run_that_was_cut_short_is_told_as_such(tmp_path: Path, monkeypatch: p
     assert (found.relays[0].opened, found.relays[0].unsettled, found.exact) == (35, 5, False)
 
 
-def test_runs_of_several_schedulers_share_a_folder(tmp_path: Path) -> None:
-    for scheduler in ("x", "y"):
-        record(tmp_path, work(5), scheduler)
-    capture = llmtap.read(tmp_path)
-    assert capture.integrity().ok
-    assert len({x.id for x in capture.exchanges()}) == 10
-    assert len(capture.integrity().captures) == 2
-
-
-def test_the_files_names_are_in_the_order_of_time(tmp_path: Path) -> None:
-    clock = ManualClock()
-    for _ in range(2):
-        FlightRecorder(tmp_path, "x", work(0), clock=clock).close()
-        clock.advance(2 * MS)
-    first, second = sorted(path.name for path in tmp_path.iterdir())
-    assert first.startswith("llmtap-20231114T221320000Z-")
-    assert second.startswith("llmtap-20231114T221320002Z-")
-
-
 PLACES = [
     ("s3:/bucket/x", "begins no URL"),
     ("no/dir", "Not a directory"),
@@ -197,7 +154,7 @@ def test_a_place_that_cannot_be_is_told_before_the_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "no").write_text("a file")
     with pytest.raises(ConfigError, match=problem) as caught:
-        FlightRecorder(to, "x", work(1))
+        run_writer(to, "x", work(1))
     assert caught.value.place == to
 
 
@@ -213,7 +170,7 @@ def test_a_place_is_tried_and_nothing_is_left_there(tmp_path: Path) -> None:
 
 def test_a_place_that_goes_away_is_told_by_name(tmp_path: Path) -> None:
     to = tmp_path / "gone"
-    recorder = FlightRecorder(to, "x", work(1))
+    recorder = run_writer(to, "x", work(1))
     to.rmdir()
     recorder.add(exchanges(work(1))[0])
     with pytest.raises(ConfigError, match="No such file") as caught:

@@ -3,7 +3,8 @@
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import pytest
 import llmtap
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import METRICS, Summary
-from llmtap.sim.model_options import ModelOptions, read_settings
-from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.sweep.simulate import capacity_rps, fly
+from llmtap.sim.engine import IterationState
+from llmtap.sim.latency import IterationModel
+from llmtap.sim.model_options import ModelOptions, Serving, read_model_options
+from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
+from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
+from tests.support.batch_runs import MODEL, Row, S, served, simulated, workload
 from tests.support.data import ORACLE
-from tests.support.flights import MODEL, Row, flown, served, workload
-from tests.support.seed004 import simulate
+from tests.support.scripted_scheduler import Scripted
+from tests.support.seed004 import simulate as oracle
 
 BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
 """The schedulers of seed 004."""
@@ -30,16 +34,16 @@ def test_twelve_requests_are_served_as_the_oracle_has_it_to_the_last_digit(sched
     told = json.loads((ORACLE / "sim004_tiny.json").read_text())
     expected = told["schedulers"][f"{scheduler} eps={eps}"]
     rows = list(zip(told["arrival_s"], told["prompt"], told["output"], strict=True))
-    flight = fly(scheduler, workload(rows), read_settings({"eps": eps, "bins": "4"}))
-    summary = flight.to_dict()
-    assert [list(one) for one in served(flight)] == expected["per_request_start_end_batch"]
+    result = simulate(scheduler, workload(rows), read_model_options({"eps": eps, "bins": "4"}))
+    summary = result.to_dict()
+    assert [list(one) for one in served(result)] == expected["per_request_start_end_batch"]
     assert summary["latency"]["p95"] == expected["p95_latency_s"]
     assert (summary["batches"], summary["batch_mean"]) == (expected["batches"], expected["avg_batch_size"])
     assert summary["utilization"] * 100 == expected["gpu_util_pct"]
     assert summary["bins"] == (expected["bins"] and [tuple(span) for span in expected["bins"]])
     assert summary["bin_limits"] == expected["bin_bmax"]
     # Ours are the doubles nearest to the truth; sums of doubles can be one step beside it.
-    exact = Fraction(sum(flight.latencies_ns()), len(rows) * 10**9)
+    exact = Fraction(sum(result.latencies_ns()), len(rows) * 10**9)
     assert summary["latency"]["mean"] == float(exact)
     assert abs(summary["latency"]["mean"] - expected["avg_latency_s"]) <= math.ulp(expected["avg_latency_s"])
     assert abs(summary["throughput_rps"] - expected["throughput_req_s"]) <= math.ulp(0.5)
@@ -50,7 +54,7 @@ ROWS: list[Row] = [(1, 10, 10), (2, 0, 10), (2, 0, 0), (5, 30, 10), (11, 0, 5)]
 
 
 def test_every_figure_by_hand() -> None:
-    told = flown("static_fifo", ROWS, request_sla="5s", token_sla="120ms").to_dict()
+    told = simulated("static_fifo", ROWS, request_sla="5s", token_sla="120ms").to_dict()
     assert (told["scheduler"], told["n"], told["outcomes"]) == ("static_fifo", 5, {"complete": 5})
     assert told["window"] == {"name": "first arrival to last completion", "seconds": 11.75}
     assert told["load"] == {"mode": "open", "offered_rps": 0.4, "achieved_rps": 5 / 11.75}
@@ -73,28 +77,23 @@ def test_every_figure_by_hand() -> None:
     assert told["model"] == {"alpha": 1.0, "beta": 0.1, "gamma": 0.5}
 
 
-def test_idle_time_is_not_use() -> None:
-    told = flown("static_fifo", [(0, 0, 10), (8, 0, 10)], servers=2).to_dict()
-    assert told["utilization"] == 4 / 20
-
-
 def test_a_single_request_has_no_rate_of_arrivals() -> None:
-    told = flown("multi_bin_dynamic", [(3, 0, 0)]).to_dict()
+    told = simulated("multi_bin_dynamic", [(3, 0, 0)]).to_dict()
     assert (told["load"]["offered_rps"], told["throughput_rps"]) == (None, 1.0)
-    assert flown("multi_bin_dynamic", [(3, 0, 0)], window="arrivals").to_dict()["throughput_rps"] is None
+    assert simulated("multi_bin_dynamic", [(3, 0, 0)], window="arrivals").to_dict()["throughput_rps"] is None
 
 
 def _told(scheduler: str = "static_fifo", rows: list[Row] | None = None, key: str = "") -> Callable[..., Any]:
     def look(settings: dict[str, str]) -> Any:
-        flight = flown(scheduler, ROWS if rows is None else rows, **settings)
-        return served(flight) if not key else flight.to_dict()[key]
+        result = simulated(scheduler, ROWS if rows is None else rows, **settings)
+        return served(result) if not key else result.to_dict()[key]
 
     return look
 
 
 def _sizes(scheduler: str, rows: list[Row], **fixed: str) -> Callable[..., Any]:
     def look(settings: dict[str, str]) -> Any:
-        return [n for _, _, n in served(flown(scheduler, rows, **(fixed | settings)))]
+        return [n for _, _, n in served(simulated(scheduler, rows, **(fixed | settings)))]
 
     return look
 
@@ -128,7 +127,7 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     ("bins", "2", _told(BINS, LENGTHS, "bins"),
      [(2, 3), (3, 5), (5, 7), (7, 9), (9, 10), (10, 12), (12, 14), (14, None)], [(2, 9), (9, None)]),
     ("bin_choice", "longest-queue", lambda s: [
-        end for _, end, _ in served(flown(BINS, [(0, 0, 0), (0.1, 0, 20), (0.2, 0, 1), (0.3, 0, 2)],
+        end for _, end, _ in served(simulated(BINS, [(0, 0, 0), (0.1, 0, 20), (0.2, 0, 1), (0.3, 0, 2)],
                                           bin_edges="0,10", **s))],
      [1, 4, 5.25, 5.25], [1, 5.25, 2.25, 2.25]),
     ("b_start", "one", _sizes(DYNAMIC, MANY[:3], **STEADY, b_max="9"), [3, 3, 3], [2, 2, 1]),
@@ -146,11 +145,11 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     ("partial", "wait", _sizes("static_fifo", MANY[:3]), [1, 2, 2], [3, 3, 3]),
     ("bin_edges", "0,9", _told(BINS, LENGTHS[:2], "bins"),
      [(2, 2), (2, 2), (2, 2), (2, 3), (3, 3), (3, 3), (3, 3), (3, None)], [(0, 9), (9, None)]),
-    ("edges", "first-1000", lambda s: flown(BINS, HALVES, bins="2", **s).bins,
+    ("edges", "first-1000", lambda s: simulated(BINS, HALVES, bins="2", **s).bins,
      [(5, 7), (7, None)], [(5, 5), (5, None)]),
     ("below_first", "first", _sizes(BINS, [(0, 0, n) for n in (1, 12, 30)], **TOGETHER, bin_edges="10,20"),
      [2, 1, 2], [2, 2, 1]),
-    ("percentile", "higher", lambda s: flown("static_fifo", ROWS, **s).to_dict()["latency"]["p90"],
+    ("percentile", "higher", lambda s: simulated("static_fifo", ROWS, **s).to_dict()["latency"]["p90"],
      5.45, 6.25),
     ("static_batch", "2", _sizes("static_fifo", MANY[:3], **TOGETHER), [3, 3, 3], [2, 2, 1]),
     # (1 + 2) // 2 = 1 is the average to begin with, and low = 2 - 4.
@@ -179,7 +178,7 @@ def test_every_reading_is_in_the_table() -> None:
 
 def test_when_all_requests_failed_none_are_left() -> None:
     with pytest.raises(ValueError, match="all requests failed"):
-        flown("static_fifo", [(0, 5, 0)], failed="dropped")
+        simulated("static_fifo", [(0, 5, 0)], failed="dropped")
 
 
 @pytest.mark.parametrize("start", [0.01, 1.0, 7.0, 500.0])
@@ -192,16 +191,11 @@ def test_the_capacity_is_found_from_above_and_below(start: float, truth: float) 
         return 0.0 if rate <= truth else 0.5
 
     found = capacity_rps(late, 0.01, start)
+    assert found is not None
     assert found <= truth <= found * 1.01
     assert len(asked) < 40
-
-
-def test_where_all_may_come_at_once_no_rate_is_the_capacity() -> None:
-    assert capacity_rps(lambda rate: 0.05, 0.05, 10.0) is None
-
-
-def test_where_no_rate_is_low_enough_the_capacity_is_none() -> None:
-    assert capacity_rps(lambda rate: 1.0, 0.5, 10.0) == 0.0
+    assert capacity_rps(lambda rate: 0.05, 0.05, start) is None
+    assert capacity_rps(lambda rate: 1.0, 0.5, start) == 0.0
 
 
 @pytest.mark.parametrize("scheduler", BATCHES)
@@ -216,10 +210,10 @@ def test_a_second_implementation_serves_each_request_at_the_same_time(
         # Bursts, with no two events at one moment: the two keep time differently.
         at_s += chance.expovariate(2.0) if chance.random() < 0.7 else chance.expovariate(0.1)
         rows.append((at_s, int(chance.lognormvariate(5.5, 1.3)), int(chance.lognormvariate(3.5, 1.5))))
-    flight = fly(scheduler, workload(rows), read_settings({"eps": str(eps)}))
-    again = simulate(scheduler, rows, eps, 8)
-    assert [n for _, _, n in served(flight)] == [n for _, _, n in again]
-    for (start, end, _), (start_again, end_again, _) in zip(served(flight), again, strict=True):
+    result = simulate(scheduler, workload(rows), read_model_options({"eps": str(eps)}))
+    again = oracle(scheduler, rows, eps, 8)
+    assert [n for _, _, n in served(result)] == [n for _, _, n in again]
+    for (start, end, _), (start_again, end_again, _) in zip(served(result), again, strict=True):
         assert (start, end) == pytest.approx((start_again, end_again), abs=1e-5)
 
 
@@ -228,9 +222,9 @@ OBJECTIVES = Objectives.parse("ttft:3s e2e:5s")
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -> None:
-    work, read = workload(ROWS), read_settings({"request_sla": "5s"})
-    plain = fly(scheduler, work, read, measure=False).to_dict()
-    told = fly(scheduler, work, read, objectives=OBJECTIVES).to_dict()
+    work, read = workload(ROWS), read_model_options({"request_sla": "5s"})
+    plain = simulate(scheduler, work, read, measure=False).to_dict()
+    told = simulate(scheduler, work, read, objectives=OBJECTIVES).to_dict()
     more = told["metrics"].keys() - {"e2e"}
     assert told.keys() - plain.keys() == Summary().to_dict({}, 1.0).keys() - plain.keys()
     for name in plain.keys() - {"metrics", "tokens", "token_sla_violation"}:
@@ -244,26 +238,15 @@ def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -
 
 
 def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
-    flight = fly("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=True)
-    metrics = flight.to_dict()["metrics"]
-    assert flight.summary is not None
+    result = simulate("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=True)
+    metrics = result.to_dict()["metrics"]
+    assert result.summary is not None
     # Batches begin at 1, 4, 6.25 and 11.25 s; all first tokens are alpha = 1 s later.
     assert (metrics["ttft"]["n"], metrics["ttft"]["min"], metrics["ttft"]["max"]) == (
         4, 1.0, 3.0,
     )  # fmt: skip
     assert metrics["tbc"]["n"] == 9 + 9 + 9 + 4
     assert (metrics["tbc"]["min"], metrics["tbc"]["max"]) == pytest.approx((0.1, 0.125), rel=0.01)
-
-
-def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -> None:
-    def measured(**asked: Any) -> bool:
-        return fly("static_fifo", workload(ROWS), ModelOptions(), **asked).summary is not None
-
-    assert not measured()
-    assert measured(measure=True)
-    assert measured(objectives=OBJECTIVES)
-    assert measured(capture=tmp_path)
-    assert fly("continuous_batching", workload(ROWS), ModelOptions()).summary is not None
 
 
 @pytest.mark.parametrize(
@@ -276,22 +259,117 @@ def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -
 )
 def test_what_cannot_be_run_is_refused(asked: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        fly("continuous_batching", workload(ROWS), ModelOptions(), **asked)
+        simulate("continuous_batching", workload(ROWS), ModelOptions(), **asked)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_run_becomes_a_capture_that_tells_the_same(scheduler: str, tmp_path: Path) -> None:
     rows: list[Row] = [(i / 10, 5 + i, 1 + i % 7) for i in range(100)]
-    flight = fly(scheduler, workload(rows), ModelOptions(), objectives=OBJECTIVES, capture=tmp_path)
+    result = simulate(scheduler, workload(rows), ModelOptions(), objectives=OBJECTIVES, capture=tmp_path)
     capture = llmtap.read(tmp_path)
     assert capture.integrity().ok
     ends = {x.seq: (x.timeline.response_end_ns, x.tokens.output) for x in capture.exchanges()}
     assert [ends[i + 1] for i in range(len(rows))] == [
         (end // 1_000 * 1_000, made)
-        for end, made in zip(flight.played.end_ns, flight.requests.output, strict=True)
+        for end, made in zip(result.record.end_ns, result.requests.output, strict=True)
     ]
     again = Summary(OBJECTIVES)
     for x in capture.exchanges():
         again.add(x)
-    assert flight.summary is not None
-    assert again.goodput.to_dict(1.0) == flight.summary.goodput.to_dict(1.0)
+    assert result.summary is not None
+    assert again.goodput.to_dict(1.0) == result.summary.goodput.to_dict(1.0)
+
+
+ALONE_ROWS: list[Row] = [(1, 10, 2), (1.5, 20, 3), (2, 30, 1), (8, 40, 2)]
+"""Served alone, one after another: 1 to 4, 4 to 8, 8 to 10, 10 to 13 s, with tokens at 3, 4; 6, 7, 8; 10;
+12, 13 s."""
+
+
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, tokens_max: Mapping[int, int], *, window: str = "completion", **more: Any
+) -> SimulationResult:
+    kind = SchedulerKind(lambda requests, setup: Scripted(requests, tokens_max), iterates=True)
+    monkeypatch.setitem(SCHEDULERS, "scripted", kind)
+    read = read_model_options({"request_sla": "6s", "token_sla": "900ms", "window": window})
+    return simulate("scripted", workload(ALONE_ROWS), read, **more)
+
+
+def test_when_all_are_served_every_figure_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = IterationModel(beta_ns=S, gamma=0.5, prefill_ns=S / 10, context_ns=S / 1_000)
+    told = scripted(monkeypatch, {}, iterations=model, serving=Serving(seqs_max=1)).to_dict()
+    assert (told["n"], told["outcomes"], told["unserved"]) == (4, {"complete": 4}, {})
+    assert told["window"]["seconds"] == 12
+    assert (told["throughput_rps"], told["throughput_tps"]) == (4 / 12, 108 / 12)
+    assert (told["latency"]["min"], told["latency"]["max"]) == (3, 8)  # 3, 6.5, 8 and 5 s
+    assert told["request_sla_violation"] == 2 / 4
+    assert told["token_sla_violation"] == 3 / 4  # the third has one token, and so no gap
+    assert (told["batches"], told["batch_mean"], told["batch_sizes"]) == (8, 1, {"1": 8})
+    assert told["utilization"] == 1
+    assert (told["queueing"]["min"], told["queueing"]["max"]) == (0, 6)
+    assert told["decode_step_mean"] == 12 / 8
+    assert told["model"] == {"beta": 1.0, "gamma": 0.5, "prefill": 0.1, "context": 0.001}
+    # Nobody is given up: no bound is read.
+    assert (told["serving"]["seqs_max"], told["serving"]["ttft"]) == (1, None)
+    assert told["engine"]["preempted_share"] == 0
+    assert (told["engine"]["prefix_hit_rate"], told["engine"]["preemption_loss"]) == (None, None)
+    assert (told["engine"]["recovery"], told["engine"]["kv_peak"]) == (None, 0)
+    assert told["metrics"]["ttft"]["n"] == 4
+
+
+GIVEN_UP = {1: 2, 2: 0}
+"""The second after two tokens, at 7 s, the third at once, at 2 s; the last is served from 8 to 11 s."""
+
+
+@pytest.mark.parametrize("measure", [True, False])
+def test_who_is_given_up_is_an_outcome_and_late_and_no_throughput(
+    monkeypatch: pytest.MonkeyPatch, measure: bool
+) -> None:
+    result = scripted(monkeypatch, GIVEN_UP, measure=measure)
+    told = result.to_dict()
+    assert result.record.given_up == {1: 2, 2: 0}
+    assert told["outcomes"] == {"complete": 2, "truncated": 1, "upstream_error": 1}
+    assert told["unserved"] == {"late_midway": 1, "too_large": 1}
+    assert (told["n"], told["latency"]["n"], told["latency"]["max"]) == (4, 2, 3)
+    assert told["request_sla_violation"] == 2 / 4
+    assert told["token_sla_violation"] == (3 / 4 if measure else None)
+    assert told["window"]["seconds"] == 10
+    # Completed: 10 and 40 in, 2 and 2 out. What had left of the second counts as tokens, too.
+    assert (told["throughput_rps"], told["throughput_tps"]) == (2 / 10, 54 / 10)
+    assert (told["tokens"]["input"], told["tokens"]["output"]) == (70, 6)
+    assert told["seconds_per_output_token"] == 9 / 6
+    assert told["queueing"]["n"] == 3
+    assert told["engine"]["preemptions"] == 1
+
+
+def test_goodput_counts_who_was_given_up_as_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = scripted(monkeypatch, GIVEN_UP, objectives=Objectives.parse("ttft:10s")).to_dict()
+    assert (told["goodput"]["counted"], told["goodput"]["met"]) == (4, 2)
+    assert told["goodput"]["broken"] == {"ended": 2}
+    # Two tokens each: readers wait 2.95, 5.45 and 2.95 s for the second. Who got none had nothing to read.
+    assert told["smooth_goodput"]["n"] == 3
+    assert told["smooth_goodput"]["tokens_per_second"] == pytest.approx((3 * 2 - 5 * 11.35) / 10)
+
+
+def test_what_the_engine_did_with_its_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = IterationState(
+        kv_peak=0.9, preemptions=4, preempted=2, recovered=1, preempted_tokens=10, prefix_queries=8,
+        prefix_hits=2,
+    )  # fmt: skip
+    engine = replace(scripted(monkeypatch, {}), state=state).to_dict()["engine"]
+    assert engine == {
+        "preemptions": 4, "preempted": 2, "preempted_share": 2 / 4, "recovery": 1 / 2, "preempted_tokens": 10,
+        "preemption_loss": 10 / 4, "kv_peak": 0.9, "prefix_queries": 8, "prefix_hits": 2,
+        "prefix_hit_rate": 2 / 8,
+    }  # fmt: skip
+
+
+def test_when_nobody_is_served_nothing_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = scripted(monkeypatch, dict.fromkeys(range(4), 0)).to_dict()
+    assert told["outcomes"] == {"upstream_error": 4}
+    assert told["request_sla_violation"] == 1
+    assert (told["latency"]["n"], told["latency"]["mean"], told["latency"]["p99"]) == (0, None, None)
+    assert (told["throughput_rps"], told["batch_mean"], told["decode_step_mean"]) == (None, None, None)
+    assert (told["seconds_per_output_token"], told["utilization"]) == (None, 0)
+    assert (told["tokens"]["input"], told["tokens"]["output"]) == (0, 0)
+    window = scripted(monkeypatch, dict.fromkeys(range(4), 0), window="arrivals").to_dict()
+    assert window["throughput_rps"] == 0

@@ -14,10 +14,9 @@ import pytest
 import llmtap
 from llmtap.capture.read.reader import read
 from llmtap.sim.latency import IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.serving import Serving
-from llmtap.sim.sweep.simulate import fly
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, attempt, rows_of, run_job
+from llmtap.sim.model_options import ModelOptions, Serving
+from llmtap.sim.sweep.simulate import simulate
+from llmtap.sim.sweep.sweep import SweepJob, attempt, rows_of, run_job
 from llmtap.units import Duration, decode_special
 from tests.support.sweeps import job, trace
 
@@ -87,23 +86,17 @@ def test_rows_that_differ_have_another_digest(change: Any) -> None:
     assert rows_of(replace(trace(), dated=True)).digest != rows_of(trace()).digest
 
 
-def test_a_job_tells_what_its_flight_does_and_its_own_parameters() -> None:
+def test_a_job_tells_the_figures_of_its_run_and_its_own_parameters() -> None:
     readings = ModelOptions(bins=3)
     told = run_job(
         replace(JOB, scheduler="multi_bin_dynamic", readings=readings, servers=2, scale=5.0, count=90), TRACE
     )
     work = TRACE.requests_at(count=90, scale=5.0)
-    flight = fly("multi_bin_dynamic", work, readings, servers=2).to_dict()
-    assert {name: told[name] for name in flight} == flight
+    result = simulate("multi_bin_dynamic", work, readings, servers=2).to_dict()
+    assert {name: told[name] for name in result} == result
     assert (told["trace"], told["scale"], told["fit"]) == ("a.csv", 5.0, None)
     assert len(told["bins"]) == 3
-    assert set(told) - set(flight) == {"trace", "scale", "fit", "job"}
-
-
-def test_with_objectives_goodput_is_told() -> None:
-    told = run_job(replace(JOB, scheduler="continuous_batching", objectives="ttft:1s"), TRACE)
-    assert told["goodput"]["objectives"] == "ttft:1s"
-    assert told["metrics"]["ttft"]["n"] == len(TRACE)
+    assert set(told) - set(result) == {"trace", "scale", "fit", "job"}
 
 
 def test_an_error_is_what_came_of_a_job() -> None:
@@ -119,11 +112,6 @@ def test_an_error_is_what_came_of_a_job() -> None:
     assert broken.error == "KeyError: 'none'"
 
 
-def test_an_attempt_holds_its_job_and_its_summary() -> None:
-    done = attempt(JOB, TRACE, lambda: 0)
-    assert done == SweepAttempt(JOB.id, JOB.to_dict(), 0.0, run_job(JOB, TRACE))
-
-
 def test_each_capture_has_a_folder_that_is_whole_or_not_there(tmp_path: Path) -> None:
     captured = replace(JOB, capture=str(tmp_path))
     folder = tmp_path / f"static_fifo-40-{captured.id}"
@@ -135,10 +123,3 @@ def test_each_capture_has_a_folder_that_is_whole_or_not_there(tmp_path: Path) ->
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
         assert len(read(folder)) == 40
     assert not (folder / "torn").exists()
-
-
-def test_effort_is_by_requests_and_by_what_is_done_with_them() -> None:
-    assert JOB.effort == 40
-    assert replace(JOB, measure=True).effort > 40
-    assert replace(JOB, scheduler="continuous_batching").effort == replace(JOB, measure=True).effort
-    assert replace(JOB, capacity=0.1).effort > 40

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.bodies import compact
 from llmtap.traces.format import FormatError, batch_of
-from llmtap.traces.formats import mooncake
-from llmtap.traces.formats.aiperf import FORMAT, INPUTS
+from llmtap.traces.registry import by_name
 from tests.support.trace_files import read, rows, write
 
+FORMAT, INPUTS, MOONCAKE = by_name("aiperf"), by_name("aiperf-inputs"), by_name("mooncake")
 LENGTHS = (
     b'{"session_id":"a","timestamp":0,"input_length":600,"output_length":4,"hash_ids":[1,2]}\n'
     b'{"session_id":"a","timestamp":1500.25,"delay":250.5,"input_length":5}\n'
@@ -27,16 +27,24 @@ MESSAGES = (
 TEXTS = b'{"text_input":"Hi","output_length":4}\n'
 
 
-@pytest.mark.parametrize("data", [LENGTHS, PAYLOADS, MESSAGES, TEXTS, LENGTHS[:-1], b""])
-def test_each_kind_of_row_comes_back_as_it_was(data: bytes) -> None:
+@pytest.mark.parametrize(
+    ("data", "content"),
+    [
+        (LENGTHS, "payload"),
+        (PAYLOADS, "payload"),
+        (MESSAGES, "messages"),
+        (TEXTS, "text_input"),
+    ],
+)
+def test_each_kind_of_row_comes_back_as_it_was(data: bytes, content: str) -> None:
     source, batches = read(FORMAT, data)
-    assert write(FORMAT, source.info, batches)[0] == data
+    assert write(FORMAT, source.info, batches, style={"content": content})[0] == data
 
 
 @pytest.mark.parametrize("data", [LENGTHS, PAYLOADS, MESSAGES, TEXTS])
 def test_what_only_aiperf_has_tells_it(data: bytes) -> None:
     assert FORMAT.sniff(data, "x.jsonl")
-    assert not mooncake.FORMAT.sniff(data, "x.jsonl")
+    assert not MOONCAKE.sniff(data, "x.jsonl")
     assert not INPUTS.sniff(data, "x.jsonl")
 
 
@@ -112,9 +120,9 @@ def test_payloads_are_put_together_by_session() -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b'{"data":[{"session_id":"a","payloads":[{},', "the file ends inside element 0"),
+        (b'{"data":[{"session_id":"a","payloads":[{},', "element 0: the file was cut off"),
         (b'{"data":[{"session_id":"a"}]}', "session 0: Object missing required field `payloads`"),
-        (b'{"data":[{"session_id":"a","payloads":["x"]}]}', "session 0, payload 0: expected a JSON object"),
+        (b'{"data":[{"session_id":"a","payloads":["x"]}]}', "session 0: Expected `object`, got `str`"),
         (b'{"other":[]}', "there is no JSON array at data"),
     ],
 )

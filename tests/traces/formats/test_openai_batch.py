@@ -38,7 +38,6 @@ def answer(name: str = "a", **more: Any) -> str:
 
 
 def rows_of(fmt: TraceFormat, data: bytes | str) -> tuple[list[dict[str, Any]], list[str]]:
-    assert fmt.read is not None
     source = fmt.read(io.BytesIO(data.encode() if isinstance(data, str) else data))
     return [row for batch in source.batches for row in batch.to_pylist()], source.notes
 
@@ -49,7 +48,6 @@ def written(
     names = sorted({name for row in rows for name in row})
     columns: Mapping[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     out = io.BytesIO()
-    assert fmt.write is not None
     told = fmt.write(out, CaptureInfo(), [batch_of(len(rows), columns)], WriteOptions(**options))
     return [json.loads(line) for line in out.getvalue().splitlines()], told, out.getvalue()
 
@@ -243,7 +241,6 @@ def test_who_gave_up_did_not_fail_and_a_failure_says_how() -> None:
     statuses = [200, 200, 503, None, 200, 429]
     texts = [None, None, None, None, "hi", None]
     batch = batch_of(6, {"outcome": outcomes, "status": statuses, "response_text": texts})
-    assert ANSWERS.write is not None
     out = io.BytesIO()
     written = ANSWERS.write(out, CaptureInfo(), [batch], WriteOptions())
     errors = [line["error"] for line in map(json.loads, out.getvalue().splitlines())]

@@ -19,10 +19,9 @@ from llmtap.traces.format import FormatError, TraceSource, WriteOptions, batch_o
 from llmtap.traces.formats.har import FORMAT as HAR
 from llmtap.traces.formats.parquet_capture import FORMAT, read_many
 
-assert FORMAT.read is not None and FORMAT.write is not None
 read, write = FORMAT.read, FORMAT.write
 
-INFO = CaptureInfo(level="shape", source="mooncake", arrivals="trace", style={"json": "spaced"})
+INFO = CaptureInfo(level="shape", source="mooncake", arrivals="trace")
 
 
 def rows_of(source: TraceSource) -> list[dict[str, Any]]:
@@ -60,22 +59,8 @@ def test_rows_survive(parts: list[list[tuple[int, str | None, list[int] | None]]
     ]  # fmt: skip
     source = read(io.BytesIO(written(*batches)))
     assert rows_of(source) == [row for batch in batches for row in batch.to_pylist()]
-    assert (source.info.source, source.info.arrivals, source.info.style) == (
-        "mooncake", "trace", {"json": "spaced"},
-    )  # fmt: skip
+    assert (source.info.source, source.info.arrivals) == ("mooncake", "trace")
     assert (source.info.schema_version, source.info.tap_version) == (VERSION, __version__)
-
-
-def test_a_style_that_is_complete_only_at_the_end_is_kept() -> None:
-    info = CaptureInfo(source="azure")
-
-    def batches() -> Any:
-        yield batch_of(1, {"arrival_ns": [1]})
-        info.style["end"] = "none"
-
-    out = io.BytesIO()
-    write(out, info, batches(), WriteOptions())
-    assert read(io.BytesIO(out.getvalue())).info.style == {"end": "none"}
 
 
 def test_who_wrote_a_capture_is_not_forgotten() -> None:
@@ -187,7 +172,6 @@ def test_rows_that_come_back_from_a_format_without_a_ledger_are_not_counted(tmp_
     capture(tmp_path / "in", "a", [1, 5], 7)
     source, _ = read_many(str(tmp_path / "in"))
     out = io.BytesIO()
-    assert HAR.read is not None and HAR.write is not None
     HAR.write(out, source.info, source.batches, WriteOptions())
     out.seek(0)
     har = HAR.read(out)

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
+from llmtap.traces import sorting
 from llmtap.traces.format import FormatError, WriteOptions, batch_of
 from llmtap.traces.formats.sharegpt import FORMAT
-from llmtap.traces.text import grouped
 
-assert FORMAT.read is not None and FORMAT.write is not None
 read, write = FORMAT.read, FORMAT.write
 
 Turns = list[dict[str, str]]
@@ -106,16 +105,16 @@ def test_a_conversation_without_a_name_has_its_number() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        ("[", "cut off"),
-        ('[{"id": "a", "conversations": []}, {"id"', "ends inside element 1"),
-        ('{"id": "a"}', "a JSON object where an array"),
+        ("[", "element 0: the file was cut off"),
+        ('[{"id": "a", "conversations": []}, {"id"', "element 1: the file was cut off"),
+        ('{"id": "a"}', "there is no JSON array"),
         ("", "no JSON array"),
         ('[{"id": "a", "conversations": []}, 3]', "conversation 1: "),
         ('[{"id": "a"}]', "conversation 0: .*conversations"),
         ('[{"conversations": [{"from": "human"}]}]', "conversation 0: .*value"),
         ('[{"conversations": ["not json"]}]', "conversation 0, turn 0: "),
         ('[{"conversations": [3]}]', "conversation 0: "),
-        (b"[\xff\xfe]", "conversation 0: "),
+        (b"[\xff\xfe]", "element 0: "),
     ],
 )
 def test_what_does_not_fit_is_told_with_its_place(data: bytes | str, problem: str) -> None:
@@ -162,7 +161,8 @@ def test_conversations_survive_wherever_their_turns_lie(talks: list[Any], seed: 
 
 
 def test_more_turns_than_memory_holds_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "_MEMORY_BYTES", 100)
+    monkeypatch.setattr(sorting, "RUN_BYTES", 5_000)
+    monkeypatch.setattr(sorting, "_PIECE_BYTES", 500)
     talks = [{"id": f"c{i}", "conversations": TALK} for i in range(200)]
     rows, _ = rows_of(json.dumps(talks))
     random.Random(1).shuffle(rows)

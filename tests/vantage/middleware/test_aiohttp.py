@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
+from llmtap.middleware.aiohttp import setup
 from llmtap.protocol.http1 import parse_request_head, parse_response_head
-from llmtap.vantage.middleware.aiohttp import setup
 from tests.support.peer import Ending, chunked, play, scene, wait_until
 from tests.support.proxy import FakeMeter, Recording
 from tests.support.raw_client import RawClient, request
@@ -372,34 +372,12 @@ async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
 
 
 @scene
-async def test_many_requests_on_one_connection() -> None:
-    async with running() as app:
-        client = await RawClient.connect(app.port)
-        for i in range(20):
-            assert (await client.ask(ASKED if i % 2 else request("GET", "/stream"))).status == 200
-        client.close()
-        await app.seen(20)
-        await wait_until(lambda: app.meter.statuses and app.meter.statuses[-1].measured == 20)
-        assert measured(app.meter) == (20, 20, {})
-
-
-@scene
 async def test_two_hundred_streams_at_once() -> None:
     async with running() as app:
         answers = await asyncio.gather(*(app.ask(request("GET", "/stream")) for _ in range(200)))
         assert {a.data for a in answers} == {b"".join(EVENTS)}
         await wait_until(lambda: app.meter.statuses and app.meter.statuses[-1].measured == 200)
         assert {app.meter.exchange(seq).data(BODY) for seq in range(1, 201)} == {b"".join(EVENTS)}
-
-
-@scene
-async def test_without_a_meter_the_app_goes_on_and_is_counted() -> None:
-    async with running(with_meter=False) as app:
-        for _ in range(3):
-            assert (await app.ask(ASKED)).status == 200
-        await app.meter.start()
-        await wait_until(lambda: app.meter.statuses)
-        assert measured(app.meter) == (3, 0, {"no_meter": 3})
 
 
 @scene

@@ -24,9 +24,9 @@ def kept_by(tap: Tapped) -> int:
         total += stream.pending if stream is not None else 0
         total += len(connection._buffer)
     for flow in tap.relay.flows:
-        upstream = flow._upstream
+        upstream = flow.upload.upstream
         total += upstream.pending if upstream is not None else 0
-        total += len(flow._held)
+        total += len(flow.upload._held)
     return total
 
 
@@ -52,11 +52,11 @@ async def test_an_upload_behind_a_complete_answer_is_not_kept(monkeypatch: pytes
         assert isinstance(connection._stream, PlainStream)
         connection._stream._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         await client.send(request("POST", up.on(refuses), "Content-Length: 10000000000"))
-        await wait_until(lambda: any(flow._finishing for flow in tap.relay.flows))
+        await wait_until(lambda: any(flow.finishing for flow in tap.relay.flows))
         (flow,) = tap.relay.flows
         before_ns = flow.last_ns
         await client.send(*[b"y" * 100_000] * 100)
-        await wait_until(lambda: flow.request_bytes > 10_000_000)
+        await wait_until(lambda: flow.upload.bytes > 10_000_000)
         assert kept_by(tap) < 100_000
         assert flow.last_ns == before_ns, "it kept the exchange alive"
         done.set()
@@ -88,7 +88,7 @@ async def test_one_that_takes_little_at_a_time_is_not_idle(who: str, monkeypatch
         sending = asyncio.ensure_future(client.send(request("POST", path, length), *body))
         await wait_until(lambda: up.calls)
         (flow,) = tap.relay.flows
-        slow = flow._stream if who == "client" else flow._upstream
+        slow = flow._stream if who == "client" else flow.upload.upstream
         assert slow is not None
         await wait_until(lambda: slow.pending)
         await wait_still(lambda: slow.acked_bytes)

@@ -6,7 +6,8 @@ import pytest
 
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol.http1 import RequestHead, parse_request_head, parse_response_head
-from llmtap.vantage.relay.heads import own_answer, request_lines, response_lines, target_of
+from llmtap.vantage.relay.heads import added_fields, own_answer, request_lines, response_lines, target_of
+from llmtap.vantage.relay.options import RelayOptions
 
 
 def asked(
@@ -113,6 +114,24 @@ def test_an_http11_request_always_has_a_host() -> None:
     """RFC 9112 3.2: also when the client's own is kept and an HTTP/1.0 client sent none."""
     lines = sent_on(asked(first=b"GET /x HTTP/1.0", host=None), authority=None)
     assert [line for line in lines if line.lower().startswith(b"host:")] != []
+
+
+@pytest.mark.parametrize(
+    ("lines", "makes"),
+    [([], True), ([b"X-Request-ID: r"], False), ([b"X-Request-Id: r", b"Connection: X-Request-Id"], True)],
+)
+def test_a_request_id_is_made_where_none_reaches_the_upstream(lines: list[bytes], makes: bool) -> None:
+    assert added_fields(asked(*lines), RelayOptions(), b"") == []
+    made = [added_fields(asked(*lines), RelayOptions(request_id="make"), b"") for _ in range(2)]
+    assert [[name for name, _ in fields] for fields in made] == [[b"X-Request-Id"] * makes] * 2
+    assert (made[0] != made[1]) is makes
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_via_and_forwarded_for_name_the_client(version: bytes) -> None:
+    head = asked(first=b"GET /x HTTP/" + version)
+    fields = added_fields(head, RelayOptions(via=True, forwarded_for=True), b"::1")
+    assert fields == [(b"X-Forwarded-For", b"::1"), (b"Via", version + b" llmtap")]
 
 
 def test_what_the_options_add_stands_at_the_end() -> None:

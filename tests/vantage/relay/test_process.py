@@ -14,15 +14,15 @@ from llmtap import native
 from llmtap.log import LogSetup
 from llmtap.units import encode_special
 from llmtap.vantage.relay.options import RelayOptions
-from llmtap.vantage.relay.process import RelaySetup
+from llmtap.vantage.relay.relay import RelaySetup
 
-AS_IT_IS = "import sys; from llmtap.vantage.relay.process import main; sys.exit(main())"
+AS_IT_IS = "import sys; from llmtap.vantage.relay.relay import main; sys.exit(main())"
 BROKEN = """
 import sys
-from llmtap.vantage.relay.process import main
+from llmtap.vantage.relay.relay import main
 from llmtap.vantage.relay.relay import Relay
 
-Relay.status = None  # not to be called: so the task that reports fails
+Relay._counters = None  # not to be called: so the task that reports fails
 sys.exit(main())
 """
 

@@ -94,7 +94,7 @@ async def test_a_request_that_could_be_read_in_two_ways_is_not_forwarded() -> No
                 client.close()
         assert up.calls == []
         assert up.connections == 0
-        assert tap.relay.status().refused == {"malformed_request": 3 * len(AMBIGUOUS)}
+        assert tap.relay.reporter.status().refused == {"malformed_request": 3 * len(AMBIGUOUS)}
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ async def test_too_many_exchanges_at_a_time_are_503_with_a_hint() -> None:
             assert (await client.answer()).data == b"ok"
         assert (await (await tap.client()).get(path)).data == b"ok", "there is room again"
         assert len(up.calls) == 3
-        assert sum(tap.relay.status().refused.values()) == 1, "one refusal is counted once"
+        assert sum(tap.relay.reporter.status().refused.values()) == 1, "one refusal is counted once"
 
 
 @scene
@@ -262,7 +262,7 @@ async def test_too_many_connections_are_closed_and_counted() -> None:
             assert (await client.get(path)).status == 200
         surplus = await tap.client()
         await surplus.to_end()
-        assert tap.relay.status().refused == {"connections": 1}
+        assert tap.relay.reporter.status().refused == {"connections": 1}
         held[0].close()
         await wait_until(lambda: len(tap.relay.connections) == 2)
         assert (await (await tap.client()).get(path)).status == 200
@@ -449,22 +449,9 @@ async def test_no_file_descriptor_left_is_a_503_at_once_and_the_taps_own(
         assert (recorded.closing.outcome, recorded.closing.status) == ("rejected", 503)
         assert recorded.closing.error is not None
         assert "too many open files" in recorded.closing.error
-        assert tap.relay.status().refused == {"tap_overloaded": 1}
+        assert tap.relay.reporter.status().refused == {"tap_overloaded": 1}
         assert f"event=tap_overloaded relay=test.0.1 error='[Errno {errno.EMFILE}]" in caplog.text
         assert (await (await tap.client()).get(path)).data == b"ok", "there is room again"
-
-
-@scene
-async def test_no_file_descriptor_left_for_a_part_of_a_request_is_a_503_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with stage(upstream_keepalive=ms(0)) as (up, tap):
-        path = up.on(answers(b"ok"))
-        assert (await (await tap.client()).get(path)).data == b"ok"
-        sockets_fail(monkeypatch, errno.ENFILE)
-        head = request("POST", path, "Content-Length: 100000")
-        assert await refused(tap, head + b"x" * 10, 503) == "tap_overloaded"
-        assert len(up.calls) == 1
 
 
 @contextmanager

@@ -194,17 +194,6 @@ async def test_an_http10_client_gets_no_chunks() -> None:
         )
 
 
-@pytest.mark.parametrize("method", ["HEAD", "GET"])
-@scene
-async def test_an_http10_client_is_told_no_transfer_coding_even_without_a_body(method: str) -> None:
-    """RFC 9112 6.1: a server MUST NOT send Transfer-Encoding unless the request said HTTP/1.1."""
-    status = b"200 OK" if method == "HEAD" else b"304 Not Modified"
-    async with stage() as (up, tap):
-        path = up.on(says(b"HTTP/1.1 " + status + b"\r\nTransfer-Encoding: chunked\r\n\r\n"))
-        answer = await (await tap.client()).ask(request(method, path, version="1.0"))
-        assert answer.head.get("transfer-encoding") is None
-
-
 @scene
 async def test_an_http10_client_may_keep_its_connection_where_the_length_is_told() -> None:
     async with stage() as (up, tap):
@@ -285,18 +274,6 @@ async def test_fifty_requests_use_one_connection_on_each_side() -> None:
         assert len(up.calls_to(path)) == 50
         assert up.connections == 1
         assert tap.relay.pool.reuses == 49
-
-
-@scene
-async def test_connections_to_the_upstream_are_shared_by_clients() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        for _ in range(10):
-            client = await tap.client()
-            assert (await client.get(path, "Connection: close")).status == 200
-            assert await client.to_end() == (b"", Ending.FIN)
-        assert up.connections == 1
-        assert all(c.head.get("connection") is None for c in up.calls_to(path))
 
 
 @pytest.mark.parametrize("option", ["close", "Close", "x, close"])
@@ -468,17 +445,6 @@ async def test_an_answers_head_arrives_with_order_case_and_repeats() -> None:
         ]  # fmt: skip
 
 
-@scene
-async def test_bytes_beyond_ascii_pass_in_values() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        client = await tap.client()
-        value = "naïve-日本".encode()
-        raw = request("GET", path).removesuffix(b"\r\n") + b"X-N: " + value + b"\r\n\r\n"
-        assert (await client.ask(raw)).status == 200
-        assert up.call(path).head.get("x-n") == value
-
-
 @pytest.mark.parametrize(
     "tail",
     [
@@ -494,16 +460,6 @@ async def test_the_target_arrives_byte_for_byte(tail: str) -> None:
         assert up.call(path).target == (path + tail).encode()
 
 
-@scene
-async def test_many_fields_and_long_ones_pass() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers(fields=b"X-Big: " + b"b" * 6_000 + b"\r\n"))
-        fields = [f"X-H{i}: v{i}" for i in range(200)] + ["X-Long: " + "c" * 20_000]
-        answer = await (await tap.client()).get(path, *fields)
-        assert len(answer.head.get("x-big") or b"") == 6_000
-        assert [f"{n.decode()}: {v.decode()}" for n, v in up.call(path).head.fields[1:]] == fields
-
-
 @pytest.mark.parametrize("method", ["PROPFIND", "QUERY", "PATCH", "DELETE", "TELEPORT", "get", "M-SEARCH"])
 @scene
 async def test_any_method_passes(method: str) -> None:
@@ -514,28 +470,6 @@ async def test_any_method_passes(method: str) -> None:
         assert call.method == method.encode()
         assert call.payload is not None
         assert call.payload.data == b"b"
-
-
-@scene
-async def test_fields_for_one_hop_stop_in_both_directions() -> None:
-    """RFC 9110 7.6.1."""
-    async with stage() as (up, tap):
-        down = b"Connection: keep-alive, x-down\r\nX-Down: 1\r\nKeep-Alive: timeout=5\r\nX-Stay: 1\r\n"
-        path = up.on(answers(fields=down))
-        hop = [
-            "Connection: keep-alive, X-Up",
-            "X-Up: 1",
-            "Keep-Alive: timeout=5",
-            "Proxy-Connection: keep-alive",
-        ]
-        answer = await (await tap.client()).get(path, *hop, "X-Stay: 1")
-        sent = up.call(path).head
-        assert sent.get("x-stay") == b"1"
-        assert answer.head.get("x-stay") == b"1"
-        for name in ("x-up", "keep-alive", "proxy-connection", "connection"):
-            assert sent.get(name) is None, name
-        for name in ("x-down", "keep-alive", "connection"):
-            assert answer.head.get(name) is None, name
 
 
 # ---------------------------------------------------------------- where a request goes
@@ -554,28 +488,12 @@ async def test_the_absolute_form_goes_to_the_upstream_only() -> None:
 
 
 @scene
-async def test_a_kept_host_is_that_of_the_absolute_form() -> None:
-    """RFC 9112 3.2.2: the target's host counts, and the Host field received with it is ignored."""
-    async with stage(host="client") as (up, tap):
-        path = up.on(answers())
-        await (await tap.client()).ask(request("GET", f"http://real.test{path}", host="spoofed.test"))
-        assert up.call(path).head.get("host") == b"real.test"
-
-
-@scene
-async def test_the_clients_host_is_kept_if_asked_for() -> None:
-    async with stage(host="client") as (up, tap):
-        path = up.on(answers())
-        await (await tap.client()).get(path)
-        assert up.call(path).head.get("host") == b"client.test"
-
-
-@scene
-async def test_a_prefix_is_put_before_the_path() -> None:
-    async with upstream() as up, tapped(up.url + "/base/") as tap:
+async def test_a_prefix_is_put_before_the_path_and_the_clients_host_kept_if_asked_for() -> None:
+    async with upstream() as up, tapped(up.url + "/base/", host="client") as tap:
         path = up.on(answers(b"found"))
         assert (await (await tap.client()).get(path + "?q")).data == b"found"
         assert up.call(path).target == b"/base" + path.encode() + b"?q"
+        assert up.call(path).head.get("host") == b"client.test"
 
 
 @scene
@@ -589,74 +507,32 @@ async def test_connect_is_no_tunnel() -> None:
         assert (elsewhere.connections, up.connections) == (0, 0)
 
 
-# ---------------------------------------------------------------- Max-Forwards
-
-
-@pytest.mark.parametrize("method", ["OPTIONS", "TRACE"])
-@pytest.mark.parametrize(("said", "passed"), [("5", b"5"), ("1", b"1"), ("10 ", b"10")])
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "GET"])
+@pytest.mark.parametrize(
+    ("value", "passed"),
+    [
+        ("5", "4"), ("1", "0"), ("10 ", "9"), ("0", None), ("00", None), ("\t0", None), ("x", "x"),
+        ("-1", "-1"), ("9" * 5_000, "9" * 5_000),
+    ],
+)  # fmt: skip
 @scene
-async def test_max_forwards_counts_down(method: str, said: str, passed: bytes) -> None:
-    """RFC 9110 7.6.2: each intermediary MUST decrement it before forwarding."""
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        assert (await (await tap.client()).ask(request(method, path, f"Max-Forwards: {said}"))).status == 200
-        assert up.call(path).head.get("max-forwards") == b"%d" % (int(passed) - 1)
-
-
-@pytest.mark.parametrize("method", ["OPTIONS", "TRACE"])
-@pytest.mark.parametrize("value", ["0", "00", "0 ", "\t0"])
-@scene
-async def test_max_forwards_of_zero_goes_no_further(method: str, value: str) -> None:
+async def test_max_forwards_counts_down_to_an_answer_of_our_own(
+    method: str, value: str, passed: str | None
+) -> None:
+    """RFC 9110 7.6.2: each intermediary MUST decrement it, for OPTIONS and TRACE."""
     async with stage() as (up, tap):
         path = up.on(answers())
         answer = await (await tap.client()).ask(request(method, path, f"Max-Forwards: {value}"))
-        assert answer.status == (200 if method == "OPTIONS" else 405)
-        assert up.calls == []
-
-
-@scene
-async def test_max_forwards_means_nothing_to_other_methods() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        assert (await (await tap.client()).get(path, "Max-Forwards: 0")).status == 200
-        assert up.call(path).head.get("max-forwards") == b"0"
-
-
-@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "9" * 5_000])
-@scene
-async def test_an_odd_max_forwards_hurts_nobody(value: str) -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        async with asyncio.timeout(PATIENCE_S):
-            answer = await (await tap.client()).ask(request("OPTIONS", path, f"Max-Forwards: {value}"))
-        assert answer.status in (200, 400)
+        if method == "GET":
+            passed = value.strip()
+        if passed is None:
+            assert answer.status == (200 if method == "OPTIONS" else 405)
+            assert up.calls == []
+        else:
+            assert up.call(path).head.get("max-forwards") == passed.encode()
 
 
 # ---------------------------------------------------------------- small print
-
-
-@scene
-async def test_an_empty_line_before_a_request_is_forgiven() -> None:
-    """RFC 9112 2.2: at least one CRLF received before a request-line SHOULD be ignored."""
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        client = await tap.client()
-        assert (await client.ask(b"\r\n" + request("GET", path))).status == 200
-        # Old clients add one behind a body as well.
-        await client.send(request("POST", path, body=b"abc") + b"\r\n")
-        assert (await client.answer()).status == 200
-        assert (await client.get(path)).status == 200
-
-
-@scene
-async def test_an_empty_line_before_a_request_may_come_in_two_reads() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        client = await tap.client()
-        for piece in (b"\r", b"\n", request("GET", path)):
-            await client.send(piece)
-            await asyncio.sleep(0.02)
-        assert (await client.answer()).status == 200
 
 
 @scene
@@ -698,36 +574,6 @@ async def test_no_answer_of_one_client_reaches_another() -> None:
 
         for _ in range(3):
             await asyncio.gather(*(one(i) for i in range(100)))
-
-
-@scene
-async def test_many_connections_leave_nothing_open() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers(b"c"))
-
-        async def one() -> None:
-            client = await tap.client()
-            assert (await client.get(path, "Connection: close")).data == b"c"
-            client.close()
-
-        for _ in range(6):
-            await asyncio.gather(*(one() for _ in range(50)))
-        await wait_until(lambda: not tap.relay.connections)
-        assert not tap.relay.flows
-        assert len(up.calls_to(path)) == 300
-        await wait_until(lambda: up.open == tap.relay.pool.idle <= 50)
-
-
-@scene
-async def test_a_client_may_say_nothing_at_all() -> None:
-    async with stage() as (up, tap):
-        client = await tap.client()
-        client.close()
-        quiet = await tap.client()
-        quiet.reset()
-        path = up.on(answers())
-        assert (await (await tap.client()).get(path)).status == 200
-        await wait_until(lambda: len(tap.relay.connections) == 1)
 
 
 @scene

@@ -172,39 +172,3 @@ async def test_both_directions_at_once() -> None:
         await client.send(b"0\r\n\r\n")
         assert await client.exactly(5) == b"0\r\n\r\n"
         assert (await tap.meter.closed(1)).closing.outcome == "complete"
-
-
-@CLOCKS
-@scene
-async def test_a_hundred_streams_in_lock_step_at_once(clock: str) -> None:
-    async with stage(clock=clock) as (up, tap):
-        events = [[b"stream %d event %d\n\n" % (s, i) for i in range(15)] for s in range(100)]
-        framings = ["chunked", "length", "close"]
-        await asyncio.gather(*(in_step(up, tap, framings[s % 3], events[s]) for s in range(100)))
-        for seq in range(1, 101):
-            recorded = await tap.meter.closed(seq)
-            assert recorded.closing.outcome == "complete"
-            assert len(recorded.of(FrameKind.RESPONSE_DATA)) >= 15
-
-
-@scene
-async def test_silence_in_the_middle_of_an_event_is_no_reason_to_wait() -> None:
-    """What has come of a chunk is passed before the rest of it exists."""
-    raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    parts = [b"1", b"0\r", b"\n01234567", b"89abcdef\r", b"\n0\r\n", b"\r\n"]
-
-    async with stage() as (up, tap):
-        heard = asyncio.Semaphore(0)
-
-        async def script(call: Call) -> None:
-            await call.say(raw)
-            for part in parts:
-                await heard.acquire()
-                await call.say(part)
-
-        client = await tap.client()
-        await client.send(request("GET", up.on(script)))
-        await client.head()
-        for part in parts:
-            heard.release()
-            assert await client.exactly(len(part)) == part

@@ -51,9 +51,9 @@ async def test_a_connection_that_left_while_a_sweep_went_on_is_passed_over(sent:
             await client.head()
         client.reset()
         await wait_until(lambda: not tap.relay.connections)
-        before = tap.relay.status()
+        before = tap.relay.reporter.status()
         connection.check(SystemClock.mono_ns() + LONG_AFTER_NS)
-        after = tap.relay.status()
+        after = tap.relay.reporter.status()
         assert (after.opened, after.refused) == (before.opened, before.refused)
 
 
@@ -64,7 +64,7 @@ async def test_what_fails_in_the_sweep_costs_nobody_else_a_time_out(
 ) -> None:
     async with stage(head_timeout=ms(200)) as (up, tap):
         if whose == "a connection":
-            tap.relay.connections.add(Mistaken(tap.relay, b""))
+            tap.relay.connections.add(Mistaken(tap.relay.context, b"", tap.relay.forget))
         else:
             monkeypatch.setattr(tap.relay.pool, "sweep", fail)
         await wait_until(lambda: "check_failed" in caplog.text)
@@ -80,7 +80,7 @@ async def test_what_fails_in_the_sweep_costs_nobody_else_a_time_out(
 @scene
 async def test_a_fault_of_every_sweep_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     async with stage() as (_, tap):
-        tap.relay.connections.update(Mistaken(tap.relay, b"") for _ in range(300))
+        tap.relay.connections.update(Mistaken(tap.relay.context, b"", tap.relay.forget) for _ in range(300))
         await wait_until(lambda: "check_failed" in caplog.text)
         for _ in range(300):
             tap.relay._check(fail, 0)
@@ -93,7 +93,7 @@ async def test_a_relay_whose_reports_fail_says_that_it_is_broken(
 ) -> None:
     async with stage() as (_, tap):
         with monkeypatch.context() as patched:
-            patched.setattr(tap.relay, "status", fail)
+            patched.setattr(tap.relay.reporter, "status", fail)
             await tap.relay.broken
     (told,) = [r for r in caplog.records if "event=relay_broken" in r.getMessage()]
     assert (told.levelno, told.exc_info is not None) == (logging.CRITICAL, True)

@@ -3,11 +3,8 @@
 How it does between real sockets is in test_upgrade.py, and with TLS in tests/net/test_tls.py.
 """
 
-from typing import cast
-
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import Handler
-from llmtap.vantage.relay.flow import Flow
 from llmtap.vantage.relay.tunnel import Tunnel
 
 
@@ -88,89 +85,77 @@ class FakeStream:
         self.handler.on_lost(error)
 
 
-class FakeFlow:
-    """Keeps how the tunnel ended."""
-
-    def __init__(self) -> None:
-        self.ends: list[tuple[Outcome, str | None]] = []
-
-    def tunnelled(self, kind: int, data: bytes, t_ns: int) -> None:
-        """Counted elsewhere."""
-
-    def tunnel_over(self, outcome: Outcome, error: str | None) -> None:
-        self.ends.append((outcome, error))
-
-
 COMPLETE = [(Outcome.COMPLETE, None)]
 
 
-def tunnel_of(client: FakeStream, upstream: FakeStream) -> FakeFlow:
-    flow = FakeFlow()
-    Tunnel(cast(Flow, flow), client, upstream)
-    return flow
+def tunnel_of(client: FakeStream, upstream: FakeStream) -> list[tuple[Outcome, str | None]]:
+    """Make a tunnel; returns where it puts how it ended."""
+    ends: list[tuple[Outcome, str | None]] = []
+    Tunnel(client, upstream, lambda *_: None, lambda *how: ends.append(how))
+    return ends
 
 
 def test_it_is_over_when_both_ends_have_been_passed_and_not_when_they_have_come() -> None:
     client, upstream = FakeStream(), FakeStream()
-    flow = tunnel_of(client, upstream)
+    ends = tunnel_of(client, upstream)
     upstream.full = True
     client.says(b"last words")
     assert client.paused
     client.says_end()
     upstream.says_end()
-    assert (upstream.ended, client.ended, flow.ends) == (False, True, [])
+    assert (upstream.ended, client.ended, ends) == (False, True, [])
     upstream.drain()
     assert (upstream.took, upstream.ended) == ([b"last words"], True)
-    assert flow.ends == COMPLETE
+    assert ends == COMPLETE
     assert client.closed
     assert upstream.closed
 
 
 def test_a_tls_client_is_gone_before_its_last_words_are_taken() -> None:
     client, upstream = FakeStream(tls=True), FakeStream()
-    flow = tunnel_of(client, upstream)
+    ends = tunnel_of(client, upstream)
     upstream.full = True
     client.says(b"last words")
     client.says_end()
     client.goes()
-    assert (upstream.ended, flow.ends) == (False, [])
+    assert (upstream.ended, ends) == (False, [])
     upstream.drain()
-    assert (upstream.took, upstream.ended, flow.ends) == ([b"last words"], True, [])
+    assert (upstream.took, upstream.ended, ends) == ([b"last words"], True, [])
     upstream.says_end()
-    assert flow.ends == COMPLETE
+    assert ends == COMPLETE
 
 
 def test_a_tls_upstream_is_gone_before_its_last_words_are_taken() -> None:
     client, upstream = FakeStream(), FakeStream(tls=True)
-    flow = tunnel_of(client, upstream)
+    ends = tunnel_of(client, upstream)
     client.full = True
     upstream.says(b"last words")
     upstream.says_end()
     upstream.goes()
     client.says(b"nobody hears this")
     client.says_end()
-    assert (client.ended, flow.ends) == (False, [])
+    assert (client.ended, ends) == (False, [])
     client.drain()
     assert (client.took, client.ended) == ([b"last words"], True)
-    assert flow.ends == COMPLETE
+    assert ends == COMPLETE
 
 
 def test_a_tls_upstream_that_goes_in_order_waits_for_the_clients_end() -> None:
     """Closing on a client that speaks would reset it, and cost it what it has not read yet."""
     client, upstream = FakeStream(), FakeStream(tls=True)
-    flow = tunnel_of(client, upstream)
+    ends = tunnel_of(client, upstream)
     upstream.says_end()
     upstream.goes()
     client.says(b"nobody hears this")
-    assert (client.ended, client.closed, flow.ends) == (True, False, [])
+    assert (client.ended, client.closed, ends) == (True, False, [])
     client.says_end()
-    assert flow.ends == COMPLETE
+    assert ends == COMPLETE
 
 
 def test_who_waited_for_a_tls_side_to_take_more_is_heard_when_it_has_gone() -> None:
     for client_tls in (False, True):
         client, upstream = FakeStream(tls=client_tls), FakeStream(tls=not client_tls)
-        flow = tunnel_of(client, upstream)
+        ends = tunnel_of(client, upstream)
         tls, plain = (client, upstream) if client_tls else (upstream, client)
         tls.full = True
         plain.says(b"too much")
@@ -179,50 +164,50 @@ def test_who_waited_for_a_tls_side_to_take_more_is_heard_when_it_has_gone() -> N
         tls.goes()
         assert not plain.paused
         plain.says_end()
-        assert flow.ends == COMPLETE
+        assert ends == COMPLETE
 
 
 def test_a_side_that_had_ended_before_a_tls_side_went_need_not_be_heard_again() -> None:
     client, upstream = FakeStream(), FakeStream(tls=True)
-    flow = tunnel_of(client, upstream)
+    ends = tunnel_of(client, upstream)
     upstream.full = True
     client.says(b"too much")
     client.says_end()
     upstream.says_end()
-    assert flow.ends == []
+    assert ends == []
     upstream.goes()
-    assert flow.ends == COMPLETE
+    assert ends == COMPLETE
 
 
 def test_a_client_that_goes_with_an_error_broke_it_even_behind_its_end() -> None:
     client, upstream = FakeStream(tls=True), FakeStream()
-    flow = tunnel_of(client, upstream)
+    ends = tunnel_of(client, upstream)
     client.says_end()
     client.goes(TimeoutError("it took nothing any more"))
-    assert flow.ends == [(Outcome.CLIENT_CANCELLED, "the client broke the tunnel (TimeoutError)")]
+    assert ends == [(Outcome.CLIENT_CANCELLED, "the client broke the tunnel (TimeoutError)")]
     assert upstream.closed
 
 
 def test_what_an_upstream_said_before_it_broke_is_the_clients() -> None:
     for tls in (False, True):
         client, upstream = FakeStream(tls=tls), FakeStream()
-        flow = tunnel_of(client, upstream)
+        ends = tunnel_of(client, upstream)
         client.full = True
         upstream.says(b"last words")
         upstream.goes(ConnectionResetError("reset"))
         client.says(b"nobody hears this")
         client.says_end()
-        assert (client.ended, flow.ends) == (False, [])
+        assert (client.ended, ends) == (False, [])
         client.drain()
         assert (client.took, client.ended) == ([b"last words"], True)
-        assert flow.ends == [(Outcome.UPSTREAM_RESET, "the upstream broke the tunnel (ConnectionResetError)")]
+        assert ends == [(Outcome.UPSTREAM_RESET, "the upstream broke the tunnel (ConnectionResetError)")]
 
 
 def test_a_client_that_leaves_while_a_broken_upstreams_words_wait_for_it() -> None:
     client, upstream = FakeStream(), FakeStream()
-    flow = tunnel_of(client, upstream)
+    ends = tunnel_of(client, upstream)
     client.full = True
     upstream.says(b"last words")
     upstream.goes(ConnectionResetError("reset"))
     client.goes(ConnectionResetError("reset"))
-    assert [outcome for outcome, _ in flow.ends] == [Outcome.UPSTREAM_RESET], "the first break counts"
+    assert [outcome for outcome, _ in ends] == [Outcome.UPSTREAM_RESET], "the first break counts"

@@ -263,10 +263,10 @@ async def test_what_came_before_an_upstreams_reset_reaches_a_slow_client() -> No
         await client.head()
         (flow,) = tap.relay.flows
         await wait_until(lambda: flow._stream.pending)
-        assert flow._upstream is not None
-        flow._upstream.resume()  # as it would be a moment before the client's socket is full
+        assert flow.upload.upstream is not None
+        flow.upload.upstream.resume()  # as it would be a moment before the client's socket is full
         go.set()
-        await wait_until(lambda: flow._upstream is not None and flow._upstream.closed)
+        await wait_until(lambda: flow.upload.upstream is not None and flow.upload.upstream.closed)
         data, _ = await client.to_end()
         assert len(data) == 60_000
         closing = (await tap.meter.closed(1)).closing

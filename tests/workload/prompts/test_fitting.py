@@ -12,14 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.workload.prompts.counter import ChatCounter, TextCounter, TokenCounter, as_text, load_counter
-from llmtap.workload.prompts.fitted_prompts import ElasticPrompts, FittedSource, RowPrompts, text_fit
-from llmtap.workload.prompts.fitting import BATCH_ROWS, BATCH_TOKENS, Draft, fit, in_batches
+from llmtap.workload.prompts.fitting import (
+    BATCH_ROWS,
+    BATCH_TOKENS,
+    ElasticPrompts,
+    FittedSource,
+    RowPrompts,
+    in_batches,
+)
 from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.prompts.prose import prose
-from llmtap.workload.prompts.text import COMMON, Numbers, Words
-from llmtap.workload.prompts.tokenizer import OwnTokenizer, Tokenizer
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
+from llmtap.workload.prompts.tokenizer import (
+    ChatCounter,
+    OwnTokenizer,
+    TextCounter,
+    TokenCounter,
+    Tokenizer,
+    as_text,
+    load_counter,
+)
 from llmtap.workload.requests import Requests
 from tests.support.model_folder import model_folder, ours_in_tiktoken
 
@@ -93,18 +105,6 @@ def test_rows_have_exactly_their_tokens(
         assert prompt.system == system
 
 
-def test_the_overhead_of_a_template_is_known_before_and_behind(counters: Counters, folder: Path) -> None:
-    counter, judge = counters["chat"]
-    before, behind = counter.overhead(Prompt())
-    ids = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert before == len(ids.encode("<|im_start|>user\n").ids)
-    assert behind == len(ids.encode("<|im_end|>\n<|im_start|>assistant\n").ids)
-    with_system = counter.overhead(Prompt(system="bace"))
-    assert with_system[0] > before
-    assert with_system[1] == behind
-    assert judge(Prompt(text=counter.words.table[0])) == before + behind + 1
-
-
 def test_a_row_is_the_same_whoever_is_asked_with_it(counters: Counters) -> None:
     counter, _ = counters["chat"]
     inputs = [300, 20, 300, 64, 500]
@@ -122,7 +122,6 @@ def test_blocks_are_shared_by_the_servers_count(counters: Counters, folder: Path
     requests = rows_of([64 * len(ids) + 30 for ids in blocks])
     requests.blocks, requests.block_tokens = blocks, 64
     source = RowPrompts(requests, counter, seed=3)
-    assert source.sharing_exact
     assert isinstance(counter, ChatCounter)
     seen: list[list[int]] = []
     for prompt, fitted in source.prompts(range(4)):
@@ -165,26 +164,11 @@ def test_where_words_are_tokens_all_is_counted_once() -> None:
     assert counter.asked == [3]
 
 
-def test_with_a_template_too_all_is_counted_once(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> None:
-    counter, _ = counters["chat"]
-    asked: list[int] = []
-    count = counter.count
-
-    def counting(prompts: Sequence[Prompt]) -> list[int]:
-        asked.append(len(prompts))
-        return count(prompts)
-
-    monkeypatch.setattr(counter, "count", counting)
-    RowPrompts(rows_of([100, 200, 300]), counter, system="bace").prompts(range(3))
-    assert asked == [3]
-
-
 def test_where_words_are_several_tokens_atoms_fill_what_is_left() -> None:
     counter = _Counting(_ThreeAWord())
     assert not counter.words.exact
     source = RowPrompts(rows_of([100, 101, 102, 3, 2]), counter)
     made = [fitted for _, fitted in source.prompts(range(5))]
-    assert not source.sharing_exact
     assert [fitted.tokens for fitted in made] == [100, 101, 102, 3, 3]
     assert made[0].text.endswith(" a")
     assert [fitted.exact for fitted in made] == [True, True, True, True, False]
@@ -201,18 +185,6 @@ class _Even(OwnTokenizer):
 def test_what_cannot_be_met_comes_as_near_as_it_can() -> None:
     made = RowPrompts(rows_of([101, 100]), TextCounter(_Even())).prompts(range(2))
     assert [abs(fitted.missed) for _, fitted in made] == [1, 0]
-
-
-def test_a_wrong_guess_of_the_overhead_costs_one_counting() -> None:
-    counter = _Counting(OwnTokenizer())
-    key = Numbers(0)
-
-    def make(words: int) -> Prompt:
-        return Prompt(text=COMMON.text(key.row(1, words)), system="one two three " * 5)
-
-    [(_, fitted)] = fit([Draft(50, make)], counter)
-    assert fitted.exact
-    assert counter.asked == [1, 1]
 
 
 class _Elastic:
@@ -254,33 +226,6 @@ def test_a_workloads_own_texts_get_their_lengths_and_keep_their_context(
     assert counter.tokenizer.counts([made[0][0].system]) == [40]
 
 
-def test_prompts_of_token_ids_stay_what_they_are(counters: Counters) -> None:
-    class Ids(_Elastic):
-        def sized(self, row: int, tokens: int) -> Prompt:
-            return Prompt(ids=[1, 2, 3])
-
-        def fitted(self, fit: Fit) -> "Ids":
-            return self
-
-    counter, _ = counters["chat"]
-    requests = rows_of([3, 4])
-    made = ElasticPrompts(Ids(requests), requests, counter).prompts([0, 1])
-    assert [(prompt.ids, fitted.missed, fitted.way) for prompt, fitted in made] == [
-        ([1, 2, 3], 0, "token ids"),
-        ([1, 2, 3], -1, "token ids"),
-    ]
-    assert counter.count([Prompt(ids=[5] * 7)]) == [7]
-
-
-@given(st.integers(1, 300), st.text(max_size=3))
-@settings(max_examples=40)
-def test_a_text_of_ours_is_made_one_of_theirs(counters: Counters, tokens: int, key: str) -> None:
-    tokenizer = counters["chat"][0].tokenizer
-    text = text_fit(tokenizer)(lambda n: prose(n, key), tokens)
-    assert tokenizer.counts([text]) == [tokens]
-    assert text == text_fit(tokenizer)(lambda n: prose(n, key), tokens)
-
-
 def test_a_completion_by_the_models_tokenizer_has_its_special_tokens(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "bos")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -303,14 +248,3 @@ def test_batches_are_bounded_and_lose_nobody(tokens: list[int]) -> None:
     for batch in batches:
         assert 1 <= len(batch) <= BATCH_ROWS
         assert len(batch) == 1 or sum(tokens[row] for row in batch) <= BATCH_TOKENS
-
-
-def test_a_text_without_roles_has_its_parts_in_order() -> None:
-    asked = Prompt(text="d", system="a", history=(("user", "b"), ("assistant", "c")))
-    assert as_text(asked) == "a\n\nb\n\nc\n\nd"
-    assert as_text(Prompt(text="d")) == "d"
-
-
-def test_words_have_a_table_of_256() -> None:
-    with pytest.raises(AssertionError):
-        Words(("one",))

@@ -7,18 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.workload.programs import LANGUAGES, Code
-from llmtap.workload.prompts.prose import (
-    QUESTION,
-    WORDS,
-    Document,
-    FileText,
-    ProseWords,
-    ProseWriter,
-    fitted_text,
-    prose,
-)
-from llmtap.workload.prompts.words import count_tokens, token_ids
+from llmtap.workload.programs import Code
+from llmtap.workload.prompts.prose import Document, FileText, ProseWords, ProseWriter, fitted_text, prose
+from llmtap.workload.prompts.text import count_tokens
 
 WRITERS: list[ProseWriter] = [ProseWords(), Document(), Code()]
 TEXT = st.text(alphabet="the and AZ09 ,.'\n\té漢😀#-", max_size=80)
@@ -36,22 +27,6 @@ def test_a_message_has_exactly_its_tokens(writer: ProseWriter, tokens: int, key:
 def test_a_longer_text_begins_with_the_shorter_one(a: int, b: int, key: str) -> None:
     short, long = sorted((a, b))
     assert prose(long, key).startswith(prose(short, key))
-
-
-def test_no_two_keys_begin_with_the_same_eight_tokens() -> None:
-    begins = {tuple(token_ids(prose(40, f"42/{row}"))[:8]) for row in range(20_000)}
-    assert len(begins) == 20_000
-
-
-def test_a_document_ends_with_its_question() -> None:
-    assert count_tokens(QUESTION) == 100
-    assert Document().text(300, "k", "").endswith(QUESTION)
-    assert count_tokens(Document().text(60, "k", "")) == 60, "too short for both: what fits of the question"
-
-
-def test_words_are_one_token_with_a_space_and_without() -> None:
-    assert len(WORDS) > 300
-    assert all(count_tokens(word) == count_tokens(" " + word) == 1 for word in WORDS)
 
 
 @given(TEXT, st.integers(0, 120), TEXT)
@@ -97,10 +72,3 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes | None
     with pytest.raises(ConfigError, match=problem) as caught:
         FileText(file, "content.file in x.toml")
     assert caught.value.place == "content.file in x.toml"
-
-
-def test_code_of_one_topic_is_of_one_language() -> None:
-    comments = {Code().text(80, f"{i}", "repository")[0] for i in range(20)}
-    assert len(comments) == 1
-    assert {Code().text(80, "k", f"{i}")[0] for i in range(20)} == {"#", "/"}
-    assert Code().describe()["language"] == list(LANGUAGES)

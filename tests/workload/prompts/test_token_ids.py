@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.workload.prompts.token_ids import CL100K_IDS, count_ids, random_ids
+from llmtap.workload.prompts.prompt import CL100K_IDS, count_ids, random_ids
 
 BELOW = st.one_of(st.just(CL100K_IDS), st.integers(2, 1 << 31))
 

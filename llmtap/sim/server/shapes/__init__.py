@@ -1,1 +1,1 @@
-"""How answers look on the wire: one file per API, each from what is said to bytes. Pure."""
+"""Requests and answers on the wire, one module for each family of APIs. Pure."""

@@ -5,55 +5,50 @@ Source: anthropics/anthropic-sdk-python types; shared/dialects/dialects.md secti
 
 from typing import Any
 
-import msgspec
+from llmtap.sim.server.shapes.shape import (
+    BROKEN,
+    Answer,
+    BaseShape,
+    CommonRequest,
+    Message,
+    SimulatedRequest,
+    decode,
+    lines_of,
+    sse,
+    text_of,
+)
 
-from llmtap.sim.server.shapes.shape import Answer, Choice, SimulatedRequest, decode, lines_of, text_of
-
-__all__ = ["AnthropicShape", "read"]
+__all__ = ["AnthropicShape", "anthropic_error", "read"]
 
 
-class _Message(msgspec.Struct):
-    role: str = "user"
-    content: Any = None
-
-
-class _Request(msgspec.Struct):
-    messages: list[_Message]
-    model: str = "sim"
+class _Request(CommonRequest, kw_only=True):
+    messages: list[Message]
     system: Any = None
-    stream: bool | None = False
-    max_tokens: int | None = None
-    min_tokens: int | None = 0
-    ignore_eos: bool | None = False
     stop_sequences: list[str] | None = None
-    seed: int | None = None
 
 
 def read(body: bytes) -> SimulatedRequest:
-    """What a request asks for. Raises BadRequest."""
+    """Read a request. Raises BadRequest."""
     r: _Request = decode(body, _Request)
     said = [text_of(r.system), *(text_of(m.content) for m in r.messages)]
-    return SimulatedRequest(
-        model=r.model, stream=bool(r.stream), prompts=("\n".join(filter(None, said)),),
-        max_tokens=r.max_tokens, min_tokens=r.min_tokens or 0, ignore_eos=bool(r.ignore_eos),
-        stop=lines_of(r.stop_sequences), seed=r.seed, include_usage=True,
-    )  # fmt: skip
+    return r.asked("\n".join(filter(None, said)), stop=lines_of(r.stop_sequences))
 
 
-class AnthropicShape:
-    """Writes one answer, which has one choice."""
+def anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
+    """Return the body of an error response."""
+    kinds = {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}
+    kind = kinds.get(status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
-    media_type = "text/event-stream"
+
+class AnthropicShape(BaseShape):
+    """Writes one message."""
 
     def __init__(self, answer: Answer) -> None:
-        self.id = f"msg_sim{answer.number}"
-        self._answer = answer
-        self._choice = answer.choices[0]
+        super().__init__(answer, "msg_sim")
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return (
-            b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode({"type": kind, **fields}) + b"\n\n"
-        )
+        return sse({"type": kind, **fields}, kind)
 
     def _message(self, content: list[Any], how: dict[str, Any], output_tokens: int) -> dict[str, Any]:
         usage = {
@@ -61,25 +56,32 @@ class AnthropicShape:
             "cache_read_input_tokens": 0, "output_tokens": output_tokens,
         }  # fmt: skip
         return {
-            "id": self.id, "type": "message", "role": "assistant", "model": self._answer.asked.model,
+            "id": self.id, "type": "message", "role": "assistant", "model": self._asked.model,
             "content": content, **how, "usage": usage,
         }  # fmt: skip
 
+    def _how(self) -> dict[str, Any]:
+        choice = self._choice
+        reason = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}[choice.finish]
+        if choice.refused:
+            reason = "refusal"
+        if choice.stop_text is not None:
+            reason = "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": choice.stop_text}
+
     def opening(self) -> bytes:
         nothing = {"stop_reason": None, "stop_sequence": None}
-        begun = self._event(
-            "message_start", message=self._message([], nothing, min(1, len(self._choice.pieces)))
-        )
+        message = self._message([], nothing, min(1, len(self._choice.pieces)))
+        begun = self._event("message_start", message=message)
         if not self._choice.pieces:
             return begun
-        block = {"type": "text", "text": ""}
-        return begun + self._event("content_block_start", index=0, content_block=block)
+        return begun + self._event("content_block_start", index=0, content_block={"type": "text", "text": ""})
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
-        self._answer.sent[index] = last
+        text = self._take(index, first, last)
         events = b""
         if last > first:
-            delta = {"type": "text_delta", "text": "".join(self._choice.pieces[first:last])}
+            delta = {"type": "text_delta", "text": text}
             events = self._event("content_block_delta", index=0, delta=delta)
         if final and self._choice.pieces:
             events += self._event("content_block_stop", index=0)
@@ -87,25 +89,14 @@ class AnthropicShape:
 
     def ending(self) -> bytes:
         usage = {"output_tokens": self._answer.sent[0]}
-        return self._event("message_delta", delta=_how(self._choice), usage=usage) + self._event(
-            "message_stop"
-        )
+        return self._event("message_delta", delta=self._how(), usage=usage) + self._event("message_stop")
 
     def keepalive(self) -> bytes:
         return self._event("ping")
 
     def failure(self) -> bytes:
-        return self._event("error", error={"type": "api_error", "message": "the engine broke down"})
+        return self._event("error", error={"type": "api_error", "message": BROKEN})
 
     def whole(self) -> dict[str, Any]:
         content = [{"type": "text", "text": self._choice.text}] if self._choice.pieces else []
-        return self._message(content, _how(self._choice), len(self._choice.pieces))
-
-
-def _how(choice: Choice) -> dict[str, Any]:
-    reason = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}[choice.finish]
-    if choice.refused:
-        reason = "refusal"
-    if choice.stop_text is not None:
-        reason = "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": choice.stop_text}
+        return self._message(content, self._how(), len(self._choice.pieces))

@@ -1,6 +1,6 @@
-"""The messages of llmtap's own service over gRPC (`llmtap/protocol/inference.proto`).
+"""Answers of vLLM's engine service over gRPC (`llmtap/protocol/vllm_grpc.py`).
 
-They have their length before them, as gRPC has them on the wire: several may leave together.
+Messages are preceded by their length as on the wire, because several may be written together.
 
 Source: gRPC over HTTP2, "Length-Prefixed-Message".
 """
@@ -8,26 +8,28 @@ Source: gRPC over HTTP2, "Length-Prefixed-Message".
 import struct
 from typing import Any, Final
 
-from llmtap.protocol.inference import Counts, GrpcChunk, read_request, write_chunk
+from llmtap.protocol.vllm_grpc import GrpcChunk, GrpcUsage, read_request, write_chunk
 from llmtap.sim.server.shapes.shape import Answer, BadRequest, SimulatedRequest
+from llmtap.workload.prompts.text import token_ids
 
 __all__ = ["PREFIX", "GrpcInference", "read"]
 
 PREFIX: Final = struct.Struct("!BI")
-"""Whether it is compressed, which none is, and its length."""
+"""Compression flag (0) and length."""
 
 
-def read(data: bytes) -> SimulatedRequest:
-    """What a request asks for. Raises BadRequest."""
+def read(data: bytes) -> tuple[SimulatedRequest, str]:
+    """Return a request and its id. Raises BadRequest."""
     try:
         r = read_request(data)
     except ValueError as exc:
         raise BadRequest(str(exc)) from None
-    return SimulatedRequest(
-        model=r.model or "sim", stream=True, prompts=(r.text,), prompt_tokens=len(r.ids) or None,
+    asked = SimulatedRequest(
+        model="sim", stream=True, prompts=(r.text,), prompt_tokens=len(r.ids) or None,
         max_tokens=r.max_tokens, min_tokens=r.min_tokens, ignore_eos=r.ignore_eos, stop=tuple(r.stop),
         seed=r.seed, include_usage=True,
     )  # fmt: skip
+    return asked, r.request_id
 
 
 class GrpcInference:
@@ -45,19 +47,21 @@ class GrpcInference:
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         self._answer.sent[index] = last
-        text = "".join(self._choice.pieces[first:last])
-        return _framed(GrpcChunk(text, last - first, self._choice.finish if final else ""))
+        if first == last:
+            return b""
+        return _framed(GrpcChunk([token_ids(piece)[0] for piece in self._choice.pieces[first:last]]))
 
     def ending(self) -> bytes:
         answer = self._answer
-        return _framed(GrpcChunk(counts=Counts(answer.prompt_tokens, answer.sent[0], answer.cached_tokens)))
+        usage = GrpcUsage(answer.prompt_tokens, answer.sent[0], answer.cached_tokens or 0)
+        return _framed(GrpcChunk(finish=self._choice.finish, usage=usage))
 
     def keepalive(self) -> bytes:
         """gRPC has pings of its own, which no application sees."""
         return b""
 
     def failure(self) -> bytes:
-        """The status of the call says it."""
+        """Stated by the status of the call."""
         return b""
 
     def whole(self) -> dict[str, Any]:

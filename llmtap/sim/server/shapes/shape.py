@@ -1,23 +1,27 @@
-"""What every API asks for and is answered, in words of our own, and the seam that each API's file fills."""
+"""Requests and answers independent of the API, and the interface that each API's module fills."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import msgspec
 
-__all__ = ["Answer", "BadRequest", "Choice", "Shape", "SimulatedRequest", "decode", "lines_of", "text_of"]
+__all__ = [
+    "BROKEN", "CREATED", "Answer", "BadRequest", "BaseShape", "Choice", "CommonRequest", "Message", "Shape",
+    "SimulatedRequest", "decode", "lines_of", "sse", "text_of",
+]  # fmt: skip
 
 CREATED: Final = 1_700_000_000
 """Date of every answer, so that equal requests get equal bytes."""
+BROKEN: Final = "the engine broke down"
 
 
 class BadRequest(ValueError):
-    """The body of a request does not fit; the client is told this sentence."""
+    """The body of a request does not fit; the client gets this message."""
 
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """A request, whatever API it came by."""
+    """A request of any API."""
 
     model: str
     stream: bool
@@ -34,6 +38,25 @@ class SimulatedRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     token_ids: bool = False
+
+
+class CommonRequest(msgspec.Struct, kw_only=True):
+    """Fields that the bodies of several APIs share; `min_tokens` and `ignore_eos` are vLLM's."""
+
+    model: str = "sim"
+    stream: bool | None = False
+    max_tokens: int | None = None
+    min_tokens: int | None = 0
+    ignore_eos: bool | None = False
+    seed: int | None = None
+
+    def asked(self, *prompts: str, **more: Any) -> SimulatedRequest:
+        """Return the request; `more` are fields of it."""
+        return SimulatedRequest(**{
+            "model": self.model, "stream": bool(self.stream), "prompts": prompts,
+            "max_tokens": self.max_tokens, "min_tokens": self.min_tokens or 0,
+            "ignore_eos": bool(self.ignore_eos), "seed": self.seed, "include_usage": True, **more,
+        })  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -55,7 +78,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """All that a shape needs to know of an answer."""
+    """What a shape needs to know of an answer."""
 
     number: int
     asked: SimulatedRequest
@@ -63,12 +86,12 @@ class Answer:
     choices: list[Choice]
     dialect: str = "openai"
     sent: list[int] = field(default_factory=list)
-    """Tokens of each choice that were sent so far."""
+    """Tokens of each choice sent so far."""
     prompt_ns: int = 0
-    """What the prompt took, for those who tell at the end."""
+    """Duration of the prompt, for APIs that report it at the end."""
     output_ns: int = 0
     cached_tokens: int | None = None
-    """Tokens of the prompt that the engine's prefix cache had, once that is known; None without one."""
+    """Prompt tokens found in the engine's prefix cache, once that is known; None without one."""
 
     def __post_init__(self) -> None:
         self.sent = [0] * len(self.choices)
@@ -85,32 +108,66 @@ class Shape(Protocol):
     id: str
 
     def opening(self) -> bytes:
-        """What stands before the first token."""
-        ...
+        """Return what precedes the first token."""
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
-        """Tokens `first` up to before `last` of choice `index`; if `final`, also how it ended."""
-        ...
+        """Return tokens `first` up to before `last` of choice `index`; if `final`, also how it ended."""
 
     def ending(self) -> bytes:
-        """What stands behind the last choice: usage, end marker."""
-        ...
+        """Return what follows the last choice: usage, end marker."""
 
     def keepalive(self) -> bytes:
-        """What may be sent in silence; empty where the API has nothing for it."""
-        ...
+        """Return what may be sent in silence; empty where the API has nothing for it."""
 
     def failure(self) -> bytes:
-        """The engine breaks down midway."""
-        ...
+        """Return the report of an engine failure in the middle of an answer."""
 
     def whole(self) -> dict[str, Any]:
-        """The answer that is not streamed."""
-        ...
+        """Return the answer that is not streamed."""
+
+
+class BaseShape:
+    """Common part of shapes. Most APIs answer with one choice."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, prefix: str) -> None:
+        """`prefix` of the answer's id."""
+        self.id = f"{prefix}{answer.number}"
+        self._answer = answer
+        self._asked = answer.asked
+        self._choice = answer.choices[0]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def _take(self, index: int, first: int, last: int) -> str:
+        """Return the text of these tokens, and count them as sent."""
+        answer = self._answer
+        answer.sent[index] = last
+        pieces = answer.choices[index].pieces
+        return pieces[first] if last == first + 1 else "".join(pieces[first:last])
+
+    @property
+    def _said(self) -> str:
+        """The text sent so far."""
+        return "".join(self._choice.pieces[: self._answer.sent[0]])
+
+    def _status(self) -> tuple[str, str | None]:
+        """Return OpenAI's status of an answer that has ended, and why it is incomplete."""
+        reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
+        reason = reasons.get(self._choice.finish)
+        return ("incomplete" if reason else "completed"), reason
+
+
+def sse(event: dict[str, Any], kind: str = "") -> bytes:
+    """Return a server-sent event, named `kind` if given."""
+    name = b"event: " + kind.encode() + b"\n" if kind else b""
+    return name + b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def decode(body: bytes, kind: type[Any]) -> Any:
-    """The body as `kind`. Raises BadRequest."""
+    """Return the body as `kind`. Raises BadRequest."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
@@ -118,15 +175,22 @@ def decode(body: bytes, kind: type[Any]) -> Any:
 
 
 def lines_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Stop strings, however many were given."""
+    """Return the stop strings."""
     return tuple(text for text in ([stop] if isinstance(stop, str) else stop or ()) if text)
 
 
 def text_of(content: Any) -> str:
-    """The text in the content of a message: a string, or parts of which some are text."""
+    """Return the text in the content of a message: a string, or parts of which some are text."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
         texts = (part.get("text") if isinstance(part, dict) else part for part in content)
         return "".join(text for text in texts if isinstance(text, str))
     return ""
+
+
+class Message(msgspec.Struct):
+    """A message of a conversation."""
+
+    role: str = "user"
+    content: Any = None

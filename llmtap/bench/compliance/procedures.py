@@ -1,0 +1,719 @@
+"""Section 5: the ten tests.
+
+Long because section 5 of the draft is one table, with its evidence functions in the same order.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from llmtap.bench.compliance.evidence import (
+    Check,
+    ComplianceVerdict,
+    Level,
+    LoadJudge,
+    Report,
+    Requirement,
+    Step,
+    Subject,
+    arrivals_of,
+    at,
+    cannot_tell,
+    cell,
+    count,
+    counted,
+    declared,
+    each_load,
+    has_levels,
+    has_requests,
+    is_closed,
+    is_measured,
+    is_open,
+    lacking,
+    lasted,
+    lasts,
+    measured,
+    met,
+    name_of,
+    not_applicable,
+    not_met,
+    over,
+    row,
+    seconds,
+    several,
+    slots_of,
+    steps,
+    table,
+    table_has,
+    text,
+    verdict,
+    workload,
+    workload_is,
+)
+from llmtap.bench.compliance.preparation import fully_specified
+from llmtap.bench.run.test import TESTS
+
+__all__ = ["ROWS", "load_model", "workload_defined"]
+
+
+P99_MIN: Final = 1_000
+P999_MIN: Final = 10_000
+_PERCENTILES: Final = ("P50", "P90", "P95", "P99", "P99.9")
+_EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
+ITL_OUTPUT_MIN: Final = 50
+ITL_REQUESTS_MIN: Final = 100
+GAPS_MIN: Final = 5_000
+ITL_LEVELS: Final = (25, 50, 75, 90)
+
+
+# ---------------------------------------------------------------- 5.1.2
+
+
+workload_defined: Final = each_load()(fully_specified)
+"""One of 4.3.2, or another one that is fully specified."""
+
+
+@each_load()
+def load_model(report: Report, step: Step) -> ComplianceVerdict:
+    mode = at(step, "result.load.mode")
+    return met(f"{mode} loop") if mode in ("open", "closed") else not_met("the load model is not told")
+
+
+@each_load()
+def _requests(report: Report, step: Step) -> ComplianceVerdict:
+    planned = at(step, "result.plan.requests")
+    return met(f"{several(planned, 'request')} planned") if planned else not_met("no number of requests")
+
+
+@each_load(is_open, "no load is an open loop")
+def _rate(report: Report, step: Step) -> ComplianceVerdict:
+    rate = at(step, "result.plan.arrivals.rate_rps") or at(step, "result.load.planned_rps")
+    return met(f"{rate:g} requests/s") if rate else not_met("no rate")
+
+
+@each_load(is_open, "no load is an open loop")
+def _distribution(report: Report, step: Step) -> ComplianceVerdict:
+    process = arrivals_of(step)
+    return met(f"arrivals {process}") if process else not_met("no arrival distribution")
+
+
+@each_load(is_closed, "no load is a closed loop")
+def _concurrency(report: Report, step: Step) -> ComplianceVerdict:
+    slots = slots_of(report, step)
+    return met(f"{count(slots)} at a time") if slots else not_met("how many requests at a time is not told")
+
+
+def _hardware(report: Report) -> ComplianceVerdict:
+    told = at(report, "sut.hardware") or {}
+    if text(told.get("accelerator")) == "none":
+        return met("no accelerator")
+    lacking = [name for name in ("accelerator", "count", "memory") if not text(told.get(name))]
+    if lacking:
+        return not_met(f"sut.hardware lacks {', '.join(lacking)}")
+    return met(f"{told['count']} x {told['accelerator']}, {told['memory']} each")
+
+
+@each_load(is_open, "no load is an open loop")
+def _poisson(report: Report, step: Step) -> ComplianceVerdict:
+    process = arrivals_of(step)
+    return met("arrivals poisson") if process == "poisson" else not_met(f"arrivals {process}, not poisson")
+
+
+# ---------------------------------------------------------------- 5.1.3 to 5.1.5
+
+
+def _other_tokens(report: Report) -> ComplianceVerdict:
+    """Whether the report says so where tokens come that are no content (5.1.3.1)."""
+    others = [
+        step
+        for step in steps(report)
+        if at(step, "result.metrics.ttft_any.n") != at(step, "result.metrics.ttft.n")
+        or at(step, "result.metrics.ttft_any.mean") != at(step, "result.metrics.ttft.mean")
+    ]
+    if not any(at(step, "result.metrics.ttft.n") for step in steps(report)):
+        return cannot_tell("no first token is in the report")
+    if not others:
+        n = sum(at(step, "result.metrics.ttft.n") or 0 for step in steps(report))
+        return not_applicable(f"content came first in all of {several(n, 'answer')}")
+    said = [note for note in map(str, report.get("notes") or ()) if "content token" in note]
+    return (
+        met(said[0]) if said else not_met("tokens came before the content, and the report does not note it")
+    )
+
+
+def _percentiles(report: Report) -> ComplianceVerdict:
+    found = table(report, 1)
+    if found is None:
+        return not_met("the report has no Table 1")
+    lacking = [name for name in _PERCENTILES if cell(found, f"TTFT {name}") is None]
+    if lacking:
+        return not_met(f"Table 1 has no {', '.join(lacking)}")
+    return met(", ".join(f"{name} {cell(found, f'TTFT {name}')}" for name in _PERCENTILES))
+
+
+def _varies(report: Report) -> bool:
+    """Whether inputs are of more than one length, as far as is known."""
+    told = [at(workload(step), "input.distribution") for step in measured(report)]
+    return any(name != "fixed" for name in told) or not told
+
+
+def _buckets(report: Report) -> ComplianceVerdict:
+    if not _varies(report):
+        return not_applicable("all inputs have one length")
+    found = table(report, 2)
+    if found is None:
+        return not_met("the report has no Table 2")
+    edges = {int(n) for cells in found["rows"] for n in re.findall(r"\d+", cells[0].replace(",", ""))}
+    shown = ", ".join(cells[0] for cells in found["rows"])
+    return met(shown) if edges and edges <= set(_EDGES) else not_met(f"buckets {shown}")
+
+
+def _sample_count(report: Report) -> ComplianceVerdict:
+    found = table(report, 1)
+    requests = None if found is None else cell(found, "Requests")
+    samples = at(report, "measurements.ttft.n")
+    if requests is None and samples is None:
+        return not_met("neither Table 1 nor the measurements tell how many samples there are")
+    return met(f"{count(samples)} samples" if samples is not None else f"{requests} requests")
+
+
+def _lines(report: Report) -> Sequence[tuple[str, str]]:
+    """The configuration summary: labels in small letters, and what they say."""
+    told = report.get("configuration") or {}
+    return [(str(label).lower(), text(said)) for label, said in told.items()]
+
+
+def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
+    """Whether the configuration summary has lines for each of `words` (alternatives by `|`), or the report
+    has it elsewhere."""
+
+    def check(report: Report) -> ComplianceVerdict:
+        found = []
+        for word in words:
+            line = next(
+                (f"{k}: {v}" for k, v in _lines(report) if v and k.startswith(tuple(word.split("|")))), None
+            )
+            if line is None:
+                other = None if or_else is None else or_else(report)
+                return other if other is not None and other.status == "met" else not_met(f"{what} is missing")
+            found.append(line)
+        return met("; ".join(found))
+
+    return check
+
+
+def _model_and_hardware(report: Report) -> ComplianceVerdict:
+    model, hardware = declared("sut.model", "model")(report), _hardware(report)
+    if "not met" in (model.status, hardware.status):
+        return not_met(model.evidence if model.status == "not met" else hardware.evidence)
+    return met(f"{model.evidence}; {hardware.evidence}")
+
+
+def _warmed(report: Report) -> ComplianceVerdict:
+    told = [one for one in report.get("warmups") or () if not one.get("skipped")]
+    if not told:
+        return not_met("no warm-up is told")
+    one = told[0]
+    requests, tokens = (one.get(name) or 0 for name in ("requests", "tokens"))
+    return met(f"warm-up: {several(requests, 'request')}, {several(tokens, 'token')}")
+
+
+def _guarded(report: Report) -> ComplianceVerdict:
+    found = [
+        declared(f"sut.guardrails.{side}_filter", f"{side} filter")(report) for side in ("input", "output")
+    ]
+    if any(one.status == "not met" for one in found):
+        return not_met("guardrails are not declared (sut.guardrails)")
+    return met("; ".join(one.evidence for one in found))
+
+
+def _by_length(report: Report) -> ComplianceVerdict:
+    if not _varies(report):
+        return not_applicable("all inputs have one length")
+    return table_has(2, ("Input Tokens", "P50", "P95", "P99"))(report)
+
+
+def _drawn(report: Report) -> ComplianceVerdict:
+    kinds = [chart.get("kind") for chart in report.get("charts") or () if "TTFT" in str(chart.get("title"))]
+    drawn = [kind for kind in kinds if kind in ("cdf", "histogram")]
+    return met(" and ".join(map(str, drawn))) if drawn else not_met("neither histogram nor CDF of TTFT")
+
+
+# ---------------------------------------------------------------- 5.4
+
+
+def _long_enough(report: Report) -> ComplianceVerdict:
+    levels = [one for one in at(report, "measurements.levels") or () if isinstance(one, dict)]
+    short = sum(one.get("too_short") or 0 for one in levels)
+    if short:
+        return not_met(f"{several(short, 'answer')} had fewer than {ITL_OUTPUT_MIN} tokens: in no figure")
+
+    def judge(report: Report, step: Step) -> ComplianceVerdict:
+        output = at(step, "result.plan.workload.output") or {}
+        asked = at(report, "params.output_tokens") or output.get("tokens") or output.get("min")
+        if asked is not None and asked < ITL_OUTPUT_MIN:
+            return not_met(f"answers of {asked} tokens were asked for, {ITL_OUTPUT_MIN} needed")
+        if not levels:
+            return cannot_tell("the lengths of answers are not told")
+        return met(f"no answer had fewer than {ITL_OUTPUT_MIN} tokens")
+
+    return over(report, judge, is_measured)
+
+
+@each_load(is_measured)
+def _without_ttft(report: Report, step: Step) -> ComplianceVerdict:
+    """Each answer has one gap less than chunks with output: the time before the first is no gap."""
+    gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
+    first = at(step, "result.metrics.ttft_any.n")
+    if not gaps or not chunks or not first:
+        return cannot_tell("the report lacks the numbers of gaps, chunks and answers")
+    evidence = f"{several(gaps, 'gap')} of {several(chunks, 'chunk')} in {several(first, 'answer')}"
+    return verdict(gaps <= chunks - first, evidence)
+
+
+@each_load(is_measured)
+def _gaps(report: Report, step: Step) -> ComplianceVerdict:
+    n = at(step, "result.metrics.tbc.n")
+    if n is None:
+        return cannot_tell("the number of gaps is not told")
+    evidence = f"{count(n)} gaps between tokens, {count(GAPS_MIN)} wanted"
+    return verdict(n >= GAPS_MIN, evidence)
+
+
+DURATION_MIN_S: Final = 60
+DURATION_STABLE_S: Final = 300
+LEVELS_MIN: Final = 10
+TRADEOFF_LEVELS: Final = tuple(range(10, 121, 10))
+RAMP_UP: Final = 0.1
+PER_SLOT_MIN: Final = 100
+COMPLETION_MIN: Final = 0.99
+
+
+def _params(among: Callable[[Step], bool] | None, none: str, *names: str) -> Check:
+    """Whether setup parameters have values, where some load is of that load model."""
+
+    def check(report: Report) -> ComplianceVerdict:
+        if not steps(report):
+            return cannot_tell("the report has no loads")
+        if among is not None and not any(among(step) for step in steps(report) if is_measured(step)):
+            return not_applicable(none)
+        told = {name: at(report, f"params.{name}") for name in names}
+        lacking = [name for name, value in told.items() if value is None]
+        if lacking:
+            return not_met(f"{' and '.join(lacking)} not defined")
+        return met(", ".join(f"{name} {text(value)}" for name, value in told.items()))
+
+    return check
+
+
+def _open(*names: str) -> Check:
+    return _params(is_open, "no load is an open loop", *names)
+
+
+def _closed(*names: str) -> Check:
+    return _params(is_closed, "no load is a closed loop", *names)
+
+
+def _limit_found(report: Report) -> ComplianceVerdict:
+    told = at(report, "measurements")
+    if told is None or "limit" not in told:
+        return cannot_tell("the report does not tell where its search ended")
+    if told["limit"] is None:
+        return not_met("the highest load that was tried was sustained: no saturation was found")
+    broken = [one for one in told.get("levels") or () if at(one, "holds") is False]
+    why = f": {broken[-1]['why']}" if broken and broken[-1].get("why") else ""
+    return met(f"{text(told['limit'])} was not sustained{why}")
+
+
+def _ramp_up(report: Report) -> ComplianceVerdict:
+    spans = [
+        (window["from"], window["to"])
+        for one in at(report, "measurements.levels") or ()
+        if (window := at(one, "window")) and None not in (window.get("from"), window.get("to"))
+    ]
+    if not spans:
+        return cannot_tell("which part of each load counts is not told")
+    shares = [begin / end for begin, end in spans if end]
+    least = min(shares, default=0.0)
+    evidence = f"of {len(spans)} loads the first {least:.0%} or more is not counted"
+    return verdict(least >= RAMP_UP - 1e-9, evidence)
+
+
+@each_load(is_measured)
+def _all_open(report: Report, step: Step) -> ComplianceVerdict:
+    mode = at(step, "result.load.mode")
+    return met("open loop") if mode == "open" else not_met(f"{mode or 'unknown'} loop")
+
+
+def _percents(report: Report) -> list[float]:
+    """Of capacity: the levels that were measured."""
+    levels = at(report, "measurements.levels") or ()
+    told = [one["percent"] for one in levels if at(one, "percent") is not None]
+    return sorted(map(float, told))
+
+
+def _enough_levels(report: Report) -> ComplianceVerdict:
+    levels = at(report, "measurements.levels")
+    if levels is None:
+        return cannot_tell("the report tells no levels")
+    evidence = f"{len(levels)} levels, {LEVELS_MIN} needed"
+    return verdict(len(levels) >= LEVELS_MIN, evidence)
+
+
+def _span(report: Report) -> ComplianceVerdict:
+    percents = _percents(report)
+    if not percents:
+        return cannot_tell("what share of capacity the levels are is not told")
+    evidence = f"from {percents[0]:g} to {percents[-1]:g} % of capacity"
+    told = at(report, "measurements") or {}
+    signs = [told.get(name) is not None for name in ("saturation_rps", "queue_grows_from_rps")]
+    if percents[0] > 10:
+        return not_met(f"{evidence}: not from 10 %")
+    if percents[-1] < 100 and not any(signs):
+        return not_met(f"{evidence}, and no saturation was seen")
+    return met(evidence + (", with signs of saturation" if any(signs) else ""))
+
+
+def _all_levels(report: Report) -> ComplianceVerdict:
+    percents = _percents(report)
+    if not percents:
+        return cannot_tell("what share of capacity the levels are is not told")
+    less = lacking(percents, TRADEOFF_LEVELS)
+    evidence = f"levels {', '.join(f'{one:g}' for one in percents)} %"
+    return not_met(f"{evidence}; without {', '.join(map(str, less))} %") if less else met(evidence)
+
+
+def _fixed_output(report: Report) -> ComplianceVerdict:
+    tokens = at(report, "params.output_tokens")
+    if tokens is None:
+        return not_met("answers have the workload's own lengths")
+    return met(f"answers of {count(tokens)} tokens")
+
+
+def _criteria(report: Report) -> ComplianceVerdict:
+    told = at(report, "measurements.criteria") or {}
+    completion, ttft = told.get("completion"), told.get("ttft_p99")
+    if completion is None or ttft is None:
+        return not_met("the report tells no criteria of completion and TTFT P99")
+    memory = told.get("memory_errors")
+    evidence = f"{completion:.0%} complete, TTFT P99 <= {seconds(ttft)}, {text(memory)} out of memory"
+    return verdict(completion >= COMPLETION_MIN and memory == 0, evidence)
+
+
+def _each_level(judge: LoadJudge) -> Check:
+    return lambda report: over(report, judge, counted(report))
+
+
+@_each_level
+def _long_levels(report: Report, step: Step) -> ComplianceVerdict:
+    """60 seconds, and 100 completions per slot: the longer of the two is when both are over."""
+    time, slots = lasted(report, step), slots_of(report, step)
+    outcomes = at(step, "result.outcomes")
+    if time is None or slots is None or outcomes is None:
+        return cannot_tell("time, concurrency or completions are not told")
+    done = sum(outcomes.get(name) or 0 for name in ("complete", "refused")) / slots
+    evidence = f"{time:.0f} s of {DURATION_MIN_S}, {done:.0f} completions per slot of {PER_SLOT_MIN}"
+    return verdict(time >= DURATION_MIN_S and done >= PER_SLOT_MIN, evidence)
+
+
+PER_CLASS_MIN: Final = 500
+MIX_MIN_S: Final = 300
+PRESSURE_MIN_S: Final = 120
+PER_LENGTH_MIN: Final = 20
+OUTPUT: Final = 256
+CONCURRENCY_MAX: Final = 4
+SHARES: Final = (0.7, 0.9)
+GUARDRAIL_LEVELS: Final = (25, 50, 75)
+
+
+def _arms(report: Report) -> set[str]:
+    return {str(step.get("arm") or "") for step in measured(report)}
+
+
+# ---------------------------------------------------------------- 5.6
+
+
+def _is_mix(step: Step) -> bool:
+    return is_measured(step) and not name_of(step).startswith("alone")
+
+
+def _share_of_saturation(report: Report) -> ComplianceVerdict:
+    share = at(report, "measurements.load_share")
+    if share is None:
+        return cannot_tell("what share of saturation the load was is not told")
+    evidence = f"{share:.0%} of saturation, {SHARES[0]:.0%} to {SHARES[1]:.0%} recommended"
+    return verdict(SHARES[0] - 0.005 <= share <= SHARES[1] + 0.005, evidence)
+
+
+def _classes(report: Report) -> Mapping[str, Any]:
+    told = at(report, "measurements.classes")
+    return told if isinstance(told, Mapping) else {}
+
+
+def _two_classes(report: Report) -> ComplianceVerdict:
+    classes = _classes(report)
+    evidence = f"classes: {', '.join(classes) or 'none'}"
+    return verdict(len(classes) > 1, evidence)
+
+
+def _per_class(report: Report) -> ComplianceVerdict:
+    sent = {name: at(one, "sent") for name, one in _classes(report).items()}
+    if not sent or None in sent.values():
+        return cannot_tell("requests by class are not told")
+    told = ", ".join(f"{name} {count(n)}" for name, n in sent.items())
+    evidence = f"{told} requests, {PER_CLASS_MIN} of each needed"
+    return verdict(min(sent.values()) >= PER_CLASS_MIN, evidence)
+
+
+def _isolated(report: Report) -> ComplianceVerdict:
+    classes = _classes(report)
+    if not classes:
+        return cannot_tell("no classes are told")
+    lacking = [name for name, one in classes.items() if not at(one, "alone.sent")]
+    if lacking:
+        return not_met(f"not measured alone: {', '.join(lacking)}")
+    alone = ", ".join(f"{name} {count(one['alone']['sent'])}" for name, one in classes.items())
+    basis = at(report, "measurements.isolation")
+    return met(f"requests of each class alone: {alone}" + (f", as many {basis} per second" if basis else ""))
+
+
+# ---------------------------------------------------------------- 5.7
+
+
+def _both_states(report: Report) -> ComplianceVerdict:
+    arms = _arms(report)
+    off, on = ({arm for arm in arms if word in arm} for word in ("off", "on"))
+    evidence = f"configurations measured: {', '.join(sorted(arms - {''})) or 'the target alone'}"
+    return verdict(bool(off and on), evidence)
+
+
+def _identical(report: Report) -> ComplianceVerdict:
+    """Loads of one repeat with the cache off and on (`0/off`, `0/cold`): the same work in the same words."""
+    by_repeat: dict[str, dict[str, str]] = {}
+    for step in measured(report):
+        repeat, _, state = name_of(step).rpartition("/")
+        digest = workload(step).get("sha256")
+        if state in ("off", "cold") and digest:
+            plan = at(step, "result.plan")
+            told = f"sha256 {digest[:12]}, seed {plan.get('seed')}, texts {plan.get('texts')}"
+            by_repeat.setdefault(repeat, {})[state] = told
+    pairs = [one for one in by_repeat.values() if len(one) == 2]
+    if not pairs:
+        return cannot_tell("no two loads can be held against each other")
+    other = [one for one in pairs if one["off"] != one["cold"]]
+    if other:
+        return not_met(f"{len(other)} of {len(pairs)} repeats: off {other[0]['off']}; on {other[0]['cold']}")
+    return met(f"{len(pairs)} repeats with the same requests off and on: {pairs[0]['off']}")
+
+
+# ---------------------------------------------------------------- 5.8
+
+
+def _oversubscribed(report: Report) -> ComplianceVerdict:
+    told = at(report, "params.levels")
+    if not told:
+        return cannot_tell("levels are not told")
+    above = [float(one) for one in told if float(one) > 100]
+    evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of capacity"
+    return met(evidence) if above else not_met(f"{evidence}: none is above it")
+
+
+def _capacity_known(report: Report) -> ComplianceVerdict:
+    capacity, source = at(report, "measurements.capacity"), str(at(report, "measurements.capacity_source"))
+    if capacity is None:
+        return cannot_tell("the capacity that levels are of is not told")
+    evidence = f"{count(capacity)} at a time: {source}"
+    return met(evidence) if "5.5" in source else cannot_tell(evidence)
+
+
+# ---------------------------------------------------------------- 5.9
+
+
+def _short_output(report: Report) -> ComplianceVerdict:
+    tokens = at(report, "params.output_tokens")
+    if tokens is None:
+        return cannot_tell("the length of answers is not told")
+    evidence = f"answers of {count(tokens)} tokens, {OUTPUT} wanted"
+    return verdict(tokens == OUTPUT, evidence)
+
+
+def _is_latency(step: Step) -> bool:
+    return is_measured(step) and "at-a-time" not in name_of(step)
+
+
+@each_load(_is_latency)
+def _few_at_a_time(report: Report, step: Step) -> ComplianceVerdict:
+    """Loads that measure latency; a test may look for throughput with more."""
+    slots = slots_of(report, step)
+    if not is_closed(step):
+        return not_met("no closed loop")
+    if slots is None:
+        return cannot_tell("how many requests were kept at a time is not told")
+    return met(f"{slots} at a time") if slots <= CONCURRENCY_MAX else not_met(f"{slots} at a time, 4 at most")
+
+
+def _short_warm_up(report: Report) -> ComplianceVerdict:
+    said = str(at(report, "configuration.Warm-up") or "")
+    if not said:
+        return cannot_tell("what it was warmed up with is not told")
+    return met(said)
+
+
+# ---------------------------------------------------------------- 5.10
+
+
+def _four_configurations(report: Report) -> ComplianceVerdict:
+    arms = _arms(report)
+    shown = sorted(arm or "the target" for arm in arms)
+    evidence = f"{len(arms)} configurations: {', '.join(shown) or 'none'}"
+    return met(evidence) if len(arms) >= 4 else not_met(f"{evidence}; none, input, output and all are wanted")
+
+
+_TESTS: Final = {section: name for name, (section, _) in TESTS.items()}
+
+
+def _of_test(id: str, level: Level, subject: Subject, says: str, check: Check) -> Requirement:
+    """Return a requirement of the test whose section its id begins with."""
+    return row(id, level, subject, says, check, (_TESTS[".".join(re.split(r"[.-]", id)[:2])],))
+
+
+ROWS: Final[tuple[Requirement, ...]] = (
+    _of_test("5.1.2-1a", "MUST", "setup", "The workload, by name or in full.", workload_defined),
+    _of_test("5.1.2-1b", "MUST", "setup", "The number of requests.", _requests),
+    _of_test("5.1.2-1c", "MUST", "setup", "The load model.", load_model),
+    _of_test("5.1.2-1d", "MUST", "setup", "Of an open loop: its rate.", _rate),
+    _of_test("5.1.2-1e", "MUST", "setup", "Of an open loop: the distribution of arrivals.", _distribution),
+    _of_test("5.1.2-1f", "MUST", "setup", "Of a closed loop: how many requests at a time.", _concurrency),
+    _of_test("5.1.2-1g", "MUST", "setup", "The configuration of the SUT: its boundary.",
+        declared("sut.boundary", "boundary")),
+    _of_test("5.1.2-1h", "MUST", "setup", "The model: name, version, quantization.",
+        declared("sut.model", "model")),
+    _of_test("5.1.2-1i", "MUST", "setup", "The hardware: accelerator, how many, memory.", _hardware),
+    _of_test("5.1.2-1j", "MUST", "setup", "Whether prefixes are cached.",
+        declared("sut.prefix_cache", "prefix caching")),
+    _of_test("5.1.2.1-1a", "MUST", "procedure", "1,000 requests or more, for P99.",
+        has_requests(P99_MIN, "P99")),
+    # Not optional: 5.1.4.1 demands P99.9 of every report.
+    _of_test("5.1.2.1-1b", "MUST", "procedure", "10,000 requests or more, for P99.9.",
+        has_requests(P999_MIN, "P99.9")),
+    _of_test("5.1.2.2-1", "REQUIRED", "procedure", "In an open loop, arrivals are Poisson.", _poisson),
+    _of_test("5.1.3.1-1", "MUST", "report",
+        "Where other tokens come before the content: that, and what TTFT is to.", _other_tokens),
+    _of_test("5.1.4.1-1", "MUST", "report", "TTFT at P50, P90, P95, P99 and P99.9.", _percentiles),
+    _of_test("5.1.4.2-1", "RECOMMENDED", "report",
+        "TTFT by input length has its edges at 256, 512, 1,024, 2,048 and 4,096 tokens.", _buckets),
+    _of_test("5.1.4.3-1", "MUST", "report", "The number of samples.", _sample_count),
+    _of_test("5.1.5-1a", "MUST", "report", "SUT configuration and boundary.",
+        _line("the SUT", "sut|boundary", or_else=declared("sut.boundary", "boundary"))),
+    _of_test("5.1.5-1b", "MUST", "report", "Model and hardware.",
+        _line("model or hardware", "model", "hardware", or_else=_model_and_hardware)),
+    _of_test("5.1.5-1c", "MUST", "report", "The workload.", _line("the workload", "workload")),
+    _of_test("5.1.5-1d", "MUST", "report", "Load model and its parameters.",
+        _line("the load model", "load model")),
+    _of_test("5.1.5-1e", "MUST", "report", "Number of requests, and duration.",
+        _line("requests or duration", "request", "test duration|duration")),
+    _of_test("5.1.5-1f", "MUST", "report", "How it was warmed up.",
+        _line("the warm-up", "warm-up", or_else=_warmed)),
+    _of_test("5.1.5-1g", "MUST", "report", "Whether prefixes are cached.",
+        _line("prefix caching", "prefix", or_else=declared("sut.prefix_cache", "prefix caching"))),
+    _of_test("5.1.5-1h", "MUST", "report", "Guardrails.", _line("guardrails", "guardrail", or_else=_guarded)),
+    _of_test("5.1.5-1i", "MUST", "report", "The results.", _percentiles),
+    _of_test("5.1.5-1j", "MUST", "report", "TTFT by input length, where that varies.", _by_length),
+    _of_test("5.1.5.2-1", "SHOULD", "report", "The results are a table.", table_has(1, ("Metric",
+        "Value"), ("Requests", *(f"TTFT {name}" for name in (*_PERCENTILES, "Mean", "Min", "Max"))))),
+    _of_test("5.1.5.4-1", "SHOULD", "report", "A histogram or a CDF of TTFT.", _drawn),
+    _of_test("5.2.2-1a", "MUST", "setup", "The workload, by name or in full.", workload_defined),
+    _of_test("5.2.2-1b", "MUST", "setup", "How long each load lasts.", _params(None, "", "duration")),
+    _of_test("5.2.2-1c", "MUST", "setup", "The load model.", load_model),
+    _of_test("5.2.2-1d", "MUST", "setup", "Of an open loop: the lowest and the highest rate.",
+        _open("rate_min", "rate_max")),
+    _of_test("5.2.2-1e", "MUST", "setup", "Of an open loop: the increment of rates.", _open("rate_step")),
+    _of_test("5.2.2-1f", "MUST", "setup", "Of a closed loop: the lowest and the highest concurrency.",
+        _closed("concurrency_min", "concurrency_max")),
+    _of_test("5.2.2-1g", "MUST", "setup", "Of a closed loop: the increment of concurrencies.",
+        _closed("concurrency_step")),
+    _of_test("5.2.2.1-1", "RECOMMENDED", "procedure", "Each load lasts 300 s, for stable figures.",
+        lasts(DURATION_STABLE_S)),
+    _of_test("5.2.2.1-p1", "procedure", "procedure", "Each load lasts 60 s or more.", lasts(DURATION_MIN_S)),
+    _of_test("5.2.3.1-p1", "procedure", "procedure",
+        "The search finds a load that is not sustained: the queue grows, fewer than 90 % complete, or P99 is"
+        " above 10 x the P50 of a lower load.", _limit_found),
+    _of_test("5.2.3.2-p1", "procedure", "procedure", "The first 10 % of each load is not counted.", _ramp_up),
+    _of_test("5.2.5.1-p1", "procedure", "report", "Throughput as in Table 3.", table_has(3, ("Metric",
+        "Value"), ("Max Output Throughput", "Max Request Throughput", "Max Input Throughput",
+        "Sustainable Load", "Tokens per GPU-second"))),
+    _of_test("5.2.5.2-p1", "procedure", "report", "Latency at the highest throughput as in Table 4.",
+        table_has(4, ("Metric", "P50", "P95", "P99"), ("TTFT", "TPOT", "End-to-End"))),
+    _of_test("5.3.2-1", "REQUIRED", "procedure", "Loads are open loops.", _all_open),
+    _of_test("5.3.2-p1", "procedure", "procedure", "Each level lasts 60 s or more.", lasts(DURATION_MIN_S)),
+    _of_test("5.3.2-p2", "procedure", "procedure", "There are 10 levels or more.", _enough_levels),
+    _of_test("5.3.2-p3", "procedure", "procedure", "Levels go from 10 % of capacity to saturation.", _span),
+    _of_test("5.3.3-p1", "procedure", "procedure", "Levels are 10, 20, ... 120 % of capacity.", _all_levels),
+    _of_test("5.3.5-p1", "procedure", "report", "The curve as in Table 5.", table_has(5, ("Offered (r/s)",
+        "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Success"))),
+    _of_test("5.4.2-1", "RECOMMENDED", "setup", "The workload is Synthetic-Uniform or Conversation.",
+        workload_is("synthetic-uniform", "conversation")),
+    _of_test("5.4.2-2", "MUST", "procedure", "Answers have 50 tokens or more.", _long_enough),
+    _of_test("5.4.2-3", "RECOMMENDED", "procedure", "Loads are 25, 50, 75 and 90 % of saturation.",
+        has_levels(ITL_LEVELS, "saturation")),
+    _of_test("5.4.2-p1", "procedure", "procedure", "100 requests or more at each load.",
+        has_requests(ITL_REQUESTS_MIN, "figures of a request")),
+    _of_test("5.4.2-p2", "procedure", "procedure", "5,000 gaps or more at each load.", _gaps),
+    _of_test("5.4.3-1", "MUST NOT", "procedure", "TTFT is in no ITL.", _without_ttft),
+    _of_test("5.4.5-p1", "procedure", "report", "ITL as in Table 6.",
+        table_has(6, ("Metric", "Value"), ("P99/P50 Ratio",))),
+    _of_test("5.5.2-1", "RECOMMENDED", "setup", "The workload is Synthetic-Uniform.",
+        workload_is("synthetic-uniform")),
+    _of_test("5.5.2-p1", "procedure", "setup", "All answers have one length.", _fixed_output),
+    _of_test("5.5.2-p2", "procedure", "procedure",
+        "A level passes with 99 % complete, TTFT P99 below a bound, and no memory exhausted.", _criteria),
+    _of_test("5.5.3-p1", "procedure", "procedure",
+        "Each level lasts 60 s and 100 completions per slot or more.", _long_levels),
+    _of_test("5.5.5-p1", "procedure", "report", "The search as in Table 7.",
+        table_has(7, ("Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status"))),
+    _of_test("5.6.2-1", "REQUIRED", "setup", "The workload is Synthetic-Skewed.",
+        workload_is("synthetic-skewed")),
+    _of_test("5.6.2-2", "RECOMMENDED", "procedure", "The load is 70 to 90 % of saturation.",
+        _share_of_saturation),
+    _of_test("5.6.2-p1", "procedure", "setup", "There are two classes of requests or more.", _two_classes),
+    _of_test("5.6.2-p2", "procedure", "procedure", "500 requests or more of each class.", _per_class),
+    _of_test("5.6.3-p1", "procedure", "procedure", "Each class is measured alone, too.", _isolated),
+    _of_test("5.6.3-p2", "procedure", "procedure", "The mix lasts 300 s or more.", lasts(MIX_MIN_S, _is_mix)),
+    _of_test("5.6.5-p1", "procedure", "report", "Classes as in Table 8.",
+        table_has(8, ("Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99"))),
+    _of_test("5.6.5-p2", "procedure", "report", "Fairness as in Table 9.",
+        table_has(9, ("Metric", "Value"), ("Jain's Fairness Index",))),
+    _of_test("5.7.2-1", "RECOMMENDED", "setup", "The workload is Code Completion.",
+        workload_is("code-completion")),
+    _of_test("5.7.2-2", "MUST", "procedure", "The cache is off, and then on.", _both_states),
+    _of_test("5.7.3-p1", "procedure", "procedure", "Off and on have identical requests.", _identical),
+    _of_test("5.7.5-p1", "procedure", "report", "Configurations as in Table 10.",
+        table_has(10, ("Configuration", "TTFT P50", "TTFT P95", "TTFT P99"), ("Cache Disabled",
+        "Cache (Cold)", "Cache (Warm)"))),
+    _of_test("5.8.2-1", "RECOMMENDED", "setup", "The workload is Long Context.",
+        workload_is("long-context", "long-context-uniform")),
+    _of_test("5.8.2-p1", "procedure", "setup", "Concurrency is above capacity.", _oversubscribed),
+    _of_test("5.8.3-p1", "procedure", "procedure", "Capacity is known from 5.5.", _capacity_known),
+    _of_test("5.8.3-p2", "procedure", "procedure", "Each level lasts 120 s or more.", lasts(PRESSURE_MIN_S)),
+    _of_test("5.8.5-p1", "procedure", "report", "Degradation as in Table 11.",
+        table_has(11, ("Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99"))),
+    _of_test("5.9.2-1", "REQUIRED", "setup", "The workload is Long Context.",
+        workload_is("long-context", "long-context-uniform")),
+    _of_test("5.9.2-p1", "procedure", "setup", "Answers have 256 tokens.", _short_output),
+    _of_test("5.9.2-p2", "procedure", "procedure", "A closed loop of 1 to 4.", _few_at_a_time),
+    _of_test("5.9.2-p3", "procedure", "procedure", "20 requests or more of each length.",
+        has_requests(PER_LENGTH_MIN, among=_is_latency)),
+    _of_test("5.9.3-p1", "procedure", "procedure", "It is warmed up with short contexts.", _short_warm_up),
+    _of_test("5.9.5-p1", "procedure", "report", "Lengths as in Table 12.",
+        table_has(12, ("Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens"))),
+    _of_test("5.10.2-1", "RECOMMENDED", "setup", "The workload is Conversation.",
+        workload_is("conversation")),
+    _of_test("5.10.2-p1", "procedure", "procedure",
+        "No filter, input filter, output filter, and all are measured.", _four_configurations),
+    _of_test("5.10.2-p2", "procedure", "procedure", "Loads are 25, 50 and 75 % of capacity.",
+        has_levels(GUARDRAIL_LEVELS, "capacity")),
+    _of_test("5.10.5-p1", "procedure", "report", "Configurations as in Table 13.",
+        table_has(13, ("Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99"))),
+    _of_test("5.10.5-p2", "procedure", "report", "Throughput as in Table 14.",
+        table_has(14, ("Configuration", "Max Throughput", "Reduction"))),
+)  # fmt: skip

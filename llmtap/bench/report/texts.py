@@ -1,0 +1,476 @@
+"""Reports of a benchmark as text: the minimum report (IETF seed 000, C.1) and the full one in Markdown (C.2).
+
+In the minimum report one load stands for the whole: that of the TTFT test where it was run, else of the first
+test there is. A test's main load is what the test is about: of a search the highest level that held, of
+shares of capacity the highest, of classes the mix, of configurations the one that others are compared with.
+Loads that only search for capacity are never taken.
+
+The full report ends with the data of its charts as tables: of many points, some in even steps and the last.
+Streams are shown on the HTML page alone.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from llmtap.bench.compliance.evidence import Report, Step, at, measured, name_of
+from llmtap.metrics.statistics import SAMPLES_MIN
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.report.bench import compliance_said, findings_said
+from llmtap.report.plots import interval_said
+from llmtap.report.values import milliseconds, number
+
+__all__ = [
+    "full_markdown", "guardrails_said", "hardware_said", "load_said", "main_load", "minimum_text",
+    "workload_said",
+]  # fmt: skip
+
+
+_Rule = Callable[[Report, Sequence[Step]], Step | None]
+
+
+def main_load(report: Report) -> Step | None:
+    """Of one test: one that was answered, if any was; None where it has no load."""
+    loads = [load for load in measured(report) if at(load, "result.metrics.ttft.n")] or measured(report)
+    rule = _RULES.get(str(report.get("test")))
+    chosen = None if rule is None else rule(report, loads)
+    plain = [load for load in loads if not load.get("arm")] or loads
+    return chosen or max(plain, key=lambda load: at(load, "result.n") or 0, default=None)
+
+
+def _called(name: str) -> _Rule:
+    return lambda report, loads: next((load for load in loads if name_of(load) == name), None)
+
+
+def _greatest(pattern: str) -> _Rule:
+    """The load with the greatest number in its name."""
+
+    def rule(report: Report, loads: Sequence[Step]) -> Step | None:
+        named = [(found, load) for load in loads if (found := re.fullmatch(pattern, name_of(load)))]
+        return max(named, key=lambda one: float(one[0][1]))[1] if named else None
+
+    return rule
+
+
+def _highest_held(report: Report, loads: Sequence[Step]) -> Step | None:
+    """Of the levels that held, or kept up where nothing was to be held; of none, the lowest."""
+    told: Mapping[str, Any] = at(report, "measurements") or {}
+    limit = told.get("limit")
+    tried = [(level, one) for one in told.get("levels") or () if (level := _level(one)) is not None]
+    held = [(level, one) for level, one in tried if _holds(one) and (limit is None or level < limit)]
+    if not tried:
+        return None
+    _, chosen = max(held, key=_first) if held else min(tried, key=_first)
+    return _called(str(chosen.get("step")))(report, loads)
+
+
+def _level(one: Mapping[str, Any]) -> float | None:
+    """Requests per second, or at a time."""
+    told: float | None = one.get("offered_rps", one.get("concurrency"))
+    return told
+
+
+def _holds(one: Mapping[str, Any]) -> bool:
+    holds = one.get("holds")
+    return bool(one.get("queue") == "stable" if holds is None else holds)
+
+
+def _first(one: tuple[float, object]) -> float:
+    return one[0]
+
+
+def _base(report: Report, loads: Sequence[Step]) -> Step | None:
+    """The level that others are compared with."""
+    levels: Sequence[Any] = at(report, "measurements.levels") or ({},)
+    return _called(str(at(levels[0], "step")))(report, loads)
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    "throughput": _highest_held,
+    "tradeoff": _highest_held,
+    "itl": _greatest(r"([\d.]+)-percent"),
+    "capacity": _highest_held,
+    "fairness": _called("mix"),
+    "prefix-cache": _called("0/off"),
+    "memory-pressure": _base,
+    "long-context": _greatest(r"(\d+)-tokens"),
+    "guardrail-overhead": _greatest(r"([\d.]+)-percent/0/baseline"),
+}
+
+
+BOUNDARIES: Final = {
+    "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
+}  # fmt: skip
+NOT_SAID: Final = "not declared"
+NOT_MEASURED: Final = "not measured"
+TTFT_P99_MAX: Final = 0.5
+"""C.1's own bound, in seconds."""
+_FOR_LATENCY: Final = ("ttft", "tradeoff", "throughput", "itl", "capacity")
+_FOR_THROUGHPUT: Final = ("throughput", "tradeoff")
+_Found = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def minimum_text(document: Mapping[str, Any]) -> str:
+    """The report of a benchmark's document (`bench/report/report.py`), as plain text."""
+    return "\n".join(_lines(document)) + "\n"
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    sut = document.get("sut") or {}
+    main = _main_load(document)
+    result: Mapping[str, Any] = {} if main is None else main[1]["result"]
+    yield "=== LLM Benchmark Report (Minimum) ==="
+    yield ""
+    yield "System Identification:"
+    yield f"- Model: {sut.get('model') or (document.get('target') or {}).get('model') or NOT_SAID}"
+    yield f"- Hardware: {hardware_said(sut)}"
+    yield f"- Software: {sut.get('software') or NOT_SAID}"
+    yield f"- SUT Boundary: {BOUNDARIES.get(sut.get('boundary') or '', NOT_SAID)}"
+    yield ""
+    yield "Test Configuration:"
+    yield f"- Workload: {workload_said(result)}"
+    yield f"- Load Model: {NOT_SAID if main is None else load_said(main[1])}"
+    yield f"- Request Count: {result.get('n', NOT_MEASURED)}"
+    seconds = (result.get("window") or {}).get("seconds")
+    yield f"- Test Duration: {NOT_MEASURED if seconds is None else f'{number(seconds)} seconds'}"
+    yield ""
+    yield "Key Results:"
+    for title, metric in (("TTFT", "ttft"), ("TPOT", "tpot")):
+        figures = (result.get("metrics") or {}).get(metric) or {}
+        for name in ("p50", "p99"):
+            yield f"- {title} {name.upper()}: {_ms(figures.get(name))}"
+    most, held = _throughputs(document)
+    yield f"- Max Throughput: {_tps(most)}"
+    yield f"- Throughput at P99 TTFT < 500ms: {_tps(held)}"
+    yield ""
+    yield "Notes:"
+    yield from (f"- {note}" for note in _notes(document, main))
+    yield ""
+    yield "=== End Report ==="
+
+
+def hardware_said(sut: Mapping[str, Any]) -> str:
+    """`H100 SXM x 8`, or `no accelerator`; memory and host where they are declared."""
+    hardware = sut.get("hardware") or {}
+    accelerator, count = hardware.get("accelerator"), hardware.get("count")
+    if not accelerator:
+        return f"{NOT_SAID} (host: {hardware['cpu']})" if hardware.get("cpu") else NOT_SAID
+    said = f"{accelerator} x {'?' if count is None else count}"
+    if accelerator == "none":
+        said = "no accelerator"
+    more = [hardware[name] for name in ("memory", "cpu") if hardware.get(name)]
+    return f"{said} ({', '.join(more)})" if more else said
+
+
+def workload_said(result: Mapping[str, Any]) -> str:
+    """The workload's name, or the trace's."""
+    plan = result.get("plan") or {}
+    return str((plan.get("workload") or {}).get("name") or plan.get("trace") or NOT_SAID)
+
+
+def load_said(step: Mapping[str, Any]) -> str:
+    """`open-loop 10 requests/s, poisson` or `closed-loop 8 concurrent`, of one load."""
+    load, plan = step.get("load") or {}, step["result"].get("plan") or {}
+    if load.get("closed") is not None:
+        return f"closed-loop {load['closed']:,} concurrent"
+    told = step["result"].get("load") or {}
+    rate = load.get("rate_rps") or told.get("planned_rps") or told.get("offered_rps")
+    process = (plan.get("arrivals") or {}).get("arrivals")
+    said = "open-loop" if rate is None else f"open-loop {number(rate)} requests/s"
+    return f"{said}, {process}" if process else said
+
+
+def guardrails_said(sut: Mapping[str, Any]) -> str:
+    """Whether prompts and answers are filtered, and by what (4.8.1)."""
+    guardrails = sut.get("guardrails") or {}
+    words = {True: "on", False: "off", None: NOT_SAID}
+    said = [
+        f"{side} filter {words[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")
+    ]  # fmt: skip
+    return ", ".join([*said, *(guardrails.get("names") or ())])
+
+
+def _main_load(document: Mapping[str, Any]) -> _Found | None:
+    """The report and the load that stand for the whole."""
+    reports = {report["test"]: report for report in document.get("tests") or ()}
+    for name in (*_FOR_LATENCY, *reports):
+        load = main_load(reports[name]) if name in reports else None
+        if load is not None:
+            return reports[name], load
+    return None
+
+
+def _throughputs(document: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """The most output tokens per second that were sustained, and the most of a sustained level whose P99 of
+    TTFT was below C.1's bound."""
+    reports = {report["test"]: report.get("measurements") or {} for report in document.get("tests") or ()}
+    levels = [level for name in _FOR_THROUGHPUT for level in (reports.get(name) or {}).get("levels") or ()]
+    sustained = [level for level in levels if level["holds"] and level["output_tps"] is not None]
+    held = [
+        level["output_tps"]
+        for level in sustained
+        if (p99 := _figure(level["ttft"], "p99")) is not None and p99 < TTFT_P99_MAX
+    ]
+    most = (reports.get("throughput") or {}).get("max_output_tps")
+    if most is None:
+        most = max((level["output_tps"] for level in sustained), default=None)
+    return most, max(held, default=None)
+
+
+def _figure(row: Mapping[str, Any], name: str) -> float | None:
+    """Of a row of percentiles, with or without their intervals."""
+    figure = row.get(name)
+    value: float | None = figure["value"] if isinstance(figure, Mapping) else figure
+    return value
+
+
+def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
+    reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
+    if main is not None:
+        report, step = main
+        arm = f" ({step['arm']})" if step["arm"] else ""
+        name = f"{report['section']} {report['title']}, load {step['name']}{arm}"
+        yield f"Configuration, TTFT and TPOT are of {name}"
+        figures = (step["result"].get("metrics") or {}).get("ttft") or {}
+        if figures.get("n") and figures["n"] < SAMPLES_MIN["p99"]:
+            least = SAMPLES_MIN["p99"]
+            yield f"P99 rests on {figures['n']:,} samples; {least:,} are needed for 10 % accuracy (5.1.4.3)"
+    deviations = [(report["test"], said) for report in reports for said in report.get("deviations") or ()]
+    yield from (f"Deviation ({test}): {said}" for test, said in deviations)
+    if document.get("quick"):
+        yield "Deviation: shortened tests (--quick), whose figures are indicative"
+    lacking = [report for report in reports if (report.get("compliance") or {}).get("why")]
+    yield from (f"Deviation ({report['test']}): {compliance_said(report)}" for report in lacking)
+    if not deviations and not lacking and not document.get("quick"):
+        yield "No deviation from the methodology is known to the tests that were run"
+    for said in findings_said((document.get("verdict") or {}).get("findings") or ()):
+        yield f"Not to be relied on: {said}"
+    yield f"Guardrails: {guardrails_said(document.get('sut') or {})}"
+    refused = sum(report.get("refused") or 0 for report in reports)
+    yield f"Requests refused by guardrails: {refused}"
+
+
+def _ms(seconds: float | None) -> str:
+    return NOT_MEASURED if seconds is None else f"{milliseconds(seconds)} ms"
+
+
+def _tps(rate: float | None) -> str:
+    return NOT_MEASURED if rate is None else f"{number(rate)} tok/s"
+
+
+POINTS_MAX: Final = 12
+"""Rows of a table that stands for a chart."""
+NAMED_MAX: Final = 3
+"""Of tests in a heading."""
+_METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
+_STREAM: Final = "steps"
+"""The kind of chart that shows one answer token by token."""
+
+
+def full_markdown(document: Mapping[str, Any]) -> str:
+    """The report of a benchmark's document (`bench/report/report.py`)."""
+    reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
+    names = ", ".join(f"{report['section']} {report['title']}" for report in reports)
+    if len(reports) > NAMED_MAX:
+        names = f"{len(reports)} tests"
+    parts = [
+        f"# LLM benchmark: {names or 'no test was run'}",
+        _made(document),
+        _verdict(document),
+        "## 1. System identification", _identification(document),
+        "## 2. Test configuration", *_configurations(document),
+        "## 3. Results", *_results(document),
+        "## 4. Detailed results", *(part for report in reports for part in _details(report)),
+        "## 5. Methodology compliance", *_compliance(document),
+        "## 6. Reproduction information", *_reproduction(document),
+        *_data(reports),
+    ]  # fmt: skip
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _made(document: Mapping[str, Any]) -> str:
+    version = (document.get("versions") or {}).get("llmtap", "?")
+    return f"By the methodology of IETF seed 000, with llmtap {version}, {document.get('made', '?')}."
+
+
+def _verdict(document: Mapping[str, Any]) -> str:
+    verdict = document.get("verdict") or {}
+    if verdict.get("valid", True):
+        return "The load was sent as asked and on time: nothing that is checked speaks against the figures."
+    said = "\n".join(f"- {one}" for one in findings_said(verdict.get("findings") or ()))
+    return f"**Some figures are not to be relied on:**\n\n{said}"
+
+
+def _identification(document: Mapping[str, Any]) -> str:
+    sut, target = document.get("sut") or {}, document.get("target") or {}
+    tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
+    told = {
+        "Model": sut.get("model") or target.get("model"),
+        "Hardware": hardware_said(sut),
+        "Software": sut.get("software"),
+        "SUT boundary": BOUNDARIES.get(sut.get("boundary") or ""),
+        "Address": target.get("url"),
+        "Tokenizer": _said(tokenizer, ("name", "vocabulary", "source")),
+        "Token counting": _said(tokenizer, ("counting", "special", "system_prompt", "tools")),
+        "Streaming": _said(sut, ("protocol", "chunking")),
+        "Prefix caching": {True: "on", False: "off"}.get(sut.get("prefix_cache")),  # type: ignore[arg-type]
+        "Largest batch": sut.get("max_batch"),
+        "Guardrails": guardrails_said(sut),
+        "Clocks": _said(clock, ("placement", "synchronization", "accuracy")),
+    }
+    table = _table(["", ""], [[name, str(value or NOT_SAID)] for name, value in told.items()])
+    notes = "\n".join(f"- {note}" for note in sut.get("notes") or ())
+    return f"{table}\n\n{notes}" if notes else table
+
+
+def _said(told: Mapping[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')}: {told[name]}" for name in names if told.get(name) is not None
+    )
+
+
+def _configurations(document: Mapping[str, Any]) -> Iterator[str]:
+    yield f"Seed {document.get('seed')}; warm-up {document.get('warmup')}" + (
+        "; shortened by --quick." if document.get("quick") else "."
+    )
+    for report in document.get("tests") or ():
+        yield f"### {report['section']} {report['title']}"
+        rows = [[name, str(value)] for name, value in (report.get("configuration") or {}).items()]
+        rows += [[f"`{name}`", _value(value)] for name, value in (report.get("params") or {}).items()]
+        yield _table(["", ""], rows)
+        arms = [[name, arm.get("about") or "-"] for name, arm in (report.get("arms") or {}).items()]
+        if arms:
+            yield _table(["Arm", "What it is"], arms)
+
+
+def _results(document: Mapping[str, Any]) -> Iterator[str]:
+    """Latency, throughput and success of every load; then the minimum report."""
+    rows = []
+    for report in document.get("tests") or ():
+        for step in report["steps"]:
+            result = step["result"]
+            outcomes = result.get("outcomes") or {}
+            well, n = sum(outcomes.get(name, 0) for name in ENDED_WELL), sum(outcomes.values())
+            figures = [
+                milliseconds(((result.get("metrics") or {}).get(metric) or {}).get(share))
+                for metric in _METRICS
+                for share in ("p50", "p99")
+            ]
+            rows.append([
+                report["test"], step["name"], step["arm"] or "-", workload_said(result), load_said(step),
+                f"{result.get('n', 0):,}", *figures,
+                number((result.get("tokens") or {}).get("output_per_second")),
+                f"{well / n:.1%}" if n else "-",
+            ])  # fmt: skip
+    latencies = [f"{title} {share} (ms)" for title in _METRICS.values() for share in ("P50", "P99")]
+    heads = ["Test", "Load", "Arm", "Workload", "Load model", "n", *latencies, "Output tok/s", "Success"]
+    yield "Each load, as its requests were measured:"
+    yield _table(heads, rows)
+    yield f"The minimum report (C.1):\n\n```\n{minimum_text(document)}```"
+
+
+def _details(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"### {report['section']} {report['title']}"
+    for table in report.get("tables") or ():
+        yield f"**{_cell(table['caption'])}**\n\n{_table(table['heads'], table['rows'])}"
+    yield "\n".join(f"- {note}" for note in report.get("notes") or ())
+
+
+def _data(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The section of what is drawn on the page, if there is anything."""
+    parts = []
+    for report in reports:
+        charts = [part for chart in report.get("charts") or () for part in _chart(chart)]
+        if charts:
+            parts += [f"### {report['section']} {report['title']}: charts", *charts]
+    if parts:
+        yield "## Data of the charts"
+        yield from parts
+
+
+def _chart(chart: Mapping[str, Any]) -> Iterator[str]:
+    if chart["kind"] == _STREAM:
+        return
+    rows = list(_points(chart))
+    if rows:
+        heads = ["", _cell(chart["x_title"]), _cell(chart["y_title"]), "interval"]
+        if not any(row[-1] for row in rows):
+            heads, rows = heads[:-1], [row[:-1] for row in rows]
+        yield f"*{_cell(chart['title'])}*\n\n{_table(heads, rows)}"
+    marks = [f"{mark['says']}: {number(mark['x'])}" for mark in chart.get("marks") or ()]
+    yield "\n".join(f"- {mark}" for mark in marks)
+
+
+def _points(chart: Mapping[str, Any]) -> Iterator[list[str]]:
+    for series in chart.get("series") or ():
+        n = len(series["x"])
+        chosen = range(n) if n <= POINTS_MAX else [i * (n - 1) // (POINTS_MAX - 1) for i in range(POINTS_MAX)]
+        low, high = series.get("low") or [None] * n, series.get("high") or [None] * n
+        for i in chosen:
+            x = series["x"][i]
+            between = interval_said(low[i], high[i])
+            yield [series["name"], x if isinstance(x, str) else number(x), number(series["y"][i]), between]
+
+
+def _compliance(document: Mapping[str, Any]) -> Iterator[str]:
+    reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
+    yield "Tests performed:\n\n" + "\n".join(
+        f"- {report['section']} {report['title']}: {compliance_said(report)}" for report in reports
+    )
+    if document.get("not_run"):
+        yield "Tests that could not run:\n\n" + "\n".join(
+            f"- {one['test']}: {one['why']}" for one in document["not_run"]
+        )
+    deviations = [f"- {r['test']}: {said}" for r in reports for said in r.get("deviations") or ()]
+    yield "Deviations:\n\n" + ("\n".join(deviations) or "- none that the tests know of")
+    limits = [f"- {r['test']}: shortened by --quick, which gives up {', '.join(r['forfeits'])}"
+              for r in reports if r.get("forfeits")]  # fmt: skip
+    limits += [f"- {r['test']}, {one['step']}: {one['says']}"
+               for r in reports for one in (r.get("verdict") or {}).get("failures") or ()]  # fmt: skip
+    yield "Limitations:\n\n" + ("\n".join(limits) or "- none that are known beside the notes of each test")
+    for report in reports:
+        rows = [
+            [row["id"], row["level"], row["says"], row["status"], row["evidence"]]
+            for row in (report.get("compliance") or {}).get("rows") or ()
+        ]
+        if rows:
+            yield f"Requirements on {report['section']} {report['title']}:"
+            yield _table(["Id", "Level", "What is demanded", "Status", "Evidence"], rows)
+
+
+def _reproduction(document: Mapping[str, Any]) -> Iterator[str]:
+    if document.get("command"):
+        yield f"```\n{document['command']}\n```"
+    rows = [[name, value] for name, value in (document.get("versions") or {}).items()]
+    yield _table(["Part", "Version"], [*rows, ["seed", str(document.get("seed"))]])
+    yield (
+        f"Results folder: `{document.get('results', '?')}`. In it are `bench.json` (all that was asked,"
+        " without keys), for each test `result.json`, and for each load `step.json` (the result),"
+        " `requests.parquet` (a row for each request, with the time of each token), `capture/` (exchanges,"
+        " as `llmtap report` and `llmtap replay` read them) and `requests.jsonl.gz` (what was sent)."
+    )
+    for report in document.get("tests") or ():
+        if report.get("exact_requests"):
+            yield f"Exact requests of {report['test']}: {report['exact_requests']}."
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(map(_cell, heads)) + " |", "|" + " --- |" * len(heads)]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: object) -> str:
+    """Nothing in it ends the cell, or begins a tag."""
+    said = " ".join(str(text).split())
+    return said.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_value(one) for one in value)
+    return number(value) if isinstance(value, int | float) else str(value)

@@ -1,0 +1,456 @@
+"""Figures of tests that compare configurations of one system: prefix caches (5.7) and guardrails (5.10).
+
+A machine drifts while it is measured, so what is compared is sent in blocks whose order is drawn from the
+seed: drift becomes noise. All configurations of a repeat get the same rows of one plan, and each row is
+compared with itself. Every repeat has rows of its own, so repeats are independent runs (IETF seed 000, 6.1
+and 6.3). All figures are public JSON.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from random import Random
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow.compute as pc
+from scipy import stats
+
+from llmtap.bench.run.figures import KEY_SHARES, latency_row
+from llmtap.bench.run.levels import Capacity, is_long, overload
+from llmtap.bench.run.measurement import Measurement, steady_of
+from llmtap.exchange.outcome import Outcome
+from llmtap.metrics.comparison import (
+    adjusted,
+    cache_hit_rate,
+    compare_paired,
+    compare_quantile,
+    increase,
+    reduction,
+)
+from llmtap.metrics.intervals import mean_interval
+from llmtap.metrics.statistics import percentile
+from llmtap.workload.plan import NO_CONTEXT
+
+__all__ = [
+    "AGAIN", "ARMS", "BASELINE", "METRICS", "NAMES", "STATES", "Block", "Cells", "GuardrailCell",
+    "PrefixRun", "Rates", "blocks", "cached_share", "guardrail_figures", "hot_firsts", "over_repeats",
+    "pairs", "prefix_figures", "quantile_ratio", "ttfts", "values_by_row",
+]  # fmt: skip
+
+
+T = TypeVar("T")
+RUNS_MIN: Final = 3
+"""Independent runs, for a claim (6.3)."""
+_NS: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A load that one arm gets in one go."""
+
+    arm: str
+    level: float
+    repeat: int
+
+
+def blocks(
+    arms: Sequence[str], levels: Sequence[float], repeats: int, seed: int, *, together: bool = False
+) -> list[Block]:
+    """All arms at all levels, so many times, in an order drawn from the seed.
+
+    Within a repeat the levels come in some order, and at each of them the arms: those that are compared are
+    neighbours. `together` is for arms that cost a restart: an arm is at all levels before the next one's
+    turn.
+    """
+    random = Random(f"{seed}/blocks")
+    order: list[Block] = []
+    for repeat in range(repeats):
+        if together:
+            for arm in _shuffled(arms, random):
+                order += [Block(arm, level, repeat) for level in _shuffled(levels, random)]
+        else:
+            for level in _shuffled(levels, random):
+                order += [Block(arm, level, repeat) for arm in _shuffled(arms, random)]
+    return order
+
+
+def pairs(both: Iterable[tuple[Measurement, Measurement]], column: str) -> tuple[list[float], list[float]]:
+    """A column of the same rows in two arms, row by row, in seconds where it ends in `_ns`.
+
+    Only rows that both answered completely: a refusal is quick, and an error no latency.
+    """
+    first: list[float] = []
+    second: list[float] = []
+    for a, b in both:
+        ours, theirs = values_by_row(a, column), values_by_row(b, column)
+        for row in sorted(ours.keys() & theirs.keys()):
+            first.append(ours[row])
+            second.append(theirs[row])
+    return first, second
+
+
+def values_by_row(measured: Measurement, column: str) -> dict[int, float]:
+    """A column's known values of complete answers, by row of the plan; seconds where it ends in `_ns`."""
+    table = measured.table
+    scale = _NS if column.endswith("_ns") else 1
+    columns = (table.column(name).to_pylist() for name in ("row", "outcome", column))
+    return {
+        row: value / scale
+        for row, outcome, value in zip(*columns, strict=True)
+        if outcome == Outcome.COMPLETE.value and value is not None
+    }
+
+
+def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
+    """The mean of a difference that each repeat found, with Student's interval and the p-value of none at
+    all.
+
+    None of fewer than three. Requests of a block share its weather, so as pairs they tell more exactly how
+    two blocks differed than how two configurations do; repeats are what was drawn anew.
+    """
+    found = mean_interval(values)
+    if len(values) < RUNS_MIN or found is None:
+        return None
+    if min(values) == max(values):
+        p = 1.0 if values[0] == 0 else 0.0
+    else:
+        p = float(stats.ttest_1samp(values, 0.0).pvalue)
+    return {
+        "value": found.value, "low": found.low, "high": found.high, "n": found.n, "level": found.level,
+        "p": p, "method": "Student's t over repeats",
+    }  # fmt: skip
+
+
+def quantile_ratio(
+    base: Sequence[float], other: Sequence[float], p: float, *, paired: bool
+) -> dict[str, Any] | None:
+    """other / base of the p-th quantiles as a figure with its interval; None where one has no values above 0.
+
+    A quantile of logarithms is the logarithm of the quantile, so the ratio's interval is that of a
+    difference. With `paired`, values that stand at one place belong together.
+    """
+    if not base or not other or min(base) <= 0 or min(other) <= 0:
+        return None
+    first, second = percentile(sorted(base), p), percentile(sorted(other), p)
+    assert first is not None and second is not None
+    found = compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
+    return {
+        "value": second / first,
+        "low": None if found is None else exp(found.low), "high": None if found is None else exp(found.high),
+        "n": len(other), "level": 0.95, "method": None if found is None else found.method,
+    }  # fmt: skip
+
+
+def _shuffled(values: Sequence[T], random: Random) -> list[T]:
+    return random.sample(list(values), len(values))
+
+
+STATES: Final = {"off": "Cache Disabled", "cold": "Cache (Cold)", "warm": "Cache (Warm)"}
+Rates = Mapping[str, Sequence[tuple[float, float | None]]]
+"""Requests and output tokens per second of each repeat, `off` and `on`."""
+
+
+@dataclass(slots=True)
+class PrefixRun:
+    """A repeat: one measurement for each state."""
+
+    contexts: Sequence[int]
+    """By row, which prefix it shares; NO_CONTEXT where it shares none."""
+    lengths: Sequence[int]
+    """Tokens of each prefix."""
+    states: dict[str, Measurement] = field(default_factory=dict)
+
+    def prefix(self, row: int) -> int:
+        """Tokens of the row's shared prefix; 0 where it shares none."""
+        context = self.contexts[row]
+        return 0 if context == NO_CONTEXT else self.lengths[context]
+
+
+def prefix_figures(
+    runs: Sequence[PrefixRun], rate: float, capacity: Capacity | None, rates: Rates | None
+) -> dict[str, Any]:
+    """All that 5.7.4 asks for; of cold and of warm against off."""
+    told: dict[str, Any] = {
+        "rate_rps": rate,
+        "capacity": None if capacity is None else msgspec.to_builtins(capacity),
+        "ttft": {state: latency_row(ttfts(runs, state), KEY_SHARES) for state in STATES},
+        "by_sharing": {
+            state: {
+                says: latency_row(ttfts(runs, state, shares), KEY_SHARES)
+                for says, shares in (("shared", True), ("not_shared", False))
+            }
+            for state in STATES
+        },
+        "reduction": {},
+        "hit_rate": {state: _hits(runs, state) for state in STATES},
+        "throughput": None if rates is None else _improvement(rates),
+    }  # fmt: skip
+    for state in ("cold", "warm"):
+        off, on = pairs(((one.states["off"], one.states[state]) for one in runs), "ttft_ns")
+        ratios = {name: quantile_ratio(off, on, p, paired=True) for name, p in KEY_SHARES.items()}
+        shift = compare_paired(off, on)
+        told["reduction"][state] = {
+            **{name: None if ratio is None else _less(ratio) for name, ratio in ratios.items()},
+            "pairs": len(off),
+            "shift": None if shift is None else shift.to_dict(),
+            "by_repeats": _by_repeats(runs, state),
+        }
+    return told
+
+
+def ttfts(runs: Iterable[PrefixRun], state: str, shares: bool | None = None) -> list[float]:
+    """TTFT of all repeats in a state; of requests that do, or do not, share a prefix, where that is asked."""
+    return [
+        value
+        for one in runs
+        for row, value in values_by_row(one.states[state], "ttft_ns").items()
+        if shares is None or shares == bool(one.prefix(row))
+    ]
+
+
+def _less(ratio: Mapping[str, Any]) -> dict[str, Any]:
+    """on / off as a reduction, (off - on) / off."""
+    return {
+        **ratio,
+        "value": 1 - ratio["value"],
+        "low": None if ratio["high"] is None else 1 - ratio["high"],
+        "high": None if ratio["low"] is None else 1 - ratio["low"],
+    }
+
+
+def _by_repeats(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
+    """The reduction of P50 in one repeat after the other: their geometric mean; None of fewer than three."""
+    logs = []
+    for one in runs:
+        off, on = pairs([(one.states["off"], one.states[state])], "ttft_ns")
+        ratio = quantile_ratio(off, on, 0.5, paired=True)
+        if ratio is not None:
+            logs.append(log(ratio["value"]))
+    found = over_repeats(logs)
+    if found is None:
+        return None
+    ends = {"value": 1 - exp(found["value"]), "low": 1 - exp(found["high"]), "high": 1 - exp(found["low"])}
+    return {**found, **ends}
+
+
+def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
+    """Of the tokens of shared prefixes, those that came from the cache; None where the server tells none.
+
+    A server may leave the field out where it is 0, so one that tells it once is taken to mean 0 elsewhere.
+    """
+    cached = prefix = told = 0
+    for one in runs:
+        hits = values_by_row(one.states[state], "cached_tokens")
+        told += len(hits)
+        for row in values_by_row(one.states[state], "e2e_ns"):
+            cached += min(int(hits.get(row, 0)), one.prefix(row))
+            prefix += one.prefix(row)
+    rate = cache_hit_rate(cached, prefix)
+    if not told or rate is None:
+        return None
+    return {"value": rate, "cached_tokens": cached, "prefix_tokens": prefix, "answers_that_tell": told}
+
+
+def _improvement(rates: Rates) -> dict[str, Any]:
+    """Output tokens per second, or requests where tokens are not known; off, on, and the increase."""
+    known = all(tps is not None for runs in rates.values() for _, tps in runs)
+    off, on = ([(tps if known else rps) or 0.0 for rps, tps in rates[state]] for state in ("off", "on"))
+    means = [sum(values) / len(values) for values in (off, on)]
+    more = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
+    compared = over_repeats(more)
+    return {
+        "unit": "output tokens/s" if known else "requests/s",
+        "off": {"mean": means[0], "runs": off},
+        "on": {"mean": means[1], "runs": on},
+        "improvement": {
+            "value": sum(more) / len(more) if more else None,
+            "low": None if compared is None else compared["low"],
+            "high": None if compared is None else compared["high"],
+            "n": len(off), "level": 0.95, "p": None if compared is None else compared["p"],
+        },
+    }  # fmt: skip
+
+
+def hot_firsts(runs: Sequence[PrefixRun]) -> int:
+    """First requests of a prefix, in cold runs, for most of which the cache had something."""
+    hot = 0
+    for one in runs:
+        cold = one.states["cold"]
+        hits = values_by_row(cold, "cached_tokens")
+        seen = {NO_CONTEXT}
+        for row, context in enumerate(one.contexts):
+            if context not in seen:
+                seen.add(context)
+                hot += hits.get(row, 0) > one.prefix(row) / 2
+    return hot
+
+
+BASELINE: Final = "baseline"
+AGAIN: Final = "baseline_again"
+"""The baseline's second set of blocks."""
+ARMS: Final = {
+    BASELINE: "Baseline", "input_filter": "Input Filter", "output_filter": "Output Filter",
+    "full": "Full Filter",
+}  # fmt: skip
+"""By name, as the draft's tables call them."""
+NAMES: Final = {**ARMS, AGAIN: "Baseline again (A/A)"}
+METRICS: Final = {"ttft": "TTFT", "e2e": "E2E"}
+
+
+@dataclass(slots=True)
+class GuardrailCell:
+    """A configuration at a load: a block for each repeat."""
+
+    runs: dict[int, Measurement] = field(default_factory=dict)
+
+    def values(self, column: str) -> list[float]:
+        """Of complete answers, all repeats."""
+        return [value for one in self.runs.values() for value in values_by_row(one, column).values()]
+
+    def tps(self) -> dict[int, float] | None:
+        """Output tokens per second, by repeat; requests where tokens are not known. None of short blocks."""
+        if not all(is_long(one) for one in self.runs.values()):
+            return None
+        steadies = {i: steady_of(self.runs[i]) for i in sorted(self.runs)}
+        known = all(one.output_tps is not None for one in steadies.values())
+        return {i: (one.output_tps if known else one.completed_rps) or 0.0 for i, one in steadies.items()}
+
+
+Cells = Mapping[tuple[str, float], GuardrailCell]
+
+
+def guardrail_figures(
+    cells: Cells,
+    arms: Sequence[str],
+    levels: Sequence[float],
+    capacity: Capacity,
+    peaks: Mapping[str, Capacity] | None,
+) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "capacity": msgspec.to_builtins(capacity),
+        "levels": [
+            {
+                "level": level,
+                "rate_rps": capacity.rps * level / 100,
+                "arms": {arm: _arm(cells, arm, level) for arm in arms},
+            }
+            for level in levels
+        ],
+        "max_throughput": None if peaks is None else {
+            arm: {
+                **msgspec.to_builtins(peak),
+                "reduction": None if arm == BASELINE else reduction(_made(peaks[BASELINE]), _made(peak)),
+            }
+            for arm, peak in peaks.items()
+        },
+    }  # fmt: skip
+    for metric in METRICS:
+        compared = [
+            one["overhead"][metric]["overall"]
+            for told_level in told["levels"]
+            for arm, one in told_level["arms"].items()
+            if arm not in (BASELINE, AGAIN) and one["overhead"][metric]["overall"] is not None
+        ]
+        for one, p in zip(compared, adjusted([one["p"] for one in compared]), strict=True):
+            one["p_adjusted"] = p
+    return told
+
+
+def _made(peak: Capacity) -> float:
+    return peak.rps if peak.tps is None else peak.tps
+
+
+def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
+    cell = cells[arm, level]
+    counted = _outcomes(cell)
+    base = cells[BASELINE, level]
+    return {
+        "sent": sum(one.n for one in cell.runs.values()),
+        "complete": counted.get(Outcome.COMPLETE.value, 0),
+        "refused": counted.get(Outcome.REFUSED.value, 0),
+        "outcomes": counted,
+        **{metric: latency_row(cell.values(f"{metric}_ns"), KEY_SHARES) for metric in METRICS},
+        "overhead": None if arm == BASELINE else {
+            metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS
+        },
+        "throughput": _throughput(base, cell, arm),
+        "overload": [kept for one in cell.runs.values() if (kept := overload(one)) is not None],
+    }  # fmt: skip
+
+
+def _outcomes(cell: GuardrailCell) -> dict[str, int]:
+    counted: dict[str, int] = {}
+    for one in cell.runs.values():
+        for entry in pc.value_counts(one.table["outcome"]).to_pylist():
+            counted[entry["values"]] = counted.get(entry["values"], 0) + entry["counts"]
+    return counted
+
+
+def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[str, Any]:
+    """other - base: by repeats, by pairs, and percentile by percentile.
+
+    The figure itself is the mean of what the repeats found; with fewer than three, what all pairs show, which
+    leaves out how much one block differs from the next.
+    """
+    both = [(base.runs[i], other.runs[i]) for i in sorted(base.runs)]
+    ours, theirs = pairs(both, column)
+    shift = compare_paired(ours, theirs)
+    found = [value for one in both if (value := _shift(*pairs([one], column))) is not None]
+    head = over_repeats(found)
+    if head is None and shift is not None:
+        head = {
+            "value": shift.difference, "low": shift.low, "high": shift.high, "n": shift.n, "level": 0.95,
+            "p": shift.p, "method": shift.method,
+        }  # fmt: skip
+    quantiles: dict[str, Any] = {}
+    for name, p in KEY_SHARES.items():
+        compared = compare_quantile(ours, theirs, p, paired=True) if ours else None
+        first, second = percentile(sorted(ours), p), percentile(sorted(theirs), p)
+        quantiles[name] = None if first is None or second is None else {
+            "value": second - first,
+            "low": None if compared is None else compared.low,
+            "high": None if compared is None else compared.high,
+            "n": len(ours), "level": 0.95,
+        }  # fmt: skip
+    return {
+        "overall": head,
+        "by_repeat": found,
+        "pairs": len(ours),
+        "shift": None if shift is None else shift.to_dict(),
+        **quantiles,
+    }
+
+
+def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Of one block against another: Hodges and Lehmann's, or of very few pairs the median."""
+    compared = compare_paired(ours, theirs)
+    if compared is not None:
+        return compared.difference
+    return percentile(sorted(b - a for a, b in zip(ours, theirs, strict=True)), 0.5)
+
+
+def _throughput(base: GuardrailCell, other: GuardrailCell, arm: str) -> dict[str, Any] | None:
+    """None where blocks are so short that most of the time answers begin or end."""
+    ours, theirs = base.tps(), other.tps()
+    if ours is None or theirs is None:
+        return None
+    told: dict[str, Any] = {
+        "value": sum(theirs.values()) / len(theirs), "runs": [*theirs.values()], "reduction": None
+    }  # fmt: skip
+    if arm != BASELINE:
+        less = [change for i in ours if (change := reduction(ours[i], theirs[i])) is not None]
+        told["reduction"] = over_repeats(less) or {
+            "value": sum(less) / len(less) if less else None, "low": None, "high": None, "n": len(less),
+            "level": 0.95, "p": None,
+        }  # fmt: skip
+    return told
+
+
+def cached_share(cells: Cells) -> float | None:
+    """Of all input tokens; None where no answer tells."""
+    columns = [one.table for cell in cells.values() for one in cell.runs.values()]
+    cached = [pc.sum(table["cached_tokens"]).as_py() for table in columns]
+    known = [count for count in cached if count is not None]
+    total = sum(pc.sum(table["input_tokens"]).as_py() or 0 for table in columns)
+    return sum(known) / total if known and total else None

@@ -1,0 +1,344 @@
+"""`llmtap convert` and `llmtap inspect`: traces from one format to another, and a saved answer explained."""
+
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from llmtap.cli.main import app
+from llmtap.cli.shared import print_json, print_table, read_pairs
+from llmtap.errors import ConfigError
+
+__all__ = ["convert", "inspect"]
+
+
+_CONVERT_EPILOG = """\
+IN is a file, a capture's folder, a pattern of its files, or - for standard input; OUT is a file
+or -. What ends in .gz or .zst is compressed. Formats are told by content and name; --list shows them.
+A new file can be read by its owner alone (mode 0600); one that replaces another keeps that one's mode.
+
+Styles, by format (`--list NAME` says what each means):
+
+{styles}
+
+Examples:
+
+  llmtap convert conversation_trace.jsonl trace.parquet
+
+  llmtap convert captures/ workload.jsonl.gz --to mooncake
+
+  llmtap convert session.har batch.jsonl --to openai-batch --model acme-8b
+
+  llmtap convert session.har session.parquet --redact email,card,phone,key
+
+  zcat BurstGPT_1.csv.gz | llmtap convert - - --from burstgpt --to azure > azure.csv"""
+
+STYLES: Final[Mapping[str, str]] = {"aiperf": "content", "har": "llmtap"}
+"""As the formats have them, written down again because help must not wait for them to be imported."""
+_LIST_CHARS: Final = 80
+"""A line of `--list NAME`."""
+_BAR_AFTER_NS: Final = 1_000_000_000
+"""What is done by then needs no bar."""
+
+
+@app.command(
+    short_help="Convert a trace, a dataset or a capture.",
+    epilog=_CONVERT_EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
+)
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="What to read.")] = "",
+    target: Annotated[str, typer.Argument(metavar="OUT", help="What to write.")] = "",
+    source_format: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="Format of IN, where its content does not tell."),
+    ] = None,
+    target_format: Annotated[
+        str | None, typer.Option("--to", metavar="NAME", help="Format of OUT, where its name does not tell.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model to write where a row names none.")] = None,
+    override_model: Annotated[bool, typer.Option(help="Write --model in every row.")] = False,
+    style: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="How to write what has several spellings; see below."),
+    ] = None,
+    redact: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="Redact bodies and answers by the rules of capture.redact: email, card, phone, key (with "
+            "commas between), re:PATTERN; may be repeated. Without it text goes over as it is.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List the formats; with a name for IN, all about that one.")
+    ] = False,
+) -> None:
+    """Convert a trace, a dataset or a capture, and say what was kept, what was lost and why."""
+    if show_list:
+        with _quiet_pipe():
+            _show_formats(source, as_json=as_json)
+        return
+    if not source or not target:
+        raise ConfigError("IN OUT" if not source else "OUT", "is missing", "llmtap convert --help")
+    if override_model and model is None:
+        raise ConfigError("--override-model", "needs --model")
+    from llmtap.traces.convert import convert as convert_file
+
+    with _quiet_pipe(), _ended_in_order(), _progress() as progress:
+        report = convert_file(
+            source, target, source_format=source_format, target_format=target_format, model=model,
+            override_model=override_model, style=read_pairs("--style", style, "key=value"),
+            redact=_rules(redact or []), force=force, progress=progress,
+        )  # fmt: skip
+    # What was asked for goes to standard output; where that is the trace itself, the report goes beside it.
+    with _quiet_pipe():
+        _show_report(report, as_json=as_json, beside=target == "-")
+
+
+def _rules(given: list[str]) -> tuple[str, ...]:
+    """Names may stand together, with commas; a regular expression may have some of its own."""
+    from llmtap.capture.options import OWN_RULE
+
+    rules: list[str] = []
+    for one in given:
+        rules += [one] if one.startswith(OWN_RULE) else [name.strip() for name in one.split(",")]
+    return tuple(rules)
+
+
+@contextmanager
+def _quiet_pipe() -> Iterator[None]:
+    """Who reads us may stop when they have enough (`| head`): that is no error, and nothing is said."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, and would complain.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        sys.exit(128 + signal.SIGPIPE)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """A SIGTERM ends us as Ctrl-C does: what is half written is taken away."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
+    """A bar of the bytes read, where there is somebody to see it, and it is known how many there are."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from contextlib import ExitStack
+
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    from llmtap.clock import SystemClock
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("converting", total=None)
+    began_ns = SystemClock.mono_ns()
+    with ExitStack() as stack:
+
+        def told(done: int, total: int | None) -> None:
+            if total is None or SystemClock.mono_ns() - began_ns < _BAR_AFTER_NS:
+                return
+            bar.update(task, completed=done, total=total)
+            if not bar.live.is_started:  # with its numbers: it is drawn at once
+                stack.enter_context(bar)
+
+        yield told
+
+
+def _show_formats(name: str, *, as_json: bool) -> None:
+    """The formats, or the one of that name."""
+    from llmtap.traces.format import ASPECTS, FormatError
+    from llmtap.traces.registry import FORMATS, by_name
+
+    try:
+        formats = (by_name(name),) if name else FORMATS
+    except FormatError as exc:
+        raise ConfigError("--list", str(exc)) from None
+    listed: list[dict[str, Any]] = [
+        {
+            "name": f.name, "title": f.title, "extensions": list(f.extensions),
+            "does": ["read", "write"],
+            "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
+            "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
+            "why": dict(f.why), "styles": dict(f.styles),
+        }
+        for f in formats
+    ]  # fmt: skip
+    if as_json:
+        print_json({"formats": listed})
+        return
+    if name:
+        _show_format(listed[0])
+        return
+    columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs", "styles")
+    if sys.stdout.isatty():  # the rest is too much for its width
+        columns = columns[:3]
+    print_table(columns, [[_cell(f[c]) for c in columns] for f in listed])
+    if sys.stdout.isatty():
+        print("\nllmtap convert --list NAME tells what one holds, needs, and the styles it has.")
+
+
+def _show_format(told: Mapping[str, Any]) -> None:
+    """All about one format."""
+    print(f"{told['name']}: {told['title']}")
+    facts = {key: _cell(told[key]) for key in ("extensions", "does", "holds", "needs")}
+    facts |= {f"about {aspect}": why for aspect, why in told["why"].items()}
+    facts |= {f"style {key}": help_ for key, help_ in told["styles"].items()}
+    width = max(map(len, facts)) + 2
+    for key, value in facts.items():
+        lines = textwrap.wrap(value, max(30, _LIST_CHARS - width), break_long_words=False) or [""]
+        for label, line in zip([key, *[""] * len(lines)], lines, strict=False):
+            print(f"{label:{width}}{line}")
+
+
+def _cell(value: Any) -> str:
+    from llmtap.traces.format import ASPECTS
+
+    if isinstance(value, str):
+        return value
+    return "everything" if len(value) == len(ASPECTS) else ", ".join(value) or "-"
+
+
+def _show_report(report: Any, *, as_json: bool, beside: bool) -> None:
+    from llmtap.units import format_bytes
+
+    out = sys.stderr if beside else sys.stdout
+    if as_json:
+        print_json(report.to_dict(), out)
+        return
+    rate = report.rows_read / report.seconds if report.seconds else 0
+    print(
+        f"{report.source_format} to {report.target_format}: "
+        f"{report.rows_written:,} of {report.rows_read:,} rows, "
+        f"{format_bytes(report.bytes_in)} to {format_bytes(report.bytes_out)}, "
+        f"{report.seconds:.1f} s ({rate:,.0f} rows/s)",
+        file=out,
+    )
+    told = [a for a in report.aspects if a.fate != "absent"]
+    cells = [[a.name, f"{a.written:,} of {a.rows:,}", a.fate, a.why or ""] for a in told]
+    fates = {"lost": "yellow", "partly": "yellow", "changed": "yellow", "kept": "green"}
+    print_table(("aspect", "rows", "fate", "why"), cells, right=frozenset({"rows"}), style=fates, out=out)
+    for reason, n in report.dropped.items():
+        print(f"dropped: {n:,} rows: {reason}", file=out)
+    for note in (*report.notes_read, *report.notes_written):
+        print(f"note: {note}", file=out)
+
+
+# ---------------------------------------------------------------- llmtap inspect
+
+FILE_BYTES_MAX = 512 << 20
+"""A million tokens at 250 bytes each, twice."""
+
+_INSPECT_EPILOG = """\
+FILE is an event stream, NDJSON or JSON body, a whole HTTP response (chunked framing, gzip, br and
+zstd are undone), or a HAR file; - reads standard input.
+
+Examples:
+
+  curl -sN http://127.0.0.1:8080/v1/chat/completions -d @ask.json | llmtap inspect -
+
+  curl -siN --raw http://127.0.0.1:8080/v1/chat/completions -d @ask.json > a.http; llmtap inspect a.http
+
+  llmtap inspect session.har --entry 3 --json"""
+
+
+@app.command(short_help="Explain a saved stream, event by event.", epilog=_INSPECT_EPILOG)
+def inspect(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A saved answer, or - for standard input.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the exchange as JSON, with its events.")
+    ] = False,
+    path: Annotated[
+        str, typer.Option(help="Path of the request, where the file does not tell: it breaks ties.")
+    ] = "/",
+    request_body: Annotated[
+        str, typer.Option(help="The request's JSON, or @FILE: it names the model.", metavar="JSON|@FILE")
+    ] = "",
+    entry: Annotated[int | None, typer.Option(help="Entry of a HAR file, counted from 0.", min=0)] = None,
+    text: Annotated[bool, typer.Option("--text/--no-text", help="Show what the events say.")] = True,
+) -> None:
+    """Explain a saved stream: each event's class, bytes, text and tokens, and what they come to."""
+    from llmtap.exchange.saved import SavedError, explain, read_saved
+    from llmtap.report.stream import explained_to_dict
+
+    name = "standard input" if file == "-" else file
+    data = _read(file)
+    asked = _read(request_body[1:]) if request_body.startswith("@") else request_body.encode()
+    try:
+        saved = read_saved(data, path=path, request_body=asked, entry=entry)
+    except SavedError as exc:
+        raise ConfigError(name, str(exc), exc.hint) from None
+    explained = explain(saved)
+    if as_json:
+        print_json(explained_to_dict(saved, explained, text=text))
+    else:
+        _show(saved, explained, text=text)
+
+
+def _read(file: str) -> bytes:
+    name = "standard input" if file == "-" else file
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                data = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as exc:
+        raise ConfigError(name, f"cannot be read: {exc.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(name, f"is longer than {FILE_BYTES_MAX >> 20} MiB")
+    return data
+
+
+def _show(saved: Any, explained: Any, *, text: bool) -> None:
+    from llmtap.report.stream import EVENT_COLUMNS, event_cells, headline, story
+
+    def columns() -> None:
+        print_table(
+            EVENT_COLUMNS, list(event_cells(explained.events, text=text)),
+            right=frozenset({"#", "bytes", "tokens"}), nowrap=lambda column: column != "adds",
+        )  # fmt: skip
+
+    if not sys.stdout.isatty():
+        print(headline(saved, explained))
+        columns()
+        for subject, said in story(saved, explained):
+            print(f"{subject}: {said}")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Text(headline(saved, explained), style="bold"))
+    columns()
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="bold", no_wrap=True)
+    for subject, said in story(saved, explained):
+        facts.add_row(Text(subject), Text(said))
+    console.print(facts)

@@ -1,0 +1,242 @@
+"""How far a replay is: a bar with live figures where somebody sees it, else a line now and then."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, assert_never
+
+from llmtap.clock import SystemClock
+from llmtap.load.replay.perform import Replay, ReplayStage
+from llmtap.load.workers.worker_handle import Progress
+from llmtap.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+__all__ = ["Answering", "Bars", "BenchLines", "ReplayLines", "painted", "watching_bench", "watching_replay"]
+
+
+EVERY_NS: Final = 10_000_000_000
+
+
+class ReplayLines:
+    """Lines on standard error, for a log."""
+
+    def __init__(self) -> None:
+        self._told_ns = SystemClock.mono_ns()
+        self._under_way = 0
+        self._stops = 0
+
+    def reading(self, done: int, of: int | None) -> None:
+        pass
+
+    def preparing(self, done: int, of: int) -> None:
+        pass
+
+    def warming(self, how: str) -> None:
+        if how != "none":
+            print("llmtap: warming the server up", file=sys.stderr)
+
+    def sending(self, progress: Progress, planned: int) -> None:
+        self._under_way = progress.under_way
+        now_ns = SystemClock.mono_ns()
+        if now_ns - self._told_ns >= EVERY_NS or not (progress.left or progress.under_way):
+            self._told_ns = now_ns
+            print(f"llmtap: {figures(progress, planned)}", file=sys.stderr)
+
+    def writing(self, done: int, of: int) -> None:
+        pass
+
+    def comparing(self, done: int, of: int | None) -> None:
+        pass
+
+    def stopping(self) -> None:
+        """Somebody wants it to stop; the second time, at once."""
+        self._stops += 1
+        answers = f"{self._under_way:,} answer{'' if self._under_way == 1 else 's'}"
+        if self._stops == 1 and self._under_way:
+            self._say(f"stopping: {answers} under way, again to cut them")
+        elif self._stops == 1:
+            self._say("stopping")
+        elif self._stops == 2 and self._under_way:
+            self._say(f"cutting {answers}")
+
+    def _say(self, words: str) -> None:
+        print(f"llmtap: {words}", file=sys.stderr, flush=True)
+
+
+class Bars(ReplayLines):
+    """One line, painted over: of what is under way, how much is done, and figures."""
+
+    def __init__(self, bar: "RichProgress") -> None:
+        super().__init__()
+        self._bar = bar
+        self._what = ""
+
+    def hide(self) -> None:
+        """Nothing is under way."""
+        self._what = ""
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+
+    def _show(self, what: str, done: int, of: int | None, said: str = "") -> None:
+        if what != self._what:
+            self.hide()
+            self._what = what
+            self._bar.add_task(what, total=of, said=said)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=of, said=said)
+
+    def reading(self, done: int, of: int | None) -> None:
+        self._show("reading", done, of)
+
+    def preparing(self, done: int, of: int) -> None:
+        self._show("preparing prompts", done, of)
+
+    def warming(self, how: str) -> None:
+        if how != "none":
+            self._show("warming up", 0, None)
+
+    def sending(self, progress: Progress, planned: int) -> None:
+        self._under_way = progress.under_way
+        self._show("sending", progress.ended, planned, figures(progress, None))
+
+    def writing(self, done: int, of: int) -> None:
+        self._show("writing", done, of)
+
+    def comparing(self, done: int, of: int | None) -> None:
+        self._show("reading what was captured", done, of)
+
+    def _say(self, words: str) -> None:
+        self._bar.console.print(f"llmtap: {words}", markup=False, highlight=False)
+
+
+def figures(p: Progress, planned: int | None) -> str:
+    """A line of them."""
+    said = [
+        f"sent {p.sent:,}" + ("" if planned is None else f" of {planned:,}"),
+        f"in flight {p.under_way:,}",
+    ]
+    if p.failed:
+        said.append(f"failed {p.failed:,}")
+    if p.ttft_p50_ns is not None and p.ttft_p99_ns is not None:
+        said.append(f"TTFT {p.ttft_p50_ns / 1e6:,.0f} / {p.ttft_p99_ns / 1e6:,.0f} ms")
+    if p.tbc_p50_ns is not None and p.tbc_p99_ns is not None:
+        said.append(f"TBC {p.tbc_p50_ns / 1e6:,.1f} / {p.tbc_p99_ns / 1e6:,.1f} ms")
+    if p.lateness_p99_ns is not None:
+        said.append(f"late p99 {p.lateness_p99_ns / 1e6:,.2f} ms")
+    return ", ".join(said)
+
+
+@contextmanager
+def painted() -> Iterator["RichProgress"]:
+    """The place of `Bars`, on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(),
+        TextColumn("{task.fields[said]}", markup=False),
+    )  # fmt: skip
+    with RichProgress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
+        yield bar
+
+
+@contextmanager
+def watching_replay() -> Iterator[ReplayLines]:
+    """Somebody to tell."""
+    if not sys.stderr.isatty():
+        yield ReplayLines()
+        return
+    with painted() as bar:
+        yield Bars(bar)
+
+
+_TELLING: Final = b"llmtap: the load is over, and its report is being written: again to leave without it\n"
+_STDERR: Final = 2
+
+
+class Answering:
+    """Sees to signals while a replay runs in this loop, and until its report is out (`Heard.instead`)."""
+
+    def __init__(self, one: Replay, audience: ReplayLines, loop: asyncio.AbstractEventLoop) -> None:
+        self._one = one
+        self._audience = audience
+        self._loop = loop
+        self._told = False
+
+    def __call__(self) -> bool:
+        """From the handler of a signal. False: break it off where it is."""
+        stage = self._one.stage
+        match stage:
+            case ReplayStage.PREPARING:
+                return False
+            case ReplayStage.SENDING:
+                if self._loop.is_closed():
+                    return False  # it failed
+                self._loop.call_soon_threadsafe(self._stop)
+                return True
+            case ReplayStage.TELLING:
+                again, self._told = self._told, True
+                if not again:
+                    # Not by print, which may be what was interrupted.
+                    os.write(_STDERR, _TELLING)
+                return not again
+        assert_never(stage)
+
+    def _stop(self) -> None:
+        self._audience.stopping()
+        self._one.stop()
+
+
+_MEASURED_BEFORE: Final = "measured before"
+
+
+class BenchLines(ReplayLines):
+    """Lines on standard error, for a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began_ns = SystemClock.mono_ns()
+
+    def step(self, name: str, said: str) -> None:
+        print(f"llmtap: {self._passed()} {name}: {said}", file=sys.stderr, flush=True)
+
+    def left(self, said: str) -> None:
+        if said:
+            print(f"llmtap: {self._passed()} left: {said}", file=sys.stderr, flush=True)
+
+    def _passed(self) -> str:
+        """Minutes and seconds since the start."""
+        seconds = (SystemClock.mono_ns() - self._began_ns) // NS_PER_S
+        return f"{seconds // 60:02d}:{seconds % 60:02d}"
+
+
+class _BenchBars(Bars, BenchLines):
+    """Loads, and what is left of them, scroll by; the line at the bottom is painted over."""
+
+    def step(self, name: str, said: str) -> None:
+        self._print(f"{name}: {said}", "dim" if said.startswith(_MEASURED_BEFORE) else "none")
+        self.hide()
+
+    def left(self, said: str) -> None:
+        if said:
+            self._print(f"left: {said}", "dim")
+
+    def _print(self, line: str, style: str) -> None:
+        self._bar.console.print(f"{self._passed()} {line}", style=style, markup=False, highlight=False)
+
+    def _say(self, words: str) -> None:
+        self._print(words, "none")
+
+
+@contextmanager
+def watching_bench() -> Iterator[BenchLines]:
+    """Somebody to tell."""
+    if not sys.stderr.isatty():
+        yield BenchLines()
+        return
+    with painted() as bar:
+        yield _BenchBars(bar)

@@ -1,0 +1,247 @@
+"""What commands share: files that they write, texts that they print, values of options, and signals."""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from llmtap.errors import ConfigError
+from llmtap.units import NS_PER_S, Duration, parse_duration_ns
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = [
+    "FAILED", "STDOUT", "Heard", "Outputs", "Stopped", "json_text", "loop_signals", "need_capture",
+    "need_warmup", "option_duration", "print_json", "print_rich", "print_table", "read_pairs",
+    "stoppable", "write_output",
+]  # fmt: skip
+
+FAILED: Final = 1
+"""Exit code of a check that failed."""
+STDOUT: Final = "-"
+_DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
+"""Longer than any run, and short of what timestamps can hold."""
+_SIGNAL_EXIT: Final = 128
+"""What a shell adds to a signal's number."""
+
+
+# ---------------------------------------------------------------- outputs
+
+
+class Outputs:
+    """The files of `--json`, `--html` and `--markdown`, `-` for stdout.
+
+    Making it checks, before hours of running, that they can be written. Raises ConfigError of an option whose
+    file cannot be written, and where two go to stdout.
+    """
+
+    def __init__(
+        self, *, json: str | None = None, html: str | None = None, markdown: str | None = None
+    ) -> None:
+        named = {"--json": json, "--html": html, "--markdown": markdown}
+        to_stdout = [option for option, name in named.items() if name == STDOUT]
+        if len(to_stdout) > 1:
+            raise ConfigError(to_stdout[1], f"is written to stdout, and {to_stdout[0]} is, too")
+        self.stdout = to_stdout[0] if to_stdout else None
+        """The option whose text goes to stdout."""
+        self.files = {option: Path(name) for option, name in named.items() if name not in (None, STDOUT)}
+        for option, place in self.files.items():
+            if not place.parent.is_dir():
+                raise ConfigError(option, f"there is no folder {place.parent}")
+            known = place.exists()
+            try:
+                place.open("ab").close()
+                if not known:
+                    place.unlink()
+            except OSError as exc:
+                raise _unwritten(option, place, exc) from None
+
+    def tell(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
+        """Write the files, and print the text that is wanted on stdout, or what `show` prints."""
+        for option, place in self.files.items():
+            write_output(option, place, texts[option]())
+        if self.stdout is None:
+            show()
+        else:
+            print(texts[self.stdout]())
+
+
+def need_capture(to: str) -> None:
+    """Raise ConfigError of `--capture` where no capture can be written there."""
+    from llmtap.capture.store.parquet import check_place
+
+    if not to:
+        raise ConfigError("--capture", "names no folder")
+    try:
+        check_place(to)
+    except ConfigError as exc:
+        raise ConfigError("--capture", f"{exc.place}: {exc.problem}", exc.hint) from None
+
+
+def write_output(option: str, place: Path, text: str) -> None:
+    """Raise ConfigError where it cannot be written after all."""
+    try:
+        place.write_text(text + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise _unwritten(option, place, exc) from None
+
+
+def _unwritten(option: str, place: Path, exc: OSError) -> ConfigError:
+    return ConfigError(option, f"cannot write {place}: {exc.strerror}")
+
+
+def json_text(value: object) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+def print_json(value: object, out: Any = None) -> None:
+    print(json_text(value), file=out or sys.stdout)
+
+
+def print_rich(shown: "RenderableType") -> None:
+    """In a pipe, where it may be searched, a line stays a line."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console(highlight=False).print(shown)
+    else:
+        Console(highlight=False, width=200).print(shown, soft_wrap=True)
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset(),
+    nowrap: Callable[[str], bool] = lambda column: False, style: Mapping[str, str] | None = None,
+    out: Any = None,
+) -> None:  # fmt: skip
+    """A table in a terminal; in a pipe columns are separated by tabs, for grep and awk."""
+    out = out or sys.stdout
+    if not out.isatty():
+        for cells in (columns, *rows):
+            print("\t".join(cells), file=out)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=nowrap(column))
+    for cells in rows:
+        table.add_row(*(Text(cell, style=(style or {}).get(cell, "")) for cell in cells))
+    Console(file=out, highlight=False, markup=False).print(table)
+
+
+# ---------------------------------------------------------------- options
+
+
+def option_duration(option: str, text: str) -> Duration:
+    """Raise ConfigError that names the option."""
+    try:
+        ns = parse_duration_ns(text)
+    except (ValueError, OverflowError) as exc:
+        raise ConfigError(option, str(exc)) from None
+    if ns > _DURATION_NS_MAX:
+        raise ConfigError(option, f"{text!r} is longer than 1,000 days")
+    return Duration(ns)
+
+
+def read_pairs(
+    option: str, items: Sequence[str] | None, form: str = "KEY=VALUE", *, once: bool = False
+) -> dict[str, str]:
+    """The last value of each key; `once`: a key must not repeat. Raise ConfigError that names the option."""
+    pairs: dict[str, str] = {}
+    for item in items or ():
+        key, separator, value = item.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            raise ConfigError(option, f"expected {form}, got {item!r}")
+        if once and key in pairs:
+            raise ConfigError(f"{option} {key}", "is given twice")
+        pairs[key] = value.strip()
+    return pairs
+
+
+def need_warmup(warmup: str) -> None:
+    number = warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
+    if warmup not in ("auto", "none") and not number:
+        raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
+
+
+# ---------------------------------------------------------------- signals
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal came; `code` is the exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.code = _SIGNAL_EXIT + number
+
+
+class Heard:
+    """Signals until now, and what is done instead of raising Stopped."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.instead: Callable[[], bool] | None = None
+        """Called by the handler of a signal, between any two steps of the main thread; False: raise."""
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, by the first signal; None where none came."""
+        return _SIGNAL_EXIT + self.numbers[0] if self.numbers else None
+
+
+def loop_signals(heard: Heard, stop: Callable[[], None]) -> None:
+    """Call `stop` in the running loop when a signal comes."""
+    import asyncio
+
+    def handle(number: int) -> None:
+        heard.numbers.append(number)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, handle, number)
+
+
+@contextmanager
+def stoppable() -> Iterator[Heard]:
+    """Raise Stopped in the main thread where Ctrl-C or SIGTERM comes inside, unless `instead` handles it.
+
+    Once it was raised others do nothing: the process ends, and cleaning up takes a second.
+    """
+    before: dict[int, Any] = {}
+    heard = Heard()
+    raised = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal raised
+        heard.numbers.append(number)
+        if heard.instead is not None and heard.instead():
+            return
+        raised = True
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(heard.numbers[0])
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A process that was started with one ignored (nohup, a shell's background) goes on ignoring it.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield heard
+    except KeyboardInterrupt:
+        # Some libraries raise their own where a handler raised ours.
+        raise Stopped(heard.numbers[0] if heard.numbers else signal.SIGINT) from None
+    finally:
+        if not raised:
+            for each, handler in before.items():
+                signal.signal(each, handler)

@@ -1,0 +1,696 @@
+"""HTTP/1.1 load sender: requests on one loop, each sent when `send` is called.
+
+Long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the
+kernel's where available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
+`load/run.py` decides when to send.
+
+Source: IETF seed 000, B.1.1 (T_submit: the kernel has the last byte of the request).
+"""
+
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import msgspec
+
+from llmtap.clock import SystemClock
+from llmtap.errors import PeerProtocolError
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome
+from llmtap.load.sending import Lateness, Later
+from llmtap.load.target import LoadTarget
+from llmtap.net.pool import Attempt, Pool
+from llmtap.net.stream import Stream, keep_stamps_on
+from llmtap.protocol.http1 import (
+    BodyScanner,
+    CloseScanner,
+    Framing,
+    RequestHead,
+    ResponseHead,
+    header_value,
+    parse_response_head,
+    scanner_for,
+)
+from llmtap.units import NS_PER_S, Duration
+
+__all__ = ["HEAD_BYTES_MAX", "STATUSES", "Call", "LoadSender", "SenderOptions", "retry_after_ns", "wait_ns"]
+
+
+SWEEP_S: Final = 0.05
+"""Interval of checks for time-outs and silent streams; longer with thousands of calls."""
+LOOKS_MAX: Final = 128
+"""Calls checked at once: about 50 us without sending."""
+OPENED_AT_ONCE: Final = 128
+"""Connections opened at a time before a run: room in a listener's queue."""
+
+
+class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = "load"
+    """Sender part of exchange ids."""
+    clock: str = "kernel"
+    """Source of read timestamps: `kernel` or `mono`."""
+    fresh: bool = False
+    """Use a new connection for each request instead of keeping them."""
+    connect_timeout: Duration = Duration(10 * NS_PER_S)
+    timeout: Duration = Duration(600 * NS_PER_S)
+    """From dispatch to the last byte of each attempt."""
+    retries: int = 0
+    """Maximum retries of a failed request."""
+    retry_wait: Duration = Duration(30 * NS_PER_S)
+    """Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
+    model: str | None = None
+    """Model in every body, if known. Bodies are then not parsed again, which takes 0.5 ms per MB."""
+    stream: bool = True
+    texts: bool = False
+    """Keep answer texts in `Exchange.said`."""
+
+
+class LoadSender:
+    """Sends to one target from one loop. Close it when done."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        target: LoadTarget,
+        options: SenderOptions,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.loop = loop
+        self.target = target
+        self.options = options
+        kernel = options.clock == "kernel" and tls is None
+        self.clock = "kernel" if kernel else "mono"
+        self._unseen: list[Call] = []
+        self.lateness = Lateness(loop, kernel=kernel, each=self._look)
+        self.timebase = self.lateness.timebase
+        self.pool = Pool(
+            loop, target.origin, self.timebase, clock=self.clock,
+            idle_max=0 if options.fresh else 1 << 20, idle_ns=60 * NS_PER_S,
+            connect_ns=options.connect_timeout, tls=tls, server_name=None,
+        )  # fmt: skip
+        self.later = Later(loop, gathers=kernel)
+        self.calls: dict[Call, None] = {}
+        """Calls in progress, in dispatch order."""
+        self.sent = 0
+        """Requests begun, without retries."""
+        self.retries: Counter[str] = Counter()
+        """Retries by reason: `refused`, `closed`, `429`, `503`."""
+        self.retrying = True
+        self.told = b""
+        """Replacement for the body that the observer reads; empty: it reads the body."""
+        if options.model is not None:
+            self.told = msgspec.json.encode({"model": options.model, "stream": options.stream})
+        self._stamped = keep_stamps_on() if kernel else None
+        self._timer = loop.call_later(SWEEP_S, self._sweep)
+
+    def send(
+        self,
+        body: bytes,
+        done: "Callable[[Call, Exchange], None]",
+        *,
+        row: int = 0,
+        scheduled_ns: int | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        on_answer: "Callable[[Call, int], None] | None" = None,
+    ) -> "Call":
+        """Send a request now; see `Sending.send`."""
+        self.sent += 1
+        call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
+        self.calls[call] = None
+        call.start(self.target.head(len(body), headers, close=self.options.fresh) + body)
+        return call
+
+    async def open(self, connections: int) -> int:
+        """Open connections in advance; return the number of idle ones."""
+        left = connections - self.pool.idle
+        while left > 0:
+            waiting = [_Opening(self) for _ in range(min(left, OPENED_AT_ONCE))]
+            left -= len(waiting)
+            for opening in waiting:
+                self.pool.connect(opening)
+            for opening in waiting:
+                await opening.settled
+        return self.pool.idle
+
+    @property
+    def connects(self) -> int:
+        """Connections opened."""
+        return self.pool.connects
+
+    @property
+    def reuses(self) -> int:
+        """Requests on a reused connection."""
+        return self.pool.reuses
+
+    def stop_retrying(self) -> None:
+        """Do not retry any more; calls that wait for a retry end with the result of their last attempt."""
+        self.retrying = False
+        for call in [call for call in self.calls if call.waiting]:
+            call.cancel("")
+
+    def close(self) -> None:
+        """Cancel all calls, each with its Exchange, and close all connections."""
+        for call in list(self.calls):
+            call.cancel("the run was over")
+        self.later.finish()
+        self._timer.cancel()
+        self.lateness.close()
+        self.pool.close()
+        if self._stamped is not None:
+            self._stamped.close()
+
+    # ---------------------------------------------------------------- time-outs
+
+    def _look(self, now_ns: int) -> None:
+        """Check some of the calls found by the last sweep for time-outs and silent streams."""
+        unseen, timeout_ns = self._unseen, self.options.timeout
+        for _ in range(min(LOOKS_MAX, len(unseen))):
+            call = unseen.pop()
+            if call.waiting or call.over:
+                continue
+            if now_ns - call.began_ns > timeout_ns:
+                call.time_out()
+            else:
+                call.look_again(now_ns)
+
+    def _sweep(self) -> None:
+        now_ns = mono_ns()
+        self._timer = self.loop.call_later(SWEEP_S, self._sweep)
+        self.pool.sweep(now_ns)
+        self.later.judge(len(self.calls))
+        oldest = next(iter(self.calls), None)
+        self.lateness.meter.forget_before(now_ns if oldest is None else oldest.first_ns)
+        if not self._unseen:
+            self._unseen = list(self.calls)
+
+
+class _Opening:
+    """Waits for one connection and adds it to the pool."""
+
+    def __init__(self, sender: LoadSender) -> None:
+        self._pool = sender.pool
+        self.settled: asyncio.Future[None] = sender.loop.create_future()
+
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        self._pool.give_back(stream, mono_ns(), used=False)
+        self._settle()
+
+    def on_connect_failed(self, error: OSError) -> None:
+        self._settle()  # each request will find out for itself, and say so
+
+    def on_data(self, data: bytes, t_ns: int) -> None: ...
+
+    def on_eof(self) -> None: ...
+
+    def on_lost(self, error: OSError | None) -> None: ...
+
+    def on_drained(self) -> None: ...
+
+    def _settle(self) -> None:
+        if not self.settled.done():
+            self.settled.set_result(None)
+
+
+STATUSES: Final = frozenset({429, 503})
+FIRST_NS: Final = 100_000_000
+"""Wait before the first retry if the server names none; doubled for each further retry."""
+_DIGITS_MAX: Final = 9
+"""Digits of a number of seconds: 30 years."""
+
+
+def retry_after_ns(value: bytes | None, now_wall_ns: int) -> int | None:
+    """Return the wait that a Retry-After field asks for (seconds or date); None if absent or invalid."""
+    if value is None:
+        return None
+    text = value.strip(b" \t").decode("latin-1")
+    if text.isascii() and text.isdigit():
+        return int(text) * NS_PER_S if len(text) <= _DIGITS_MAX else None
+    try:
+        date = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):  # numbers without end, of a year or of a zone
+        return None
+    if date.tzinfo is None:  # "-0000": of no known zone, and HTTP's dates are UTC
+        date = date.replace(tzinfo=UTC)
+    return max(0, int(date.timestamp()) * NS_PER_S - now_wall_ns)
+
+
+def wait_ns(retries: int, asked_ns: int | None, wait_max_ns: int) -> int | None:
+    """Return the wait before the next retry, or None for no retry. `asked_ns`: the server's Retry-After."""
+    if asked_ns is not None:
+        return asked_ns if asked_ns <= wait_max_ns else None
+    return min(FIRST_NS << min(retries, 32), wait_max_ns)
+
+
+HEAD_BYTES_MAX: Final = 1 << 18
+"""Limit of response heads including interim ones; servers and proxies send at most 8 to 64 KiB."""
+QUIET_NS: Final = 200_000_000
+"""Time without a byte after which a stream is checked: the loop may have stopped watching it."""
+QUIET_NS_MAX: Final = 5_000_000_000
+"""Upper limit of that time, which doubles with each check."""
+
+mono_ns = SystemClock.mono_ns
+
+
+class Call:
+    """One request. `on_answer` is called when the whole answer has arrived, then `done` once with its
+    Exchange."""
+
+    __slots__ = (
+        "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes", "_head_part",
+        "_held", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns", "_request", "_rest",
+        "_scanner", "_sender", "_seq", "_stream", "_submit_ns", "_submit_width_ns", "_timer", "_unobserved",
+        "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over", "request_bytes",
+        "response_bytes", "retries", "row", "scheduled_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sender: "LoadSender",
+        seq: int,
+        row: int,
+        scheduled_ns: int | None,
+        done: "Callable[[Call, Exchange], None]",
+        on_answer: "Callable[[Call, int], None] | None" = None,
+    ) -> None:
+        self._sender = sender
+        self._on_answer = on_answer
+        self._seq = seq
+        self._done = done
+        self._request = b""
+        """The whole request, if it may be retried."""
+        self._held = b""
+        """The request while there is no connection."""
+        self._rest = b""
+        """Last part of the answer, until it is parsed."""
+        self._lag_ns = 0
+        """Longest time a byte of the answer may have waited unread."""
+        self._verdict: tuple[Outcome, str | None] | None = None
+        """Result of the last attempt while the next one is pending."""
+        self._again: tuple[str, int] | None = None
+        """Status and wait in ns of an answer that allows a retry."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.row = row
+        self.scheduled_ns = scheduled_ns
+        self.first_ns = 0
+        """First dispatch: start of connecting or writing."""
+        self.retries = 0
+        self.over = False
+        self._clear()
+
+    def _clear(self) -> None:
+        """Reset to the state before an attempt."""
+        self._again = self._verdict = None
+        self._observer: Observer | None = None
+        self._unobserved = b""
+        """The request, until the observer exists."""
+        self._early: list[tuple[bytes, int]] = []
+        """Data that was read but not parsed, with its timestamps."""
+        self._stream: Stream | None = None
+        self._attempt: Attempt | None = None
+        self._scanner: BodyScanner | None = None
+        self._head_part = bytearray()
+        self._head_bytes = 0
+        self._accepted = self._answer_began = False
+        self._keep = False
+        self._submit_ns = self._submit_width_ns = 0
+        self._quiet_ns = QUIET_NS
+        self.began_ns = 0
+        """Dispatch of this attempt."""
+        self.connect_ns: int | None = None
+        self.last_ns = 0
+        self.request_bytes = 0
+        self.response_bytes = 0
+
+    def start(self, request: bytes) -> None:
+        """Write the request or connect; the write comes before everything else that takes time."""
+        if self._sender.options.retries:
+            self._request = request
+        self._begin(request)
+
+    def _begin(self, request: bytes) -> None:
+        sender = self._sender
+        now_ns = mono_ns()
+        self.began_ns = self.last_ns = now_ns
+        self.first_ns = self.first_ns or now_ns
+        self.request_bytes = len(request)
+        while (stream := sender.pool.take(self)) is not None:
+            try:
+                before_ns = mono_ns()
+                if stream.write(request):
+                    self._submitted(before_ns)
+            except OSError:
+                stream.close()  # it was closed, and nothing of the request has left: that is no attempt yet
+                continue
+            self._stream = stream
+            self._observe_soon(request)
+            return
+        self._held = request
+        attempt = sender.pool.connect(self)
+        if self._held:
+            self._attempt = attempt
+        self._observe_soon(request)
+
+    def _observe_soon(self, request: bytes) -> None:
+        """Create the observer later: the next request may be due."""
+        self._unobserved = request
+        self._sender.later.add(self._observe, urgent=True)
+
+    def _observe(self) -> None:
+        request, self._unobserved = self._unobserved, b""
+        if not request:
+            return
+        sender, now_ns = self._sender, self.began_ns
+        end = request.index(b"\r\n\r\n") + 4
+        observer = self._observer = Observer(
+            sender.options.name, self._seq, now_ns, sender.timebase.anchor.to_wall_ns(now_ns), request[:end],
+            sender.clock, hear=_wants_text if sender.options.texts else None,
+        )  # fmt: skip
+        observer.request_data(sender.told or request[end:], now_ns)
+        observer.request_end(now_ns)
+        if self._submit_ns:
+            observer.submitted(self._submit_ns, self._submit_ns - now_ns)
+        self._catch_up()
+
+    def _submitted(self, before_ns: int) -> None:
+        """Record that the kernel took the last byte between `before_ns` and now.
+
+        The earlier time counts, because a local server may answer before this process runs again. A latency
+        may be too long by at most the exchange's uncertainty.
+        """
+        self.last_ns = mono_ns()
+        self._submit_ns = before_ns
+        self._submit_width_ns = self.last_ns - before_ns
+        if self._observer is not None:
+            self._observer.submitted(before_ns, before_ns - self.began_ns)
+
+    # The waiter.
+
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        self._attempt = None
+        if self.over:
+            stream.close()
+            return
+        self._stream = stream
+        self.connect_ns = took_ns
+        request, self._held = self._held, b""
+        try:
+            before_ns = mono_ns()
+            if stream.write(request):
+                self._submitted(before_ns)
+        except OSError as exc:
+            stream.close()
+            self._stream = None
+            said = f"the connection broke as we wrote ({type(exc).__name__})"
+            self._later(Outcome.UPSTREAM_RESET, said, "closed")
+
+    def on_connect_failed(self, error: OSError) -> None:
+        self._attempt = None
+        self._held = b""
+        if isinstance(error, TimeoutError):
+            self._later(Outcome.UPSTREAM_TIMEOUT, "no connection in time", None)
+            return
+        reason = "refused" if isinstance(error, ConnectionError) else None
+        said = f"cannot connect ({error.strerror or type(error).__name__})"
+        self._later(Outcome.UPSTREAM_ERROR, said, reason)
+
+    # The handler.
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        later = self._sender.later
+        if later.is_behind(t_ns) or self._observer is None or self._early:
+            # With many answers at once there is time to read what comes, and not yet to understand it.
+            if not self._early and self._observer is not None:
+                later.add(self._catch_up, urgent=True)
+            self._early.append((data, t_ns))
+        else:
+            self._take(data, t_ns)
+        later.after_read()
+
+    def _catch_up(self) -> None:
+        """Parse data that was only read."""
+        early, self._early = self._early, []
+        for data, t_ns in early:
+            if not self.over:
+                self._take(data, t_ns)
+
+    def _take(self, data: bytes, t_ns: int) -> None:
+        self.last_ns = t_ns
+        self.response_bytes += len(data)
+        scanner = self._scanner
+        if scanner is None:
+            self._on_head_data(data, t_ns)
+            return
+        try:
+            end = scanner.feed(data)
+        except PeerProtocolError as exc:
+            self._broke(exc)
+            return
+        if end < 0:
+            self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
+            return
+        if end < len(data):
+            self._keep = False  # it said more than it announced
+        self._complete(data[:end], t_ns)
+
+    def _on_head_data(self, data: bytes, t_ns: int) -> None:
+        observer = self._observer
+        assert observer is not None
+        self._answer_began = True
+        self._head_bytes += len(data)
+        part = self._head_part
+        searched = max(0, len(part) - 3)
+        part += data
+        start = 0  # of the next head in `part`
+        while True:
+            end = part.find(b"\r\n\r\n", max(start, searched)) + 4
+            if end < 4:
+                begins_well = part.startswith(b"HTTP/1."[: len(part) - start], start)
+                if self._head_bytes > HEAD_BYTES_MAX or not begins_well:
+                    self._broke(PeerProtocolError("the answer's head is malformed or too long", 502))
+                else:
+                    del part[:start]
+                return
+            raw = bytes(part[start:end])
+            start = end
+            try:
+                head = parse_response_head(raw, b"POST")
+                if head.status == 101:
+                    raise PeerProtocolError("the server switched protocols unasked", 502)
+            except PeerProtocolError as exc:
+                self._broke(exc)
+                return
+            observer.response_head(raw, t_ns, 0)
+            if head.status >= 200:
+                break
+            if start == len(part):
+                part.clear()
+                self._answer_began = False  # that was an interim one
+                return
+        data = bytes(part[start:])
+        part.clear()
+        self._keep = head.keep_alive and not self._sender.options.fresh
+        self._accepted = head.status < 400
+        if head.status in STATUSES:
+            self._again = self._asks_again(head)
+        if head.framing is Framing.NONE:
+            if data:
+                self._keep = False
+            self._complete(b"", t_ns)
+            return
+        self._scanner = scanner_for(head.framing, head.length)
+        if not data:
+            return
+        try:
+            at = self._scanner.feed(data)
+        except PeerProtocolError as exc:
+            self._broke(exc)
+            return
+        if at < 0:
+            observer.response_data(data, t_ns, 0)
+            return
+        if at < len(data):
+            self._keep = False
+        self._complete(data[:at], t_ns)
+
+    def _complete(self, data: bytes, t_ns: int) -> None:
+        """End the answer with `data`; release the connection before anything is computed."""
+        stream, self._stream = self._stream, None
+        assert stream is not None and self._observer is not None
+        if self._keep and not stream.pending:
+            self._sender.pool.give_back(stream, t_ns)
+        else:
+            stream.close()
+        if self._accepted:
+            self._answered(data, t_ns)
+            return
+        if data:
+            self._observer.response_data(data, t_ns, 0)
+        self._observer.response_end(t_ns)
+        if self._again is None:
+            self._end(Outcome.COMPLETE, None)
+        else:
+            self._wait(*self._again, Outcome.COMPLETE, None)
+
+    def _answered(self, data: bytes, t_ns: int) -> None:
+        """End an accepted answer; parse its last part when there is time."""
+        self.over = True
+        self.last_ns, self._rest = t_ns, data
+        sender = self._sender
+        self._lag_ns = sender.lateness.worst_since(self.began_ns)
+        sender.calls.pop(self, None)
+        if self._on_answer is not None:
+            self._on_answer(self, t_ns)
+        sender.later.add(self._finish_answer)
+
+    def _finish_answer(self) -> None:
+        observer, data = self._observer, self._rest
+        assert observer is not None
+        self._rest = b""
+        if data:
+            observer.response_data(data, self.last_ns, 0)
+        observer.response_end(self.last_ns)
+        self._finish(Outcome.COMPLETE, None)
+
+    def on_eof(self) -> None:
+        self._observe()
+        self._catch_up()
+        if self.over:
+            return
+        if isinstance(self._scanner, CloseScanner):
+            self._complete(b"", mono_ns())
+        else:
+            self.on_lost(None)
+
+    def on_lost(self, error: OSError | None) -> None:
+        self._observe()
+        self._catch_up()
+        if self.over:
+            return
+        how = "reset" if error is not None else "closed"
+        if self._answer_began:
+            outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
+            self._fail(outcome, f"the server {how} the connection within its answer", None)
+        else:
+            said = f"the server {how} the connection without an answer"
+            self._fail(Outcome.UPSTREAM_RESET, said, "closed")
+
+    def on_drained(self) -> None:
+        self._submitted(mono_ns())
+
+    # Retries.
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the call waits for its next attempt."""
+        return self._timer is not None
+
+    def _wait_ns(self, asked_ns: int | None) -> int | None:
+        sender = self._sender
+        if self.retries >= sender.options.retries or not sender.retrying:
+            return None
+        return wait_ns(self.retries, asked_ns, sender.options.retry_wait)
+
+    def _asks_again(self, head: ResponseHead) -> tuple[str, int] | None:
+        now_wall_ns = self._sender.timebase.anchor.to_wall_ns(mono_ns())
+        asked_ns = retry_after_ns(header_value(head.headers, b"retry-after"), now_wall_ns)
+        wait_ns = self._wait_ns(asked_ns)
+        return None if wait_ns is None else (str(head.status), wait_ns)
+
+    def _wait(self, reason: str, wait_ns: int, outcome: Outcome, error: str | None) -> None:
+        self._let_go()
+        self._verdict = outcome, error
+        self._timer = self._sender.loop.call_later(wait_ns / 1e9, self._retry, reason)
+
+    def _retry(self, reason: str) -> None:
+        self._timer = None
+        self.retries += 1
+        self._sender.retries[reason] += 1
+        self._clear()
+        self._begin(self._request)
+
+    # Ends.
+
+    def cancel(self, why: str) -> None:
+        """Cancel the call; one that waits for a retry ends with the result of its last attempt."""
+        if self._verdict is not None:
+            self._end(*self._verdict)
+        else:
+            self._end(Outcome.CLIENT_CANCELLED, why)
+
+    def time_out(self) -> None:
+        if self._stream is None:
+            self._end(Outcome.UPSTREAM_TIMEOUT, "no connection in time")
+        else:
+            self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
+
+    def look_again(self, now_ns: int) -> None:
+        """Check the socket: the loop may have stopped watching it after a reset."""
+        if self._stream is not None and now_ns - self.last_ns > self._quiet_ns:
+            self.last_ns = now_ns
+            self._quiet_ns = min(2 * self._quiet_ns, QUIET_NS_MAX)
+            self._stream.look_again()
+
+    def _broke(self, exc: PeerProtocolError) -> None:
+        self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
+
+    def _later(self, outcome: Outcome, error: str, reason: str | None) -> None:
+        """As `_fail`, but not from within `send`."""
+        self._sender.loop.call_soon(self._fail, outcome, error, reason)
+
+    def _fail(self, outcome: Outcome, error: str, reason: str | None) -> None:
+        """End a failed attempt; retry if there is a `reason` that allows it."""
+        if self.over:
+            return
+        wait_ns = None if reason is None else self._wait_ns(None)
+        if reason is None or wait_ns is None:
+            self._end(outcome, error)
+        else:
+            self._wait(reason, wait_ns, outcome, error)
+
+    def _let_go(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
+        if self._stream is not None:
+            self._stream.abort()
+            self._stream = None
+
+    def _end(self, outcome: Outcome, error: str | None) -> None:
+        self._observe()
+        self._catch_up()
+        if self.over:
+            return
+        self.over = True
+        self._let_go()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._lag_ns = self._sender.lateness.worst_since(self.began_ns)
+        self._sender.calls.pop(self, None)
+        self._finish(outcome, error)
+
+    def _finish(self, outcome: Outcome, error: str | None) -> None:
+        sender, observer = self._sender, self._observer
+        assert observer is not None
+        x = observer.finish(
+            None, outcome.value, None, error, 0, self._lag_ns, self.request_bytes, self.response_bytes
+        )
+        x.uncertainty_ns = max(x.uncertainty_ns, self._submit_width_ns)
+        x.anchor = sender.timebase.steps
+        if self.scheduled_ns is not None:
+            x.scheduled_ns = self.scheduled_ns
+            x.dispatch_late_ns = self.first_ns - self.scheduled_ns
+        self._observer = None
+        self._request = self._held = b""
+        self._done(self, x)
+
+
+def _wants_text(x: Exchange, head: RequestHead, body: bytes) -> bool:
+    """Keep the text of every answer."""
+    return True

@@ -1,1 +1,0 @@
-"""Send one HTTP request and read its response."""

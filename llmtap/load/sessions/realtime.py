@@ -1,0 +1,568 @@
+"""Client of OpenAI's Realtime over WebSocket: sessions, and a target that sends responses over them.
+
+Long because target and session are one subject. A request is one message,
+`response.create` with its own input and outside any conversation, so that sessions can be reused. Its last
+byte is T_submit (IETF seed 000, B.1.1); connecting and upgrading come before and count only as dispatch
+lateness. Received data goes to the tap's Observer first, then it is parsed here for the end of the answer and
+for pings. Sessions are kept by tenant, because a header of the upgrade names the tenant.
+"""
+
+import asyncio
+import base64
+import os
+import ssl
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError, PeerProtocolError
+from llmtap.exchange.exchange import OUTPUT, Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.sending import Lateness
+from llmtap.net.failures import failure_said
+from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
+from llmtap.net.stream import Stream, keep_stamps_on
+from llmtap.protocol.http1 import header_value, parse_response_head
+from llmtap.protocol.websocket import MessageParser, Opcode, accept_key, frame
+from llmtap.units import NS_PER_S
+from llmtap.workload.prompts.prompt import Prompt
+
+__all__ = ["OpeningFailed", "RealtimeAnswer", "RealtimeSession", "RealtimeTarget", "parse_realtime"]
+
+
+HEAD_BYTES_MAX: Final = 1 << 18
+QUIET_NS: Final = 200_000_000
+"""Time without a byte after which a session is checked: the loop may have stopped watching it."""
+NORMAL: Final = (1000).to_bytes(2, "big")
+"""RFC 6455 7.4.1: normal closure."""
+
+mono_ns = SystemClock.mono_ns
+
+
+class OpeningFailed(Exception):
+    """Opening failed. `status`: of the HTTP answer, if any."""
+
+    def __init__(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
+        super().__init__(problem)
+        self.outcome = outcome
+        self.status = status
+
+
+class _Error(msgspec.Struct):
+    type: Any = None
+    code: Any = None
+    event_id: Any = None
+
+
+class _Event(msgspec.Struct):
+    """The fields of a server event that tell the end of an answer."""
+
+    type: str = ""
+    error: _Error | None = None
+
+
+_read = msgspec.json.Decoder(_Event).decode
+
+
+class RealtimeAnswer:
+    """One request in flight; `done` is set at its end."""
+
+    def __init__(self, observer: Observer, request_id: str) -> None:
+        self.observer = observer
+        self.request_id = request_id
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.outcome = Outcome.COMPLETE
+        self.error: str | None = None
+        self.refused: str | None = None
+        """Kind of an error sent instead of a response."""
+        self.status: int | None = 101
+        self.submit_ns: int | None = None
+        self.submit_width_ns = 0
+        """Interval after `submit_ns` in which it may have been submitted."""
+        self.created = False
+        self.response_bytes = 0
+
+    def submitted(self, t_ns: int, began_ns: int, width_ns: int = 0) -> None:
+        """Record that the kernel took the last byte at `t_ns`, or up to `width_ns` later."""
+        self.submit_ns, self.submit_width_ns = t_ns, width_ns
+        self.observer.submitted(t_ns, t_ns - began_ns)
+
+    def end(self, t_ns: int) -> None:
+        if not self.done.done():
+            self.observer.response_end(t_ns)
+            self.done.set_result(None)
+
+    def fail(self, outcome: Outcome, error: str) -> None:
+        if not self.done.done():
+            self.outcome, self.error = outcome, error
+            self.done.set_result(None)
+
+
+class RealtimeSession:
+    """One WebSocket: `open`, then `send` and `listen`, one answer at a time."""
+
+    def __init__(
+        self, pool: Pool, upgrade: bytes, key: bytes, tenant: str | None, all_of_them: "set[RealtimeSession]"
+    ) -> None:
+        """`upgrade`: head of the opening request, with `key`."""
+        self.upgrade = upgrade
+        self.tenant = tenant
+        self._pool = pool
+        self._key = key
+        self._all = all_of_them
+        self._attempt: Attempt | None = None
+        self._stream: Stream | None = None
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._head: bytearray | None = bytearray()
+        """Response head until it is complete."""
+        self._parser = MessageParser("the server", masked=False)
+        self._fed = 0
+        """Bytes given to the parser and bytes of whole messages: equal between two messages."""
+        self._whole = 0
+        self._answer: RealtimeAnswer | None = None
+        self._began_ns = 0
+        """Start of writing the request."""
+        self._submit_ns: int | None = None
+        self._broken: str | None = None
+        """Why the request could not be written."""
+        self._last_ns = 0
+
+    @property
+    def reusable(self) -> bool:
+        """Whether it is open, idle and between two messages."""
+        answer = self._answer
+        return (
+            self._stream is not None
+            and self._opened.done()
+            and self._fed == self._whole
+            and (answer is None or (answer.done.done() and answer.outcome is Outcome.COMPLETE))
+        )
+
+    @property
+    def used(self) -> bool:
+        return self._began_ns > 0
+
+    def is_alive(self) -> bool:
+        """Whether the server has not closed it; data after an answer may still be unread."""
+        return self._stream is not None and not self._stream.closed and not self._stream.peer_left()
+
+    async def open(self) -> None:
+        """Connect, upgrade and wait for the server's greeting. Raises OpeningFailed."""
+        self._attempt = self._pool.connect(self)
+        if self._stream is not None or self._opened.done():
+            self._attempt = None
+        await self._opened
+
+    def send(self, data: bytes) -> None:
+        """Write a request before anything else; `listen` follows before anything is read."""
+        assert self._stream is not None
+        self._answer = self._submit_ns = self._broken = None
+        self._began_ns = self._last_ns = mono_ns()
+        try:
+            if self._stream.write(data):
+                self._submit_ns = mono_ns()
+        except OSError as exc:
+            self._broken = f"the session broke as we wrote ({failure_said(exc)})"
+
+    def listen(self, answer: RealtimeAnswer) -> None:
+        """Assign all data from now on to `answer`."""
+        self._answer = answer
+        answer.observer.upgraded(self._began_ns)
+        if self._submit_ns is not None:
+            # The earlier end, as over HTTP: a server on this host may answer before we have the CPU back.
+            answer.submitted(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
+        if self._broken is not None:
+            self._end(Outcome.UPSTREAM_RESET, self._broken)
+
+    def call_off(self) -> None:
+        """Stop opening: the request was cancelled."""
+        self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
+
+    def look_again(self, now_ns: int) -> None:
+        """Check the socket: see `net/stream.py`."""
+        if self._stream is not None and now_ns - self._last_ns > QUIET_NS:
+            self._last_ns = now_ns
+            self._stream.look_again()
+
+    def leave(self) -> None:
+        """Close the WebSocket properly; cancel the request in flight."""
+        if self._answer is not None:
+            self._answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
+        self._say(Opcode.CLOSE, NORMAL)
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        self.drop()
+
+    def drop(self) -> None:
+        self._all.discard(self)
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
+        stream, self._stream = self._stream, None
+        if stream is not None and not stream.closed:
+            stream.abort()
+
+    # The waiter for a connection.
+
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        self._attempt = None
+        self._stream = stream
+        try:
+            stream.write(self.upgrade)
+        except OSError as exc:
+            self._gone(exc)
+
+    def on_connect_failed(self, error: OSError) -> None:
+        self._attempt = None
+        self._fail_opening(Outcome.UPSTREAM_ERROR, f"cannot connect ({failure_said(error)})")
+
+    def _fail_opening(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(OpeningFailed(outcome, problem, status))
+
+    # The handler of the stream.
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        self._last_ns = t_ns
+        if self._head is not None:
+            data = self._read_head(data)
+        if not data:
+            return
+        answer = self._answer
+        if answer is not None and not answer.done.done():
+            answer.response_bytes += len(data)
+            answer.observer.tunnel(None, data, t_ns, 0)
+        self._fed += len(data)
+        for message in self._parser.feed(data):
+            self._whole += message.size
+            self._hear(message.opcode, message.payload or b"", t_ns)
+        if self._parser.broken is not None:
+            self._end(Outcome.UPSTREAM_ERROR, f"the server broke WebSocket: {self._parser.broken}")
+
+    def on_eof(self) -> None:
+        self._gone(None)
+
+    def on_lost(self, error: OSError | None) -> None:
+        self._gone(error)
+
+    def on_drained(self) -> None:
+        if self._answer is not None and self._answer.submit_ns is None:
+            self._answer.submitted(mono_ns(), self._began_ns)
+
+    def _read_head(self, data: bytes) -> bytes:
+        """Return the data after the response head; empty until the head is complete."""
+        assert self._head is not None
+        searched = max(0, len(self._head) - 3)
+        self._head += data
+        end = self._head.find(b"\r\n\r\n", searched) + 4
+        if end < 4:
+            if len(self._head) > HEAD_BYTES_MAX:
+                self._fail_opening(Outcome.UPSTREAM_ERROR, "the answer's head is too long")
+            return b""
+        data, self._head = bytes(self._head), None
+        try:
+            head = parse_response_head(data[:end], b"GET")
+        except PeerProtocolError as exc:
+            self._fail_opening(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
+            return b""
+        if head.status != 101:
+            what = f"the server answered {head.status} in place of a WebSocket"
+            self._fail_opening(Outcome.UPSTREAM_ERROR, what, head.status)
+            return b""
+        # RFC 6455 4.1: a server that does not know the key has not understood the upgrade.
+        if header_value(head.headers, b"sec-websocket-accept") != accept_key(self._key):
+            self._fail_opening(Outcome.UPSTREAM_ERROR, "the server accepted another WebSocket's key")
+            return b""
+        return data[end:]
+
+    def _hear(self, opcode: Opcode, payload: bytes, t_ns: int) -> None:
+        match opcode:
+            case Opcode.PING:
+                self._say(Opcode.PONG, payload)
+            case Opcode.CLOSE:
+                self._say(Opcode.CLOSE, payload[:2])  # RFC 6455 5.5.1: as an answer
+                self._gone(None)
+            case Opcode.TEXT:
+                if not self._opened.done():
+                    self._opened.set_result(None)  # the greeting
+                elif self._answer is not None and not self._answer.done.done():
+                    self._read_event(self._answer, payload, t_ns)
+
+    def _say(self, opcode: Opcode, payload: bytes) -> None:
+        if self._stream is not None and not self._stream.closed:
+            try:
+                self._stream.write(frame(payload, opcode, key=os.urandom(4)))
+            except OSError:
+                pass  # the reader will be told
+
+    def _read_event(self, answer: RealtimeAnswer, payload: bytes, t_ns: int) -> None:
+        try:
+            event = _read(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return  # not for us; the observer counts it
+        match event.type:
+            case "response.created":
+                answer.created = True
+            case "response.done":
+                answer.end(t_ns)
+            case "error" if not answer.created:
+                error = event.error or _Error()
+                if error.event_id in (None, answer.request_id):
+                    answer.refused = str(error.code or error.type or "error")[:64]
+                    answer.end(t_ns)
+
+    def _gone(self, error: OSError | None) -> None:
+        """Handle a connection that is closed or about to be."""
+        how = "closed" if error is None else "reset"
+        answer = self._answer
+        if answer is not None and answer.response_bytes:
+            outcome = Outcome.TRUNCATED if error is None else Outcome.UPSTREAM_RESET
+            self._end(outcome, f"the server {how} the connection within its answer")
+        else:
+            self._end(Outcome.UPSTREAM_RESET, f"the server {how} the connection without an answer")
+
+    def _end(self, outcome: Outcome, problem: str) -> None:
+        self._fail_opening(outcome, problem)
+        if self._answer is not None:
+            self._answer.fail(outcome, problem)
+        self.drop()
+
+
+PATH: Final = "/v1/realtime"
+TIMEOUT_NS: Final = 600 * NS_PER_S
+CONNECT_TIMEOUT_NS: Final = 10 * NS_PER_S
+SWEEP_S: Final = 0.1
+
+_encode = msgspec.json.Encoder().encode
+
+
+class RealtimeTarget:
+    """Sends requests to one server. Create, use and close it within one running loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        tenant_header: str | None = None,
+        exact_output: bool = False,
+        clock: str = "kernel",
+        timeout_ns: int = TIMEOUT_NS,
+        connect_timeout_ns: int = CONNECT_TIMEOUT_NS,
+        tls: ssl.SSLContext | None = None,
+        name: str = "load",
+        place: str = "--target",
+    ) -> None:
+        """Target of `ws://host:port[/path][?model=NAME]`; the default path is OpenAI's.
+
+        `headers` go only with the upgrade: they may be secret. `exact_output` also sends `ignore_eos` and
+        `min_tokens`, which only some servers know. Raises ConfigError naming `place`.
+        """
+        origin, path, named = parse_realtime(url, place)
+        self.model = model or named
+        if origin.tls and tls is None:
+            raise ConfigError(place, "wss needs a TLS context")
+        kernel = clock == "kernel" and not origin.tls
+        self.clock = "kernel" if kernel else "mono"
+        query = f"?{urlencode({'model': self.model})}" if self.model else ""
+        self._path = (path + query).encode()
+        self._authority = origin.authority
+        self._headers = list(headers)
+        self._tenant_header = None if tenant_header is None else tenant_header.encode()
+        self._exact = exact_output
+        self._timeout_ns = timeout_ns
+        self._name = name
+        self._seq = 0
+        loop = asyncio.get_running_loop()
+        self.lateness = Lateness(loop, kernel=kernel)
+        self._stamped = keep_stamps_on() if kernel else None
+        self._pool = Pool(
+            loop, origin, self.lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
+            connect_ns=connect_timeout_ns, tls=tls, server_name=None,
+        )  # fmt: skip
+        self._idle: dict[str | None, list[RealtimeSession]] = {}
+        self._sessions: set[RealtimeSession] = set()
+        self._under_way: dict[str, tuple[RealtimeSession, RealtimeAnswer]] = {}
+        self.connects = 0
+        """Sessions begun."""
+        self.reuses = 0
+        """Requests on a reused session."""
+        self._timer = loop.call_later(SWEEP_S, self._sweep)
+
+    async def open(self, sessions: int, tenant: str | None = None) -> int:
+        """Open sessions in advance; return the number of idle ones of this tenant."""
+        idle = self._idle.setdefault(tenant, [])
+        fresh = [self._new(tenant) for _ in range(sessions - len(idle))]
+        done = await asyncio.gather(*(one.open() for one in fresh), return_exceptions=True)
+        for one, failed in zip(fresh, done, strict=True):
+            if failed is None:
+                self._give_back(one)
+            else:
+                one.drop()  # each request will find out for itself, and say so
+        return len(idle)
+
+    async def ask(
+        self,
+        *,
+        scheduled_ns: int | None,
+        prompt: Prompt,
+        output_tokens: int,
+        tenant: str | None,
+        request_id: str | None = None,
+    ) -> Exchange:
+        """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
+        self._seq += 1
+        seq, request_id = self._seq, request_id or f"{self._name}-{self._seq}"
+        message = self._message(prompt, output_tokens, request_id)
+        data = frame(message, key=os.urandom(4))
+        began_ns = mono_ns()
+        session = self._take(tenant)
+        fresh = session is None
+        if session is None:
+            session = self._new(tenant)
+        else:
+            self.reuses += session.used
+            session.send(data)
+        observer = Observer(
+            self._name, seq, began_ns, self.lateness.timebase.anchor.to_wall_ns(began_ns),
+            session.upgrade, self.clock,
+        )  # fmt: skip
+        observer.request_end(began_ns)
+        answer = RealtimeAnswer(observer, request_id)
+        self._under_way[request_id] = (session, answer)
+        try:
+            async with asyncio.timeout(self._timeout_ns / NS_PER_S):
+                if fresh:
+                    await session.open()
+                    session.send(data)
+                session.listen(answer)
+                await asyncio.shield(answer.done)
+        except OpeningFailed as exc:
+            answer.fail(exc.outcome, str(exc))
+            answer.status = exc.status
+        except TimeoutError:
+            what = "connection" if answer.submit_ns is None else "end of the answer"
+            answer.fail(Outcome.UPSTREAM_TIMEOUT, f"no {what} in time")
+        finally:
+            del self._under_way[request_id]
+            if session.reusable:
+                self._give_back(session)
+            else:
+                session.drop()
+        x = self._finished(answer, began_ns, tenant, len(data) + (len(session.upgrade) if fresh else 0))
+        if scheduled_ns is not None:
+            x.scheduled_ns, x.dispatch_late_ns = scheduled_ns, began_ns - scheduled_ns
+        return x
+
+    def cancel(self, request_id: str) -> None:
+        """End the request as cancelled; no effect after its end."""
+        if request_id in self._under_way:
+            session, answer = self._under_way[request_id]
+            answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
+            session.call_off()
+
+    async def close(self) -> None:
+        """Close every session; requests in flight end as cancelled."""
+        for session in list(self._sessions):
+            session.leave()
+        self._timer.cancel()
+        self._pool.close()
+        self.lateness.close()
+        if self._stamped is not None:
+            self._stamped.close()
+
+    def _sweep(self) -> None:
+        now_ns = mono_ns()
+        for session in list(self._sessions):
+            session.look_again(now_ns)
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _finished(
+        self, answer: RealtimeAnswer, began_ns: int, tenant: str | None, request_bytes: int
+    ) -> Exchange:
+        x = answer.observer.finish(
+            None, answer.outcome.value, answer.status, answer.error, 0, self.lateness.worst_since(began_ns),
+            request_bytes, answer.response_bytes,
+        )  # fmt: skip
+        if answer.refused is not None and x.outcome is Outcome.COMPLETE:
+            x.outcome = Outcome.UPSTREAM_ERROR
+            x.error = f"upstream sent an error in its answer ({answer.refused})"
+        x.uncertainty_ns = max(x.uncertainty_ns, answer.submit_width_ns)
+        x.request_id, x.anchor = answer.request_id, self.lateness.timebase.steps
+        x.model = self.model or x.response_model
+        x.tenant = tenant or x.tenant
+        # The tunnel is no answer to the request that opened it; this exchange is the answer to our message.
+        x.stream = True
+        x.timeline.head_ns = None
+        if x.tokens.output is None:
+            chunks = sum(flags & OUTPUT > 0 for flags in x.timeline.events.flags)
+            if chunks:
+                x.tokens.output, x.tokens.source = chunks, TokenSource.CHUNKS
+        return x
+
+    def _take(self, tenant: str | None) -> RealtimeSession | None:
+        idle = self._idle.get(tenant, [])
+        while idle:
+            session = idle.pop()
+            if session.reusable and session.is_alive():
+                return session
+            session.drop()
+        return None
+
+    def _give_back(self, session: RealtimeSession) -> None:
+        self._idle.setdefault(session.tenant, []).append(session)
+
+    def _new(self, tenant: str | None) -> RealtimeSession:
+        key = base64.b64encode(os.urandom(16))
+        lines = [
+            b"GET " + self._path + b" HTTP/1.1", b"Host: " + self._authority, b"Upgrade: websocket",
+            b"Connection: Upgrade", b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: " + key,
+        ]  # fmt: skip
+        lines += [name + b": " + value for name, value in self._headers]
+        if self._tenant_header is not None and tenant is not None:
+            lines.append(self._tenant_header + b": " + tenant.encode())
+        self.connects += 1
+        session = RealtimeSession(self._pool, b"\r\n".join((*lines, b"", b"")), key, tenant, self._sessions)
+        self._sessions.add(session)
+        return session
+
+    def _message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
+        if prompt.ids:
+            raise ConfigError("--target", "Realtime takes text, and the workload prescribes tokens")
+        said = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
+        response: dict[str, Any] = {
+            "conversation": "none", "output_modalities": ["text"], "input": _items(said),
+            "max_output_tokens": max(1, output_tokens),
+        }  # fmt: skip
+        if prompt.system:
+            response["instructions"] = prompt.system
+        if self._exact:
+            response |= {"ignore_eos": True, "min_tokens": max(1, output_tokens)}
+        return _encode({"type": "response.create", "event_id": request_id, "response": response})
+
+
+def parse_realtime(url: str, place: str = "--target") -> tuple[Origin, str, str | None]:
+    """Return origin, path and model of `ws://host:port[/path][?model=NAME]`. Raises ConfigError naming
+    `place`."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        raise ConfigError(place, f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000")
+    scheme = "https" if parts.scheme == "wss" else "http"
+    origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), place)
+    return origin, parts.path.rstrip("/") or PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
+
+
+def _items(said: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "message", "role": role,
+            "content": [{"type": "output_text" if role == "assistant" else "input_text", "text": text}],
+        }
+        for role, text in said
+    ]  # fmt: skip

@@ -1,0 +1,271 @@
+"""`/api/v1/live`: finished exchanges as they come, as server-sent events.
+
+- `event: exchange` for each that ended and matches, as in `/api/v1/exchanges` (none with `exchanges=0`);
+- `event: summary` once a second: what is open, and the shortest window's key figures;
+- `event: missed` when a subscriber was too slow: whole exchanges are lost to it, and it is told how many.
+
+The meter never waits for a subscriber. A finished exchange is put into its queue or counted as missed; JSON
+is written in a worker thread, for several exchanges at a time.
+
+Source: WHATWG HTML, "Server-sent events".
+"""
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+import msgspec
+from aiohttp import hdrs, web
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter.admin.views import summary_of
+from llmtap.meter.options import WINDOWS
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.pipeline.recent_exchanges import (
+    BadQuery,
+    Query,
+    encode_with_events,
+    read_fields,
+    read_flag,
+    weight_bytes,
+)
+from llmtap.metrics.latency import Measured, chunking_of
+
+__all__ = ["LiveFeed"]
+
+SUBSCRIBERS_MAX: Final = 32
+"""Each costs a connection and a queue; dashboards are few, and a proxy in front can fan out further."""
+QUEUE_MAX: Final = 1_000
+"""Exchanges that wait for one subscriber: some seconds of a busy gateway."""
+QUEUE_BYTES_MAX: Final = 10 << 20
+"""Of those exchanges together, for each subscriber."""
+BATCH_MAX: Final = 200
+BATCH_BYTES_MAX: Final = 2 << 20
+"""Of the exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
+BATCH_S: Final = 0.05
+"""Exchanges that end within it are written together: one turn of a thread instead of many."""
+SUMMARY_S: Final = 1.0
+SUMMARY_WINDOW: Final = next(iter(WINDOWS))
+KEEPALIVE_S: Final = 15.0
+"""Without summaries: proxies on the way close what is silent for 30 to 60 s."""
+STALLED_S: Final = 30.0
+"""A subscriber that takes nothing for so long is gone, whatever its connection says."""
+LOOK_S: Final = 1.0
+"""Nobody tells a handler that writes nothing that its client has left: it looks so often."""
+CLOSING_S: Final = 1.0
+RETRY: Final = b"retry: 2000\n\n"
+
+_KEY_METRICS: Final = ("ttft", "tpot", "itl", "tbc", "e2e", "user_idle")
+_KEY_STATISTICS: Final = ("n", "mean", "p50", "p95", "p99")
+_KEY_FIGURES: Final = ("n", "window", "load", "outcomes", "tokens", "goodput", "smooth_goodput", "refusals")
+
+
+class _Subscriber:
+    """One listener: what waits for it, and what it lost."""
+
+    __slots__ = (
+        "awake", "closed", "exchanges", "missed", "missed_total", "query", "queue", "summaries", "task",
+        "weight_bytes",
+    )  # fmt: skip
+
+    def __init__(self, query: Query, *, summaries: bool, exchanges: bool) -> None:
+        self.query = query
+        self.summaries = summaries
+        self.exchanges = exchanges
+        self.queue: deque[tuple[Exchange, Measured, int]] = deque()
+        self.weight_bytes = 0
+        self.missed = 0
+        """Since it was last told."""
+        self.missed_total = 0
+        self.awake = asyncio.Event()
+        self.closed = False
+        self.task = asyncio.current_task()
+
+    def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
+        """Queues an exchange of this weight; False when there is no room for it."""
+        full = len(self.queue) >= QUEUE_MAX
+        if full or (self.queue and self.weight_bytes + weight > QUEUE_BYTES_MAX):
+            self.missed += 1
+            self.missed_total += 1
+            return False
+        self.queue.append((x, m, weight))
+        self.weight_bytes += weight
+        self.awake.set()
+        return True
+
+    def take(self) -> list[tuple[Exchange, Measured, int]]:
+        """The next few, in their order."""
+        batch: list[tuple[Exchange, Measured, int]] = []
+        weight = 0
+        while self.queue and len(batch) < BATCH_MAX and weight < BATCH_BYTES_MAX:
+            batch.append(self.queue.popleft())
+            weight += batch[-1][2]
+        self.weight_bytes -= weight
+        return batch
+
+
+class LiveFeed:
+    """All subscribers of one meter; lives as long as the application it is added to."""
+
+    def __init__(self, pipeline: ExchangePipeline) -> None:
+        self._pipeline = pipeline
+        self._subscribers: set[_Subscriber] = set()
+        self._closing = False
+        self._summary = b""
+        self._summary_due = 0.0
+        self._summary_lock = asyncio.Lock()
+
+    def __len__(self) -> int:
+        """Subscribers now."""
+        return len(self._subscribers)
+
+    def add_to(self, app: web.Application) -> None:
+        """Adds the route, and hears of every exchange from here on."""
+        app.router.add_get("/api/v1/live", self.stream, allow_head=False)
+        app.on_shutdown.append(self._close)
+        self._pipeline.sinks.append(self)
+
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        """An exchange is over. Takes microseconds, whoever listens."""
+        wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
+        if not wanted:
+            return
+        weight = weight_bytes(x)
+        for subscriber in wanted:
+            if not subscriber.offer(x, m, weight):
+                self._pipeline.live_missed += 1
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """Serves one subscriber until it leaves, stalls, or the meter ends."""
+        query, summaries, exchanges = _read_query(request)
+        if self._closing:
+            raise web.HTTPServiceUnavailable(reason="the meter is shutting down")
+        if len(self._subscribers) >= SUBSCRIBERS_MAX:
+            raise web.HTTPServiceUnavailable(reason=f"{SUBSCRIBERS_MAX} subscribers listen already")
+        subscriber = _Subscriber(query, summaries=summaries, exchanges=exchanges)
+        self._subscribers.add(subscriber)
+        self._pipeline.subscribers = len(self._subscribers)
+        response = web.StreamResponse(
+            headers={
+                hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8",
+                hdrs.CACHE_CONTROL: "no-store",
+                "X-Accel-Buffering": "no",  # nginx, where one stands in front of the admin port
+            }
+        )
+        try:
+            await response.prepare(request)
+            await self._serve(request, response, subscriber)
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._subscribers.discard(subscriber)
+            self._pipeline.subscribers = len(self._subscribers)
+        return response
+
+    async def _serve(
+        self, request: web.Request, response: web.StreamResponse, subscriber: _Subscriber
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        period_s = SUMMARY_S if subscriber.summaries else KEEPALIVE_S
+        due = loop.time()
+        pieces = [RETRY]
+        while not subscriber.closed and request.transport is not None:
+            if loop.time() >= due:
+                due = loop.time() + period_s
+                pieces.append(await self._beat(subscriber))
+            if subscriber.queue:
+                batch = subscriber.take()
+                pieces.append(await asyncio.to_thread(_events_of, batch, events=subscriber.query.events))
+            if subscriber.missed:
+                pieces.append(_event("missed", {"n": subscriber.missed, "total": subscriber.missed_total}))
+                subscriber.missed = 0
+            if pieces:
+                async with asyncio.timeout(STALLED_S):
+                    await response.write(b"".join(pieces))
+                pieces = []
+                # Whatever ends meanwhile goes out together.
+                await asyncio.sleep(BATCH_S)
+            if not subscriber.queue:
+                subscriber.awake.clear()
+                try:
+                    async with asyncio.timeout(min(LOOK_S, max(0.0, due - loop.time()))):
+                        await subscriber.awake.wait()
+                except TimeoutError:
+                    pass
+        await response.write_eof()
+
+    async def _beat(self, subscriber: _Subscriber) -> bytes:
+        if not subscriber.summaries:
+            return b": keep-alive\n\n"
+        loop = asyncio.get_running_loop()
+        async with self._summary_lock:  # one is made for all of them
+            if loop.time() >= self._summary_due:
+                self._summary_due = loop.time() + SUMMARY_S / 2
+                p = self._pipeline
+                about = {
+                    "open": p.live, "subscribers": p.subscribers, "missed": p.live_missed,
+                    "listen": p.relays.listen(),
+                }  # fmt: skip
+                work = summary_of(p, SUMMARY_WINDOW, by=())
+                self._summary = await asyncio.to_thread(
+                    lambda: _event("summary", {**about, **_key_figures(work())})
+                )
+            return self._summary
+
+    async def _close(self, app: web.Application) -> None:
+        """The meter ends: subscribers are told by the end of their stream, and no one is waited for long."""
+        if self._closing:
+            return
+        self._closing = True
+        self._pipeline.sinks.remove(self)
+        tasks = [s.task for s in self._subscribers if s.task is not None]
+        for subscriber in self._subscribers:
+            subscriber.closed = True
+            subscriber.awake.set()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSING_S)
+            for task in late:
+                task.cancel()
+
+
+def _read_query(request: web.Request) -> tuple[Query, bool, bool]:
+    fields = read_fields(request.query.items())
+    for field in ("limit", "next", "cursor"):
+        if field in fields:
+            raise BadQuery(field, "a live stream has no pages")
+    summaries = read_flag("summary", fields.pop("summary", "1"))
+    exchanges = read_flag("exchanges", fields.pop("exchanges", "1"))
+    return Query.parse(fields), summaries, exchanges
+
+
+def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
+    out = []
+    for x, m, _ in batch:
+        about = x.to_dict(m.metrics(), chunking_of(x))
+        data = encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
+        out.append(_framed("exchange", data))
+    return b"".join(out)
+
+
+def _event(name: str, data: object) -> bytes:
+    return _framed(name, msgspec.json.encode(data))
+
+
+def _framed(name: str, data: bytes) -> bytes:
+    # JSON of one line: strings have their line ends escaped.
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+
+
+def _key_figures(summary: dict[str, Any]) -> dict[str, object]:
+    """What a screen shows of a Summary, in the Summary's own names."""
+    metrics = summary["metrics"]
+    return {
+        **{name: summary[name] for name in _KEY_FIGURES},
+        "metrics": {
+            name: {statistic: metrics[name][statistic] for statistic in _KEY_STATISTICS}
+            for name in _KEY_METRICS
+        },
+        "uncertainty": summary["uncertainty"],
+    }

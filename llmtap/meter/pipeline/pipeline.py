@@ -1,0 +1,201 @@
+"""The path of an exchange: observed while it runs, measured once at its end, passed to every sink.
+
+`ExchangePipeline` is also the registry of what the meter holds, which `admin/views.py` reads.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from llmtap import __version__
+from llmtap.channel.experiment import Experiment
+from llmtap.channel.frames import Assigned, RelayStatus
+from llmtap.clock import Clock
+from llmtap.exchange.bounds import Budget
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.export.prometheus.exposition import Exposition
+from llmtap.export.prometheus.self_metrics import ExporterState
+from llmtap.export.sinks import ExchangeSink, SeriesKey
+from llmtap.meter.experiments import Experiments
+from llmtap.meter.options import MeterOptions, TenantOptions
+from llmtap.meter.pipeline.assembler import CooperativeYield
+from llmtap.meter.pipeline.open_streams import Streams
+from llmtap.meter.pipeline.recent_exchanges import RecentExchanges
+from llmtap.meter.pipeline.windows import Windows
+from llmtap.meter.relays import RelayBook
+from llmtap.meter.slo import SloBook
+from llmtap.meter.tenants import Labels, Tenants
+from llmtap.metrics.cost import Price
+from llmtap.metrics.latency import Measured, measure
+from llmtap.metrics.slo import SloOptions
+
+if TYPE_CHECKING:  # Arrow is imported only where exchanges are captured
+    from llmtap.meter.pipeline.recorder import Recorder
+
+__all__ = ["ExchangePipeline"]
+
+UNAUTHORIZED = 401
+BODIES_BYTES_MAX: Final = 256 << 20
+"""Bodies of incomplete requests and responses together: 2,000 prompts of 100,000 characters.
+Slow uploads of 8 MiB each would take 80 GB otherwise, as many as a relay has streams (`relay.streams`)."""
+
+log = logging.getLogger(__name__)
+
+
+class ExchangePipeline:
+    """All state of the meter. One thread writes; readers get copies or values that never change again.
+
+    Args:
+        tenants: rules that identify the tenant; `salt`: key of the hashes that stand for API keys.
+        slos: validated classes of objectives by name.
+        price: None: costs are unknown.
+        count_tokens: counts the tokens of a text where the server does not report them.
+    """
+
+    def __init__(
+        self,
+        options: MeterOptions,
+        clock: Clock,
+        experiment: Experiment | None = None,
+        *,
+        tenants: TenantOptions | None = None,
+        salt: str = "",
+        slos: Mapping[str, SloOptions] | None = None,
+        price: Price | None = None,
+        count_tokens: Callable[[str], int] | None = None,
+    ) -> None:
+        self.options = options
+        self.clock = clock
+        self.price = price
+        self.benefit = options.benefit
+        self.relays = RelayBook()
+        self.streams = Streams(clock)
+        self.turns = CooperativeYield(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
+        tenants = TenantOptions() if tenants is None else tenants
+        self.tenants = Tenants(tenants, salt)
+        self.slos = SloBook(slos or {}, clock)
+        reserved = [*tenants.names.values(), *self.slos.tenants]
+        self.labels = Labels(tenants.max, options.models_max, options.series_max, reserved)
+        self.windows = Windows(clock, {name: slo.objectives for name, slo in self.slos.classes.items()})
+        bounds = [bound for slo in self.slos.classes.values() for bound in slo.objectives.bounds]
+        self.exposition = Exposition(__version__, bounds)
+        self.recent = RecentExchanges(options.exchanges_kept, benefit=self.benefit)
+        self.experiments = Experiments(experiment, clock)
+        self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent]
+        if experiment is not None:
+            self.sinks.append(self.experiments)
+        self.sinks.append(_ExchangeLog())
+        self.recorder: Recorder | None = None
+        """Also one of the sinks, once `keep` was called."""
+        self.exporters: list[Callable[[], ExporterState]] = []
+        self.frames = 0
+        """Frames read, from all relays."""
+        self.live = 0
+        """Exchanges being rebuilt, of all relays."""
+        self.errors: dict[str, int] = {}
+        """What could not be measured, by kind of error."""
+        self.subscribers = 0
+        """Of the live feed."""
+        self.live_missed = 0
+        """Exchanges that some subscriber of it was too slow for."""
+        self._count_tokens = count_tokens
+        self._patterns = options.patterns
+        self._bodies = Budget(BODIES_BYTES_MAX, self._body_not_kept)
+
+    def keep(self, recorder: "Recorder") -> None:
+        """Capture exchanges from now on."""
+        self.recorder = recorder
+        self.sinks.append(recorder)
+
+    def observe(
+        self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
+    ) -> Observer:
+        """Return the observer of an exchange that began now."""
+        return Observer(
+            relay, seq, arrival_ns, arrival_wall_ns, head, clock,
+            self.tenants.identify, self._patterns, self._count_tokens,
+            None if self.recorder is None else self.recorder.hear, self._bodies,
+        )  # fmt: skip
+
+    def opened(self) -> None:
+        """An exchange began."""
+        self.live += 1
+        self.windows.opened()
+
+    def forgot(self, n: int = 1) -> None:
+        """Exchanges were given up half-way."""
+        self.live -= n
+
+    def ended(self, x: Exchange) -> None:
+        """An exchange is complete, in whatever way it ended: measure it once and pass it to every sink."""
+        self.live -= 1
+        pause = self.turns.pause  # all this takes as long as a dozen frames
+        pause()
+        m = measure(x, self.benefit)
+        pause()
+        if not self.options.request_objectives:
+            x.slo_ttft_ns = x.slo_tpot_ns = None
+        for kind, n in (x.invalid_values or {}).items():
+            self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
+        x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
+        slo = self.slos.of(x.tenant)
+        # Clients without a valid key could otherwise use up all the names.
+        x.tenant = self.labels.tenant(x.tenant, trusted=x.status != UNAUTHORIZED)
+        tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm)
+        met = self.slos.judge(x, m, slo, tenant)
+        key = SeriesKey(tenant, model, arm, "" if slo is None else slo.name, x.uncertain)
+        for sink in self.sinks:
+            try:
+                sink.ended(x, m, key, met)
+            except Exception as error:  # one sink's failure must not affect the others
+                self.failed("listener", error)
+            pause()
+
+    def assigned(self, arm: Assigned) -> None:
+        """An exchange was assigned to an arm of the experiment."""
+        self.experiments.assigned(arm.arm, arm.unit, arm.single)
+
+    def status(self, relay: str, status: RelayStatus) -> None:
+        """A relay reported its counts."""
+        self.relays.say(relay, status, self.clock.mono_ns())
+        if self.relays.is_elsewhere(relay):
+            return  # counted here, measured and kept there
+        self.windows.lagged(status.lag_ns_max)
+        if self.recorder is not None:
+            self.recorder.relay_said(relay, status.opened, status.dropped, status.unsettled)
+
+    def left(self, relay: str, final: RelayStatus) -> None:
+        """A relay left; `final` are its counts as of its last frame, and none of its exchanges is open."""
+        if self.recorder is not None:
+            # Its own last status is half a second older: a capture would miss what became rows since.
+            self.recorder.relay_left(relay, final.opened, final.dropped)
+
+    def failed(self, kind: str, error: BaseException | str, n: int = 1) -> None:
+        """Count `n` things that could not be measured; the first of each kind is logged."""
+        seen = self.errors.get(kind, 0)
+        self.errors[kind] = seen + n
+        if not seen:
+            where = error if isinstance(error, BaseException) else None
+            log.warning("event=meter_error kind=%s error=%r further=counted", kind, error, exc_info=where)
+
+    def _body_not_kept(self) -> None:
+        self.failed("body_memory", f"bodies under way take {BODIES_BYTES_MAX >> 20} MiB: one was not read")
+
+
+class _ExchangeLog:
+    """Writes one line per exchange at level INFO."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("llmtap.exchange")
+
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        if self._log.isEnabledFor(logging.INFO):
+            self._log.info(
+                "event=exchange id=%s tenant=%r model=%r path=%r status=%s outcome=%s ttft_ms=%s e2e_ms=%s",
+                x.id, x.tenant, x.model, x.path, x.status, x.outcome.value, _ms(m.ttft_ns), _ms(m.e2e_ns),
+            )  # fmt: skip
+
+
+def _ms(ns: int | None) -> str:
+    return "-" if ns is None else f"{ns / 1e6:.3f}"

@@ -1,0 +1,1 @@
+"""Public import path of the middleware: `llmtap.middleware.asgi` and `llmtap.middleware.aiohttp`."""

@@ -1,0 +1,45 @@
+"""Read an HTTP/1 response from bytes, whatever the reads are cut into. No IO."""
+
+from llmtap.errors import PeerProtocolError
+from llmtap.protocol.http1 import (
+    FRAMING_TRAILERS,
+    BodyScanner,
+    Framing,
+    ResponseHead,
+    parse_response_head,
+    scanner_for,
+)
+
+__all__ = ["begin_response_body", "next_response_head"]
+
+
+def next_response_head(
+    data: bytes, method: bytes, *, bytes_max: int, fields_max: int
+) -> tuple[ResponseHead, int] | None:
+    """Return the head (1xx, too) at the start of `data`, and where it ends; None if it is incomplete.
+
+    `method` is the request's. Raises PeerProtocolError, also for a beginning that can become no head.
+    """
+    end = data.find(b"\r\n\r\n") + 4
+    if not 4 <= end <= bytes_max:
+        if len(data) > bytes_max or not data.startswith(b"HTTP/1."[: len(data)]):
+            raise PeerProtocolError("the response head is malformed or too long", 502)
+        return None
+    head = parse_response_head(data[:end], method)
+    if len(head.headers) > fields_max:
+        raise PeerProtocolError("the response head has too many fields", 502)
+    return head, end
+
+
+def begin_response_body(head: ResponseHead, data: bytes, start: int) -> tuple[int, BodyScanner | None]:
+    """Return where the body that starts at `start` of `data` ends, or -1 and the scanner that reads on.
+
+    Raises PeerProtocolError.
+    """
+    if head.framing is Framing.NONE:
+        return start, None
+    if head.framing is Framing.LENGTH and len(data) - start >= head.length:
+        return start + head.length, None
+    scanner = scanner_for(head.framing, head.length, refused_trailers=FRAMING_TRAILERS)
+    found = scanner.feed(data[start:]) if len(data) > start else -1
+    return (start + found if found >= 0 else -1), scanner

@@ -1,0 +1,135 @@
+"""Messages of vLLM's engine service over gRPC, by the published package smg-grpc-proto (extra `grpc`).
+
+vLLM (`vllm serve --grpc`) and the gateway SMG use this service. A request is text or token ids; an answer is
+a stream of chunks with the new token ids, then a message with finish reason and usage. There is no text.
+
+Source: smg_grpc_proto/proto/vllm_engine.proto; smg_grpc_servicer/vllm/servicer.py (run by vLLM): after chunks
+the last message repeats the ids of the last chunk, and its completion_tokens may count these alone.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from llmtap.errors import ConfigError, install_hint
+
+__all__ = [
+    "METHOD", "REQUEST_ID", "SERVICE", "GrpcChunk", "GrpcRequest", "GrpcUsage", "read_chunk", "read_request",
+    "write_chunk", "write_request",
+]  # fmt: skip
+
+SERVICE: Final = "vllm.grpc.engine.VllmEngine"
+METHOD: Final = f"/{SERVICE}/Generate"
+REQUEST_ID: Final = "x-request-id"
+"""Metadata key of the simulated server's response."""
+
+
+def _messages() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package is generated for an older protobuf, which is supported
+        try:
+            from smg_grpc_proto.generated import vllm_engine_pb2
+        except ImportError:
+            raise ConfigError(
+                "gRPC", "the package smg-grpc-proto is not installed", install_hint("grpc")
+            ) from None
+    return vllm_engine_pb2
+
+
+_pb: Final = _messages()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcRequest:
+    """A request; `ids` replace `text` if there are any."""
+
+    request_id: str = ""
+    text: str = ""
+    ids: Sequence[int] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    seed: int | None = None
+    stop: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcUsage:
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    output_tokens: int
+    """Of vLLM possibly the last chunk's only: the ids of all chunks count."""
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcChunk:
+    """A message of an answer; the last one has finish reason and usage."""
+
+    ids: Sequence[int] = ()
+    finish: str = ""
+    """`stop`, `length`, `abort`, `error`."""
+    usage: GrpcUsage | None = None
+
+
+def write_request(request: GrpcRequest) -> bytes:
+    """Encode a request. Raises ValueError for a number that does not fit its field."""
+    params = _pb.SamplingParams(
+        temperature=0.0, top_p=1.0, repetition_penalty=1.0, n=1, max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens, ignore_eos=request.ignore_eos, seed=request.seed, stop=request.stop,
+    )  # fmt: skip
+    message = _pb.GenerateRequest(request_id=request.request_id, sampling_params=params, stream=True)
+    if request.ids:
+        message.tokenized.input_ids.extend(request.ids)
+    else:
+        message.text = request.text
+    return bytes(message.SerializeToString())
+
+
+def read_request(data: bytes) -> GrpcRequest:
+    """Decode a request. Raises ValueError for anything else."""
+    m = _parsed(_pb.GenerateRequest, data)
+    p = m.sampling_params
+    limit, seed = (getattr(p, name) if p.HasField(name) else None for name in ("max_tokens", "seed"))
+    return GrpcRequest(
+        m.request_id, m.text, tuple(m.tokenized.input_ids), limit, p.min_tokens, p.ignore_eos, seed,
+        tuple(p.stop),
+    )  # fmt: skip
+
+
+def write_chunk(chunk: GrpcChunk) -> bytes:
+    """Encode a chunk, or with usage the last message."""
+    message = _pb.GenerateResponse()
+    if chunk.usage is None:
+        message.chunk.token_ids.extend(chunk.ids)
+        message.chunk.SetInParent()
+    else:
+        last, usage = message.complete, chunk.usage
+        last.output_ids.extend(chunk.ids)
+        last.finish_reason, last.prompt_tokens = chunk.finish, usage.prompt_tokens
+        last.completion_tokens, last.cached_tokens = usage.output_tokens, usage.cached_tokens
+        last.SetInParent()
+    return bytes(message.SerializeToString())
+
+
+def read_chunk(data: bytes) -> GrpcChunk:
+    """Decode a message of an answer. Raises ValueError for anything else."""
+    m = _parsed(_pb.GenerateResponse, data)
+    if m.WhichOneof("response") != "complete":
+        return GrpcChunk(tuple(m.chunk.token_ids))
+    last = m.complete
+    usage = GrpcUsage(last.prompt_tokens, last.completion_tokens, last.cached_tokens)
+    return GrpcChunk(tuple(last.output_ids), last.finish_reason, usage)
+
+
+def _parsed(kind: Any, data: bytes) -> Any:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as exc:
+        raise ValueError(f"no {kind.DESCRIPTOR.name}: {exc}") from None
+    return message

@@ -1,0 +1,106 @@
+"""Render documents for a terminal and as Markdown."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from llmtap.report.document import (
+    Block,
+    ItemList,
+    Note,
+    ReportDocument,
+    Table,
+    TableGroup,
+    TermTable,
+    VerdictBox,
+)
+from llmtap.report.values import harmless, is_words
+
+__all__ = ["markdown", "rich_table", "terminal", "terminal_text"]
+
+
+def terminal(blocks: Iterable[Note | Table]) -> RenderableType:
+    """Return what a rich Console prints; tables without rows and caption are left out."""
+    parts: list[RenderableType] = []
+    for block in blocks:
+        if isinstance(block, Note):
+            parts.append(Text(harmless(block.text), style=block.style))
+            continue
+        if block.caption:
+            parts.append(Text(harmless(block.caption), style="italic"))
+        if block.rows or block.caption:
+            parts.append(rich_table(block))
+        if block.footnote:
+            parts.append(Text(block.footnote, style="yellow"))
+    return Group(*parts)
+
+
+def terminal_text(blocks: Iterable[Note | Table], width: int = 80) -> str:
+    """The same as plain text without colours."""
+    console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
+    with console.capture() as capture:
+        console.print(terminal(blocks))
+    return capture.get()
+
+
+def rich_table(table: Table) -> RichTable:
+    """Words are aligned left, figures right."""
+    shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, head in enumerate(table.heads):
+        left = i == 0 or is_words(row[i] for row in table.rows)
+        shown.add_column(Text(harmless(head)), justify="left" if left else "right", no_wrap=table.nowrap)
+    for row in table.rows:
+        shown.add_row(*(Text(harmless(cell)) for cell in row))
+    return shown
+
+
+def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
+    """Return the text without an end of line at its end; `special` are the characters that are escaped."""
+
+    def text(of: str) -> str:
+        shown = harmless(of)
+        for character in special:
+            shown = shown.replace(character, f"\\{character}")
+        return shown.replace("<", "&lt;")
+
+    def listed(items: Sequence[str]) -> str:
+        return "\n".join(f"- {text(item)}" for item in items)
+
+    def tabled(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+        lines = [heads, ["---"] * len(heads), *rows]
+        return "\n".join(f"| {' | '.join(map(text, line))} |" for line in lines)
+
+    def parts(blocks: Iterable[Block]) -> Iterator[str]:
+        for block in blocks:
+            match block:
+                case Note():
+                    yield (
+                        f"**{text(block.lead)}** {text(block.text)}".strip()
+                        if block.lead
+                        else text(block.text)
+                    )
+                case VerdictBox():
+                    yield f"**{block.lead}** {block.text}"
+                    if block.items:
+                        yield listed(block.items)
+                case ItemList():
+                    yield listed(block.items)
+                case Table():
+                    if block.caption:
+                        yield f"**{text(block.caption)}**"
+                    yield tabled(block.heads, block.rows)
+                    if block.footnote:
+                        yield text(block.footnote)
+                case TableGroup():
+                    yield from parts(block.tables)
+                case TermTable():
+                    yield tabled(["", ""], block.rows)
+                case _:
+                    pass
+
+    found = [f"# {text(document.title)}", *parts(document.summary)]
+    for section in document.sections:
+        found += [f"## {text(section.heading)}", *parts(section.blocks)]
+    return "\n\n".join(found)

@@ -1,0 +1,231 @@
+"""A Summary and the resources that a run took, for a terminal.
+
+Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`), so a summary read from a
+file or over HTTP prints like one made here. Whatever makes a figure doubtful is printed beside it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rich.console import RenderableType
+
+from llmtap.metrics.statistics import SAMPLES_MIN
+from llmtap.report.document import Note, Table
+from llmtap.report.render import terminal
+from llmtap.report.values import (
+    MARK,
+    METRIC_TITLES,
+    at,
+    counted,
+    figures_text,
+    joined,
+    milliseconds,
+    number,
+)
+from llmtap.units import format_bytes, format_ns
+
+__all__ = [
+    "render_summary", "scraped_said", "series_title", "series_value", "summary_blocks", "system_blocks",
+    "system_warnings",
+]  # fmt: skip
+
+_METRICS: Final = (
+    "ttft", "ttft_any", "ttfb", "tbc", "itl", "tpot", "e2e", "user_idle", "tbc_max", "jitter",
+)  # fmt: skip
+_ADDED: Final = {"request": "added, request", "first_chunk": "added, first chunk", "chunk": "added, chunk"}
+_FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
+_SERIES_FIGURES: Final = ("mean", "p50", "p95", "max")
+_SERIES_TITLES: Final = {
+    "sender_cpu": "sender, CPU", "sender_memory": "sender, memory", "server_cpu": "server, CPU",
+    "server_memory": "server, memory", "host_cpu": "host, CPU", "host_stolen": "host, stolen",
+    "host_memory": "host, memory", "kv_use": "KV use", "prefix_hit_share": "prefix hits",
+    "prompt_tokens": "prompt tokens", "generation_tokens": "output tokens",
+}  # fmt: skip
+"""Of those whose name does not say it."""
+_UNTOLD: Final = frozenset({"prefix_queries", "prefix_hits"})
+"""Their share is reported."""
+_STOLEN_SHARE_MAX: Final = 0.01
+"""Above this, others on the same hardware took a part of the CPU that shows in latencies."""
+_Json = Mapping[str, Any]
+
+
+def render_summary(summary: _Json) -> RenderableType:
+    """The summary as something a rich Console prints."""
+    return terminal(summary_blocks(summary))
+
+
+def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
+    """Parts that are missing are left out."""
+    yield Note(_headline(summary), "bold")
+    rows = []
+    metrics = {name: METRIC_TITLES[name] for name in _METRICS}
+    for group, titles in (("metrics", metrics), ("added", _ADDED)):
+        for name, title in titles.items():
+            figures = at(summary, group, name)
+            if figures is not None and figures["n"]:
+                option = figures.get("option")
+                rows.append([f"{title} ({option})" if option else title, *figures_text(figures, _FIGURES)])
+    yield Table(("ms", "n", *_FIGURES), rows, nowrap=True)
+    yield from map(Note, _lines(summary))
+    if any(MARK in cell for row in rows for cell in row):
+        yield Note(f"{MARK} from fewer than {SAMPLES_MIN['p99']:,} samples (IETF 5.1.4.3)", "yellow")
+
+
+def _headline(summary: _Json) -> str:
+    window, load = summary.get("window") or {}, summary.get("load") or {}
+    said = [f"window {window.get('name', '?')} ({window.get('seconds', 0.0):.1f} s)", f"n {summary['n']:,}"]
+    if load.get("achieved_rps") is not None:
+        said.append(f"{number(load['achieved_rps'], 3)} req/s ended ({load.get('mode', '?')})")
+    said.append(f"ITL option {at(summary, 'metrics', 'itl', 'option') or '-'}")
+    said.append(f"tokens by {', '.join(at(summary, 'tokens', 'source') or ()) or '-'}")
+    if summary.get("uncertainty") is not None:
+        said.append(f"uncertainty {milliseconds(summary['uncertainty'])} ms")
+    return " · ".join(said)
+
+
+def _lines(summary: _Json) -> Iterator[str]:
+    if summary.get("outcomes"):
+        yield "outcomes   " + joined(summary["outcomes"], " · ")
+    tokens = summary.get("tokens") or {}
+    said = [
+        f"{name} {tokens[name]:,}" for name in ("input", "output", "reasoning", "cached") if tokens.get(name)
+    ]
+    if said:
+        rate = tokens.get("output_per_second")
+        yield "tokens     " + " · ".join(said + ([] if rate is None else [f"{number(rate, 3)} output/s"]))
+    smooth = summary.get("smooth_goodput") or {}
+    if smooth.get("tokens_per_second") is not None:
+        of = "several readers"
+        if smooth["alpha"] is not None:
+            of = f"alpha {smooth['alpha']:g}, reader {smooth['speed_tokens_per_second']:g} tokens/s"
+        yield f"smooth     {number(smooth['tokens_per_second'], 3)} tokens/s goodput ({of})"
+    goodput = summary.get("goodput") or {}
+    if goodput.get("attainment") is not None:
+        judged = " (a refusal is judged by its times, too)" if at(summary, "outcomes", "refused") else ""
+        yield (
+            f"goodput    {number(goodput['requests_per_second'], 3)} req/s,"
+            f" {goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}{judged}"
+        )
+    chunking = summary.get("chunking") or {}
+    if chunking.get("events"):
+        said = [f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"]
+        if chunking.get("tokens_per_chunk_mean") is not None:
+            said.append(f"{chunking['tokens_per_chunk_mean']:.3g} tokens a chunk")
+            said.append(f"{chunking['single_token_share']:.1%} single")
+        yield "chunking   " + " · ".join(said)
+    if at(summary, "refusals", "n"):
+        yield f"refusals   {summary['refusals']['n']:,}: {joined(summary['refusals']['kinds'], ' · ')}"
+    for name, relay in (summary.get("relays") or {}).items():
+        yield f"relay      {name}: {_relay(relay)}"
+
+
+def _relay(relay: _Json) -> str:
+    if "opened" not in relay:
+        return "no status yet"
+    dropped = sum(relay["dropped"].values())
+    said = [f"opened {relay['opened']:,}", f"measured {relay['measured']:,}", f"not measured {dropped:,}"]
+    said.append(f"lag max {milliseconds(relay.get('lag_max'))} ms")
+    return " · ".join(said + ([] if relay.get("connected") else ["gone"]))
+
+
+# ---------------------------------------------------------------- what a run took
+
+
+def system_blocks(told: _Json) -> Iterator[Note | Table]:
+    """CPU, memory and GPUs, and the server's own figures; what was not sampled, with its reason."""
+    rows = [
+        [
+            series_title(name),
+            f"{figures['n']:,}",
+            *(series_value(figures.get(figure), figures["unit"]) for figure in _SERIES_FIGURES),
+        ]
+        for part in ("system", "server")
+        for name, figures in (told.get(part) or {}).items()
+        if figures.get("n") and figures["kind"] in ("interval", "gauge")
+    ]
+    yield Table(("during the run", "n", *_SERIES_FIGURES), rows, nowrap=True)
+    yield from map(Note, _system_lines(told))
+    yield from (Note(line, "yellow") for line in system_warnings(told))
+
+
+def _system_lines(told: _Json) -> Iterator[str]:
+    totals = []
+    for name, figures in (told.get("server") or {}).items():
+        if name not in _UNTOLD and figures.get("total") is not None:
+            rate = figures.get("per_second")
+            said = f"{series_title(name)} {series_value(figures['total'], figures['unit'])}"
+            totals.append(said + (f" ({number(rate, 3)}/s)" if rate else ""))
+    if totals:
+        yield "server     " + " · ".join(totals)
+    energy = told.get("energy")
+    if energy:
+        yield "energy     " + " · ".join(_energy(energy))
+    for side, processes in (told.get("processes") or {}).items():
+        if processes:
+            names = ", ".join(dict.fromkeys(process["name"] for process in processes))
+            yield f"{side:<11}{counted(len(processes), 'process', 'processes')}: {names}"
+    if devices := at(told, "gpu", "devices"):
+        yield "GPUs       " + ", ".join(devices)
+    if scraped := scraped_said(told):
+        yield f"scraped    {scraped}"
+    for what, why in (told.get("why_not") or {}).items():
+        yield f"{what:<11}not sampled: {why}"
+
+
+def _energy(energy: _Json) -> Iterator[str]:
+    yield f"{number(energy['joules'], 3)} J in {format_ns(energy['seconds'] * 1e9)}"
+    yield f"{number(energy['power'], 3)} W on average"
+    if energy.get("joules_per_token") is not None:
+        yield f"{number(energy['joules_per_token'], 3)} J per token of {energy['tokens']:,}"
+    if energy.get("counted_power") is not None:
+        yield f"by the GPUs' own count {number(energy['counted_power'], 3)} W"
+
+
+def system_warnings(told: _Json) -> Iterator[str]:
+    """What makes figures of the run doubtful."""
+    missing = at(told, "energy", "seconds_missing") or 0
+    if missing:
+        yield f"power is not known of {format_ns(missing * 1e9)}: more energy was used than is said"
+    stolen = at(told, "system", "host_stolen", "mean") or 0
+    if stolen > _STOLEN_SHARE_MAX:
+        yield f"the hypervisor gave {stolen:.1%} of this host's CPU time to others, which shows in latencies"
+    scrape = told.get("scrape") or {}
+    if scrape.get("failed") and not scrape.get("gave_up"):
+        reasons = joined(scrape["failures"])
+        yield f"{scrape['failed']:,} of {scrape['scrapes']:,} scrapes of the server failed: {reasons}"
+
+
+def scraped_said(told: _Json) -> str:
+    """Source of the server's own metrics; empty where none was asked."""
+    scrape = told.get("scrape") or {}
+    if not scrape.get("url") or not scrape.get("scrapes"):
+        return ""
+    if scrape.get("gave_up"):
+        return f"nothing: {scrape['url']} was asked once ({', '.join(scrape['failures'])})"
+    return f"{scrape['url']}, {scrape['scrapes']:,} times"
+
+
+def series_title(name: str) -> str:
+    """A series in words; its name, where it is not one of ours."""
+    device, _, what = name.partition("_")
+    if device.startswith("gpu") and device[3:].isdecimal():
+        return f"GPU {device[3:]}, {what}"
+    return _SERIES_TITLES.get(name, name)
+
+
+def series_value(value: float | None, unit: str) -> str:
+    """A figure with its unit."""
+    if value is None:
+        return "-"
+    match unit:
+        case "bytes":
+            return format_bytes(value)
+        case "share":
+            return f"{value:.1%}"
+        case "cpus":
+            return f"{value:.2f}"
+        case "celsius":
+            return f"{value:.0f} °C"
+        case "watts":
+            return f"{number(value, 3)} W"
+    return number(value, 3)

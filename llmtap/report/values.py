@@ -1,0 +1,109 @@
+"""Numbers, times and other people's texts as every report writes them, and the titles of the metrics."""
+
+from collections.abc import Iterable, Mapping
+from math import floor, isfinite, log10
+from typing import Any, Final
+
+from llmtap.metrics.statistics import SAMPLES_MIN
+
+__all__ = [
+    "FEW", "MARK", "METRIC_TITLES", "at", "counted", "figure_text", "figures_text", "harmless", "is_words",
+    "joined", "milliseconds", "number", "plain_text",
+]  # fmt: skip
+
+MARK: Final = "*"
+"""Beside a percentile of too few samples."""
+FEW: Final = (
+    f"{MARK} p99 of fewer than {SAMPLES_MIN['p99']:,} samples, or p99.9 of fewer than"
+    f" {SAMPLES_MIN['p999']:,} (IETF 5.1.4.3)"
+)
+"""The meaning of a marked cell."""
+METRIC_TITLES: Final = {
+    "ttft": "TTFT", "ttft_any": "TTFT, any token", "ttft_reasoning": "TTFT, reasoning",
+    "ttft_tool_call": "TTFT, tool call", "ttfb": "TTFB", "tbc": "TBC", "itl": "ITL",
+    "itl_server": "ITL, server", "tpot": "TPOT", "e2e": "E2E", "e2e_same_length": "E2E, same length",
+    "elapsed": "elapsed", "user_idle": "user idle", "tbc_max": "longest pause", "jitter": "jitter",
+    "fluidity_index_doc": "fluidity index, document", "fluidity_index_code": "fluidity index, code",
+    "qoe_area_step": "area ratio", "smooth_benefit": "smooth benefit, tokens",
+}  # fmt: skip
+"""By their names in JSON, in the order of tables. llmtap/metrics/DEFINITIONS.md defines them."""
+_UNIT_WORDS_MAX: Final = 2
+
+
+def at(document: object, *path: str) -> Any:
+    """Return the value at a path of a JSON document; None where there is none."""
+    for name in path:
+        if not isinstance(document, Mapping):
+            return None
+        document = document.get(name)
+    return document
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Round to significant digits, without an exponent; `-` for None."""
+    if value is None or not isfinite(value):
+        return "-"
+    if not value or isinstance(value, int):
+        return f"{value:,.0f}"
+    places = max(0, digits - 1 - floor(log10(abs(value))))
+    text = f"{value:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Milliseconds to three significant digits, without an exponent."""
+    if seconds is None:
+        return "-"
+    ms = seconds * 1e3
+    if abs(ms) >= 999.5:
+        return f"{ms:,.0f}"
+    for digits, limit in ((0, 99.95), (1, 9.995), (2, 0.9995), (3, 0.09995)):
+        if abs(ms) >= limit:
+            return f"{ms:.{digits}f}"
+    return f"{ms:.4f}" if ms else "0"
+
+
+def figure_text(figures: Mapping[str, Any], name: str) -> str:
+    """One statistic of a metric in ms, marked where it rests on too few samples."""
+    text = milliseconds(figures.get(name))
+    return text + (MARK if name in (figures.get("marks") or ()) and text != "-" else "")
+
+
+def figures_text(figures: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """The sample count and several statistics."""
+    return [f"{figures['n']:,}", *(figure_text(figures, name) for name in names)]
+
+
+def plain_text(value: object) -> str:
+    """Any JSON value; `-` for null, numbers by `number`."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(plain_text, value))
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def counted(n: int, one: str, more: str = "") -> str:
+    """`1 file`, `2,000 files`."""
+    return f"{n:,} {one if n == 1 else more or one + 's'}"
+
+
+def joined(counts: Mapping[str, int], apart: str = ", ") -> str:
+    """`refused 3, complete 1,000`."""
+    return apart.join(f"{name} {n:,}" for name, n in counts.items())
+
+
+def harmless(text: str) -> str:
+    """Escape what is not printable: text that others sent must not move a terminal's cursor."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+
+
+def is_words(column: Iterable[str]) -> bool:
+    """Whether a column of a table holds words, which are aligned left, and not figures with units."""
+    return any(
+        cell[:1].isalpha()
+        or sum(word[:1].isalpha() for word in cell.partition("(")[0].split()) > _UNIT_WORDS_MAX
+        for cell in column
+    )

@@ -1,0 +1,306 @@
+"""The schedulers of seed 004, which serve whole batches: fixed or controlled sizes, one queue or bins.
+
+A batch starts together and ends together, when its longest request does. To add a scheduler, register it in
+`registry.py`.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from math import floor
+from typing import Final
+
+from llmtap.sim.engine import NOBODY, Batch, EngineOutput, GivenUp
+from llmtap.sim.latency import LatencyModel
+from llmtap.sim.model_options import ModelOptions
+from llmtap.workload.requests import Requests
+
+__all__ = [
+    "BatchFormer", "BatchSize", "Bins", "DynamicNoBins", "MultiBinDynamic", "StaticFifo", "batch_limits",
+    "equal_mass",
+]  # fmt: skip
+
+
+_STEP: Final = 4
+"""alpha of Algorithm 2: by how much the interval is moved."""
+_CORRECTION: Final = 2
+"""delta of Algorithm 2."""
+_WEIGHT: Final = 0.2
+"""Of the newest value in a moving average (5.3)."""
+_BUFFER: Final = 0.1
+"""Share of the token capacity that is kept free (Algorithm 1)."""
+_WARM_UP: Final = 3
+
+
+class BatchFormer:
+    """Forms batches of a queue's oldest requests."""
+
+    def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
+        self._requests = requests
+        self._model = model
+        self._whole = readings.length == "prompt+output"
+        self._kv_tokens = readings.safe_gb / readings.kv_gb_per_token
+        self._checked = readings.memory_check == "hard"
+        self._steps_ns = [0.0] + [model.step_ns(b) for b in range(1, readings.b_max + 1)]
+
+    def take(self, queue: "deque[int]", count: int, number: int = 0) -> Batch:
+        """Return a batch of at most `count` requests of a queue."""
+        members = [queue.popleft() for _ in range(min(count, len(queue)))]
+        given, made = self._requests.input, self._requests.output
+        if self._checked:
+            tokens = sum(given[r] + made[r] for r in members)
+            # Keep one, however large: it would never be served otherwise.
+            while tokens > self._kv_tokens and len(members) > 1:
+                last = members.pop()
+                tokens -= given[last] + made[last]
+                queue.appendleft(last)
+        size = len(members)
+        length = max([given[r] + made[r] for r in members] if self._whole else [made[r] for r in members])
+        step_ns = self._steps_ns[size] if size < len(self._steps_ns) else self._model.step_ns(size)
+        first_ns = round(self._model.alpha_ns)
+        return Batch(members, round(self._model.alpha_ns + length * step_ns), first_ns, step_ns, number)
+
+
+class BatchSize:
+    """Controller of a queue's batch size: by memory (Algorithm 1) and by the token SLA (Algorithm 2)."""
+
+    def __init__(self, model: LatencyModel, readings: ModelOptions, limit: int) -> None:
+        self._readings = readings
+        self._limit = limit
+        b_max = limit if readings.controller_limit == "bin" else readings.b_max
+        self._b_max = b_max
+        self.low: float = 1
+        self.high: float = b_max
+        self.b_avg: float | None = {"middle": (1 + b_max) // 2, "one": 1, "first-batch": None}[
+            readings.b_start
+        ]
+        self.tau_ns = model.beta_ns if readings.tau_start == "beta" else 0.0
+        self._inputs, self._outputs = 300.0, 200.0
+        self._updates = 0
+        tokens = readings.free_gb / readings.kv_gb_per_token
+        self._tokens = tokens - _BUFFER * tokens
+        self._per_batch = readings.sla_step == "batch"
+        self._too_slow_ns = readings.token_sla + readings.eps
+        self._too_quick_ns = readings.token_sla - readings.eps
+        self._half_band = (_STEP if readings.band == "alpha" else _CORRECTION) / 2
+        self._guarded = readings.guards == "authors"
+
+    def next(self) -> int:
+        """Return the size of a batch that is formed now."""
+        if self._per_batch:
+            self._move()
+        b_sla = floor((self.low + self.high) / 2)
+        return max(1, min(self.by_memory(), b_sla, self._limit))
+
+    def by_memory(self) -> int:
+        """Return b_mem."""
+        if not self._updates and self._readings.lengths_start == "limit":
+            return self._limit
+        expected = self._inputs + self._outputs
+        fits = self._tokens / expected if expected else self._limit
+        return max(1, min(self._limit, int(fits)))
+
+    def saw(self, step_ns: float, size: int, inputs: float, outputs: float) -> None:
+        """Learn from a batch that is done, and the mean tokens of its requests."""
+        self.tau_ns = _WEIGHT * step_ns + (1 - _WEIGHT) * self.tau_ns
+        self.b_avg = size if self.b_avg is None else _WEIGHT * size + (1 - _WEIGHT) * self.b_avg
+        self._inputs = _WEIGHT * inputs + (1 - _WEIGHT) * self._inputs
+        self._outputs = _WEIGHT * outputs + (1 - _WEIGHT) * self._outputs
+        self._updates += 1
+        if not self._per_batch:
+            self._move()
+
+    def _move(self) -> None:
+        if self.b_avg is None or (self._guarded and self._updates < _WARM_UP):
+            return
+        b_avg = int(self.b_avg) if self._guarded else self.b_avg
+        low, high = self.low, self.high
+        if self.tau_ns > self._too_slow_ns:
+            self.high = max(b_avg, low + _STEP)
+            self.low = max(low - _CORRECTION, 1)
+            if self._guarded:
+                self.high = min(high, self.high)
+        elif self.tau_ns < self._too_quick_ns:
+            self.low = min(b_avg, high - _STEP)
+            self.high = min(high + _CORRECTION, self._b_max)
+            if self._guarded:
+                self.low = max(low, self.low)
+        else:
+            self.high = min(b_avg + self._half_band, self._b_max)
+            self.low = max(b_avg - self._half_band, 1)
+        if self._guarded:
+            self.low = min(max(1, self.low), self.high)
+
+
+_ENDLESS: Final = 4_096
+"""Upper edge of the last bin, for its mean length."""
+_FIRST: Final = 1_000
+"""Requests whose lengths are known without knowledge of the future."""
+
+
+class Bins:
+    """Bins of predicted output lengths, by ascending lower edges. The last has no upper edge."""
+
+    def __init__(self, edges: Sequence[int], *, below: str = "last") -> None:
+        assert edges and list(edges) == sorted(edges), edges
+        self.edges = list(edges)
+        self._below = len(edges) - 1 if below == "last" else 0
+
+    def __len__(self) -> int:
+        return len(self.edges)
+
+    def find(self, length: int) -> int:
+        """Return the bin of a predicted length; of equal edges the last, the others are empty."""
+        found = bisect_right(self.edges, length) - 1
+        return found if found >= 0 else self._below
+
+    @property
+    def spans(self) -> list[tuple[int, int | None]]:
+        """The first length in each bin, and the first behind it."""
+        return list(zip(self.edges, [*self.edges[1:], None], strict=True))
+
+
+def equal_mass(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bins:
+    """Return bins of equal mass (seed 004, Algorithm 3): floored linear quantiles of the lengths."""
+    known = list(lengths)
+    if readings.edges == "first-1000":
+        known = known[:_FIRST]
+    known.sort()
+    edges = []
+    for i in range(count):
+        # The quantile i / count in whole numbers, so that no rounding moves an edge.
+        at, part = divmod((len(known) - 1) * i, count)
+        low, high = known[at], known[min(at + 1, len(known) - 1)]
+        edges.append((low * (count - part) + high * part) // count)
+    return Bins(edges, below=readings.below_first)
+
+
+def batch_limits(bins: Bins, readings: ModelOptions) -> list[int]:
+    """Return the largest batch of each bin (seed 004, 8.2)."""
+    if readings.bin_limit == "none":
+        return [readings.b_max] * len(bins)
+    memory_gb = readings.safe_gb if readings.bin_limit == "7gb" else readings.free_gb
+    limits = []
+    for low, high in bins.spans:
+        # As many prompt tokens as output tokens are expected: twice the middle of the bin.
+        tokens = low + (_ENDLESS if high is None else high)
+        fits = memory_gb / (tokens * readings.kv_gb_per_token) if tokens else readings.b_max
+        limits.append(max(1, min(readings.b_max, int(fits))))
+    return limits
+
+
+class _WholeBatches:
+    """Queues of waiting requests, each served in order of arrival; all requests of a batch end together."""
+
+    def __init__(
+        self, requests: Requests, model: LatencyModel, readings: ModelOptions, queues: int = 1
+    ) -> None:
+        self._requests = requests
+        self._queues: list[deque[int]] = [deque() for _ in range(queues)]
+        self._former = BatchFormer(requests, model, readings)
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        self._queue_of(request).append(request)
+
+    def closed(self, now_ns: int) -> None:
+        pass
+
+    def done(self, now_ns: int, work: Batch) -> EngineOutput:
+        return EngineOutput(finished=work.members)
+
+    def left(self, now_ns: int, request: int) -> None:
+        """Remove it from its queue; in a batch it stays until that is done."""
+        queue = self._queue_of(request)
+        if request in queue:
+            queue.remove(request)
+
+    def given_up(self) -> Mapping[int, GivenUp]:
+        return NOBODY
+
+    def _queue_of(self, request: int) -> "deque[int]":
+        return self._queues[0]
+
+
+class StaticFifo(_WholeBatches):
+    """One queue, batches of a fixed size (seed 004, 5.2): the baseline."""
+
+    def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
+        super().__init__(requests, model, readings)
+        self._size = readings.static_batch
+        self._waits = readings.partial == "wait"
+
+    def closed(self, now_ns: int) -> None:
+        """The last batch need not be full."""
+        self._waits = False
+
+    def form(self, now_ns: int) -> Batch | None:
+        waiting = len(self._queues[0])
+        if not waiting or (self._waits and waiting < self._size):
+            return None
+        return self._former.take(self._queues[0], self._size)
+
+
+class DynamicNoBins(_WholeBatches):
+    """One queue, batches as large as the estimated memory and the token SLA allow (seed 004, 5.3)."""
+
+    def __init__(
+        self, requests: Requests, model: LatencyModel, readings: ModelOptions, limits: Sequence[int] = ()
+    ) -> None:
+        """`limits`: largest batch of each queue, which has a controller of its own."""
+        limits = limits or (readings.b_max,)
+        super().__init__(requests, model, readings, len(limits))
+        self._candidates = readings.candidates
+        self._sizes = [BatchSize(model, readings, limit) for limit in limits]
+
+    def form(self, now_ns: int) -> Batch | None:
+        number = self._next_queue()
+        if number is None:
+            return None
+        count = min(self._candidates, self._sizes[number].next())
+        return self._former.take(self._queues[number], count, number)
+
+    def done(self, now_ns: int, work: Batch) -> EngineOutput:
+        members, size = work.members, len(work.members)
+        given, made = self._requests.input, self._requests.output
+        inputs, outputs = sum([given[r] for r in members]) / size, sum([made[r] for r in members]) / size
+        self._sizes[work.queue].saw(work.step_ns, size, inputs, outputs)
+        return EngineOutput(finished=members)
+
+    def _next_queue(self) -> int | None:
+        return 0 if self._queues[0] else None
+
+
+class MultiBinDynamic(DynamicNoBins):
+    """A queue for each bin of predicted output lengths (seed 004, 5.4).
+
+    A batch is from one bin, so that its requests have similar lengths and none waits long for the longest.
+    """
+
+    def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
+        """Use the given bins, or those of equal mass by the predictions for all of `requests`."""
+        self.bins = (
+            Bins(readings.bin_edges, below=readings.below_first)
+            if readings.bin_edges
+            else equal_mass(requests.predicted, readings.bins, readings)
+        )
+        self.limits = batch_limits(self.bins, readings)
+        super().__init__(requests, model, readings, self.limits)
+        self._choice = readings.bin_choice
+        self._turn = 0
+
+    def _queue_of(self, request: int) -> "deque[int]":
+        return self._queues[self.bins.find(self._requests.predicted[request])]
+
+    def _next_queue(self) -> int | None:
+        queues = self._queues
+        filled = [i for i, queue in enumerate(queues) if queue]
+        if not filled:
+            return None
+        if self._choice == "longest-queue":
+            return max(filled, key=lambda i: len(queues[i]))
+        if self._choice == "oldest-head":
+            arrivals = self._requests.arrival_ns
+            return min(filled, key=lambda i: (arrivals[queues[i][0]], queues[i][0]))
+        number = next((i for i in filled if i >= self._turn), filled[0])
+        self._turn = (number + 1) % len(queues)
+        return number

@@ -1,0 +1,196 @@
+"""The schedulers that compose a new batch at every iteration, as inference servers do.
+
+They decide what an iteration consists of; the `Roster` keeps the requests and their memory. To add one,
+define `form` and register it in `registry.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+from llmtap.sim.engine import EngineOutput, GivenUp, Iterating, Iteration, made_later
+from llmtap.sim.model_options import ServingSetup
+from llmtap.sim.schedulers.roster import Roster
+from llmtap.workload.requests import Requests
+
+__all__ = ["ChunkedPrefill", "ContinuousBatching", "DecodePrepone", "OutputDelay"]
+
+
+class ContinuousBatching:
+    """Prompts first, as vLLM's scheduler before it processed prompts in pieces.
+
+    While a request waits for which there is room, an iteration processes whole prompts, up to `tokens_max`
+    tokens, and the running requests pause (the generation stall of seed 001, 3.2). Otherwise all running
+    requests make their next token.
+    """
+
+    def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
+        """`ranks`: waiting requests are served in this order, then in order of arrival."""
+        self._roster = Roster(requests, setup, ranks)
+        self._serving = setup.serving
+        self.state = self._roster.state
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        self._roster.arrived(now_ns, request)
+
+    def closed(self, now_ns: int) -> None:
+        pass
+
+    def form(self, now_ns: int) -> Iteration | None:
+        roster = self._roster
+        roster.begin(now_ns)
+        prefill = roster.prompts(self._serving.tokens_max)
+        return roster.iteration(prefill, () if prefill else roster.grow())
+
+    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        return self._roster.done(now_ns, work)
+
+    def left(self, now_ns: int, request: int) -> None:
+        """Drop it; its memory is free at once."""
+        self._roster.left(request)
+
+    def given_up(self) -> Mapping[int, GivenUp]:
+        return self._roster.given_up()
+
+
+class ChunkedPrefill(ContinuousBatching):
+    """Tokens first: Sarathi-Serve.
+
+    Every iteration makes the next token of all running requests, and processes pieces of prompts until it has
+    `chunk` tokens together. No request pauses during a prefill, and prompts take longer (seed 001, 3.2).
+    """
+
+    _begun: int | None = None
+    """The request whose prompt is processed in part. At most one, because pieces are assigned in order."""
+
+    def form(self, now_ns: int) -> Iteration | None:
+        roster = self._roster
+        roster.begin(now_ns)
+        decode = roster.grow()
+        room = self._serving.chunk - len(decode)
+        pieces: list[tuple[int, int]] = []
+        # It may have left, or have been preempted for those that decode.
+        if self._begun is not None and (rest := roster.rest(self._begun)) and room > 0:
+            pieces.append((self._begun, min(rest, room)))
+            room -= rest
+        while room > 0 and (one := roster.seat()) is not None:
+            request, rest = one
+            pieces.append((request, min(rest, room)))
+            room -= rest
+        if pieces:
+            self._begun = pieces[-1][0]
+        return roster.iteration(pieces, decode)
+
+
+class DecodePrepone(ContinuousBatching):
+    """Continuous batching that makes some tokens before each prefill, and releases them during it (001, 3.3).
+
+    Before a prefill, the running requests make their next `prepone` tokens, one iteration each. The tokens
+    leave one by one over the time until the first token after the prefill, so that all gaps up to that one
+    are equal, but none leaves after the prompts are complete. That is no later than with the prefill first;
+    the new requests get their first token later by these iterations.
+
+    The prompts are seated before, so that what follows is known; requests that arrive in between wait for the
+    next prefill. If the time changes because a request left or was late, the gaps are not quite equal.
+    """
+
+    def __init__(self, requests: Requests, setup: ServingSetup) -> None:
+        super().__init__(requests, setup)
+        self._ahead = setup.serving.prepone
+        self._prompts: list[tuple[int, int]] = []
+        """Seated, and not yet processed."""
+        self._made = 0
+        """Tokens made ahead of them."""
+        self._whole_ns = self._next_ns = 0
+        """When they will be complete, and when the next token after that will be made."""
+        self._all_left_ns = 0
+        """When the newest token of each running request left, unless `_left_ns` has it."""
+        self._left_ns: dict[int, int] = {}
+        self._from_ns: dict[int, int] = {}
+        """The same at the start of the first token ahead, for all requests running then."""
+
+    def form(self, now_ns: int) -> Iteration | None:
+        roster = self._roster
+        roster.begin(now_ns)
+        if not all(roster.rest(request) for request, _ in self._prompts):
+            # One of them left, or was late: the prefill and its duration change.
+            roster.unseat([request for request, _ in self._prompts if roster.rest(request)])
+            self._prompts = []
+        if not self._prompts:
+            self._made = 0
+            self._prompts = roster.prompts(self._serving.tokens_max, steps=self._ahead)
+            if self._prompts:
+                whole_ns, next_ns = roster.forecast(self._ahead, self._prompts)
+                self._whole_ns, self._next_ns = now_ns + whole_ns, now_ns + next_ns
+                self._from_ns = {r: self._left_ns.get(r, self._all_left_ns) for r in roster.running}
+        if self._prompts and (self._made >= self._ahead or not roster.running):
+            prompts, self._prompts = self._prompts, []
+            return roster.iteration(prompts)
+        return roster.iteration((), roster.grow())
+
+    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        made = self._roster.done(now_ns, work)
+        if work.prefill:
+            self._left_ns.update(dict.fromkeys(made.tokens, now_ns))
+            return made
+        if self._prompts:
+            due_ns = self._spread(now_ns, made.tokens)
+            self._left_ns.update(due_ns)
+        else:
+            due_ns = {request: t for request, t in self._left_ns.items() if t > now_ns}
+            self._all_left_ns, self._left_ns = now_ns, due_ns
+            if not due_ns:
+                return made
+        self._roster.delayed(due_ns)
+        return made_later(made, [due_ns.get(request, now_ns) for request in made.tokens])
+
+    def _spread(self, now_ns: int, requests: Sequence[int]) -> dict[int, int]:
+        """Return when each token that was just made ahead leaves."""
+        self._made += 1
+        gaps, due_ns = self._ahead + 1, {}
+        for request in requests:
+            from_ns = self._from_ns.get(request, now_ns)
+            even_ns = from_ns + (self._next_ns - from_ns) * self._made // gaps
+            due_ns[request] = max(now_ns, from_ns, min(even_ns, self._whole_ns))
+        return due_ns
+
+
+class OutputDelay:
+    """Wraps an iterating scheduler in a buffer that holds tokens back: seed 001's output delay (3.4).
+
+    A token leaves at least p after the one before it: q_1 = t_1, q_i = max(t_i, q_(i-1) + p), where t is when
+    tokens are made and q when they leave. The engine does not know the buffer: lateness is judged by t.
+    """
+
+    def __init__(self, scheduler: Iterating, gap_ns: int) -> None:
+        """`gap_ns`: p."""
+        self._scheduler = scheduler
+        self._gap_ns = gap_ns
+        self._next_ns: dict[int, int] = {}
+        """When the next token of each open request may leave."""
+        self.state = scheduler.state
+        self.arrived = scheduler.arrived
+        self.closed = scheduler.closed
+        self.form = scheduler.form
+
+    def done(self, now_ns: int, work: Any) -> EngineOutput:
+        made = self._scheduler.done(now_ns, work)
+        next_ns, leaving_ns = self._next_ns, []
+        wanted_ns = repeat(now_ns) if made.due_ns is None else made.due_ns
+        for request, due_ns in zip(made.tokens, wanted_ns, strict=False):
+            leaves_ns = max(due_ns, next_ns.get(request, due_ns))
+            next_ns[request] = leaves_ns + self._gap_ns
+            leaving_ns.append(leaves_ns)
+        for request in made.finished:
+            next_ns.pop(request, None)
+        return made_later(made, leaving_ns)
+
+    def left(self, now_ns: int, request: int) -> None:
+        self._next_ns.pop(request, None)
+        self._scheduler.left(now_ns, request)
+
+    def given_up(self) -> Mapping[int, GivenUp]:
+        requests = self._scheduler.given_up()
+        for request in requests:
+            self._next_ns.pop(request, None)
+        return requests

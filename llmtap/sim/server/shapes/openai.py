@@ -1,0 +1,312 @@
+"""OpenAI's chat completions, completions and Responses, and vLLM's dialect of the first two.
+
+OpenAI sends the role first and the finish reason last, each in a chunk of its own; vLLM puts the finish
+reason on the last tokens. Usage on every chunk, with the counts so far, is vLLM's `continuous_usage_stats`.
+Responses are named events that count up, with the whole answer again at the end, and no end marker.
+
+Source: openai/openai-openapi; openai/openai-python types/responses; vllm entrypoints/openai;
+shared/dialects/dialects.md sections 3.1 to 3.3 and 3.5.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.sim.server.shapes.shape import (
+    BROKEN,
+    CREATED,
+    Answer,
+    BadRequest,
+    BaseShape,
+    Choice,
+    CommonRequest,
+    Message,
+    SimulatedRequest,
+    decode,
+    lines_of,
+    sse,
+    text_of,
+)
+from llmtap.workload.prompts.text import token_ids
+
+__all__ = [
+    "OpenAIChatShape", "OpenAICompletionsShape", "OpenAIResponsesShape", "openai_error", "read_chat",
+    "read_completions", "read_responses",
+]  # fmt: skip
+
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+def openai_error(status: int, code: str, message: str) -> dict[str, Any]:
+    """Return the body of an error response in OpenAI's form."""
+    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+    kind = kinds.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+# ---------------------------------------------------------------- chat and completions
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class _Completion(CommonRequest, kw_only=True):
+    """Fields of both bodies."""
+
+    stop: str | list[str] | None = None
+    n: int | None = 1
+    stream_options: _StreamOptions | None = None
+    return_token_ids: bool | None = False
+
+    def completion(self, *prompts: str, **more: Any) -> SimulatedRequest:
+        options = self.stream_options or _StreamOptions()
+        return self.asked(
+            *prompts, stop=lines_of(self.stop), n=1 if self.n is None else self.n,
+            include_usage=bool(options.include_usage), continuous_usage=bool(options.continuous_usage_stats),
+            token_ids=bool(self.return_token_ids), **more,
+        )  # fmt: skip
+
+
+class _Chat(_Completion, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+
+
+class _Completions(_Completion, kw_only=True):
+    prompt: str | list[Any]
+
+
+def read_chat(body: bytes) -> SimulatedRequest:
+    """Read a request. Raises BadRequest."""
+    r: _Chat = decode(body, _Chat)
+    limit = r.max_tokens if r.max_completion_tokens is None else r.max_completion_tokens
+    return r.completion("\n".join(text_of(m.content) for m in r.messages), max_tokens=limit)
+
+
+def read_completions(body: bytes) -> SimulatedRequest:
+    """Read a request: for a text, several, or tokens. Raises BadRequest."""
+    r: _Completions = decode(body, _Completions)
+    match r.prompt:
+        case str() as text:
+            return r.completion(text)
+        case [str(), *_] as texts if all(isinstance(text, str) for text in texts):
+            return r.completion(*texts)
+        case [int(), *_] as tokens if all(isinstance(token, int) for token in tokens):
+            return r.completion(str(tokens), prompt_tokens=len(tokens))
+        case [[int(), *_], *_] as lists if all(isinstance(tokens, list) for tokens in lists):
+            return r.completion(*map(str, lists), prompt_tokens=sum(map(len, lists)))
+    raise BadRequest("prompt is a text, tokens, or a list of either")
+
+
+class OpenAIChatShape(BaseShape):
+    """Writes one chat completion."""
+
+    _prefix = "chatcmpl-sim"
+    _object = "chat.completion"
+    _chunk_object = "chat.completion.chunk"
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, self._prefix)
+        self._vllm = answer.dialect == "vllm"
+        self._continuous = self._vllm and self._asked.include_usage and self._asked.continuous_usage
+        self._head = {
+            "id": self.id, "object": self._chunk_object, "created": CREATED, "model": self._asked.model,
+        }  # fmt: skip
+
+    def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
+        """Return the fields of a choice that hold a piece of text."""
+        return {"delta": {"refusal" if choice.refused else "content": text} if text else {}}
+
+    def _full(self, choice: Choice) -> dict[str, Any]:
+        """Return the fields of a choice that hold the whole text."""
+        said, refusal = (None, choice.text) if choice.refused else (choice.text, None)
+        return {"message": {"role": "assistant", "content": said, "refusal": refusal}}
+
+    def _usage(self, output_tokens: int) -> dict[str, Any]:
+        answer = self._answer
+        usage: dict[str, Any] = {
+            "prompt_tokens": answer.prompt_tokens, "completion_tokens": output_tokens,
+            "total_tokens": answer.prompt_tokens + output_tokens,
+        }  # fmt: skip
+        if answer.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": answer.cached_tokens}
+        return usage
+
+    def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        frame: dict[str, Any] = {**self._head, "choices": choices}
+        if usage is not None:
+            frame["usage"] = usage
+        elif self._continuous:
+            frame["usage"] = self._usage(sum(self._answer.sent))
+        elif self._asked.include_usage and not self._vllm:
+            frame["usage"] = None
+        return sse(frame)
+
+    def opening(self) -> bytes:
+        frames = []
+        for i, choice in enumerate(self._answer.choices):
+            delta: dict[str, Any] = {"role": "assistant", "content": None if choice.refused else ""}
+            if choice.refused:
+                delta["refusal"] = ""
+            frames.append(
+                self._frame([{"index": i, "delta": delta, "logprobs": None, "finish_reason": None}])
+            )
+        return b"".join(frames)
+
+    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
+        choice = self._answer.choices[index]
+        text = self._take(index, first, last)
+        frames = b""
+        if last > first:
+            said = {"index": index, **self._delta(choice, text), "logprobs": None, "finish_reason": None}
+            if self._vllm:
+                said["token_ids"] = token_ids(text) if self._asked.token_ids else None
+                if final:
+                    return self._frame([said | self._how(choice)])
+            frames = self._frame([said])
+        if final:
+            ended = {"index": index, **self._delta(choice, ""), "logprobs": None, **self._how(choice)}
+            frames += self._frame([ended])
+        return frames
+
+    def _how(self, choice: Choice) -> dict[str, Any]:
+        how: dict[str, Any] = {"finish_reason": choice.finish}
+        return {**how, "stop_reason": choice.stop_text} if self._vllm else how
+
+    def ending(self) -> bytes:
+        if not self._asked.include_usage:
+            return _DONE
+        return self._frame([], self._usage(sum(self._answer.sent))) + _DONE
+
+    def keepalive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def failure(self) -> bytes:
+        error = {"message": BROKEN, "type": "InternalServerError", "param": None, "code": 500}
+        # vLLM still sends its end marker.
+        return sse({"error": error}) + (_DONE if self._vllm else b"")
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {"index": i, **self._full(choice), "logprobs": None, **self._how(choice)}
+            for i, choice in enumerate(self._answer.choices)
+        ]
+        usage = self._usage(self._answer.output_tokens)
+        return {**self._head, "object": self._object, "choices": choices, "usage": usage}
+
+
+class OpenAICompletionsShape(OpenAIChatShape):
+    """Writes one completion: as chat, but for the fields of a choice."""
+
+    _prefix = "cmpl-sim"
+    _object = _chunk_object = "text_completion"
+
+    def opening(self) -> bytes:
+        return b""
+
+    def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _full(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.text}
+
+
+# ---------------------------------------------------------------- Responses
+
+
+class _Responses(CommonRequest, kw_only=True):
+    input: str | list[Any]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+
+
+def read_responses(body: bytes) -> SimulatedRequest:
+    """Read a request. Raises BadRequest."""
+    r: _Responses = decode(body, _Responses)
+    items = [r.input] if isinstance(r.input, str) else [i for i in r.input if isinstance(i, dict)]
+    said = [r.instructions, *(i if isinstance(i, str) else text_of(i.get("content")) for i in items)]
+    return r.asked("\n".join(filter(None, said)), max_tokens=r.max_output_tokens)
+
+
+class OpenAIResponsesShape(BaseShape):
+    """Writes one response."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, "resp_sim")
+        self._item_id = f"msg_sim{answer.number}"
+        self._sequence = 0
+        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        kind = kind if kind == "error" else f"response.{kind}"
+        event = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return sse(event, kind)
+
+    def _response(self, status: str, reason: str | None = None) -> dict[str, Any]:
+        ended = status != "in_progress"
+        sent, given = self._answer.sent[0], self._answer.prompt_tokens
+        usage = {
+            "input_tokens": given,
+            "input_tokens_details": {
+                "cached_tokens": self._answer.cached_tokens or 0, "cache_write_tokens": 0,
+            },
+            "output_tokens": sent, "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": given + sent,
+        }  # fmt: skip
+        return {
+            "id": self.id, "object": "response", "created_at": CREATED, "status": status, "error": None,
+            "incomplete_details": {"reason": reason} if reason else None, "model": self._asked.model,
+            "output": [self._item(status)] if ended and sent else [], "parallel_tool_calls": True,
+            "tool_choice": "auto", "tools": [], "usage": usage if ended else None,
+        }  # fmt: skip
+
+    def _item(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self._part(self._said)]
+        return {
+            "id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content,
+        }  # fmt: skip
+
+    def _part(self, text: str) -> dict[str, Any]:
+        if self._choice.refused:
+            return {"type": "refusal", "refusal": text}
+        return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+
+    def opening(self) -> bytes:
+        begun = self._event("created", response=self._response("in_progress"))
+        begun += self._event("in_progress", response=self._response("in_progress"))
+        if not self._choice.pieces:
+            return begun
+        begun += self._event("output_item.added", output_index=0, item=self._item("in_progress"))
+        return begun + self._event("content_part.added", **self._place, part=self._part(""))
+
+    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
+        refused, text = self._choice.refused, self._take(index, first, last)
+        events = b""
+        kind, more = ("refusal", {}) if refused else ("output_text", {"logprobs": list[str]()})
+        if last > first:
+            events = self._event(f"{kind}.delta", **self._place, delta=text, **more)
+        if final and last:
+            said = self._said
+            whole: dict[str, Any] = {"refusal" if refused else "text": said, **more}
+            events += self._event(f"{kind}.done", **self._place, **whole)
+            events += self._event("content_part.done", **self._place, part=self._part(said))
+            events += self._event("output_item.done", output_index=0, item=self._item(self._status()[0]))
+        return events
+
+    def ending(self) -> bytes:
+        status, reason = self._status()
+        return self._event(status, response=self._response(status, reason))
+
+    def keepalive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def failure(self) -> bytes:
+        error = {"type": "server_error", "code": "server_error", "message": BROKEN, "param": None}
+        return self._event("error", error=error)
+
+    def whole(self) -> dict[str, Any]:
+        self._answer.sent[0] = len(self._choice.pieces)
+        return self._response(*self._status())

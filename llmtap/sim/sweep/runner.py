@@ -1,0 +1,343 @@
+"""Runs the jobs of a sweep in this process, in several, or on a Ray cluster, and keeps the results.
+
+Attempts come as they end, in any order. Workers get the traces once, when they start. A job that fails is an
+attempt with an error, also if its process dies. Each attempt is written and synced before anything else is
+done with it, so a kill costs only what was running; an incomplete last line is cut off when the file is
+opened again. Jobs in the file are not run again unless they failed. Any number of sweeps may share a file,
+one at a time.
+"""
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import stat
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
+from llmtap.net.cluster import ray_cluster
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, attempt
+from llmtap.user_files import decode_json
+from llmtap.workload.trace import Trace
+
+__all__ = ["Results", "SweepListener", "SweepRunner", "Traces", "in_processes", "in_turn", "on_ray"]
+
+
+_PLACE: Final = "--results"
+_BEGIN: Final = b'{"id":'
+"""Begin of each line; a file that begins otherwise is not ours to truncate."""
+
+
+class Results:
+    """A results file on disk, locked while it is open: JSON lines, one for each attempt."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file, or create it. Raises ConfigError."""
+        self.path = path
+        self.done: dict[str, SweepAttempt] = {}
+        """Successful attempts by job."""
+        self.torn = False
+        """Whether an incomplete last line was cut off."""
+        try:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (held open on purpose)
+        except OSError as exc:
+            raise ConfigError(_PLACE, f"cannot open {path}: {exc.strerror}") from None
+        try:
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                raise ConfigError(_PLACE, f"{path} is no file that could be read again")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read()
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(_PLACE, f"{path} is being written by another run") from None
+        except ConfigError:
+            self._file.close()
+            raise
+
+    def add(self, attempt: SweepAttempt) -> None:
+        """Write and sync an attempt. Raises ConfigError if that fails."""
+        line = msgspec.json.encode(attempt) + b"\n"
+        try:
+            # `_read` cuts off a partial line that a full disk took.
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as exc:
+            raise ConfigError(_PLACE, f"cannot write {self.path}: {exc.strerror}") from None
+        self._keep(attempt)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
+            try:
+                self._keep(decode_json(line, SweepAttempt))
+            except msgspec.DecodeError:
+                raise ConfigError(_PLACE, f"{self.path}, line {number}: is no result of a sweep") from None
+        if whole < len(data):
+            if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
+                raise ConfigError(_PLACE, f"{self.path} is no file of results")
+            self.torn = True
+            self._file.truncate(whole)
+
+    def _keep(self, attempt: SweepAttempt) -> None:
+        if attempt.summary is not None:
+            self.done[attempt.id] = attempt
+
+
+Traces = Mapping[str, Trace]
+"""By digest (`SweepJob.rows`)."""
+
+_DIED: Final = "its process died: killed, or out of memory"
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def in_turn(
+    jobs: Sequence[SweepJob], traces: Traces, *, progress: Callable[[SweepJob, int], None] | None = None
+) -> Generator[SweepAttempt]:
+    """Run jobs in this process. `progress` gets the number of arrivals of the running job."""
+    for job in jobs:
+        told = None if progress is None else partial(progress, job)
+        yield attempt(job, traces[job.rows], SystemClock.mono_ns, told)
+
+
+def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
+    """Run jobs in processes of this machine, which end when this iterator is closed or this process dies.
+    If a process dies, any of the running jobs may be the cause. Each is run again in a process of its own,
+    and fails if that dies, too.
+    """
+    left = {job.id: job for job in jobs}
+    while left:
+        suspects: list[SweepJob] = []
+        with _pool(traces, workers) as submit:
+            for job, told in _as_they_end(list(left.values()), submit, workers + 1):
+                if told is None:
+                    suspects.append(job)
+                else:
+                    del left[job.id]
+                    yield told
+        for job in suspects:
+            with _pool(traces, 1) as submit:
+                [(_, told)] = _as_they_end([job], submit, 1)
+            del left[job.id]
+            yield told or SweepAttempt(job.id, job.to_dict(), error=_DIED)
+
+
+def _as_they_end(
+    jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], most: int
+) -> Iterator[tuple[SweepJob, SweepAttempt | None]]:
+    """Run jobs, `most` at a time. Yields None for those running when a process died, and then ends."""
+    waiting = iter(jobs)
+    running: dict[Future[SweepAttempt], SweepJob] = {}
+    broken = False
+    while True:
+        while not broken and len(running) < most and (job := next(waiting, None)) is not None:
+            try:
+                running[submit(job)] = job
+            except BrokenProcessPool:
+                broken = True
+                yield job, None
+        if not running:
+            return
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            job = running.pop(future)
+            try:
+                told = future.result()
+            except BrokenProcessPool:
+                broken = True
+                yield job, None
+            else:
+                yield job, told
+
+
+@contextmanager
+def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
+    others = set(multiprocessing.active_children())
+    # A fork would copy locks held by threads, such as Arrow's.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
+
+    def submit(job: SweepJob) -> "Future[SweepAttempt]":
+        # This starts processes. They inherit the mask, so that no signal reaches them before they are ready.
+        with _signals_later():
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+            try:
+                return pool.submit(_attempt, job)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        yield submit
+    except BaseException:
+        # Interrupted: kill what runs, which may not handle signals yet.
+        for child in set(multiprocessing.active_children()) - others:
+            child.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM: a process that got half of its initial data would print a traceback.
+
+    The mask of this thread is not enough: another thread (Arrow's, say) may take the signal, and Python runs
+    its handler here.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in _STOPPING}
+    before = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for taken in came:
+            signal.raise_signal(taken)
+
+
+_traces: Traces = {}
+"""In a worker process."""
+
+
+def _begin(traces: Traces) -> None:
+    global _traces
+    _traces = traces
+    # Ctrl-C reaches the whole group; the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _attempt(job: SweepJob) -> SweepAttempt:
+    return attempt(job, _traces[job.rows], SystemClock.mono_ns)
+
+
+def on_ray(
+    jobs: Sequence[SweepJob], traces: Traces, address: str, *, workers: int | None = None
+) -> Generator[SweepAttempt]:
+    """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`), whose nodes have
+    llmtap; `local` starts one with `workers` CPUs on this machine's loopback, and ends it afterwards.
+
+    Raises ConfigError if there is no Ray, or none at that address.
+    """
+    with ray_cluster(address, workers) as ray:
+        kept = {digest: ray.put(trace) for digest, trace in traces.items()}
+        task = ray.remote(max_retries=1)(_attempt_on_ray)
+        running = {task.options(name=job.name).remote(job, kept[job.rows]): job for job in jobs}
+        # Nothing is cancelled when the iterator is closed: all ends with this driver, and Ray 2.60 aborts it
+        # if a task that was cancelled by force ends all the same.
+        while running:
+            for ref in ray.wait(list(running), num_returns=1)[0]:
+                job = running.pop(ref)
+                try:
+                    told: SweepAttempt = ray.get(ref)
+                except ray.exceptions.RayTaskError as exc:
+                    # Our tasks never raise: a node has no llmtap, or another version.
+                    told = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
+                except ray.exceptions.RayError as exc:
+                    told = SweepAttempt(
+                        job.id, job.to_dict(), error=f"{_DIED} ({str(exc).strip().splitlines()[0]})"
+                    )
+                yield told
+
+
+def _attempt_on_ray(job: SweepJob, trace: Trace) -> SweepAttempt:
+    return attempt(job, trace, SystemClock.mono_ns)
+
+
+_EFFORT_PER_PROCESS: Final = 200_000
+"""Unmeasured requests that this process runs in the second that another takes to start."""
+
+
+class SweepListener(Protocol):
+    """Listener to the progress of a sweep."""
+
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
+        """These jobs start now; `kept` more were done before."""
+
+    def under_way(self, job: SweepJob, arrived: int) -> None:
+        """Progress of a job in this process."""
+
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+        """A job is done, or failed."""
+
+
+class SweepRunner:
+    """Runs the jobs of a sweep, each once; the longest first, so that no process waits for one at the end."""
+
+    def __init__(
+        self,
+        traces: Traces,
+        audience: SweepListener,
+        *,
+        results: Results | None = None,
+        workers: int | None = None,
+        ray: str | None = None,
+    ) -> None:
+        """`traces` may grow. `workers`: processes, or CPUs of a local Ray; None: as many as are worth it."""
+        self.attempts: dict[str, SweepAttempt] = {}
+        self._traces = traces
+        self._audience = audience
+        self._results = results
+        self._workers = workers
+        self._ray = ray
+
+    def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
+        """Run jobs that were not run before, here or in the results; return all attempts by job."""
+        kept = {} if self._results is None else self._results.done
+        by_id = {job.id: job for job in jobs}
+        known = {id for id in by_id if id in kept}
+        self.attempts |= {id: kept[id] for id in known}
+        left = [job for id, job in by_id.items() if id not in self.attempts]
+        left.sort(key=lambda job: -job.effort)  # which is stable
+        self._audience.planned(left, len(known))
+        if left:
+            with closing(self._stream(left)) as stream:
+                for told in stream:
+                    if self._results is not None:
+                        self._results.add(told)
+                    self.attempts[told.id] = told
+                    self._audience.ended(by_id[told.id], told)
+        return self.attempts
+
+    def _stream(self, jobs: list[SweepJob]) -> Generator[SweepAttempt]:
+        traces = {job.rows: self._traces[job.rows] for job in jobs}
+        if self._ray is not None:
+            return on_ray(jobs, traces, self._ray, workers=self._workers)
+        workers = min(self._workers or _worthwhile(jobs), len(jobs))
+        if workers > 1:
+            return in_processes(jobs, traces, workers)
+        return in_turn(jobs, traces, progress=self._audience.under_way)
+
+
+def _worthwhile(jobs: Sequence[SweepJob]) -> int:
+    effort = sum(job.effort for job in jobs)
+    return max(1, min(len(os.sched_getaffinity(0)), effort // _EFFORT_PER_PROCESS))

@@ -1,1 +1,0 @@
-"""Objectives for other people's alerting: rules for Prometheus, specifications for Sloth and OpenSLO."""

@@ -1,0 +1,138 @@
+"""Screens above the tabs: all keys, and one exchange event by event, followed to its end."""
+
+import asyncio
+from typing import ClassVar, Final
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Static
+
+from llmtap.top.client import Trouble
+from llmtap.top.feed import Feed
+from llmtap.top.inspector import EVENTS_MAX, inspected, story, story_so_far, watched
+from llmtap.top.table import flowed, shown
+from llmtap.top.text_table import TextTable
+
+__all__ = ["EventScreen", "HelpScreen"]
+
+
+_HELP: Final = """\
+1 to 7, tab   the views
+up, down      the cursor: on the first line the newest is followed
+home          back to the first line
+left, right   columns that don't fit, marked ← and → at the right edge
+enter         in views 4 and 5: an exchange, ended or not, event by event
+escape        back; in a view: drops the filter
+s, S          sorts by the next column; the other way round
+/             filter: text in any column; enter keeps it, escape drops it
+w             the next window: 10s, 1m, 5m, 1h, all since the meter's start
+p             pause: nothing is asked until p again
+r             asks now; after a disconnection: tries now
+q, ctrl+c     leave
+
+LIVE          the figures are of the time beside it
+STALE         no answer for a while: the figures are old
+DISCONNECTED  the last question failed, and why; the last figures stay
+HELD          the cursor is in the list of exchanges, which stands still
+*             behind a p99: of fewer than 1,000 samples
+-             not known, or it does not apply
+~1            nobody declares the event's tokens: it counts as one
+·             in tokens over time: no token came"""
+
+
+class HelpScreen(Screen[None]):
+    """Above the tabs, until it is left."""
+
+    CSS = "#help { height: auto; padding: 0 1; }"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,f1", "back", "Back")]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(Text(_HELP), id="help")
+        yield Footer()
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+
+FOLLOW_S: Final = 1.0
+"""Between an answer about a stream under way and the next question."""
+
+
+class EventScreen(Screen[None]):
+    """Asks until the exchange is over: then it does not change any more.
+
+    Args:
+        v_ns: what the reader needs for a token.
+    """
+
+    CSS = """
+    #story { height: auto; max-height: 9; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Back"),
+        Binding("backspace", "back", "Back", show=False),
+        Binding("s", "sort", "Sort"),
+        Binding("S", "turn", "Turn", key_display="S"),
+    ]
+
+    def __init__(self, feed: Feed, id_: str, v_ns: int) -> None:
+        super().__init__()
+        self._feed = feed
+        self._wanted = id_
+        self._v_ns = v_ns
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="story", markup=False)
+        yield TextTable("events", EVENTS_MAX)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#story", Static).update(Text(f"{shown(self._wanted)}: asking"))
+        self.query_one("#events", TextTable).focus()
+        self.run_worker(self._follow(), name="follow")
+
+    async def _follow(self) -> None:
+        while not await self._ask():
+            await asyncio.sleep(FOLLOW_S)
+
+    async def _ask(self) -> bool:
+        """Whether it is over, or there is nothing to follow."""
+        table, width = self.query_one("#events", TextTable), self.size.width - 2
+        try:
+            x, told = await self._feed.exchange(self._wanted), None
+            if x is None:
+                told = await self._feed.stream(self._wanted)
+            if x is None and told is None:
+                x = await self._feed.exchange(self._wanted)  # it may have ended between the two
+        except Trouble as exc:
+            self._say([f"{shown(self._wanted)}: {shown(str(exc), 200)}"])
+            return not table.row_count
+        if x is not None:
+            table.show(inspected(x, self._v_ns))
+            self._say([*flowed(story(x), width), *table.table.notes])
+        elif told is not None:
+            table.show(watched(told, self._v_ns))
+            self._say([*flowed(story_so_far(told, self._v_ns), width), *table.table.notes])
+        else:
+            self._say([f"{shown(self._wanted)} is neither under way nor kept any more"])
+        return told is None
+
+    def _say(self, lines: list[str]) -> None:
+        self.query_one("#story", Static).update(Text("\n".join(lines)))
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def action_sort(self) -> None:
+        self.query_one("#events", TextTable).next_order()
+
+    def action_turn(self) -> None:
+        self.query_one("#events", TextTable).turn()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        event.stop()
+        self.query_one("#events", TextTable).sort_by_drawn(event.column_index)

@@ -1,0 +1,372 @@
+"""Text formats: lines, JSON Lines, CSV tables, and exact decimal numbers.
+
+Numbers with a point are read from their digits and never become floats: 1.7e9 seconds as a float are exact to
+240 ns only. Errors name line and field, and no longer value than a line of a trace without text has.
+
+Source: RFC 8259, jsonlines.org, RFC 4180 (a line break inside quotes, which it allows, is refused).
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, BinaryIO, Final, Generic, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+
+from llmtap.traces.format import ROWS_PER_BATCH, FormatError
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "COUNT",
+    "COUNT_MAX",
+    "SECONDS",
+    "SECONDS_US",
+    "TEXT",
+    "Count",
+    "CsvColumn",
+    "CsvKind",
+    "Id",
+    "JsonLines",
+    "Number",
+    "clipped",
+    "csv_header",
+    "decimal_text",
+    "first_objects",
+    "number_ns",
+    "read_csv",
+    "read_lines",
+    "told",
+    "write_csv",
+]
+
+LINE_BYTES_MAX: Final = 4 << 20
+"""A line without text: a prompt of ten million tokens has 20,000 block ids, some 200 KB."""
+BODY_BYTES_MAX: Final = 256 << 20
+"""A line with a request body: a long agent's context with pictures has 50 MB."""
+_BLOCK_BYTES: Final = 1 << 19
+"""Text parsed at once: some 10,000 rows of a CSV."""
+_BOM: Final = b"\xef\xbb\xbf"
+_SHOWN_CHARS: Final = 40
+
+
+def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tuple[int, bytes]]:
+    """Yield the non-blank lines with their numbers from 1, without a byte order mark. Raises FormatError."""
+    number = 0
+    while line := file.readline(bytes_max + 1):
+        number += 1
+        if len(line) > bytes_max:
+            raise FormatError(f"line {number}: longer than {bytes_max >> 20} MiB")
+        line = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
+        if line:
+            yield number, line
+
+
+def clipped(value: str) -> str:
+    """Return a value for an error: quoted, and not longer than a line."""
+    if len(value) <= _SHOWN_CHARS:
+        return f'"{value}"'
+    return f'"{value[:_SHOWN_CHARS]}..." ({len(value)} characters)'
+
+
+# ---------------------------------------------------------------- decimal numbers
+
+Number = int | Decimal
+
+
+def number_ns(number: Number, places: int, line: int, field: str) -> int:
+    """Return a time in units of 10**places ns as ns, rounded to the nearest.
+
+    Raises FormatError for a time that is negative or does not fit 64 bits.
+    """
+    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # nearly all of them
+        return number * int(10**places)
+    value = Decimal(number)
+    # The exponent first: 1e999999999 as a whole number would fill the memory.
+    fits = value.is_finite() and (not value or value.adjusted() + places <= 19)
+    ns = round(value.scaleb(places)) if fits else 1 << 63
+    if ns >= 1 << 63:
+        raise FormatError(f"line {line}: {field}: is no number of this size")
+    if ns < 0:
+        raise FormatError(f"line {line}: {field}: is negative")
+    return ns
+
+
+def decimal_text(units: int, places: int, *, point: bool = False) -> str:
+    """Return `units` (>= 0) of 10**-places as a number; with `point` also a whole one has a fraction."""
+    whole, fraction = divmod(units, 10**places)
+    digits = f"{fraction:0{places}}".rstrip("0") if fraction else "0" * point
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
+# ---------------------------------------------------------------- JSON Lines
+
+COUNT_MAX: Final = 10**18 - 1
+"""Fits 64 bits, with room for sums."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+Id = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+T = TypeVar("T", bound=msgspec.Struct)
+_WHERE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_FIRST_OBJECTS: Final = 50
+_UNKNOWN_NAMES_MAX: Final = 20
+"""A file with more unknown names is of another format."""
+
+
+class JsonLines(Generic[T]):
+    """Rows of a file, one JSON object a line, as blocks of typed rows with their line numbers."""
+
+    __slots__ = ("_bytes_max", "_lenient", "_stream", "_strict", "unknown")
+
+    def __init__(self, stream: BinaryIO, row: type[T], *, bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._stream = stream
+        self._bytes_max = bytes_max
+        self._lenient = msgspec.json.Decoder(row).decode
+        exact = msgspec.defstruct(row.__name__, [], bases=(row,), forbid_unknown_fields=True)
+        self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(exact)
+        self.unknown: dict[str, int] = {}
+        """Rows with a field that the format does not know, by its name."""
+
+    def __iter__(self) -> Iterator[tuple[list[T], list[int]]]:
+        lines: list[tuple[int, bytes]] = []
+        size = 0
+        for line in read_lines(self._stream, self._bytes_max):
+            lines.append(line)
+            size += len(line[1])
+            if len(lines) == ROWS_PER_BATCH or size >= _BLOCK_BYTES:
+                yield self._decoded(lines), [number for number, _ in lines]
+                lines, size = [], 0
+        if lines:
+            yield self._decoded(lines), [number for number, _ in lines]
+
+    def _decoded(self, lines: list[tuple[int, bytes]]) -> list[T]:
+        try:
+            rows = self._strict.decode_lines(b"\n".join(line for _, line in lines))
+        except (ValueError, RecursionError):
+            rows = []
+        # One by one where a line is wrong, has unknown fields, or is several objects.
+        return rows if len(rows) == len(lines) else [self._row(line, number) for number, line in lines]
+
+    def _row(self, line: bytes, number: int) -> T:
+        try:
+            row = self._lenient(line)
+        except (ValueError, RecursionError) as exc:
+            raise told(exc, number) from None
+        known = {f.encode_name for f in msgspec.structs.fields(row)}
+        for name in _object(line):
+            if name not in known and (name in self.unknown or len(self.unknown) < _UNKNOWN_NAMES_MAX):
+                self.unknown[name] = self.unknown.get(name, 0) + 1
+        return row
+
+    def notes(self) -> list[str]:
+        """Return the notes on unknown fields."""
+        return [f"{n} rows with a field {name!r} that is not kept" for name, n in self.unknown.items()]
+
+
+def told(exc: ValueError | RecursionError, number: int) -> FormatError:
+    """Return a decoder's error with line and field, never with a value: it may be somebody's text."""
+    if isinstance(exc, UnicodeDecodeError):
+        return FormatError(f"line {number}: not UTF-8")
+    if isinstance(exc, RecursionError):
+        return FormatError(f"line {number}: nested too deeply")
+    match = _WHERE.fullmatch(str(exc))
+    assert match is not None
+    what, field = match[1].replace("`", ""), match[2]
+    if missing := re.fullmatch(r"Object missing required field (.*)", what):
+        return FormatError(f"line {number}: {f'{field}.' if field else ''}{missing[1]}: is missing")
+    what = what[:1].lower() + what[1:]
+    if not isinstance(exc, msgspec.ValidationError):
+        what = f"not JSON: {what.removeprefix('jSON is malformed: ')}"
+    return FormatError(f"line {number}: {f'{field}: ' if field else ''}{what}")
+
+
+def first_objects(head: bytes) -> list[dict[str, object]]:
+    """Return the objects in the first lines of a file, for sniffing; none if one line is something else.
+
+    Raises FormatError for a line that no format can read: it is nested too deeply.
+    """
+    lines = head.removeprefix(_BOM).split(b"\n")
+    if len(lines) > 1:
+        del lines[-1]  # cut off, or empty
+    objects = []
+    for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
+        if line.strip():
+            try:
+                objects.append(_object(line))
+            except RecursionError as exc:
+                raise told(exc, number) from None
+    return objects if all(objects) else []
+
+
+def _object(line: bytes) -> dict[str, object]:
+    try:
+        decoded = msgspec.json.decode(line)
+    except ValueError:
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+# ---------------------------------------------------------------- CSV
+
+
+@dataclass(frozen=True, slots=True)
+class CsvKind:
+    """A kind of field: what is allowed in it, and how it becomes a value and a text again."""
+
+    pattern: str
+    """Regular expression of an allowed field (RE2)."""
+    wanted: str
+    """The same in words, for errors."""
+    parse: Callable[[pa.StringArray], pa.Array]
+    """Nulls are empty fields."""
+    text: Callable[[Any], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CsvColumn:
+    """A column that a format knows."""
+
+    name: str
+    kind: CsvKind
+    column: str
+    """Name in a capture."""
+    required: bool = True
+    """The header must have it."""
+    empty: bool = False
+    """A field may be empty."""
+
+
+def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:
+    parts = pc.extract_regex(texts, r"^(?P<whole>\d+)\.?(?P<fraction>\d*)$")
+    fraction = pc.utf8_rpad(pc.struct_field(parts, "fraction"), 9, "0").cast(pa.int64())
+    return pc.add_checked(
+        pc.multiply_checked(pc.struct_field(parts, "whole").cast(pa.int64()), 1_000_000_000), fraction
+    )
+
+
+def _quoted(value: str) -> str:
+    """Return a text as a field, in quotes where it needs them; line breaks become spaces."""
+    value = value.replace("\r", " ").replace("\n", " ")
+    return '"' + value.replace('"', '""') + '"' if '"' in value or "," in value else value
+
+
+COUNT: Final = CsvKind(
+    r"\d{1,18}", "a whole number of at most 18 digits", lambda texts: texts.cast(pa.int64()), str
+)
+SECONDS: Final = CsvKind(
+    r"\d{1,10}(\.\d{1,9})?", "seconds, with at most nine digits after the point", _seconds_ns,
+    lambda ns: decimal_text(ns, 9, point=True),
+)  # fmt: skip
+"""In ns. Ten digits before the point are 300 years."""
+SECONDS_US: Final = CsvKind(
+    SECONDS.pattern, SECONDS.wanted, lambda texts: pc.divide(_seconds_ns(texts), 1_000),
+    lambda us: decimal_text(us, 6),
+)  # fmt: skip
+TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: texts, _quoted)
+
+
+def read_csv(
+    stream: BinaryIO, columns: Sequence[CsvColumn], notes: list[str]
+) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    """Yield blocks of rows: the number of rows, and by name in a capture the known columns that the file has.
+
+    Columns are found by name. Raises FormatError, for a header without a required column before any row.
+    """
+    first = stream.readline(LINE_BYTES_MAX)
+    header = _fields(first.removeprefix(_BOM), 1)
+    for c in columns:
+        if header.count(c.name) > 1:
+            raise FormatError(f"line 1: {c.name}: is there twice")
+        if c.required and c.name not in header:
+            raise FormatError(f"line 1: {c.name}: the column is missing")
+    known = [c for c in columns if c.name in header]
+    names = [name if name in {c.name for c in known} else f"\0{i}" for i, name in enumerate(header)]
+    convert = arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()),
+        include_columns=[c.name for c in known],
+        strings_can_be_null=False,
+    )
+    read = arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=2 * LINE_BYTES_MAX)
+    number = 2
+    while block := stream.read(_BLOCK_BYTES):
+        block += (rest := stream.readline(LINE_BYTES_MAX))
+        if len(rest) == LINE_BYTES_MAX:
+            number += block.count(b"\n")
+            raise FormatError(f"line {number}: longer than {LINE_BYTES_MAX >> 20} MiB")
+        if block.strip(b"\r\n"):
+            try:
+                table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
+                parsed = {c.column: _parsed(c, table.column(c.name).combine_chunks()) for c in known}
+            except pa.ArrowException:
+                raise _misfit(block, number, header, known) from None
+            yield table.num_rows, parsed
+        number += block.count(b"\n")
+    if unknown := [name for name in header if name not in {c.name for c in columns}]:
+        notes.append(f"columns that are not kept: {', '.join(unknown)}")
+
+
+def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
+    """Return the values of a column. Raises pa.ArrowInvalid for a text that is none."""
+    pattern = f"^({c.kind.pattern}{'|' if c.empty else ''})$"
+    if not pc.all(pc.match_substring_regex(texts, pattern)).as_py():
+        raise pa.ArrowInvalid(c.name)
+    return c.kind.parse(pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts))
+
+
+def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
+    """Return the error for the first line of a block that does not fit; `number`: of its first line."""
+    for at, data in enumerate(block.split(b"\n"), number):
+        line = data.removesuffix(b"\r")
+        if not line:
+            continue
+        try:
+            fields = _fields(line, at)
+        except FormatError as exc:
+            return exc
+        if len(fields) != len(header):
+            return FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
+        for c in known:
+            value = fields[header.index(c.name)]
+            try:
+                _parsed(c, pa.array([value], pa.string()))
+            except pa.ArrowException:
+                wanted = c.kind.wanted + (", or nothing" if c.empty else "")
+                return FormatError(f"line {at}: {c.name}: expected {wanted}, got {clipped(value)}")
+    return FormatError(f"line {number}: cannot be read as CSV")
+
+
+def csv_header(head: bytes) -> set[str]:
+    """Return the column names in the first bytes of a file, for sniffing."""
+    try:
+        return set(_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1))
+    except FormatError:
+        return set()
+
+
+def _fields(line: bytes, number: int) -> list[str]:
+    try:
+        fields: list[str] = next(csv.reader([line.decode().rstrip("\r\n")], strict=True), [])
+    except UnicodeDecodeError as exc:
+        raise FormatError(f"line {number}: byte {exc.start + 1} is not UTF-8") from None
+    except csv.Error as exc:
+        raise FormatError(f"line {number}: {exc}") from None
+    return fields
+
+
+def write_csv(
+    out: BinaryIO,
+    columns: Sequence[CsvColumn],
+    batches: Iterable[Mapping[str, Sequence[Any]]],
+    end: str = "\n",
+) -> None:
+    """Write a table; each batch has the values of the columns by their names in a capture."""
+    out.write((",".join(c.name for c in columns) + end).encode())
+    for batch in batches:
+        fields = [
+            ["" if value is None else c.kind.text(value) for value in batch[c.column]] for c in columns
+        ]  # fmt: skip
+        out.write("".join(",".join(row) + end for row in zip(*fields, strict=True)).encode())

@@ -1,1 +1,0 @@
-"""Text files of traces: lines, CSV, JSON elements, decimals, order."""

@@ -1,0 +1,54 @@
+"""What all connections and exchanges of one relay share."""
+
+import asyncio
+import logging
+from typing import Final
+
+from llmtap.net.pool import Route
+from llmtap.vantage.relay.experiment_router import ExperimentRouter
+from llmtap.vantage.relay.options import RelayOptions
+from llmtap.vantage.reporter import Reporter
+
+__all__ = ["RelayContext"]
+
+WARN_EVERY_NS: Final = 1_000_000_000
+
+log = logging.getLogger(__name__)
+
+
+class RelayContext:
+    """A relay's options, its way to the upstream and to the meter, and its counts of refusals."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, options: RelayOptions, reporter: Reporter, route: Route
+    ) -> None:
+        self.loop = loop
+        self.options = options
+        self.reporter = reporter
+        self.tap = reporter.tap
+        self.now_ns = reporter.now_ns
+        self.route = route
+        self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
+        self.router: ExperimentRouter | None = None
+        """None where no experiment is configured."""
+        self.refused: dict[str, int] = {}
+        self._warned_ns: dict[str, int] = {}
+
+    @property
+    def streams(self) -> int:
+        """Number of exchanges now."""
+        return len(self.reporter.arrivals)
+
+    def refuse(self, limit: str) -> None:
+        """Count a connection or request that was turned away."""
+        self.refused[limit] = self.refused.get(limit, 0) + 1
+
+    def warn(self, kind: str, what: str, error: Exception | None = None) -> None:
+        """Log a fault of a peer or of the system: at most one line a second of a kind.
+
+        Where the fault is ours, `error` is logged with its traceback.
+        """
+        now_ns = self.now_ns()
+        if now_ns - self._warned_ns.get(kind, -WARN_EVERY_NS) >= WARN_EVERY_NS:
+            self._warned_ns[kind] = now_ns
+            log.warning("event=%s relay=%s error=%r", kind, self.reporter.name, what, exc_info=error)

@@ -1,0 +1,366 @@
+"""Experiments on the data plane: which arm a request gets, and what that changes about the request.
+
+A request is assigned to an arm once, as soon as its unit is known: from the head where that is enough,
+otherwise when the body is complete, which until then is held back, up to `body_bytes`. A request without a
+conversation or tenant is a unit of its own. Only POSTs and WebSockets take part: what lists models or asks
+for health is no traffic of the model.
+
+A change that cannot be made (to a compressed body, say) is not made; the request goes as it came, stays in
+its arm, and is marked as excluded: leaving it out would compare other requests than those that were assigned.
+Only a body that finds no room (`held_bytes`) leaves the comparison: it goes the control arm's way.
+
+This is the only place of the relay where a request is changed. What is not named stays: header fields keep
+order, case and repeats; of the body, every other value keeps its bytes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.channel.experiment import NO_ROOM, Assigner, Experiment, request_unit
+from llmtap.channel.frames import Assigned, Closing
+from llmtap.clock import SystemClock
+from llmtap.exchange.bounds import Budget
+from llmtap.net.pool import Route
+from llmtap.protocol.http1 import NO_TRAILERS, ChunkedScanner, Framing, Headers, RequestHead, header_value
+
+__all__ = [
+    "Assignment", "ExperimentRouter", "body_with", "headers_with_length", "named_unit", "opening_unit",
+    "set_fields",
+]  # fmt: skip
+
+_LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
+_DIGESTS: Final = frozenset(
+    {b"content-digest", b"content-md5", b"digest", b"repr-digest", b"x-amz-content-sha256"}
+)
+"""Fields that vouch for the body's bytes (RFC 9530 and its predecessors)."""
+_ABSENT: Final = msgspec.Raw()
+_NOTHING: Final = frozenset({b"", b'""', b"[]", b"null"})
+
+_encode = msgspec.json.Encoder().encode
+wall_ns = SystemClock.wall_ns
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What one arm does to a request."""
+
+    name: str
+    what: str | None
+    """For the Exchange's `route`; None: nothing is changed."""
+    route: Route
+    headers: Headers = field(default_factory=list)
+    body: dict[str, msgspec.Raw] = field(default_factory=dict)
+
+
+class Assignment:
+    """One request's place in the experiment.
+
+    Attributes:
+        holds: the body must be read before the request is sent (`settle`).
+        note: data of the frame that reports the arm, once there is one.
+    """
+
+    __slots__ = ("_held", "_plan", "_router", "_unit", "excluded", "head", "holds", "note")
+
+    def __init__(self, router: "ExperimentRouter", head: RequestHead) -> None:
+        self._router = router
+        self.head = head
+        self._plan: _Plan | None = None
+        self._unit = ""
+        self._held = 0
+        self.excluded: str | None = None
+        self.holds = False
+        self.note: bytes | None = None
+
+    @property
+    def route(self) -> Route:
+        """Where the request goes, once its arm is known."""
+        assert self._plan is not None
+        return self._plan.route
+
+    @property
+    def refused_trailers(self) -> frozenset[bytes]:
+        return self._router.refused_trailers
+
+    def by_head(self, seq: int) -> None:
+        """Assign request `seq` and change its head, if the head is enough; otherwise hold the body."""
+        router, head = self._router, self.head
+        unit = router.unit_of_head(head)
+        hindrance = _hindrance(head, router.experiment.body_bytes)
+        if unit is None and router.experiment.unit == "conversation" and hindrance is None:
+            self.holds = True
+            return
+        plan = self._deal(unit, seq)
+        if plan.body:
+            self.excluded = hindrance
+            self.holds = hindrance is None
+        if plan.headers and not self.holds:
+            set_fields(head, plan.headers)
+
+    def settle(self, held: bytes, seq: int, *, complete: bool) -> bytes | None:
+        """Return the body to send for the held one, with `head` changed; None: read more of it first."""
+        router, head = self._router, self.head
+        body, hindrance = b"", None
+        if complete:
+            body, hindrance = _whole_body(head, held)
+        elif len(held) > router.experiment.body_bytes:
+            hindrance = "too_long"
+        elif router.room.take(len(held) - self._held):
+            self._held = len(held)
+            return None
+        else:
+            hindrance = NO_ROOM
+        self.holds = False
+        plan = self._plan
+        if hindrance == NO_ROOM:
+            plan, self._unit = router.control_for(seq)
+            self._plan, self.excluded = plan, NO_ROOM
+        elif plan is None:
+            plan = self._deal(router.unit_of_body(head, body) if hindrance is None else None, seq)
+        if plan.headers:
+            set_fields(head, plan.headers)
+        elif plan.body:
+            changed = body_with(body, plan.body) if hindrance is None else None
+            if changed is not None:
+                head.headers = headers_with_length(head.headers, len(changed))
+                return changed
+            self.excluded = hindrance or "not_json"
+        return held
+
+    def _deal(self, unit: bytes | None, seq: int) -> _Plan:
+        plan, self._unit, self.note = self._router.deal(unit, seq)
+        self._plan = plan
+        return plan
+
+    def give_room(self) -> None:
+        """Give back the room of the held body, which is sent or dropped."""
+        if self._held:
+            self._router.room.give(self._held)
+            self._held = 0
+
+    def sign(self, closing: Closing) -> None:
+        """Put the assignment, if it was made, into the exchange's last frame."""
+        if self._plan is not None:
+            closing.arm = self._plan.name
+            closing.unit = self._unit
+            closing.excluded = self.excluded
+            if self.excluded is None:
+                closing.route = self._plan.what
+
+
+class ExperimentRouter:
+    """The experiment in one relay: which request gets which arm.
+
+    Args:
+        routes: by arm's name, the route of an arm with an upstream of its own.
+        short: called for each body that finds no room among the held ones.
+
+    Attributes:
+        on: requests are assigned, until the experiment's end.
+        room: what all held bodies may take together.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        relay: str,
+        default: Route,
+        routes: Mapping[str, Route],
+        short: Callable[[], None],
+    ) -> None:
+        self.experiment = experiment
+        self.on = False
+        self.room = Budget(experiment.held_bytes, short)
+        self._over = False
+        self._relay = relay
+        self._assigner = Assigner(experiment.key, experiment.name, [arm.weight for arm in experiment.arms])
+        self._plans: list[_Plan] = []
+        for arm in experiment.arms:
+            if experiment.aa:
+                self._plans.append(_Plan(arm.name, None, default))
+                continue
+            fields = [(n.encode(), v.encode("latin-1")) for n, v in arm.headers.items()]
+            body = {name: msgspec.Raw(_encode(value)) for name, value in arm.body.items()}
+            self._plans.append(_Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
+        self._control = next(plan for plan in self._plans if plan.name == experiment.control)
+        self.refused_trailers = NO_TRAILERS | {n.lower() for plan in self._plans for n, _ in plan.headers}
+        """Fields that no request of the experiment may have as trailers, whatever its arm: a recipient that
+        merged trailers into the head would not read the arm's value."""
+
+    def switch(self, on: bool) -> bool:
+        """Assign requests from the next one on, or no longer; after its end never. Return `on`."""
+        self._over = self._over or self.experiment.over(wall_ns())
+        self.on = on and not self._over
+        return self.on
+
+    def assign(self, head: RequestHead, seq: int) -> Assignment | None:
+        """Return the place of request `seq` in the experiment; None if it takes no part."""
+        if not self.on or (head.method != b"POST" and (head.upgrade or b"").lower() != b"websocket"):
+            return None
+        if not self.switch(True):  # its end has come
+            return None
+        assignment = Assignment(self, head)
+        assignment.by_head(seq)
+        return assignment
+
+    def unit_of_head(self, head: RequestHead) -> bytes | None:
+        """Return the unit that the head names, if any."""
+        e = self.experiment
+        if e.unit == "request":
+            return None
+        return named_unit(head.headers, e.tenant_headers if e.unit == "tenant" else e.conversation_headers)
+
+    def unit_of_body(self, head: RequestHead, body: bytes) -> bytes | None:
+        """Return the conversation that the body continues, if it can be found."""
+        return opening_unit(body, named_unit(head.headers, self.experiment.tenant_headers) or b"")
+
+    def deal(self, unit: bytes | None, seq: int) -> tuple[_Plan, str, bytes]:
+        """Return the arm of a unit (or of request `seq` by itself), its public id, and the report's data."""
+        place, public = self._assigner.assign(request_unit(self._relay, seq) if unit is None else unit)
+        plan = self._plans[place]
+        single = unit is None and self.experiment.unit != "request"
+        return plan, public, _encode(Assigned(arm=plan.name, unit=public, single=single))
+
+    def control_for(self, seq: int) -> tuple[_Plan, str]:
+        """Return the control arm, and a public id for request `seq` by itself."""
+        return self._control, self._assigner.assign(request_unit(self._relay, seq))[1]
+
+
+def _hindrance(head: RequestHead, bytes_max: int) -> str | None:
+    """Return why this request's body can be neither read nor changed, as far as its head shows."""
+    if head.framing is Framing.NONE:
+        return "no_body"
+    if head.framing is Framing.LENGTH and head.length > bytes_max:
+        return "too_long"
+    if head.expects_continue:
+        return "expect_continue"  # held back, it would wait for the upstream's word for ever
+    for name, _ in head.headers:
+        lower = name.lower()
+        if lower == b"content-encoding":
+            return "encoded"
+        if lower in _DIGESTS:
+            return "digest"
+    return None
+
+
+def _whole_body(head: RequestHead, held: bytes) -> tuple[bytes, str | None]:
+    """Return the body without its framing, or why there is none."""
+    if head.framing is not Framing.CHUNKED:
+        return held, None
+    if not held.endswith(_LAST_CHUNK):
+        return b"", "trailers"
+    pieces: list[bytes] = []
+    ChunkedScanner().feed(held, pieces)
+    return b"".join(pieces), None
+
+
+# ---------------------------------------------------------------- units
+
+
+class _Body(msgspec.Struct):
+    """The fields in which the dialects we know keep a conversation; their text stays raw."""
+
+    messages: list[msgspec.Raw] = []
+    system: msgspec.Raw = _ABSENT
+    """Anthropic Messages."""
+    instructions: msgspec.Raw = _ABSENT
+    """OpenAI Responses, as is the next."""
+    input: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
+    """Completions."""
+
+
+class _Message(msgspec.Struct):
+    role: Any = None
+    content: msgspec.Raw = _ABSENT
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+_decode_message = msgspec.json.Decoder(_Message).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def named_unit(headers: Headers, names: Sequence[str]) -> bytes | None:
+    """Return name and value of the first of these fields (lower case) that the request has, or None.
+
+    A unit is bytes that go into a keyed hash and nowhere else.
+    """
+    for name in names:
+        value = header_value(headers, name.encode())
+        if value:
+            return name.encode() + b"\0" + value
+    return None
+
+
+def opening_unit(body: bytes, sender: bytes) -> bytes | None:
+    """Return the opening of the conversation in this JSON body, or None if there is none to be found.
+
+    It is the system prompt and the first message of the user, which every later request of the conversation
+    repeats. `sender` goes into it, so that two tenants who both begin with "hello" are not one conversation.
+    """
+    try:
+        asked = _decode_body(body)
+        messages = asked.messages
+        if not messages and bytes(asked.input).lstrip().startswith(b"["):
+            messages = _decode_items(asked.input)
+        parts = [sender, bytes(asked.system), bytes(asked.instructions)]
+        if not messages:
+            said = bytes(asked.input) or bytes(asked.prompt)
+            return None if said in _NOTHING else b"\0".join([*parts, said])
+        for raw in messages:
+            message = _decode_message(raw)
+            parts.append(bytes(message.content))
+            if message.role == "user":
+                return b"\0".join(parts)
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+# ---------------------------------------------------------------- changes
+
+
+def set_fields(head: RequestHead, fields: Headers) -> None:
+    """Set these header fields: each replaces all of its name, at the end.
+
+    A client that names one in Connection cannot have it left out: RFC 9110 7.6.1 lets it name only its own.
+    """
+    names = {name.lower() for name, _ in fields}
+    head.headers = [(n, v) for n, v in head.headers if n.lower() not in names] + fields
+    head.connection = tuple(name for name in head.connection if name not in names)
+
+
+def headers_with_length(headers: Headers, length: int) -> Headers:
+    """Return the headers of a message whose body has become `length` bytes in one piece.
+
+    RFC 9112 6.2: Content-Length stands in the place of whichever field framed the body before; a
+    Trailer field announces nothing any more.
+    """
+    out: Headers = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"content-length":
+            out.append((name, b"%d" % length))
+        elif lower == b"transfer-encoding":
+            out.append((b"Content-Length", b"%d" % length))
+        elif lower != b"trailer":
+            out.append((name, value))
+    return out
+
+
+def body_with(body: bytes, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
+    """Return the JSON object in `body` with these fields set, or None if it is no object.
+
+    Known fields keep their place, new ones follow; white space between top-level fields is lost, and of a
+    field that came twice the last value counts, as for most readers (RFC 8259 4).
+    """
+    try:
+        asked = _decode_fields(body)
+    except (ValueError, RecursionError):
+        return None
+    asked.update(fields)
+    return msgspec.json.encode(asked)

@@ -1,0 +1,371 @@
+"""The way of one request to the upstream: the connection, the bytes, and the frames about them.
+
+A request is sent again, once, only when a kept-alive connection turned out to be closed before it answered a
+single byte, and either nothing of the request had left this process or its method is idempotent (RFC 9110
+9.2.2) and all of it is at hand. A POST that may have been read is never repeated.
+"""
+
+from typing import Final, Protocol
+
+from llmtap.channel.frames import FrameKind
+from llmtap.clock import SystemClock
+from llmtap.errors import PeerProtocolError
+from llmtap.exchange.outcome import Outcome
+from llmtap.net.failures import failure_said, is_own_shortage
+from llmtap.net.pool import Attempt, Waiter
+from llmtap.net.stream import Stream
+from llmtap.protocol.http1 import NO_TRAILERS, BodyScanner, Framing, Headers, RequestHead, scanner_for
+from llmtap.vantage.relay.context import RelayContext
+from llmtap.vantage.relay.experiment_router import Assignment
+from llmtap.vantage.relay.heads import added_fields, request_lines
+
+__all__ = ["ExchangeClient", "Upload", "UploadOwner"]
+
+# By name: an enum's member would be looked up in its class, and its value in the member, for every read.
+OPEN, SENT, REQUEST_DATA = map(int, (FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA))
+IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
+
+mono_ns = SystemClock.mono_ns
+
+
+class ExchangeClient(Protocol):
+    """The client's connection, as an exchange sees it."""
+
+    address: bytes
+    is_11: bool
+
+    def request_complete(self) -> None:
+        """The request has been read to its end."""
+
+    def hand_over(self) -> bytes:
+        """The connection becomes a tunnel; returns what the client sent ahead."""
+
+    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
+        """The exchange is over."""
+
+
+class UploadOwner(Waiter, Protocol):
+    """The exchange; it becomes the handler of the upstream's stream."""
+
+    seq: int
+    tapped: bool
+    last_ns: int
+    over: bool
+    finishing: bool
+
+    def fail(
+        self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
+    ) -> None:
+        """End the exchange badly."""
+
+
+class Upload:
+    """A request on its way.
+
+    Attributes:
+        upstream: the connection that has the request, while there is one.
+        reused: it served another request before.
+        again: the whole request, while it may still be sent again.
+        broken: the upstream's socket takes no more of the request.
+        end_ns: the read that held the request's last byte; 0 before.
+        bytes: read from the client for this request.
+        upgrade: the request asks for a WebSocket, and may.
+        connect_ns: duration of connecting; None with a kept-alive connection.
+    """
+
+    __slots__ = (
+        "_assignment", "_attempt", "_client", "_context", "_flow", "_held", "_route", "_scanner",
+        "_sent", "_stream", "again", "broken", "bytes", "connect_ns", "end_ns", "retries",
+        "reused", "upgrade", "upstream",
+    )  # fmt: skip
+
+    def __init__(
+        self, context: RelayContext, flow: UploadOwner, client: ExchangeClient, stream: Stream
+    ) -> None:
+        self._context = context
+        self._flow = flow
+        self._client = client
+        self._stream = stream  # the client's
+        self._route = context.route
+        self._assignment: Assignment | None = None
+        self._scanner: BodyScanner | None = None
+        self._attempt: Attempt | None = None
+        self._held = b""  # request bytes that wait for a connection, or for their assignment
+        self._sent = False  # the upstream may have seen something of the request
+        self.upgrade = False
+        self.upstream: Stream | None = None
+        self.reused = False
+        self.again = b""
+        self.broken = False
+        self.end_ns = 0
+        self.bytes = 0
+        self.connect_ns: int | None = None
+        self.retries = 0
+
+    # ---------------------------------------------------------------- from the client
+
+    def start(self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
+        """Forward the request whose head ends at `head_end` of `data`; return the bytes behind its end."""
+        context, flow = self._context, self._flow
+        if head.upgrade is not None:
+            # RFC 9110 7.8: HTTP/1.0 has no upgrades.
+            wanted = context.options.websocket and head.version == (1, 1)
+            self.upgrade = wanted and head.upgrade.lower() == b"websocket"
+        assignment = None
+        if context.router is not None:
+            self._assignment = assignment = context.router.assign(head, context.tap.ledger.opened + 1)
+        holds = assignment is not None and assignment.holds
+        if assignment is not None and not holds:
+            self._route = assignment.route
+        if not holds:
+            # Nearly every request is complete by now: then it is one send, one frame, and no scanner.
+            if head.framing is Framing.NONE:
+                return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns)
+            if head.framing is Framing.LENGTH and len(data) - head_end >= head.length:
+                return self._start_whole(head, data, head_end, head_end + head.length, arrival_ns, t_ns)
+        note = None if assignment is None else assignment.note
+        flow.seq, flow.tapped = context.tap.open(arrival_ns, data[:head_end], arm=note)
+        self.bytes = head_end
+        refused = NO_TRAILERS if assignment is None else assignment.refused_trailers
+        self._scanner = scanner_for(head.framing, head.length, refused_trailers=refused)
+        body, rest = self._scan(data[head_end:], t_ns) if len(data) > head_end else (b"", b"")
+        if flow.over:
+            return b""
+        if holds:
+            self._held = body
+            self._settle()
+        else:
+            self._forward(head, body)
+        return rest
+
+    def _start_whole(
+        self, head: RequestHead, data: bytes, head_end: int, end: int, arrival_ns: int, t_ns: int
+    ) -> bytes:
+        flow, tap = self._flow, self._context.tap
+        whole, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
+        self.bytes = end
+        self.end_ns = t_ns
+        self._client.request_complete()
+        request = self._lines(head) + whole[head_end:]
+        upstream = self._take_connection()
+        if upstream is not None and head.method in IDEMPOTENT:
+            self.again = request
+        kind, extra_ns, tried = OPEN, t_ns, False
+        if upstream is not None and arrival_ns == t_ns:
+            tried = True
+            try:
+                if upstream.write(request):  # otherwise `drained` follows when the rest was taken
+                    kind, extra_ns = SENT, mono_ns()
+                self._sent = True
+            except OSError:
+                pass
+        note = None if self._assignment is None else self._assignment.note
+        flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, note)
+        if not tried and upstream is not None:
+            self._send(request)
+        elif upstream is None:
+            self._connect_for(request)
+        elif not self._sent:
+            self._retry(request)
+        return rest
+
+    def feed(self, data: bytes, t_ns: int) -> bytes:
+        """Take more of the request's body; return the bytes behind its end."""
+        flow = self._flow
+        if flow.finishing:
+            # Nobody is there to take it: it neither waits for a connection nor keeps the exchange alive.
+            return self._scan(data, t_ns)[1]
+        flow.last_ns = t_ns
+        data, rest = self._scan(data, t_ns)
+        if not flow.over and not self.broken:
+            if self.upstream is None:
+                self._held += data
+                if self._assignment is not None and self._assignment.holds:
+                    self._settle()
+            else:
+                self._send(data)
+        return rest
+
+    def _scan(self, data: bytes, t_ns: int) -> tuple[bytes, bytes]:
+        """Split `data` at the request's end, if it is in there, and report it."""
+        assert self._scanner is not None
+        flow, tap = self._flow, self._context.tap
+        try:
+            end = self._scanner.feed(data)
+        except PeerProtocolError as exc:
+            # The upstream has part of a request that can never be completed: it must not take it for one.
+            self.drop_upstream()
+            flow.fail(exc.status, "malformed_request", str(exc), Outcome.REJECTED)
+            return b"", b""
+        rest = b""
+        if end >= 0:
+            data, rest = data[:end], data[end:]
+        self.bytes += len(data)
+        tap.offer(REQUEST_DATA, flow.seq, t_ns, 0, data)
+        if end >= 0:
+            self._scanner = None
+            self.end_ns = t_ns
+            self._client.request_complete()
+            tap.offer(FrameKind.REQUEST_END, flow.seq, t_ns, 0)
+        return data, rest
+
+    def _settle(self) -> None:
+        """Forward the held request, once enough of it is here, or no room is left."""
+        flow, assignment = self._flow, self._assignment
+        assert assignment is not None
+        reported = assignment.note
+        body = assignment.settle(self._held, flow.seq, complete=self.end_ns > 0)
+        if body is None:
+            return
+        self._held = b""
+        self._route = assignment.route
+        if assignment.note is not reported:
+            self._context.tap.offer(FrameKind.ARM, flow.seq, flow.last_ns, 0, assignment.note or b"")
+        self._forward(assignment.head, body)
+
+    # ---------------------------------------------------------------- to the upstream
+
+    def _lines(self, head: RequestHead) -> bytes:
+        route, context = self._route, self._context
+        extra = added_fields(head, context.options, self._client.address) if context.adds_fields else []
+        return request_lines(
+            head, prefix=route.origin.prefix, authority=route.authority, upgrade=self.upgrade, extra=extra
+        )
+
+    def _take_connection(self) -> Stream | None:
+        self.upstream = upstream = self._route.pool.take(self._flow)
+        self.reused = upstream is not None
+        return upstream
+
+    def _forward(self, head: RequestHead, body: bytes) -> None:
+        """Send the head, with what is here of the body, on a kept-alive connection or a fresh one."""
+        request = self._lines(head) + body
+        if self._take_connection() is None:
+            self._connect_for(request)
+            return
+        if self.end_ns and head.method in IDEMPOTENT:
+            self.again = request
+        self._send(request)
+
+    def _send(self, data: bytes) -> None:
+        upstream = self.upstream
+        assert upstream is not None
+        try:
+            sent = upstream.write(data)
+        except OSError:
+            if self.reused and not self._sent:
+                # The kernel took nothing of it, so the upstream has not seen it: any method may go again.
+                self._retry(data)
+            else:
+                # An answer may wait behind the broken pipe (413, say): the reader will find it, or the end.
+                self.broken = True
+            return
+        self._sent = True
+        if sent:
+            if self.end_ns or self._assignment is not None:
+                self._taken()
+        elif not self.end_ns:
+            self._stream.pause()
+
+    def _taken(self) -> None:
+        """The upstream's socket has taken all that was written."""
+        if self._assignment is not None:
+            self._assignment.give_room()
+        if self.end_ns:
+            t_ns = mono_ns()
+            self._context.tap.offer(FrameKind.SUBMIT, self._flow.seq, t_ns, t_ns - self.end_ns)
+
+    def drained(self) -> None:
+        """The upstream's socket has taken what it had not taken at once."""
+        self._taken()
+        if not self.end_ns:
+            self._stream.resume()
+
+    def _connect_for(self, request: bytes) -> None:
+        self._held = request
+        if not self.end_ns:
+            self._stream.pause()
+        self._attempt = self._route.pool.connect(self._flow)
+        if self.upstream is not None or self._flow.over:
+            self._attempt = None  # it was all over before the call returned
+
+    def connected(self, stream: Stream, took_ns: int) -> None:
+        """Send what waits on the connection that was asked for."""
+        self._attempt = None
+        if self._flow.over:
+            stream.close()
+            return
+        self.connect_ns = took_ns
+        self.upstream = stream
+        request, self._held = self._held, b""
+        if not self.end_ns:
+            self._stream.resume()
+        self._send(request)
+
+    def not_connected(self, error: OSError) -> None:
+        """There is no connection to be had: the exchange fails."""
+        self._attempt = None
+        flow, context = self._flow, self._context
+        if flow.over:
+            return
+        if isinstance(error, TimeoutError):
+            what = "the upstream did not accept a connection in time"
+            flow.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
+        elif is_own_shortage(error):
+            # The upstream was not asked: this is a limit of the tap, like too many requests at a time.
+            context.refuse("tap_overloaded")
+            context.warn("tap_overloaded", str(error))
+            what = f"no connection can be opened here: {failure_said(error)}"
+            flow.fail(503, "tap_overloaded", what, Outcome.REJECTED, [(b"Retry-After", b"1")])
+        else:
+            context.warn("upstream_connect", str(error))
+            what = f"the upstream cannot be reached: {failure_said(error)}"
+            flow.fail(502, "upstream_connect", what, Outcome.UPSTREAM_ERROR)
+
+    def retry(self) -> bool:
+        """Send the request again on a fresh connection; False if that is not allowed."""
+        if not self.again or not self.reused:
+            return False
+        self._retry(self.again)
+        return True
+
+    def _retry(self, request: bytes) -> None:
+        self.drop_upstream()
+        self.retries += 1
+        self.reused = False
+        self.again = b""
+        self._connect_for(request)
+
+    # ---------------------------------------------------------------- the end
+
+    def give_back(self, last_ns: int, *, keep: bool) -> None:
+        """The answer is complete: keep the connection if `keep`, and if the request went well."""
+        upstream, self.upstream = self.upstream, None
+        if upstream is None:
+            return
+        if keep and self.end_ns and not upstream.pending and not self.broken:
+            self._route.pool.give_back(upstream, last_ns)
+        else:
+            upstream.close()
+
+    def note_unsolicited(self) -> None:
+        """Count bytes behind the end of an answer."""
+        self._route.pool.unsolicited += 1
+
+    def drop_upstream(self) -> None:
+        if self.upstream is not None:
+            self.upstream.close()
+            self.upstream = None
+
+    def cancel(self) -> None:
+        """Give up: close the connection, or the attempt at one."""
+        self.drop_upstream()
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
+
+    def finish(self) -> Assignment | None:
+        """The exchange is over; return its place in an experiment."""
+        if self._assignment is not None:
+            self._assignment.give_room()
+        return self._assignment

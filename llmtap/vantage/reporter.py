@@ -1,0 +1,184 @@
+"""What a vantage reports to the meter about itself: its name, its clocks, its event loop's lag, its counters.
+
+A relay process has one Reporter, and an app with the middleware one for each event loop. The meter cannot
+tell the two apart but by `Hello.guest`.
+"""
+
+import asyncio
+import logging
+import os
+import resource
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from llmtap import native
+from llmtap.channel.channel import Tap
+from llmtap.channel.frames import Anchored, Frame, FrameKind, Hello, RelayStatus
+from llmtap.clock import Clock
+from llmtap.memory import resident_bytes
+from llmtap.net.lag import LagMeter
+from llmtap.net.stream import Timebase
+
+__all__ = ["PROBE_GRAIN_NS", "PROBE_NS", "STATUS_S", "Reporter"]
+
+STATUS_S: Final = 0.5
+"""Time between two status reports."""
+PROBE_NS: Final = 10_000_000
+"""Time between two probes of the loop's lag while exchanges run."""
+PROBE_GRAIN_NS: Final = 1_000_000
+"""Resolution of uvloop's timers, which may also fire early by as much: only more than this is lag."""
+
+log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """The channel of one event loop to the meter, and what it reports about the process.
+
+    Args:
+        clock_name: `kernel` or `mono`: who stamps reads.
+        counters: returns the fields of RelayStatus that only this kind of vantage has.
+        on_word: called with the words that the meter sends.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: str,
+        tap_bytes: int,
+        lag: LagMeter,
+        clock: Clock,
+        *,
+        name: str,
+        clock_name: str = "mono",
+        listen: str = "",
+        guest: bool = False,
+        counters: Callable[[], dict[str, Any]] = dict,
+        on_word: Callable[[int], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.lag = lag
+        self.now_ns = clock.mono_ns
+        self.timebase = Timebase(clock, lag)
+        self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._anchor_news)
+        self.arrivals: dict[Any, int] = {}
+        """Arrival time of each exchange that is running."""
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.draining = False
+        self.switch = 0
+        """The last switch word of the meter."""
+        self.turns = 0
+        """Grows while exchanges run and the loop turns."""
+        self._loop = loop
+        self._clock_name = clock_name
+        self._listen = listen
+        self._guest = guest
+        self._counters = counters
+        self._reported_anchor = self.timebase.anchor
+        self._probe: asyncio.TimerHandle | None = None
+        self._probe_due_ns = 0
+
+    def began(self, exchange: object, arrival_ns: int) -> None:
+        """Register an exchange that is running."""
+        self.arrivals[exchange] = arrival_ns
+        if self._probe is None:
+            self.start_probe()
+
+    def ended(self, exchange: object, request_bytes: int, response_bytes: int) -> None:
+        """Remove an exchange, and add its bytes to the totals."""
+        self.arrivals.pop(exchange, None)
+        self.bytes_up += request_bytes
+        self.bytes_down += response_bytes
+
+    def report(self) -> None:
+        """Send the status; to be called every STATUS_S."""
+        self.timebase.resample()
+        self.lag.forget_before(min(self.arrivals.values(), default=self.now_ns()))
+        self.tap.status(self.status())
+
+    def status(self) -> RelayStatus:
+        """Return gauges, and counters since the start. CPU and memory are the whole process's."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        tap = self.tap
+        none = dict.fromkeys(
+            ("connections", "upstream_idle", "upstream_connects", "upstream_reuses", "accepted"), 0
+        )
+        return RelayStatus(
+            t_ns=self.now_ns(),
+            opened=tap.ledger.opened,
+            measured=tap.ledger.measured,
+            dropped=tap.ledger.dropped,
+            unsettled=tap.ledger.unsettled,
+            streams=len(self.arrivals),
+            tap_pending_bytes=tap.pending_bytes,
+            cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
+            rss_bytes=resident_bytes(),
+            lag_ns_max=self.lag.take_max(),
+            lag_buckets=self.lag.buckets,
+            lag_sum_ns=self.lag.sum_ns,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            draining=self.draining,
+            **{"refused": {}, **none, **self._counters()},
+        )
+
+    # ---------------------------------------------------------------- the loop's lag
+
+    def start_probe(self) -> None:
+        """Probe the loop's lag in PROBE_NS, and again while exchanges run."""
+        if self._probe is None:
+            self._probe_due_ns = self.now_ns() + PROBE_NS
+            self._probe = self._loop.call_later(PROBE_NS / 1e9, self._on_probe)
+
+    def stop_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+
+    def _on_probe(self) -> None:
+        now_ns = self.now_ns()
+        self.turns += 1
+        late_ns = max(0, now_ns - self._probe_due_ns - PROBE_GRAIN_NS)
+        # With kernel stamps the reads note their own lag, and a probe in time says nothing.
+        if late_ns or self._clock_name == "mono":
+            self.lag.note(now_ns, late_ns)
+        self._probe = None
+        if self.arrivals:
+            self.start_probe()
+
+    # ---------------------------------------------------------------- what the channel asks for
+
+    def _hello(self) -> Hello:
+        self.timebase.check()
+        anchor = self._reported_anchor = self.timebase.anchor
+        return Hello(
+            relay=self.name,
+            pid=os.getpid(),
+            clock=self._clock_name,
+            listen=self._listen,
+            anchor_mono_ns=anchor.mono_ns,
+            anchor_wall_ns=anchor.wall_ns,
+            anchor_steps=self.timebase.steps,
+            switch=self.switch,
+            guest=self._guest,
+            implementation=native.NAME,
+            implementation_reason=native.REASON,
+        )
+
+    def _anchor_news(self) -> Frame | None:
+        """Return the frame of a new anchor, which goes before every frame that it may concern."""
+        timebase = self.timebase
+        timebase.check()
+        anchor, reported = timebase.anchor, self._reported_anchor
+        if anchor is reported:
+            return None
+        self._reported_anchor = anchor
+        if not self._guest:
+            moved_ns = anchor.wall_ns - reported.to_wall_ns(anchor.mono_ns)
+            log.warning(
+                "event=wall_clock_moved relay=%s by_ms=%.3f steps=%d",
+                self.name, moved_ns / 1e6, timebase.steps,
+            )  # fmt: skip
+        about = msgspec.json.encode(Anchored(steps=timebase.steps, since_ns=timebase.since_ns))
+        return (FrameKind.ANCHOR, 0, anchor.mono_ns, anchor.wall_ns, about)

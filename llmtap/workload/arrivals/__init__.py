@@ -1,1 +1,0 @@
-"""Arrival processes."""

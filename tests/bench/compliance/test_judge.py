@@ -1,0 +1,311 @@
+"""What verdicts make of a report's compliance, and of a comparison's."""
+
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.bench.compliance.evidence import (
+    MUSTS,
+    SHOULDS,
+    ComplianceVerdict,
+    Level,
+    Status,
+    cannot_tell,
+    met,
+    not_applicable,
+    not_met,
+    row,
+    worst,
+)
+from llmtap.bench.compliance.judge import (
+    COMPARISON,
+    REQUIREMENTS,
+    Judged,
+    Matrix,
+    judge,
+    judge_comparison,
+    listing,
+)
+from llmtap.bench.run.test import TESTS
+from llmtap.bench.run.test import test_named as named
+from tests.support.compliance_reports import GONE, changed, report_of_test
+
+GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}
+"""Recommended for a model engine (4.6.1); all else is as recommended."""
+
+
+# ---------------------------------------------------------------- section 2
+
+
+def matrix(*told: tuple[Level, Status]) -> Matrix:
+    rows = []
+    for i, (level, status) in enumerate(told, 1):
+        demand = row(f"1-{i}", level, "report", "Something.", lambda report: met("said"))
+        rows.append(Judged(demand, ComplianceVerdict(status, "seen")))
+    return Matrix("ttft", tuple(rows))
+
+
+@pytest.mark.parametrize("must", sorted(MUSTS))
+@pytest.mark.parametrize("should", sorted(SHOULDS))
+@pytest.mark.parametrize(
+    ("first", "second", "status", "why"),
+    [
+        ("met", "met", "unconditionally compliant", ()),
+        ("not applicable", "not applicable", "unconditionally compliant", ()),
+        ("met", "not met", "conditionally compliant", ("1-2",)),
+        ("met", "cannot tell", "conditionally compliant", ("1-2",)),
+        ("not met", "met", "not compliant", ("1-1",)),
+        ("cannot tell", "met", "not compliant", ("1-1",)),
+        ("not met", "not met", "not compliant", ("1-1",)),
+    ],
+)
+def test_compliance_is_that_of_section_2(
+    must: Level, should: Level, first: Status, second: Status, status: str, why: tuple[str, ...]
+) -> None:
+    found = matrix((must, first), (should, second), ("MAY", "not met"), ("procedure", "met"))
+    assert (found.status, found.why) == (status, why)
+
+
+def test_a_procedure_that_was_left_is_a_deviation_and_costs_nothing() -> None:
+    found = matrix(("MUST", "met"), ("procedure", "not met"), ("procedure", "cannot tell"))
+    assert found.status == "unconditionally compliant"
+    assert [one.requirement.id for one in found.deviations] == ["1-2", "1-3"]
+    assert found.summary_lines() == [
+        "ttft: unconditionally compliant (1 of 1 MUST, 0 of 0 SHOULD)",
+        "deviation 1-2 procedure, not met: Something. seen",
+        "deviation 1-3 procedure, cannot tell: Something. seen",
+    ]
+
+
+def test_the_gravest_of_several_verdicts_counts_its_like() -> None:
+    told = [met("a"), not_met("b"), cannot_tell("c"), not_met("d"), not_applicable("e")]
+    assert worst(told, "") == ComplianceVerdict("not met", "b (2 of 5)")
+    assert worst(told[2:3], "") == told[2]
+    assert worst([], "no loads") == ComplianceVerdict("cannot tell", "no loads")
+
+
+# ---------------------------------------------------------------- reports
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_a_report_by_the_book_is_unconditionally_compliant(test: str) -> None:
+    found = judge(changed(report_of_test(test), GRPC))
+    assert found.status == "unconditionally compliant", found.summary_lines()
+    assert not found.deviations
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_every_demand_that_binds_a_test_is_judged(test: str) -> None:
+    found = [one.requirement for one in judge(report_of_test(test)).rows]
+    wanted = [one for one in REQUIREMENTS if one.subject != COMPARISON and test in (one.binds or TESTS)]
+    assert found == wanted
+
+
+def test_a_quick_run_forfeits_what_its_figures_say() -> None:
+    quick = changed(
+        report_of_test("ttft"),
+        {**GRPC, "quick": True, "steps.0.result.n": 100, "steps.0.result.capture.rows": 100},
+    )
+    found = judge(quick)
+    assert found.status == "not compliant"
+    assert found.why == ("5.1.2.1-1a", "5.1.2.1-1b")
+    assert found.summary_lines()[1].endswith("100 requests, 1,000 needed for P99")
+    # That it is called quick is no evidence of anything.
+    enough = changed(report_of_test("ttft"), {**GRPC, "quick": True})
+    assert judge(enough).status == "unconditionally compliant"
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_what_a_test_forfeits_when_it_is_quick_binds_it(test: str) -> None:
+    assert set(named(test).forfeits) <= {one.requirement.id for one in judge({"test": test}).rows}
+
+
+def test_what_is_missing_stands_in_the_way_by_its_level() -> None:
+    report = changed(report_of_test("ttft"), GRPC)
+    assert judge(changed(report, {"charts": []})).why == ("5.1.5.4-1",)
+    assert judge(changed(report, {"charts": []})).status == "conditionally compliant"
+    both = judge(changed(report, {"charts": [], "sut.model": GONE}))
+    assert both.status == "not compliant"
+    assert both.why == ("5.1.2-1h", "5.1.5-1b")
+
+
+def test_a_matrix_is_public_json() -> None:
+    told = judge(report_of_test("ttft")).to_dict()
+    assert msgspec.json.decode(msgspec.json.encode(told)) == told
+    assert told["level"] == "conditionally compliant"
+    assert told["why"] == ["4.6.1-2"]
+    assert told["should"]["n"] - told["should"]["satisfied"] == 1
+    assert {"id", "level", "says", "status", "evidence"} <= told["rows"][0].keys()
+
+
+def test_a_matrix_is_a_table() -> None:
+    found = judge(report_of_test("capacity"))
+    table = found.table()
+    assert len(table.rows) == len(found.rows)
+    assert {len(cells) for cells in table.rows} == {len(table.heads)}
+    assert table.rows[0][:2] == ["4.1-1", "MUST"]
+
+
+def test_the_listing_has_all_demands() -> None:
+    table = listing()
+    assert [cells[0] for cells in table.rows] == [one.id for one in REQUIREMENTS]
+    of = {cells[0]: cells[2] for cells in table.rows}
+    assert (of["4.1-1"], of["5.3.2-1"], of["6.1-1a"]) == ("all tests", "tradeoff", "comparisons")
+
+
+def places(tree: Any, before: str = "") -> list[str]:
+    """Paths of all that has a name: what stands in a list is whole, as it was measured."""
+    found = []
+    if isinstance(tree, dict):
+        for name, held in tree.items():
+            found += [f"{before}{name}", *places(held, f"{before}{name}.")]
+    elif isinstance(tree, list):
+        for i, held in enumerate(tree):
+            found += places(held, f"{before}{i}.")
+    return found
+
+
+LACKING = {test: report_of_test(test) for test in ("ttft", "throughput", "fairness", "prefix-cache")}
+PLACES = {test: [path for path in places(report) if "." not in path or "quantiles" not in path]
+          for test, report in LACKING.items()}  # fmt: skip
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_whatever_a_report_lacks_it_can_be_judged(data: st.DataObject) -> None:
+    """Invariant: a report without some of its parts raises nothing."""
+    test = data.draw(st.sampled_from(sorted(LACKING)))
+    path = data.draw(st.sampled_from(PLACES[test]))
+    judge(changed(LACKING[test], {path: data.draw(st.sampled_from([GONE, None]))}))
+
+
+def test_a_load_of_which_it_is_not_told_how_many_it_sent() -> None:
+    """The first that the invariant above found."""
+    judge(changed(LACKING["fairness"], {"steps.3.result.arrivals.sent.n": GONE}))
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+def runs(**changes: Any) -> list[dict[str, Any]]:
+    """Three runs of a system, ten minutes apart."""
+    found = []
+    for hour in ("10:00", "10:10", "10:20"):
+        report = changed(report_of_test("ttft"), {name.replace("__", "."): v for name, v in changes.items()})
+        for one in report["steps"]:
+            if window := one["result"]["window"]:
+                window["start"], window["end"] = f"2026-11-22T{hour}:00.000Z", f"2026-11-22T{hour}:50.000Z"
+        found.append(report)
+    return found
+
+
+ONE = runs()
+OTHER = runs(sut__software="another engine")
+COMPARED: dict[str, Any] = {
+    "systems": [{"label": "a", "runs": 3}, {"label": "b", "runs": 3}],
+    "comparisons": [{"a": 1, "b": 2, "low": 0.5, "high": 1.5, "p": 0.01, "method": "Welch"}],
+    "normalised": [
+        {"label": "a", "tokens_per_gpu_second": 10.0, "tokens_per_currency": 5.0, "method": "by GPUs"},
+        {"label": "b", "tokens_per_gpu_second": 11.0, "tokens_per_currency": 6.0, "method": "by GPUs"},
+    ],
+}
+
+
+def verdicts(other: list[dict[str, Any]], comparison: Any = COMPARED) -> dict[str, ComplianceVerdict]:
+    found = judge_comparison([*ONE, *other], comparison)
+    return {one.requirement.id: one.verdict for one in found.rows}
+
+
+def test_a_fair_comparison_is_compliant() -> None:
+    found = judge_comparison([*ONE, *OTHER], COMPARED)
+    assert found.test == COMPARISON
+    assert found.status == "unconditionally compliant", found.summary_lines()
+    assert not found.deviations
+    assert {one.requirement.section.split(".")[0] for one in found.rows} == {"4", "6"}
+    told = {one.requirement.id: one.verdict.evidence for one in found.rows}
+    assert told["6.4-p7"] == "sut.software: engine 2.0 / another engine"
+    assert told["6.3-p2"].startswith("3 and 3 runs")
+    assert told["6.1-1a"].startswith("1 of 1 loads in common")
+
+
+@pytest.mark.parametrize(
+    ("id", "changes", "status", "words"),
+    [
+        ("6.1-1a", {"steps__0__result__plan__seed": 7}, "not met", "other requests in load"),
+        ("6.1-1a", {"steps__0__result__plan__texts": 7}, "not met", "other requests in load"),
+        ("6.1-1a", {"steps__0__name": "another"}, "not met", "no load in common"),
+        ("6.1-1a", {"steps": []}, "not met", "no load in common"),
+        ("6.1-1b", {"sut__boundary": "compound system"}, "not met", "compound system / model engine"),
+        ("6.1-1b", {"sut__boundary": None}, "cannot tell", "sut.boundary"),
+        ("6.1-1c", {"sut__hardware__accelerator": "A100"}, "met", "normalised"),
+        ("6.1-1c", {"sut__hardware__accelerator": None}, "cannot tell", "accelerator"),
+        ("6.1-1d", {"params__rate": 5.0}, "not met", "rate 20 / workload"),
+        ("6.2-p1", {"sut__hardware__count": 4}, "met", "a 10 tokens per GPU-second, b 11"),
+        ("6.2-p2", {"sut__hardware__count": 4}, "met", "a 5 tokens"),
+        ("6.2-p3", {"sut__hardware__count": 4}, "met", "by GPUs"),
+        ("6.2-p1", {}, "not applicable", "equal hardware"),
+        ("6.4-p1", {"steps__0__result__plan__workload__input__max": 9}, "not met", "described differently"),
+        ("6.4-p2", {"params__requests": 500}, "not met", "10,000 / 500"),
+        ("6.4-p3", {"warmup": "none"}, "not met", "auto / none"),
+        ("6.4-p4", {"params__ttft_p99": 2.0}, "not met", "ttft_p99 2"),
+        ("6.4-p5", {"steps__0__result__window": {}}, "cannot tell", "when"),
+        ("6.4-p6", {"sut__notes": []}, "cannot tell", "production"),
+        ("6.4-p6", {"sut__notes": ["a sample of production traffic"]}, "cannot tell", "production"),
+        ("4.4.2-2", {"sut__tokenizer__name": "other"}, "not met", "other, tiny-bpe 3"),
+        ("4.4.2-2", {}, "not applicable", "one tokenizer"),
+    ],
+)
+def test_what_makes_a_comparison_unfair(id: str, changes: dict[str, Any], status: Status, words: str) -> None:
+    verdict = verdicts(runs(**changes))[id]
+    assert verdict.status == status, verdict
+    assert words in verdict.evidence
+
+
+def test_a_comparison_without_tests_or_runs() -> None:
+    alone = verdicts(OTHER[:1], None)
+    assert alone["6.3-p2"].status == "not met"
+    assert alone["6.3-p2"].evidence.startswith("3 and 1 runs")
+    assert alone["6.3-p3"].status == "not met"
+    assert alone["6.3-p1"] == met("the figures of each report have intervals")
+    bare = [changed(one, {"measurements": {}}) for one in (*ONE, *OTHER)]
+    without = {one.requirement.id: one.verdict.status for one in judge_comparison(bare).rows}
+    assert without["6.3-p1"] == "not met"
+    other = runs(sut__hardware__count=4)
+    assert verdicts(other, None)["6.2-p1"].status == "not met"
+    assert verdicts(other, None)["6.1-1c"].status == "not met"
+
+
+def test_systems_that_were_tested_on_other_days() -> None:
+    late = deepcopy(OTHER)
+    for one in late:
+        for end in ("start", "end"):
+            window = one["steps"][0]["result"]["window"]
+            window[end] = window[end].replace("-22T", "-23T")
+    assert verdicts(late)["6.4-p5"].status == "not met"
+    assert verdicts(OTHER)["6.4-p5"].evidence.startswith("at most 9 min between two runs")
+
+
+def test_systems_are_told_from_each_other_by_what_they_are_where_nobody_says() -> None:
+    told = {**COMPARED, "systems": []}
+    assert verdicts(OTHER, told)["6.3-p2"].evidence.startswith("3 and 3 runs")
+    # The same system twice: of its runs nobody knows which is which.
+    assert verdicts(ONE, told)["6.3-p2"].evidence.startswith("6 runs")
+    assert verdicts(ONE, told)["6.1-1a"] == cannot_tell("there is one system, or none")
+    assert verdicts(ONE)["6.3-p2"].evidence.startswith("3 and 3 runs")
+
+
+def test_one_reference_tokenizer_for_all() -> None:
+    reference = {"sut.tokenizer.counting": "reference", "sut.tokenizer.name": "cl100k_base"}
+    found = judge_comparison([changed(one, reference) for one in (*ONE, *OTHER)], COMPARED)
+    assert found.rows[0].requirement.id == "4.4.2-2"
+    assert found.rows[0].verdict == met("option B with cl100k_base for all")
+
+
+def test_no_reports_compare_to_nothing() -> None:
+    found = judge_comparison([])
+    assert found.status == "not compliant"
+    assert not [one for one in found.rows if one.verdict.status == "met"]

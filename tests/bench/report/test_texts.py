@@ -1,0 +1,210 @@
+"""The minimum report follows C.1 to the letter; each test has a main load; Markdown is safe."""
+
+import re
+from typing import Any
+
+import pytest
+
+from llmtap.bench.report.texts import full_markdown, hardware_said, main_load, minimum_text
+from tests.support.bench_documents import CHARTS, bench_document, bench_report, load_step
+from tests.support.compliance_reports import report_of_test
+
+LEVELS: list[dict[str, Any]] = [
+    {"offered_rps": 1.0, "step": "search/1rps", "holds": True},
+    {"offered_rps": 4.0, "step": "search/4rps", "holds": False},
+    {"offered_rps": 2.0, "step": "search/2rps", "holds": True},
+    {"offered_rps": 8.0, "step": "search/8rps", "holds": True},  # by chance, beyond the limit
+]
+
+
+def found(test: str, steps: list[dict[str, Any]], **measurements: Any) -> str | None:
+    load = main_load(bench_report(test, steps=steps, measurements=measurements))
+    return None if load is None else str(load["name"])
+
+
+@pytest.mark.parametrize(
+    ("test", "name"),
+    [
+        ("ttft", "load"), ("itl", "90-percent"), ("fairness", "mix"), ("prefix-cache", "0/off"),
+        ("memory-pressure", "levels/100"), ("long-context", "2048-tokens"),
+        ("guardrail-overhead", "75-percent/0/baseline"), ("tradeoff", "levels/010.0"),
+    ],
+)  # fmt: skip
+def test_each_test_has_the_load_that_it_is_about(test: str, name: str) -> None:
+    """Those of `report_of_test` have no offered rates: of its curve the first level is taken, by its size."""
+    load = main_load(report_of_test(test))
+    assert load is not None
+    assert load["name"] == name
+
+
+def test_of_a_search_it_is_the_highest_level_that_held_below_the_limit() -> None:
+    steps = [load_step(str(one["step"]), n=round(100 * one["offered_rps"])) for one in LEVELS]
+    assert found("throughput", steps, levels=LEVELS, limit=4.0) == "search/2rps"
+    none = [dict(one, holds=False) for one in LEVELS]
+    assert found("throughput", steps, levels=none, limit=1.0) == "search/1rps"
+    slots = [{"concurrency": 8, "step": "a", "holds": True}, {"concurrency": 9, "step": "b", "holds": False}]
+    assert found("capacity", [load_step("a"), load_step("b")], levels=slots, limit=9) == "a"
+
+
+def test_of_a_curve_without_objectives_it_is_the_highest_level_that_keeps_up() -> None:
+    levels = [
+        {"offered_rps": rate, "step": f"levels/{rate}", "holds": None, "queue": queue}
+        for rate, queue in ((1, "stable"), (2, "stable"), (3, "growing"))
+    ]
+    steps = [load_step(f"levels/{rate}", n=100 * rate) for rate in (1, 2, 3)]
+    assert found("tradeoff", steps, levels=levels) == "levels/2"
+
+
+def test_loads_that_look_for_capacity_stand_for_nothing() -> None:
+    pilot = load_step("capacity/0064-at-a-time", n=9_999)
+    assert found("fairness", [pilot, load_step("alone/short", n=900), load_step("mix", n=500)]) == "mix"
+    assert found("prefix-cache", [pilot, load_step("0/cold", n=400), load_step("0/off", n=400)]) == "0/off"
+    assert found("ttft", [pilot]) is None
+
+
+def test_a_length_that_was_refused_has_no_figures_to_show() -> None:
+    refused = load_step("4096-tokens")
+    refused["result"]["metrics"] = {"ttft": {"n": 0}}
+    steps = [
+        load_step("1024-tokens"),
+        load_step("2048-tokens"),
+        load_step("2048-tokens-8-at-a-time"),
+        refused,
+    ]
+    assert found("long-context", steps) == "2048-tokens"
+
+
+@pytest.mark.parametrize(
+    ("test", "others", "name"),
+    [
+        ("fairness", ["alone/short", "alone/long"], "mix"),
+        ("prefix-cache", ["capacity/0008-at-a-time", "0/cold"], "0/off"),
+    ],
+)
+def test_the_minimum_report_has_its_ttft(test: str, others: list[str], name: str) -> None:
+    steps = [load_step(other, n=5_000, ttft_p99=9.0) for other in others]
+    steps.append(load_step(name, n=500, ttft_p99=0.4, arm="cache_off" if test == "prefix-cache" else ""))
+    text = minimum_text(bench_document(bench_report(test, steps=steps)))
+    assert "- TTFT P99: 400 ms" in text
+    assert f", load {name}" in text
+
+
+EXPECTED = """\
+=== LLM Benchmark Report (Minimum) ===
+
+System Identification:
+- Model: tiny, bf16
+- Hardware: H100 SXM x 8 (80 GB)
+- Software: vLLM 0.9.1
+- SUT Boundary: Model Engine
+
+Test Configuration:
+- Workload: synthetic-uniform
+- Load Model: open-loop 10 requests/s, poisson
+- Request Count: 1000
+- Test Duration: 100.5 seconds
+
+Key Results:
+- TTFT P50: 127 ms
+- TTFT P99: 400 ms
+- TPOT P50: 42.0 ms
+- TPOT P99: 81.2 ms
+- Max Throughput: not measured
+- Throughput at P99 TTFT < 500ms: not measured
+
+Notes:
+- Configuration, TTFT and TPOT are of 5.1 Time to First Token, load load
+- Deviation (ttft): not compliant (1 of 2 MUST, 0 of 1 SHOULD); lacking: 4.4.1-1a
+- Guardrails: input filter off, output filter not declared
+- Requests refused by guardrails: 2
+
+=== End Report ===
+"""
+LABELS = [
+    "Model", "Hardware", "Software", "SUT Boundary", "Workload", "Load Model", "Request Count",
+    "Test Duration", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Max Throughput",
+    "Throughput at P99 TTFT < 500ms",
+]  # fmt: skip
+
+
+def lines_of(document: dict[str, Any]) -> dict[str, str]:
+    found = re.findall(r"^- ([A-Z][^:]*): (.*)$", minimum_text(document), re.MULTILINE)
+    return dict(found[: len(LABELS)])
+
+
+def test_it_is_the_template_with_its_blanks_filled_in() -> None:
+    assert minimum_text(bench_document()) == EXPECTED
+
+
+def test_nothing_known_leaves_every_line_of_the_template() -> None:
+    told = lines_of({"tests": []})
+    assert list(told) == LABELS
+    assert set(told.values()) == {"not declared", "not measured"}
+
+
+def level(tps: float, ttft_p99: float, *, holds: bool = True) -> dict[str, Any]:
+    return {"output_tps": tps, "holds": holds, "ttft": {"p99": {"value": ttft_p99}}}
+
+
+def test_throughput_is_what_was_sustained_and_what_was_within_the_bound() -> None:
+    levels = [
+        level(1_000.0, 0.2),
+        level(1_900.0, 0.499),
+        level(2_400.0, 0.501),
+        level(2_500.0, 0.1, holds=False),
+    ]
+    throughput = bench_report("throughput", measurements={"max_output_tps": 2_400.0, "levels": levels})
+    told = lines_of(bench_document(throughput))
+    assert told["Max Throughput"] == "2,400 tok/s"
+    assert told["Throughput at P99 TTFT < 500ms"] == "1,900 tok/s"
+
+
+def test_without_the_throughput_test_the_curve_says_how_much_was_sustained() -> None:
+    levels = [level(1_000.0, 0.2), level(1_200.0, 0.9), level(9_000.0, 0.1, holds=False)]
+    told = lines_of(bench_document(bench_report("tradeoff", measurements={"levels": levels})))
+    assert (told["Max Throughput"], told["Throughput at P99 TTFT < 500ms"]) == ("1,200 tok/s", "1,000 tok/s")
+
+
+def test_a_closed_loop_says_how_many_there_were() -> None:
+    report = bench_report(steps=[load_step(closed=8, rate=None)])
+    assert lines_of(bench_document(report))["Load Model"] == "closed-loop 8 concurrent"
+
+
+def test_notes_name_deviations_few_samples_and_figures_not_to_be_believed() -> None:
+    report = bench_report(steps=[load_step(n=200)], deviations=["only 200 requests"])
+    finding = {"test": "ttft", "step": "load", "what": "rate", "says": "too few left"}
+    text = minimum_text(bench_document(report, verdict={"valid": False, "findings": [finding]}, quick=True))
+    assert "P99 rests on 200 samples; 1,000 are needed" in text
+    assert "- Deviation (ttft): only 200 requests" in text
+    assert "--quick" in text
+    assert "- Not to be relied on: ttft, load: too few left" in text
+    assert "No deviation" not in text
+
+
+def test_hardware_without_an_accelerator_is_its_host() -> None:
+    assert hardware_said({"hardware": {"cpu": "2 CPUs"}}) == "not declared (host: 2 CPUs)"
+    assert hardware_said({"hardware": {"accelerator": "none", "count": 0}}) == "no accelerator"
+    hardware = {"accelerator": "none", "count": 0, "cpu": "2 CPUs"}
+    assert hardware_said({"hardware": hardware}) == "no accelerator (2 CPUs)"
+
+
+def test_what_others_named_breaks_no_table_and_begins_no_tag() -> None:
+    report = bench_report(
+        tables=[{"caption": "T", "heads": ["a|b"], "rows": [["<script>x</script>\nnext"]]}], charts=[]
+    )
+    text = full_markdown(bench_document(report))
+    assert "| a\\|b |" in text
+    assert "| &lt;script>x&lt;/script> next |" in text
+
+
+def test_every_table_row_has_as_many_cells_as_its_head() -> None:
+    text = full_markdown(bench_document(bench_report(charts=CHARTS)))
+    for block in text.split("\n\n"):
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in rows}
+        assert len(cells) <= 1, block
+
+
+def test_what_could_not_run_is_told() -> None:
+    not_run = [{"test": "prefix-cache", "why": "[arms.cache_off] is missing", "hint": None, "begun": False}]
+    assert "- prefix-cache: [arms.cache_off] is missing" in full_markdown(bench_document(not_run=not_run))

@@ -1,0 +1,248 @@
+"""Rows keep to their class; a load written anew is the same work in other words."""
+
+import itertools
+from array import array
+from collections import Counter
+from math import exp, log
+from pathlib import Path
+from statistics import NormalDist, fmean, median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.tests.mixes import (
+    LONG,
+    PRIMER_TOKENS,
+    SHORT,
+    ClassMix,
+    RequestClass,
+    check_classes,
+    closed_mix,
+    open_mix,
+    prefixes_of,
+)
+from llmtap.errors import ConfigError
+from llmtap.units import NS_PER_S
+from llmtap.workload.plan import NO_CONTEXT
+from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.text import count_tokens
+from llmtap.workload.prompts.tokenizer import as_text
+from llmtap.workload.registry import report_of
+
+MIX = ClassMix((SHORT, LONG))
+spans = st.tuples(st.integers(1, 5_000), st.integers(0, 5_000)).map(lambda s: (s[0], s[0] + s[1]))
+
+
+def rows_by_class(mix: ClassMix, count: int, seed: int) -> dict[str, list[tuple[int, int]]]:
+    requests = mix.requests(count, seed)
+    found: dict[str, list[tuple[int, int]]] = {one.name: [] for one in mix.classes}
+    lengths = zip(requests.input, requests.output, strict=True)
+    for name, row in zip(mix.names(seed), lengths, strict=False):
+        found[name].append(row)
+    return found
+
+
+@settings(max_examples=40)
+@given(
+    spans, spans, spans, spans, st.sampled_from(["skewed", "uniform"]), st.floats(0.05, 0.95),
+    st.integers(0, 1 << 40),
+)  # fmt: skip
+def test_lengths_keep_to_their_class(
+    a: tuple[int, int], b: tuple[int, int], c: tuple[int, int], d: tuple[int, int], lengths: str,
+    share: float, seed: int,
+) -> None:  # fmt: skip
+    first = RequestClass(name="a", share=share, input=a, output=b)
+    second = RequestClass(name="b", share=1 - share, input=c, output=d)
+    mix = ClassMix((first, second), lengths)  # type: ignore[arg-type]
+    for one in mix.classes:
+        for given_tokens, made in rows_by_class(mix, 100, seed)[one.name]:
+            assert one.input[0] <= given_tokens <= one.input[1]
+            assert one.output[0] <= made <= one.output[1]
+    few = mix.requests(30, seed)
+    assert list(few.input) == list(mix.requests(100, seed).input)[:30]
+    assert list(few.output) == list(mix.requests(100, seed).output)[:30]
+
+
+def test_shares_are_as_asked() -> None:
+    counted = Counter(itertools.islice(MIX.names(7), 20_000))
+    # Four standard deviations of a binomial.
+    assert counted["long"] / 20_000 == pytest.approx(0.2, abs=4 * (0.16 / 20_000) ** 0.5)
+
+
+def test_lengths_are_the_log_normals_of_synthetic_skewed_within_the_ranges() -> None:
+    """Quartiles of a class against the truncated law, worked out here."""
+    found = rows_by_class(MIX, 40_000, 3)
+    for one in (SHORT, LONG):
+        for column, (mu, sigma), (low, high) in (
+            (0, (5.5, 1.0), one.input), (1, (4.5, 1.2), one.output),
+        ):  # fmt: skip
+            law = NormalDist(mu, sigma)
+            a, b = law.cdf(log(low - 0.5)), law.cdf(log(high + 0.5))
+            values = sorted(row[column] for row in found[one.name])
+            for p in (0.25, 0.5, 0.75):
+                expected = exp(law.inv_cdf(a + p * (b - a)))
+                assert values[int(p * len(values))] == pytest.approx(expected, rel=0.03)
+
+
+def test_uniform_lengths_are_all_as_likely() -> None:
+    found = rows_by_class(ClassMix((SHORT, LONG), "uniform"), 40_000, 3)
+    assert median(row[0] for row in found["long"]) == pytest.approx(2_560, rel=0.03)
+    assert {row[1] for row in found["short"]} == set(range(32, 129))
+
+
+def test_mean_tokens_are_those_of_many_rows() -> None:
+    for mix in (MIX, MIX.alone("long"), ClassMix((SHORT, LONG), "uniform")):
+        requests = mix.requests(40_000, 11)
+        mean = fmean(a + b for a, b in zip(requests.input, requests.output, strict=True))
+        assert mix.mean_tokens() == pytest.approx(mean, rel=0.02)
+
+
+def test_an_open_mix_is_long_enough_and_has_enough_of_each() -> None:
+    load = open_mix(MIX, rate_rps=50.0, seed=5, duration_s=4.0, per_class=60)
+    requests = load.plan.requests
+    counted = Counter(load.class_of(row) for row in range(len(requests)))
+    assert min(counted.values()) >= 60
+    assert requests.arrival_ns[-1] >= 4 * NS_PER_S
+    # The last row is the one that was missing.
+    assert counted[load.class_of(len(requests) - 1)] == 60 or requests.arrival_ns[-2] < 4 * NS_PER_S
+    for row in range(len(requests)):
+        one = {"short": SHORT, "long": LONG}[load.class_of(row) or ""]
+        assert one.input[0] <= requests.input[row] <= one.input[1]
+    assert load.plan.describe()["arrivals"]["rate_rps"] == 50.0  # type: ignore[index]
+
+
+def test_a_chat_gets_words_of_the_length_and_no_two_begin_alike() -> None:
+    load = closed_mix(MIX, slots=2, requests=40, seed=1)
+    assert load.plan.prompts is not None
+    texts = [load.plan.prompts.prompt(row).text for row in range(40)]
+    assert [count_tokens(text) for text in texts] == list(load.plan.requests.input)
+    assert len({text[:30] for text in texts}) == 40
+
+
+def test_ids_are_below_the_vocabulary() -> None:
+    mix = ClassMix((SHORT, LONG), content="ids", vocabulary=300)
+    load = closed_mix(mix, slots=2, requests=20, seed=1, chat=False)
+    assert load.plan.prompts is not None
+    for row in range(20):
+        ids = load.plan.prompts.prompt(row).ids
+        assert len(ids) == load.plan.requests.input[row]
+        assert max(ids) < 300
+    assert mix.describe()["content"]["kind"] == "ids"  # type: ignore[index]
+
+
+def test_one_class_alone_is_only_that() -> None:
+    assert set(itertools.islice(MIX.alone("long").names(1), 50)) == {"long"}
+    assert rows_by_class(MIX.alone("short"), 50, 1)["short"]
+
+
+def test_it_says_what_it_is() -> None:
+    told = report_of(MIX, MIX.requests(10, 1), 1)
+    assert told["name"] == "synthetic-skewed"
+    assert [one["name"] for one in told["classes"]] == ["short", "long"]
+    assert told["deviations"]
+    assert ClassMix((SHORT, LONG), "uniform").name != "synthetic-skewed"
+
+
+@pytest.mark.parametrize(
+    ("classes", "says"),
+    [
+        ((SHORT,), "fewer than two"),
+        ((SHORT, SHORT), "comes twice"),
+        ((SHORT, RequestClass(name="x", share=0.5, input=(1, 2), output=(1, 2))), "add up to 1.3"),
+        ((SHORT, RequestClass(name="x", share=0.2, input=(9, 2), output=(1, 2))), "input is from 9 to 2"),
+    ],
+)
+def test_what_is_no_mix_is_refused(classes: tuple[RequestClass, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        check_classes(classes)
+    assert caught.value.place == "classes"
+
+
+CODE = prefixes_of("code-completion")
+
+
+def prompts(load: Load) -> list[Prompt]:
+    assert load.plan.prompts is not None
+    return [load.plan.prompts.prompt(row) for row in range(len(load.plan.requests))]
+
+
+def test_other_words_are_the_same_work() -> None:
+    first, again, other = (CODE.open(40, 7, texts, 3.0) for texts in (1, 1, 2))
+    for load in (again, other):
+        assert load.plan.requests.input == first.plan.requests.input
+        assert load.plan.requests.output == first.plan.requests.output
+        assert load.plan.requests.arrival_ns == first.plan.requests.arrival_ns
+        assert load.plan.requests.blocks == first.plan.requests.blocks
+    ours, same, others = prompts(first), prompts(again), prompts(other)
+    assert ours == same
+    contexts, _ = CODE.shared(40, 7)
+    for a, b, context in zip(ours, others, contexts, strict=True):
+        assert a.text[:30] != b.text[:30]
+        assert bool(a.system) == bool(b.system) == (context != NO_CONTEXT)
+        # The first words already: a cache finds not even one block.
+        assert not a.system or a.system[:30] != b.system[:30]
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+
+
+def test_prefixes_have_their_lengths_and_are_one_text_each() -> None:
+    load = CODE.closed(60, 3, 9, slots=4)
+    contexts, lengths = CODE.shared(60, 3)
+    assert len(lengths) == 10
+    assert all(512 <= tokens <= 1_024 for tokens in lengths)
+    seen: dict[int, str] = {}
+    for prompt, context, tokens in zip(prompts(load), contexts, load.plan.requests.input, strict=True):
+        if context != NO_CONTEXT:
+            assert seen.setdefault(context, prompt.system) == prompt.system
+            assert count_tokens(prompt.system) == lengths[context]
+        assert count_tokens(as_text(prompt)) == tokens
+    assert len(set(seen.values())) == len(seen) > 3
+
+
+def test_a_primer_has_each_prefix_once_and_no_message_of_the_load() -> None:
+    load, primer = CODE.open(60, 3, 9, 5.0), CODE.primer(3, 9)
+    contexts, lengths = CODE.shared(60, 3)
+    primed = prompts(primer)
+    assert primer.closed == 1
+    assert list(primer.plan.requests.input) == [tokens + PRIMER_TOKENS for tokens in lengths]
+    assert set(primer.plan.requests.output) == {1}
+    of_load = prompts(load)
+    for prompt, context in zip(of_load, contexts, strict=True):
+        if context != NO_CONTEXT:
+            assert primed[context].system == prompt.system
+    assert not {p.text[:20] for p in primed} & {p.text[:20] for p in of_load}
+
+
+def test_sharing_and_lengths_may_be_others() -> None:
+    work = prefixes_of("conversation", fraction=1.0, tokens=(64, 64), contexts=2, output_tokens=5)
+    contexts, lengths = work.shared(50, 1)
+    assert list(lengths) == [64, 64]
+    assert set(contexts) == {0, 1}
+    assert work.open(50, 1, 1, 2.0).plan.requests.output == array("q", [5]) * 50
+
+
+def test_a_workload_of_ones_own_gets_prefixes(tmp_path: Path) -> None:
+    file = tmp_path / "plain.toml"
+    file.write_text("input = 40\noutput = 8\n")
+    work = prefixes_of(str(file), tokens=(128, 128))
+    assert set(work.closed(10, 1, 1, 2).plan.requests.input) == {168}
+    with pytest.raises(ConfigError, match="share no prefix") as caught:
+        prefixes_of(str(file))
+    assert caught.value.place == "prefix_tokens"
+
+
+@pytest.mark.parametrize("name", ["synthetic-uniform", "no-such-workload", "trace.csv"])
+def test_texts_that_cannot_be_written_anew_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prefixes_of(name, tokens=(16, 16))
+    assert caught.value.place == "workload"
+
+
+def test_conversations_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "talk.toml"
+    file.write_text(
+        'input = 40\noutput = 8\n[conversations]\nturns = { distribution = "fixed", tokens = 3 }\n'
+    )
+    with pytest.raises(ConfigError, match="conversations"):
+        prefixes_of(str(file), tokens=(16, 16))

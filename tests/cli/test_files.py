@@ -1,0 +1,402 @@
+"""`llmtap convert` and `llmtap inspect`, as one types them, and hostile files in every command."""
+
+import gzip
+import json
+import os
+import pty
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.cli.files import STYLES
+from llmtap.cli.main import main
+from llmtap.traces.registry import FORMATS
+from llmtap.user_files import DEPTH_MAX, TOML_BYTES_MAX
+
+MOONCAKE = b"".join(
+    b'{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": [%d]}\n' % (i * 3, 10 + i, i)
+    for i in range(20)
+)
+COMMAND = [sys.executable, "-P", "-m", "llmtap.cli", "convert"]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(MOONCAKE)
+    return path
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["llmtap", "convert", *map(str, args)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_the_help_names_the_styles_of_every_format() -> None:
+    told = {name: set(keys.split(", ")) for names, keys in STYLES.items() for name in names.split(", ")}
+    assert told == {f.name: set(f.styles) for f in FORMATS if f.styles}
+
+
+def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    source.write_text('{"prompt": "ann@example.com, cat1,2 or +49 30 12345678"}\n')
+    args = (source, target, "--to", "vllm-custom", "--redact", "email,phone", "--redact", r"re:cat\d,\d")
+    code, out, _ = run(capsys, monkeypatch, *args)
+    assert code == 0
+    assert json.loads(target.read_text())["prompt"] == "[email], [redacted] or [phone]"
+    assert "request body\t1 of 1\tchanged\t3 marks in 1 rows" in out
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    code, _, err = run(capsys, monkeypatch, source, target, "--redact", "email,cards", "--to", "vllm-custom")
+    assert (code, "'cards' is none of email, card" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ([], "IN OUT: is missing\nhint: llmtap convert --help"),
+        (["a.jsonl"], "OUT: is missing"),
+        (["no", "b.parquet"], "no: cannot be read: No such file"),
+        (["a.jsonl", "b.csv"], "b.csv: its name may mean azure, "),
+        (
+            ["a.jsonl", "b.csv", "--to", "azur"],
+            "--to: no format to write is called 'azur'; did you mean azure?",
+        ),
+        (["a.jsonl", "b.parquet", "--from", "burstgpt"], "a.jsonl: line 1"),
+        (["a.jsonl", "a.jsonl", "--to", "mooncake"], "a.jsonl: is there already\nhint: --force"),
+        (["a.jsonl", "b.json", "--to", "sharegpt"], "--to: sharegpt needs request body, which mooncake"),
+        (["a.jsonl", "b.csv", "--to", "azure", "--style", "x"], "--style: expected key=value, got 'x'"),
+        (["a.jsonl", "b.parquet", "--override-model"], "--override-model: needs --model"),
+        (["a.jsonl", "-"], "--to: is needed"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_end_with_2(
+    args: list[str],
+    problem: str,
+    trace: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(trace.parent)
+    code, out, err = run(capsys, monkeypatch, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"llmtap: {problem}")
+    assert "Traceback" not in err
+    assert os.listdir(trace.parent) == ["a.jsonl"]
+    assert trace.read_bytes() == MOONCAKE
+
+
+def test_force_replaces(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = trace.with_name("b.csv")
+    target.write_bytes(b"old")
+    code, _, _ = run(capsys, monkeypatch, trace, target, "--to", "azure", "--force")
+    assert code == 0
+    assert target.read_bytes().startswith(b"TIMESTAMP,")
+
+
+def test_styles_and_models_reach_the_writer(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = trace.with_name("b.har")
+    code, _, _ = run(capsys, monkeypatch, trace, target, "--style", "llmtap=none", "--model", "acme")
+    assert code == 0
+    assert b"_llmtap" not in target.read_bytes()
+    code, _, _ = run(capsys, monkeypatch, trace, target, "--model", "acme", "--force")
+    assert json.loads(target.read_bytes())["log"]["entries"][3]["_llmtap"]["row"]["model"] == "acme"
+
+
+def test_pipes_do_and_the_report_stays_out_of_the_data() -> None:
+    done = subprocess.run(
+        [*COMMAND, "-", "-", "--from", "mooncake", "--to", "azure"],
+        input=gzip.compress(MOONCAKE), capture_output=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n")
+    assert len(done.stdout.splitlines()) == 21
+    assert b"prefix blocks\t0 of 20\tlost" in done.stderr
+    capture = subprocess.run(
+        [*COMMAND, "-", "-", "--to", "llmtap"], input=MOONCAKE, capture_output=True, timeout=200
+    )
+    again = subprocess.run(
+        [*COMMAND, "-", "-", "--to", "mooncake"], input=capture.stdout, capture_output=True, timeout=200
+    )
+    assert again.stdout == MOONCAKE
+
+
+def test_a_reader_that_goes_away_is_no_traceback(trace: Path) -> None:
+    trace.write_bytes(MOONCAKE * 20_000)
+    with subprocess.Popen(
+        [*COMMAND, str(trace), "-", "--to", "mooncake"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.read(10)
+        running.stdout.close()
+        err = running.stderr.read()
+        assert running.wait(60) == 141
+    assert err == b""
+
+
+@pytest.mark.parametrize("args", [["--list"], ["--list", "--json"], ["--list", "azure"]])
+def test_a_list_that_nobody_reads_says_nothing(args: list[str]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run([*COMMAND, *args], stdout=theirs, stderr=subprocess.PIPE, timeout=200)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_by_a_signal_it_leaves_no_part(number: signal.Signals, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "b.jsonl"
+    target.parent.mkdir()
+    command = [*COMMAND, "-", str(target), "--from", "mooncake", "--to", "mooncake"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdin is not None
+        # More than a pipe holds: once it is taken, the conversion is under way, and waits for more.
+        running.stdin.write(MOONCAKE * 4_000)
+        running.stdin.flush()
+        for _ in range(6):
+            running.send_signal(number)
+            try:
+                running.wait(5)
+                break
+            except subprocess.TimeoutExpired:
+                pass  # Python looks at signals just before it waits, and not again: people press twice
+        assert running.wait(1) == 128 + number
+        running.stdin.close()
+    assert os.listdir(target.parent) == []
+
+
+BAR_AFTER = """
+import sys
+from llmtap.cli import files
+from llmtap.cli.main import main
+files._BAR_AFTER_NS = int(sys.argv.pop(1))
+main()
+"""
+NEVER_NS = 1 << 62
+
+
+def on_a_terminal(*args: object, bar_after_ns: int = NEVER_NS, columns: int = 120) -> str:
+    """All that a terminal shows."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-P", "-c", BAR_AFTER, str(bar_after_ns), "convert", *map(str, args)]
+    with subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
+    ) as running:
+        os.close(theirs)
+        said = b""
+        try:
+            while data := os.read(ours, 65_536):
+                said += data
+        except OSError:
+            pass  # Linux says so when the other end is closed
+        assert running.wait(60) == 0
+    os.close(ours)
+    return said.decode()
+
+
+def test_on_a_terminal_there_is_a_bar_and_a_table(trace: Path) -> None:
+    trace.write_bytes(MOONCAKE * 5_000)
+    text = on_a_terminal(trace, trace.with_name("b.csv"), "--to", "azure", bar_after_ns=0)
+    assert "MB" in text, "the bytes of the bar"
+    assert "prefix blocks" in text
+    assert "\t" not in text
+
+
+def test_of_little_there_is_no_bar_and_of_many_files_one(trace: Path) -> None:
+    folder = trace.parent / "capture"
+    folder.mkdir()
+    run_quietly = [*COMMAND, str(trace), str(folder / "a.parquet")]
+    assert subprocess.run(run_quietly, capture_output=True, timeout=200).returncode == 0
+    to = ("--to", "azure", "--force")
+    assert on_a_terminal(folder, trace.with_name("b.csv"), *to).startswith("llmtap to azure: ")
+    text = on_a_terminal(folder, trace.with_name("b.csv"), *to, bar_after_ns=0).split("llmtap to azure")[0]
+    assert "kB" in text
+    assert "/?" not in text
+
+
+NAME = "a.sse"
+
+
+def chunk(**choice: Any) -> dict[str, Any]:
+    return {"model": "tiny", "choices": [{"index": 0, "delta": {}, "finish_reason": None, **choice}]}
+
+
+BODY = (
+    b"".join(
+        b"data: " + json.dumps(value).encode() + b"\n\n"
+        for value in (
+            chunk(delta={"role": "assistant", "content": ""}),
+            chunk(delta={"content": "Well,\n\x1b[2J yes"}),
+            chunk(delta={"content": "x" * 200}),
+            chunk(finish_reason="stop"),
+            {"model": "tiny", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}},
+        )
+    )
+    + b"data: [DONE]\n\n"
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / NAME
+    path.write_bytes(BODY)
+    return path
+
+
+def run_inspect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["llmtap", "inspect", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_a_request_may_come_from_a_file(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = tmp_path / "ask.json"
+    ask.write_text('{"model": "from-a-file"}')
+    _, out, _ = run_inspect(capsys, monkeypatch, str(file), "--json", "--request-body", f"@{ask}")
+    assert json.loads(out)["model"] == "from-a-file"
+
+
+def test_a_har_gives_its_totals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "session.har"
+    entry = {
+        "startedDateTime": "2026-01-02T03:04:05Z", "time": 50,
+        "request": {"method": "POST", "url": "http://g/v1/chat/completions"},
+        "response": {"status": 200, "headers": [], "content": {"text": BODY.decode()}},
+        "timings": {"send": 1, "wait": 20, "receive": 29},
+    }  # fmt: skip
+    path.write_text(json.dumps({"log": {"entries": [entry]}}))
+    _, out, _ = run_inspect(capsys, monkeypatch, str(path), "--json")
+    x = json.loads(out)
+    assert (x["metrics"]["ttfb"], x["metrics"]["e2e"]) == (0.02, pytest.approx(0.049))
+    assert x["metrics"]["ttft"] is None
+    assert x["arrival"] == "2026-01-02T03:04:05Z"
+    _, out, _ = run_inspect(capsys, monkeypatch, str(path))
+    assert "wait 20 ms" in out
+    code, _, err = run_inspect(capsys, monkeypatch, str(path), "--entry", "4")
+    assert (code, "no entry 4" in err) == (2, True)
+
+
+def test_bad_input_is_named_and_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poem = tmp_path / "poem.txt"
+    poem.write_text("Whose woods these are\n")
+    cases = [
+        (poem, "neither an event stream"),
+        (tmp_path / "nowhere", "No such file"),
+        (tmp_path, "Is a directory"),
+    ]
+    for path, problem in cases:
+        code, out, err = run_inspect(capsys, monkeypatch, str(path))
+        assert (code, out) == (2, "")
+        assert err.startswith(f"llmtap: {path}: ")
+        assert problem in err
+        assert "Traceback" not in err
+
+
+def test_a_pipe_is_read_too() -> None:
+    command = [sys.executable, "-P", "-m", "llmtap.cli", "inspect", "-"]
+    done = subprocess.run(command, input=BODY, capture_output=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().startswith("event stream · ")
+    done = subprocess.run(command, input=b"", capture_output=True, timeout=200)
+    assert (done.returncode, done.stderr) == (2, b"llmtap: standard input: the file is empty\n")
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+FILES = {
+    "list.json": DEEP,
+    "object.json": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "second-line.jsonl": b'{"timestamp":1,"input_length":1,"output_length":1}\n{"a":%s}\n' % DEEP,
+    "list.toml": b"# a comment\n[relay]\nupstream = %s\n" % DEEP,
+    "key.toml": b"[relay]\n\n%sa = 1\n" % (b"a." * 50_000),
+    "quoted-key.toml": b"[relay]\n\n%sa = 1\n" % (b'"a" . ' * 50_000),
+    "header.toml": b"[%sa]\n" % (b"a." * 50_000),
+    "inline.toml": b"[relay]\nx = %s1%s\n" % (b"{a=" * 50_000, b"}" * 50_000),
+    "digits.toml": b'[relay]\nidle_timeout = "%ss"\n' % (b"9" * 400),
+    "size.toml": b'[relay]\nhead_bytes = "%sMiB"\n' % (b"9" * 400),
+    "integer.toml": b"[relay]\nhead_bytes = %s\n" % (b"9" * 5_000),
+    "not-utf8.toml": b"\xff",
+    "nul.toml": b"[relay]\n\x00",
+    "long.toml": b"#" * (TOML_BYTES_MAX + 1),
+    "empty.json": b"",
+    "nul.json": b'{"a":\x00}',
+    "cut.json": b'{"a":[1,2',
+}
+PROXY = ["proxy", "--check", "--upstream", "http://127.0.0.1:1", "--config"]
+METER = ["meter", "--check", "--config"]
+READERS = [["report"], ["replay", "--target", "http://127.0.0.1:1"], ["sim", "run"], ["convert"]]
+JSON = [name for name in FILES if ".json" in name]
+TOML = [name for name in FILES if name.endswith(".toml")]
+CASES = [
+    *((command, name) for command in READERS for name in JSON),
+    *((command, name) for command in (PROXY, METER) for name in TOML),
+]
+SAID = {
+    "list.json": "line 1", "object.json": "line 1", "second-line.jsonl": "line 2",
+    "list.toml": "line 3", "key.toml": "line 3", "quoted-key.toml": "line 3", "header.toml": "line 1",
+    "inline.toml": "line 2", "digits.toml": "relay.idle_timeout", "size.toml": "relay.head_bytes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "name"), CASES, ids=[f"{' '.join(c[:2])} {n}" for c, n in CASES])
+def test_a_hostile_file_is_refused_by_its_name(
+    command: list[str],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / name).write_bytes(FILES[name])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LLMTAP_CONFIG", raising=False)
+    more = ["out.parquet"] if command == ["convert"] else []
+    monkeypatch.setattr(sys, "argv", ["llmtap", *command, name, *more])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert name in error
+    assert SAID.get(name, name) in error
+    assert len(error) < 1_000
+
+
+def test_dots_and_brackets_in_texts_and_comments_are_no_nesting(tmp_path: Path) -> None:
+    from llmtap.user_files import read_toml
+
+    many = "." * 500 + "[{" * 500
+    file = tmp_path / "texts.toml"
+    file.write_text(
+        f'# {many}\na = \'{many}\' # {many}\nb = "\\"{many}"\nc = """\n{many}"\n"""\n'
+        f"d = '''\n{many}'''\ne = [{','.join(['1.5'] * 500)}]\n[{'f.' * (DEPTH_MAX - 1)}f]\n"
+    )
+    content = read_toml(file)
+    assert (content["a"], content["b"]) == (many, '"' + many)
+    assert len(content["e"]) == 500

@@ -1,0 +1,316 @@
+"""`llmtap replay` as one types it, and its result read again by `llmtap report`."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.cli.main import main
+from llmtap.cli.report import load_result, tell_replay, verdicts_beside, write_beside
+from llmtap.cli.shared import Outputs
+from llmtap.errors import ConfigError
+from llmtap.sim.server.options import SimOptions
+from llmtap.units import Duration
+from tests.support.captures import ledger, write_capture
+from tests.support.exchanges import streamed
+from tests.support.pages import Page
+from tests.support.peer import play, wait_until
+from tests.support.replay_results import replay_result
+from tests.support.sim_engine import engine
+
+LATE = {"what": "dispatch_lateness", "figure": 0.5, "limit": 0.002, "says": "1 of 10 requests left late"}
+BAD: dict[str, Any] = replay_result(10) | {"verdict": {"valid": False, "findings": [LATE]}}
+GOOD: dict[str, Any] = replay_result(10)
+
+
+def report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str | Path
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["llmtap", "report", *map(str, args)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """What `llmtap replay --json` writes."""
+    path = tmp_path / "result.json"
+    tell_replay(Outputs(json=str(path)), BAD)
+    return path
+
+
+def test_a_result_is_a_page_and_markdown_and_json(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page, text = tmp_path / "page.html", tmp_path / "text.md"
+    code, _, err = report(capsys, monkeypatch, place, "--html", page, "--markdown", text)
+    assert (code, err) == (0, "")
+    assert "Not valid. What speaks against the figures:1 of 10" in Page(page.read_text()).words
+    assert "**Not valid.** What speaks against the figures:\n\n- 1 of 10" in text.read_text()
+    code, out, err = report(capsys, monkeypatch, place, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads(place.read_text())
+    code, out, err = report(capsys, monkeypatch, place, "--markdown", "-")
+    assert (code, out, err) == (0, text.read_text(), "")
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("--by", "tenant"), "--by: is of a capture"),
+        (("--slo", "ttft:1s"), "--slo: is of a capture"),
+        (("--integrity",), "--integrity: is of a capture"),
+        (("--skip-broken",), "--skip-broken: is of a capture"),
+        (("--html", "no/where.html"), "--html: there is no folder no"),
+        (("--json", "--markdown", "-"), "--markdown: is written to stdout, and --json is, too"),
+    ],
+)
+def test_what_a_result_has_no_use_for_is_named(
+    place: Path, args: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    code, out, err = report(capsys, monkeypatch, place, *args)
+    assert (code, out) == (2, "")
+    assert problem in err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"{}", b"PAR1", b"\xff\xfe{}",
+        b'{"load": {}, "sender": {}, "plan": {}, "metrics": 1}',
+        b'{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}\n' * 2, b"{" * 9_999,
+    ],
+)  # fmt: skip
+def test_other_files_are_no_results(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    assert load_result(path) is None
+    assert load_result(tmp_path) is None
+    assert load_result(tmp_path / "missing") is None
+
+
+def test_a_result_may_have_its_keys_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "sorted.json"
+    path.write_text("\n  " + json.dumps(BAD, sort_keys=True))
+    assert load_result(path) == json.loads(json.dumps(BAD))
+
+
+def test_beside_a_capture_lie_the_verdicts_of_its_replays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_capture(tmp_path / "llmtap-1.parquet", [streamed(1), streamed(2)], ledger=ledger(2))
+    assert not list(verdicts_beside([str(tmp_path)]))
+    for result, start in ((BAD, "2026-11-22T09:05:46.476Z"), (GOOD, "2026-11-22T09:05:47.000Z")):
+        window = result["window"] | {"start": start}
+        write_beside(str(tmp_path), result | {"window": window})
+    (tmp_path / "replay-none.json").write_text("{}")
+    names = ["replay-20261122T090546476Z.json", "replay-20261122T090547000Z.json"]
+    assert [name for name, _ in verdicts_beside([str(tmp_path), "missing"])] == names
+    code, out, err = report(capsys, monkeypatch, tmp_path)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("2 exchanges · 1 file, ")
+    assert lines[-5:-1] == [
+        f"replay     {names[0]}", "verdict    Not valid. What speaks against the figures:",
+        "NOT VALID: 1 of 10 requests left late", f"replay     {names[1]}",
+    ]  # fmt: skip
+    assert lines[-1].startswith("verdict    Valid.")
+    code, out, err = report(capsys, monkeypatch, tmp_path, "--json")
+    told = json.loads(out)["replays"]
+    assert {name: verdict["valid"] for name, verdict in told.items()} == {names[0]: False, names[1]: True}
+
+
+def test_a_store_gets_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_beside("s3://bucket/prefix", BAD)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--capture: cannot write"):
+        write_beside(str(tmp_path / "gone"), BAD)
+
+
+REPLAY = [sys.executable, "-P", "-m", "llmtap.cli", "replay"]
+TIMEOUT_S = 250
+
+
+async def replayed(*args: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a replay to a server of our own."""
+    async with engine() as server:
+        process = await asyncio.create_subprocess_exec(
+            *REPLAY, *args, "--target", server.url, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
+    page, told = tmp_path / "page.html", tmp_path / "result.json"
+    args = ("conversation", "--rate", "100", "--requests", "20", "--html", str(page), "--json", str(told))
+    code, out, err = asyncio.run(replayed(*args))
+    # 1 is the verdict's: how busy this machine is, is not what is asked here.
+    assert code in (0, 1), err
+    assert "20 of 20 sent" in out
+    result = json.loads(told.read_text())
+    made = Page(page.read_text())
+    assert made.headings[0].startswith("Replay of conversation to http://127.0.0.1:")
+    assert ("Not valid." if code else "Valid.") in made.words
+    (first, *_) = made.figures["plots"]["first-token-0"]["data"]
+    assert first["x"][0] in (result["quantiles"]["submit"]["ttft"][0] * k for k in (1.0, 1e3))
+    sent = next(one for one in made.figures["plots"]["load-0"]["data"] if one["name"] == "sent")
+    assert sum(sent["y"][:-1]) == result["load"]["sent"] == 20
+    rows = dict(row for row in made.tables["settings"] if len(row) == 2)
+    assert rows["plan.workload.sha256"] == result["plan"]["workload"]["sha256"]
+
+
+STARTS_RAY = True
+MS = 1_000_000
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup")
+@pytest.mark.timeout(900)  # it may have to wait for other modules that start Ray
+def test_stopped_in_a_terminal_it_reports_what_was_sent(tmp_path: Path) -> None:
+    llmtap = shutil.which("llmtap", path=str(Path(sys.executable).parent))
+    assert llmtap is not None
+    place = tmp_path / "result.json"
+
+    async def work() -> tuple[int | None, list[dict[str, Any]], bytes]:
+        async with engine(SimOptions(ttft=Duration(20 * MS), itl=Duration(2 * MS), tokens=7)) as e:
+            proc = await asyncio.create_subprocess_exec(
+                llmtap, "replay", "synthetic-uniform", "--requests", "5000", "--rate", "40",
+                "--target", e.url, "--endpoint", "completions", "--ray", "local", "--processes", "2",
+                "--json", str(place),
+                start_new_session=True, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            try:
+                log = e.server.reception.truths
+                await wait_until(
+                    lambda: proc.returncode is not None or len(log.since(0)["truths"]) >= 20, 300
+                )
+                if proc.returncode is None:
+                    os.killpg(proc.pid, signal.SIGINT)
+                _, said = await asyncio.wait_for(proc.communicate(), 200)
+            finally:
+                if proc.returncode is None:
+                    os.killpg(proc.pid, signal.SIGKILL)
+                    await proc.wait()
+            return proc.returncode, await e.truths(), said
+
+    status, truths, said = play(work(), 600)
+    if b"Ray did not start on this machine" in said:
+        pytest.skip(f"no time for Ray here: {said.decode()}")
+    assert status == 130, said.decode()
+    result = json.loads(place.read_bytes())
+    ids = [truth["id"] for truth in truths]
+    assert len(set(ids)) == len(ids) == result["load"]["sent"] == result["n"] >= 20
+    assert result["load"]["stopped"] == "somebody stopped it"
+    assert result["load"]["unsent"] == 5_000 - len(ids)
+    assert result["outcomes"] == {"complete": len(ids)}
+    assert (result["sender"]["lost"], len(result["sender"]["processes"])) == ([], 2)
+    assert [clock["shared"] for clock in result["sender"]["clocks"]] == [True, True]
+    assert result["plan"]["ray"] == "local"
+
+
+TARGET = ("--target", "http://127.0.0.1:9")
+"""Where nobody listens: it is never asked."""
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("--timeout", "0"), "--timeout: has to be above 0"),
+        (("--timeout", "0ms"), "--timeout: has to be above 0"),
+        (("--timeout", "soon"), "--timeout: expected a duration"),
+        (("--timeout", "9000d"), "is longer than 1,000 days"),
+        (("--timeout", "9" * 30 + "d"), "--timeout: expected a duration"),
+        (("--timeout", "9" * 400), "--timeout: expected a duration"),
+        (("--connect-timeout", "0s"), "--connect-timeout: has to be above 0"),
+        (("--duration", "0"), "--duration: has to be above 0"),
+        (("--drain", "-1s"), "--drain: expected a duration"),
+        (("--ca", "nowhere.pem"), "--ca: nowhere.pem cannot be read: No such file or directory"),
+        (("--metrics", "foo"), "--metrics: 'foo' is no URL of metrics"),
+        (("--tenant-header", "X Y"), "--tenant-header: a field's name has letters, digits and hyphens"),
+        (("--header", "X-Key sk-secret"), "--header: expected `Name: value`"),
+        (("--header", "X Key: sk-secret"), "--header: a field's name has letters"),
+        (("--json", "nowhere/out.json"), "--json: there is no folder nowhere"),
+        (("--json", "."), "--json: cannot write .: Is a directory"),
+        (("--json", "-", "--html", "-"), "--html: is written to stdout, and --json is, too"),
+        (("--capture", "/proc/nowhere"), "--capture: /proc/nowhere: cannot be written"),
+        (("--capture", ""), "--capture: names no folder"),
+        (("--warmup", "0"), "--warmup: '0' is neither auto, none nor a number of requests"),
+        (("--markdown", "nowhere/out.md"), "--markdown: there is no folder nowhere"),
+        (("--closed", "4", "--limit-in-flight", "2"), "--limit-in-flight: only an open loop has one"),
+        (("--window", "10m"), "--window: conversation is a workload: it has no times of its own"),
+        (("--as-recorded",), "--as-recorded: conversation is a workload: it has no times of its own"),
+        ((), "--rate: is missing: conversation is a workload, which has no times of its own"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    args: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["llmtap", "replay", "conversation", *TARGET, *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert problem in said.err
+    assert "secret" not in said.err
+    assert len(said.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("http://127.0.0.1:9", "connection refused"),
+        ("http://gateway.invalid", "name "),
+        ("ws://127.0.0.1:9", "connection refused"),
+    ],
+)
+def test_why_a_server_cannot_be_reached_is_said_in_words(
+    target: str, why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["conversation", "--target", target, "--rate", "9", "--requests", "2"]
+    monkeypatch.setattr(sys, "argv", ["llmtap", "replay", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"--target: {target} cannot be reached: {why}" in said
+    assert "Error" not in said
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("localhost:8000", "'localhost:8000' is no URL of a gateway"),
+        ("http://", "'http://' is no URL of a gateway"),
+        ("ws://", "'ws://' is no URL of a WebSocket"),
+        ("grpc://127.0.0.1", "'grpc://127.0.0.1' is no address of gRPC"),
+    ],
+)
+def test_a_target_that_is_none_is_shown_as_it_was_given(
+    target: str, problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["conversation", "--target", target, "--rate", "9", "--requests", "2"]
+    monkeypatch.setattr(sys, "argv", ["llmtap", "replay", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"--target: {problem}\nhint: write it like " in capsys.readouterr().err

@@ -1,0 +1,276 @@
+"""The commands of the tap: checks that start nothing, a meter of its own, and rules from objectives."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import llmtap
+import llmtap.cli.tap
+from llmtap.channel.frames import ACK
+from llmtap.cli.main import app, main
+from llmtap.errors import ConfigError
+from llmtap.supervisor import supervisor
+from tests.support.peer import play
+from tests.support.relay_status import relay_status
+from tests.support.served import standalone_meter
+from tests.support.tap_frames import Script
+
+UPSTREAM = ("proxy", "--upstream", "http://127.0.0.1:8000")
+
+
+def run(*args: str, **environ: str) -> Any:
+    return CliRunner().invoke(app, [*UPSTREAM, *args], env={"LLMTAP_CONFIG": None, **environ})
+
+
+def test_a_check_tells_where_a_capture_goes(tmp_path: Path) -> None:
+    done = run("--check", "--capture", str(tmp_path / "c"))
+    first, *rest = done.stdout.splitlines()
+    assert (done.exit_code, first.startswith("ok (config ")) == (0, True)
+    assert rest == [f"capture: {tmp_path}/c (level shape)", f"spool: {tmp_path}/c/.spool"]
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_check_tells_of_the_spool_of_a_url_and_shows_no_key(tmp_path: Path) -> None:
+    url = "s3://AKIAPLANTED:planted@bucket/x"
+    done = run("--check", "--capture", url, "--set", "capture.level=none", XDG_STATE_HOME=str(tmp_path))
+    _, to, spool = done.stdout.splitlines()
+    assert to == "capture: s3://***@bucket/x (level none)"
+    assert spool.startswith(f"spool: {tmp_path}/llmtap/spool-")
+    assert "planted" not in done.output.lower()
+
+
+def test_without_a_capture_none_is_told_of() -> None:
+    assert len(run("--check").stdout.splitlines()) == 1
+
+
+def test_a_check_tells_of_an_alarm_that_can_never_ring(tmp_path: Path) -> None:
+    config = tmp_path / "llmtap.toml"
+    config.write_text('[slo.batch]\nobjectives = "e2e:9s"\ntarget = 0.9\n')
+    done = run("--check", "--config", str(config))
+    assert done.exit_code == 0
+    ok, warning = done.stdout.splitlines()
+    assert ok.startswith("ok (config ")
+    assert warning.startswith("warning: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't")
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_the_first_line_of_a_proxy_names_the_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool
+) -> None:
+    class Announcing:
+        """In the supervisor's place: it is up at once, and ends."""
+
+        def __init__(self, _settings: object, _reload: object, announce: Any) -> None:
+            self._announce = announce
+
+        async def run(self) -> int:
+            self._announce("127.0.0.1:8080", "127.0.0.1:9464")
+            return 0
+
+    monkeypatch.setattr(supervisor, "Supervisor", Announcing)
+    done = run(*(("--capture", str(tmp_path)) if captured else ()))
+    told = f"   capture: {tmp_path} (shape)" if captured else ""
+    line = "llmtap: http://127.0.0.1:8080 -> http://127.0.0.1:8000   metrics: http://127.0.0.1:9464/metrics"
+    assert (done.exit_code, done.stderr) == (0, f"{line}{told}\n")
+
+
+LIMIT_S = 250.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One with a short name: a socket's path may not be long."""
+    with tempfile.TemporaryDirectory(prefix="tap-") as name:
+        yield Path(name)
+
+
+async def guest(path: Path, name: str, *, running: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """An app with the middleware, one exchange measured; one more under way if `running`."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    script = Script().hello(name, guest=True).status(relay_status(opened=1 + running)).stream(1)
+    writer.write((script.request(2) if running else script).pack(1))
+    assert await reader.readexactly(ACK.size) == ACK.pack(1)
+    return reader, writer
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_it_ends_at_once_and_in_order_whatever_its_guests_do(folder: Path, number: signal.Signals) -> None:
+    path = folder / "tap.sock"
+
+    async def run() -> None:
+        async with standalone_meter(path) as (seen, process):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            assert mode == 0o600, "frames hold keys: the owner only"
+            guests = [await guest(path, f"app-{i}", running=True) for i in range(3)]
+            await seen.measured(3)
+            assert await seen.told("/readyz") == 200
+            process.send_signal(number)
+            assert await asyncio.wait_for(process.wait(), 120) == 0, "guests are not waited for"
+            assert not path.exists()
+            for reader, writer in guests:
+                assert await reader.read() == b""
+                writer.close()
+
+    play(run(), LIMIT_S)
+
+
+def test_what_a_dead_meter_left_is_replaced(folder: Path) -> None:
+    path = folder / "tap.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    async def run() -> None:
+        async with standalone_meter(path) as (seen, _):
+            _, writer = await guest(path, "app-1", running=False)
+            await seen.measured(1)
+            writer.close()
+
+    play(run(), LIMIT_S)
+
+
+def test_a_path_that_is_in_use_is_not_taken(folder: Path) -> None:
+    path = folder / "tap.sock"
+
+    async def run() -> None:
+        async with standalone_meter(path) as (seen, _):
+            for args in (
+                ("meter", "--listen-socket", str(path), "--admin", "127.0.0.1:0"),
+                ("proxy", "--upstream", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "--admin",
+                 "127.0.0.1:0", "--set", f"meter.socket={path}"),
+            ):  # fmt: skip
+                second = await asyncio.to_thread(
+                    subprocess.run,
+                    [sys.executable, "-P", "-m", "llmtap.cli", *args],
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                )
+                assert (second.returncode, second.stdout) == (2, "")
+                assert f"another meter listens at {path}" in second.stderr
+            _, writer = await guest(path, "app-1", running=False)
+            await seen.measured(1)
+            writer.close()
+
+    play(run(), LIMIT_S)
+
+
+def test_it_captures(folder: Path) -> None:
+    async def run() -> None:
+        to = folder / "capture"
+        async with standalone_meter(folder / "tap.sock", "--capture", str(to)) as (seen, process):
+            _, writer = await guest(folder / "tap.sock", "app-1", running=False)
+            await seen.measured(1)
+            process.terminate()
+            await process.wait()
+            writer.close()
+        assert llmtap.read(str(to)).table()["relay"].to_pylist() == ["app-1"]
+
+    play(run(), LIMIT_S)
+
+
+def refused(*args: str) -> ConfigError:
+    done: Any = CliRunner().invoke(app, ["meter", *args], env={"LLMTAP_CONFIG": None})
+    assert isinstance(done.exception, ConfigError), done.output
+    return done.exception
+
+
+def test_what_cannot_be_is_told_before_anything_starts(folder: Path) -> None:
+    file = folder / "file"
+    file.touch()
+    assert refused().place == "meter.socket"
+    assert refused("--listen-socket", str(folder / "none/tap.sock")).place == "meter.socket"
+    assert refused("--listen-socket", str(file)).problem == f"{file} is there, and is no socket"
+    assert refused("--listen-socket", str(folder / ("x" * 120))).place == "meter.socket"
+    path = ("--listen-socket", str(folder / "tap.sock"))
+    assert refused(*path, "--set", "nonsense").place == "--set"
+    arms = 'experiment.arms=[{"name": "a"}, {"name": "b", "headers": {"x-a": "b"}}]'
+    experiment = refused(*path, "--set", arms, "--set", "experiment.enabled=true")
+    assert experiment.place == "experiment.enabled"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        admin = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert refused(*path, "--admin", admin).place == "meter.admin"
+    assert not os.path.exists(folder / "tap.sock"), "nothing is left behind"
+
+
+def test_a_check_starts_nothing(folder: Path) -> None:
+    args = ["meter", "--listen-socket", str(folder / "tap.sock"), "--check"]
+    done = CliRunner().invoke(app, args, env={"LLMTAP_CONFIG": None})
+    assert (done.exit_code, done.output.startswith("ok (config ")) == (0, True), done.output
+    assert not (folder / "tap.sock").exists()
+
+
+CONFIG = Path(__file__).parents[2] / "config" / "slo.toml"
+
+
+def run_slo(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str | Path
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["llmtap", "slo", "generate", *map(str, args)])
+    monkeypatch.delenv("LLMTAP_CONFIG", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_what_can_never_ring_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[slo.loose]\nobjectives = "ttft:1s"\ntarget = 0.9\n')
+    code, out, err = run_slo(capsys, monkeypatch, "--config", config)
+    assert code == 0
+    assert err.startswith("llmtap: warning: slo.loose: no page over 1h and 5m: ")
+    assert err.count("\n") == 1
+    assert yaml.safe_load(out)
+
+
+def test_objectives_of_the_environment_are_read_as_the_proxy_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTAP_SLO_GOLD_OBJECTIVES", "ttft:300ms")
+    code, out, _ = run_slo(capsys, monkeypatch, "--job", "x", "--runbooks", "https://wiki")
+    assert code == 0
+    assert 'llmtap_slo_events_total{job="x",slo="gold"}' in out
+    assert "https://wiki/LlmtapDown.md" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((), "--config: is missing: no file tells objectives"),
+        (("--config", "/nowhere.toml"), "/nowhere.toml: cannot be read"),
+        (("--config", CONFIG, "--job", 'a"'), "--job: 'a\"' is no name for a job"),
+        (("--config", CONFIG, "--out", "/nowhere/x"), "--out: cannot write /nowhere/x"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_exit_2(
+    args: tuple[str | Path, ...],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, out, err = run_slo(capsys, monkeypatch, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"llmtap: {told}")
+    assert "Traceback" not in err
+
+
+def test_a_format_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run_slo(capsys, monkeypatch, "--config", CONFIG, "--format", "pyrra")
+    assert code == 2
+    assert "pyrra" in err

@@ -1,0 +1,183 @@
+"""What is read of a request; a capture is shown it once and whole, and gets the answer's text if it asks."""
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.protocol.http1 import RequestHead
+from tests.exchange.streams import DONE, OK, ROLE, framed, observe
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "endpoint"),
+    [
+        (b"/v1/chat/completions", "/v1/chat/completions", "chat.completions"),
+        (b"/team/a/v1/chat/completions/?a=b", "/team/a/v1/chat/completions/", "chat.completions"),
+        (b"/deployments/m/chat/completions?v=1", "/deployments/m/chat/completions", "chat.completions"),
+        (b"/v1/completions", "/v1/completions", "completions"),
+        (b"http://g:80/v1/completions?q", "/v1/completions", "completions"),
+        (b"http://g", "/", None),
+        (b"/v1/models", "/v1/models", None),
+        (b"/completion", "/completion", "llamacpp.completion"),
+        (b"*", "*", None),
+    ],
+)  # fmt: skip
+def test_path_and_endpoint(target: bytes, path: str, endpoint: str | None) -> None:
+    method = b"OPTIONS" if target == b"*" else b"POST"
+    x = observe(request=method + b" " + target + b" HTTP/1.1\r\nHost: g\r\n\r\n")
+    assert (x.path, x.endpoint) == (path, endpoint)
+
+
+def post(*fields: bytes) -> bytes:
+    return b"\r\n".join([b"POST /v1/chat/completions HTTP/1.1", b"Host: g", *fields, b"", b""])
+
+
+BODY = b'{"messages":[],"model":"acme-8b","stream":true}'
+
+
+@pytest.mark.parametrize(
+    ("request_head", "body", "model"),
+    [
+        (post(b"Content-Length: 50"), BODY, "acme-8b"),
+        (post(b"Transfer-Encoding: chunked"), framed(BODY, 7), "acme-8b"),
+        (post(b"Content-Length: 50", b"Content-Encoding: gzip"), gzip.compress(BODY, mtime=0), "acme-8b"),
+        (post(b"Content-Length: 50", b"Content-Encoding: lzw"), BODY, None),
+        (post(b"Content-Length: 50", b"Content-Encoding: gzip"), BODY, None),
+        (post(b"Transfer-Encoding: chunked"), BODY, None),
+        (post(b"Content-Length: 50"), b'{"model":5,"stream":"yes"}', None),
+        (post(b"Content-Length: 50"), BODY[:-5], None),
+        (post(b"Content-Length: 50"), b'{"model":"\xff"}', None),
+        (post(b"Content-Length: 50"), b"--boundary\r\n", None),
+        (post(), b"", None),
+    ],
+)
+def test_the_model_asked_for(request_head: bytes, body: bytes, model: str | None) -> None:
+    x = observe(request=request_head, body=body, head=b"", end_ns=None, outcome="upstream_reset")
+    assert x.model == model
+    assert x.stream == (model is not None), "without an answer, what was asked for"
+
+
+def test_the_model_of_the_answer_serves_where_the_request_names_none() -> None:
+    assert observe((100, ROLE + DONE)).model == "acme-8b-0901"
+    assert observe((100, ROLE + DONE), body=BODY).model == "acme-8b"
+
+
+def test_the_request_id_is_the_requests_or_else_the_answers() -> None:
+    head = OK % b"X-REQUEST-ID: up-9\r\n"
+    assert observe(head=head).request_id == "req-1"
+    assert observe(head=head, request=post()).request_id == "up-9"
+    assert observe(request=post()).request_id is None
+    long = observe(request=post(b"X-Request-Id: " + b"x" * 5000)).request_id
+    assert long == "x" * 256
+
+
+def test_a_request_whose_body_never_ended_is_read_as_far_as_it_came() -> None:
+    o = Observer("r", 1, 0, 0, post(b"Content-Length: 50"))
+    o.request_data(BODY, 1)
+    x = o.finish(None, "client_cancelled", None, None, 0, 0, 0, 0)
+    assert (x.model, x.timeline.request_end_ns, x.timeline.delivered_ns) == ("acme-8b", None, None)
+
+
+def test_a_model_without_a_name_is_none() -> None:
+    assert (
+        observe((100, DONE), body=b'{"model":"","stream":true}', request=post(b"Content-Length: 26")).model
+        is None
+    )
+
+
+HEARD_BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+HEARD_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+def head(*fields: str, length: int = len(HEARD_BODY)) -> bytes:
+    lines = ["POST /v1/chat/completions HTTP/1.1", "host: x", f"content-length: {length}", *fields, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+class Ear:
+    """Notes what it hears."""
+
+    def __init__(self, *, wants: bool) -> None:
+        self.wants = wants
+        self.heard: list[tuple[Exchange, RequestHead, bytes]] = []
+
+    def __call__(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
+        self.heard.append((x, head, body))
+        return self.wants
+
+
+def events(*choices: dict[str, Any]) -> bytes:
+    return b"".join(
+        b"data: " + json.dumps({"model": "m", "choices": [c]}).encode() + b"\n\n" for c in choices
+    )
+
+
+def said_play(ear: Ear, raw: bytes, body: bytes, answer: bytes) -> Exchange:
+    observer = Observer("r", 1, 0, 0, raw, hear=ear)
+    for at in range(0, len(body), 7):
+        observer.request_data(body[at : at + 7], at)
+    observer.request_end(50)
+    observer.submitted(60, 1)
+    observer.response_head(HEARD_ANSWER, 70, 1)
+    observer.response_data(answer, 80, 1)
+    observer.response_end(90)
+    return observer.finish(100, "complete", None, None, 0, 0, 0, 0)
+
+
+def content(text: str, index: int = 0, **more: Any) -> dict[str, Any]:
+    return {"index": index, "delta": {"content": text, **more}, "finish_reason": None}
+
+
+def test_the_request_is_shown_once_and_whole() -> None:
+    ear = Ear(wants=False)
+    x = said_play(ear, head("x-session-id: s"), HEARD_BODY, events(content("hi")))
+    ((heard, seen, body),) = ear.heard
+    assert heard is x and body == HEARD_BODY and (b"x-session-id", b"s") in seen.headers
+    assert x.said is None, "nobody asked for the text"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_text_of_the_first_choice_is_kept(whole: bool) -> None:
+    ear = Ear(wants=True)
+    answer = events(
+        content("one "), content("two ", 1), content("three"), content("", reasoning_content="hm")
+    )
+    if whole:
+        answer = b'{"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"one three"}}]}'
+    x = said_play(ear, head(), HEARD_BODY, answer)
+    assert x.said is not None and x.said.response_text == "one three"
+    assert x.said.request_body is None, "whoever keeps bodies redacts them first"
+
+
+def test_a_compressed_request_is_shown_as_it_was_before() -> None:
+    packed = gzip.compress(HEARD_BODY)
+    ear = Ear(wants=False)
+    said_play(ear, head("content-encoding: gzip", length=len(packed)), packed, b"")
+    assert [body for _, _, body in ear.heard] == [HEARD_BODY]
+
+
+def test_a_request_without_a_body_is_shown_and_a_broken_one_is_not() -> None:
+    ear = Ear(wants=True)
+    said_play(ear, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", b"", b"")
+    assert [body for _, _, body in ear.heard] == [b""]
+    said_play(ear, b"nonsense\r\n\r\n", b"", b"")
+    assert len(ear.heard) == 1
+
+
+def test_events_that_are_known_by_their_bytes_are_kept_as_well() -> None:
+    ear = Ear(wants=True)
+    words = [f"word{i} " for i in range(200)]
+    observer = Observer("r", 1, 0, 0, head(), hear=ear)
+    observer.request_data(HEARD_BODY, 1)
+    observer.request_end(1)
+    observer.submitted(2, 1)
+    observer.response_head(HEARD_ANSWER, 3, 1)
+    for i, word in enumerate(words):  # each in a read of its own, alike but for the word
+        observer.response_data(events(content(word)), 10 + i, 1)
+    observer.response_end(500)
+    x = observer.finish(501, "complete", None, None, 0, 0, 0, 0)
+    assert x.said is not None and x.said.response_text == "".join(words)

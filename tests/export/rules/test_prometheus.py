@@ -1,0 +1,256 @@
+"""The rules file: Sloth's names, our numbers, and nothing that the exporter does not have."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from llmtap.errors import ConfigError
+from llmtap.export.rules.prometheus import (
+    SLO_ALERTS,
+    check_job,
+    missing_alarms,
+    render,
+    runbook_url,
+    window_name,
+)
+from llmtap.export.rules.self_alerts import self_alerts
+from llmtap.metrics.slo import SloClass, SloOptions
+from tests.support.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
+
+IDENTITY = {"sloth_id", "sloth_service", "sloth_slo"}
+
+
+def asked(**classes: SloOptions) -> list[SloClass]:
+    return [SloClass.of(name, options).with_tickets() for name, options in classes.items()]
+
+
+GOLD = SloOptions(objectives="ttft:500ms tpot:50ms", target=0.99)
+BATCH = SloOptions(objectives="e2e:120s", target=0.9, tenants=("nightly-*",))
+
+
+def groups(job: str = "llmtap", runbooks: str = "https://wiki/tap/", **classes: SloOptions) -> dict[str, Any]:
+    text = render(asked(**(classes or {"gold": GOLD})), job, runbooks)
+    return {group["name"]: group for group in yaml.safe_load(text)["groups"]}
+
+
+def rules(name: str = "llmtap-slo-gold", **more: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = groups(**more)[name]["rules"]
+    return found
+
+
+def recorded(**more: Any) -> dict[str, dict[str, Any]]:
+    return {rule["record"]: rule for rule in rules(**more) if "record" in rule}
+
+
+def test_each_class_has_a_group_and_the_tap_one() -> None:
+    found = groups(gold=GOLD, batch=BATCH)
+    assert list(found) == ["llmtap-slo-gold", "llmtap-slo-batch", "llmtap-tap"]
+    assert {group["interval"] for group in found.values()} == {"30s"}
+
+
+def test_recordings_have_sloths_names_and_labels() -> None:
+    found = recorded()
+    windows = ["5m", "30m", "1h", "2h", "6h", "1d", "3d", "30d"]
+    assert [name for name in found if "ratio_rate" in name] == [
+        f"slo:sli_error:ratio_rate{w}" for w in windows
+    ]
+    assert {
+        "slo:objective:ratio", "slo:error_budget:ratio", "slo:time_period:days",
+        "slo:current_burn_rate:ratio", "slo:period_burn_rate:ratio",
+        "slo:period_error_budget_remaining:ratio", "sloth_slo_info",
+    } <= found.keys()  # fmt: skip
+    who = {"sloth_id": "llmtap-gold", "sloth_service": "llmtap", "sloth_slo": "gold"}
+    for name, rule in found.items():
+        assert rule["labels"].items() >= who.items(), name
+    assert found["slo:sli_error:ratio_rate1h"]["labels"] == who | {"sloth_window": "1h"}
+    assert found["slo:objective:ratio"]["expr"] == "vector(0.99)"
+    assert found["slo:error_budget:ratio"]["expr"] == "vector(0.01)"
+
+
+def test_short_windows_read_the_counters_and_long_ones_the_rates() -> None:
+    found = recorded()
+    six = found["slo:sli_error:ratio_rate6h"]["expr"]
+    assert " ".join(six.split()) == (
+        'clamp_min( 1 - sum(rate(llmtap_slo_good_total{job="llmtap",slo="gold"}[6h]))'
+        ' / (sum(rate(llmtap_slo_events_total{job="llmtap",slo="gold"}[6h])) > 0), 0 )'
+    )
+    month = found["slo:sli_error:ratio_rate30d"]["expr"]
+    assert 'sum_over_time(slo:llmtap_slo_good:rate5m{sloth_id="llmtap-gold"}[30d])' in month
+    assert "_total" not in month
+
+
+def alerts(**more: Any) -> list[dict[str, Any]]:
+    return [rule for rule in rules(**more) if rule.get("alert") == "LlmtapErrorBudgetBurn"]
+
+
+def test_alerts_have_the_windows_factors_and_least_counts() -> None:
+    told = []
+    for rule in alerts():
+        long, short = rule["labels"]["long"], rule["labels"]["short"]
+        ratios = re.findall(r"ratio_rate(\w+)\{.*?\}\) / (\S+) > (\S+)", rule["expr"])
+        least = int(rule["expr"].rsplit(">= ", 1)[1])
+        assert ratios == [(long, "0.01", ratios[0][2]), (short, "0.01", ratios[0][2])]
+        told.append((rule["labels"]["severity"], long, short, ratios[0][2], least))
+    # 1 / (14.4 x 0.01) = 6.9, 1 / 0.06 = 16.7, 1 / 0.03 = 33.3, 1 / 0.01 = 100
+    assert told == [
+        ("page", "1h", "5m", "14.4", 7), ("page", "6h", "30m", "6", 17),
+        ("ticket", "1d", "2h", "3", 34), ("ticket", "3d", "6h", "1", 100),
+    ]  # fmt: skip
+
+
+def test_outdated_compares_the_target_and_each_bound_in_seconds() -> None:
+    odd = SloOptions(objectives="ttft:1500us tpot:50ms", target=0.99)
+    (rule,) = [r for r in rules(gold=odd) if r.get("alert") == "LlmtapSloRulesOutdated"]
+    told = re.findall(r'objective="(\w+)"\} == (\S+)', rule["expr"])
+    # What `/metrics` has for it, to the last digit: ns / 1e9.
+    assert [(name, float(bound)) for name, bound in told] == [("ttft", 1_500_000 / 1e9), ("tpot", 0.05)]
+    assert 'objective!~"ttft|tpot"' in rule["expr"]
+    assert "ttft:1500us tpot:50ms and a target of 0.99" in rule["annotations"]["description"]
+
+
+def test_a_class_that_the_rules_do_not_know_is_told() -> None:
+    found = groups(gold=GOLD, batch=BATCH)["llmtap-tap"]["rules"]
+    (rule,) = [r for r in found if r["alert"] == "LlmtapSloRulesOutdated"]
+    assert rule["expr"] == 'llmtap_slo_target_ratio{job="llmtap",slo!~"gold|batch"}'
+
+
+def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
+    text = render(asked(batch=BATCH), "llmtap", "x")
+    said = " ".join(line.removeprefix("# ").strip() for line in text.splitlines() if line.startswith("#"))
+    assert "Left out: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't be seen" in said
+    found = yaml.safe_load(text)["groups"][0]["rules"]
+    assert [r["labels"]["long"] for r in found if r.get("alert") == "LlmtapErrorBudgetBurn"] == [
+        "6h",
+        "1d",
+        "3d",
+    ]
+
+
+def test_the_classs_own_burn_rate_rings() -> None:
+    batch = SloOptions(objectives="e2e:120s", target=0.9, burn={"1h": 8.0, "6h": 4.0})
+    hour, six, *_ = alerts(name="llmtap-slo-batch", batch=batch)
+    assert "/ 0.1 > 8\n" in hour["expr"]
+    assert hour["expr"].rstrip().endswith(">= 2"), "1 / (8 x 0.1) = 1.25"
+    assert "/ 0.1 > 4\n" in six["expr"]
+
+
+def test_each_alert_says_what_and_where_to_read_on() -> None:
+    for group in groups().values():
+        for rule in group["rules"]:
+            if "alert" not in rule:
+                continue
+            name, notes = rule["alert"], rule["annotations"]
+            assert rule["labels"]["severity"] in ("page", "ticket"), name
+            assert notes["runbook_url"] == f"https://wiki/tap/{name}.md"
+            assert notes["summary"], name
+            assert re.search(r"\d|\{\{ \$value", notes["description"]), f"{name} has no number"
+
+
+def test_rules_of_a_job_name_no_other() -> None:
+    text = render(asked(gold=GOLD), "serving/llmtap", "x")
+    jobs = set(re.findall(r'job="([^"]*)"', text))
+    assert jobs == {"serving/llmtap"}
+    assert set(re.findall(r'sloth_id="([^"]*)"', text)) == {"serving/llmtap-gold"}
+
+
+@pytest.mark.parametrize("job", ["", 'a"b', "a b", "a{b}", "a\n"])
+def test_a_job_that_would_need_quoting_is_refused(job: str) -> None:
+    with pytest.raises(ConfigError, match="--job"):
+        check_job(job)
+
+
+def test_every_name_and_label_is_one_that_can_be_scraped_or_is_recorded() -> None:
+    known = dict(exposed())
+    for name, rule in recorded().items():
+        known[name] = frozenset(rule["labels"])
+    queries = [rule["expr"] for group in groups(gold=GOLD, batch=BATCH).values() for rule in group["rules"]]
+    for query in queries:
+        assert query.count("(") == query.count(")"), query
+        assert set(re.findall(r"\b([a-z_]+)\s*\(", query)) <= FUNCTIONS, query
+        labels: set[str] = set()
+        for name, matched in selectors(query):
+            assert name in known, f"{name} in {query}"
+            assert matched <= known[name], f"{matched - known[name]} of {name} in {query}"
+            labels |= known[name]
+        assert labels_grouped(query) <= labels | {"sloth_window"}, query
+
+
+def test_every_alert_is_of_one_of_the_two_kinds() -> None:
+    named = {rule["alert"] for group in groups().values() for rule in group["rules"] if "alert" in rule}
+    of_tap = [alert.name for alert in self_alerts("llmtap")]
+    assert named == {*SLO_ALERTS, *of_tap}
+    assert len(set(of_tap)) == len(of_tap)
+
+
+def test_the_watches_look_at_each_thing_that_can_fail() -> None:
+    looked_at = {name for alert in self_alerts("llmtap") for name, _ in selectors(alert.expr)}
+    assert {
+        "up", "llmtap_relay_up", "llmtap_relay_exchanges_total", "llmtap_tap_dropped_exchanges_total",
+        "llmtap_meter_frames_total", "llmtap_tap_loop_lag_seconds_bucket", "llmtap_uncertain_exchanges_total",
+        "llmtap_tap_added_seconds_bucket", "llmtap_capture_paused", "llmtap_relay_refused_total",
+    } <= looked_at  # fmt: skip
+    assert exposed()["llmtap_relay_up"] >= OF_A_SCRAPE
+
+
+def test_what_is_summed_keeps_what_tells_a_tap_apart() -> None:
+    # But for those about the job as a whole.
+    summed = [alert for alert in self_alerts("llmtap") if " by (" in alert.expr]
+    assert len(summed) > 10
+    for alert in summed:
+        for grouped in re.findall(r"by \(([^)]*)\)", alert.expr):
+            assert set(grouped.split(", ")) >= OF_A_SCRAPE, alert.name
+
+
+# ------------------------------------------------------------------ the alarms of a class
+
+
+def a_class(target: float, **burn: float) -> SloClass:
+    return SloClass.of(
+        "gold", SloOptions(objectives="tpot:50ms ttft:500ms", target=target, burn=burn)
+    ).with_tickets()
+
+
+def told(slo: SloClass) -> list[tuple[str, str, str, float]]:
+    return [
+        (a.severity, window_name(a.long_ns), window_name(a.short_ns), round(a.factor, 6)) for a in slo.alarms
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "left"),
+    [
+        (0.999, ["1h", "6h", "1d", "3d"]),
+        (0.95, ["1h", "6h", "1d", "3d"]),  # 14.4 x 0.05 = 0.72
+        (0.93, ["6h", "1d", "3d"]),  # 14.4 x 0.07 = 1.008
+        (0.9, ["6h", "1d", "3d"]),
+        (0.8, ["1d", "3d"]),  # 6 x 0.2 = 1.2
+        (0.5, ["3d"]),  # 3 x 0.5 = 1.5
+    ],
+)
+def test_an_alarm_that_cannot_ring_is_left_out(target: float, left: list[str]) -> None:
+    slo = a_class(target)
+    assert [window_name(a.long_ns) for a in slo.alarms] == left
+    assert len(slo.alarms) + len(slo.unreachable) == 4
+    assert len(missing_alarms(slo)) == 4 - len(left)
+
+
+def test_the_classs_own_burn_rates_are_those_of_its_pages() -> None:
+    assert told(a_class(0.9, **{"1h": 8.0, "6h": 4.0}))[:2] == [
+        ("page", "1h", "5m", 8.0),
+        ("page", "6h", "30m", 4.0),
+    ]
+    assert [a[1] for a in told(a_class(0.9, **{"6h": 4.0}))] == ["6h", "1d", "3d"]
+    assert a_class(0.9995).budget == 0.0005
+
+
+@pytest.mark.parametrize(
+    ("runbooks", "url"),
+    [
+        ("https://wiki/tap/", "https://wiki/tap/LlmtapDown.md"),
+        ("https://docs/runbooks/{alert}.html", "https://docs/runbooks/LlmtapDown.html"),
+    ],
+)
+def test_a_page_is_a_file_of_the_alerts_name_or_where_the_url_says(runbooks: str, url: str) -> None:
+    assert runbook_url(runbooks, "LlmtapDown") == url

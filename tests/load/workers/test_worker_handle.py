@@ -1,0 +1,177 @@
+"""Invariant: whatever another host's clock shows, its times come back to our axis, within the round trip."""
+
+import select
+from dataclasses import fields
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.clock import ManualClock, WallAnchor
+from llmtap.exchange.exchange import Timeline
+from llmtap.load.http import SenderOptions
+from llmtap.load.run import StopErrors
+from llmtap.load.workers.worker_handle import (
+    _MOVED,
+    ClockReading,
+    Compared,
+    Done,
+    Frames,
+    HostClock,
+    Progress,
+    Trip,
+    WorkerReady,
+    WorkerSetup,
+    compared,
+    frame,
+)
+from llmtap.metrics.latency import measure
+from llmtap.units import NEVER, Duration, decode_special, encode_special
+from tests.support.exchanges import streamed
+
+US = 1_000
+HOUR_NS = 3_600_000_000_000
+times = st.integers(0, 1 << 60)
+aheads = st.integers(-HOUR_NS, HOUR_NS)
+
+
+def reading(mono_ns: int, wall_ns: int = 0, *, boot: str = "b", host: str = "there") -> ClockReading:
+    return ClockReading(host, boot, mono_ns, wall_ns)
+
+
+@given(times, aheads, aheads, st.lists(st.tuples(*[st.integers(0, 10**8)] * 2), min_size=1, max_size=8))
+def test_the_quickest_trip_is_right_within_half_of_it(
+    at_ns: int, ahead_ns: int, wall_ahead_ns: int, ways: list[tuple[int, int]]
+) -> None:
+    ours = ManualClock(at_ns)
+    anchor = WallAnchor.sample(ours)
+    trips = []
+    for out_ns, back_ns in ways:
+        asked_ns = ours.mono_ns()
+        ours.advance(out_ns)
+        there = reading(ours.mono_ns() + ahead_ns, ours.wall_ns() + wall_ahead_ns)
+        ours.advance(back_ns)
+        trips.append(Trip(asked_ns, ours.mono_ns(), there))
+    found = compared(trips, anchor)
+    assert found.rtt_ns == min(out_ns + back_ns for out_ns, back_ns in ways)
+    assert abs(found.mono_ahead_ns - ahead_ns) <= (found.rtt_ns + 1) / 2
+    assert abs(found.wall_ahead_ns - wall_ahead_ns) <= (found.rtt_ns + 1) / 2
+    assert at_ns <= found.at_ns <= ours.mono_ns()
+
+
+@given(times, times, aheads, aheads, st.integers(1, HOUR_NS))
+def test_there_and_back(ours_ns: int, at_ns: int, before_ns: int, after_ns: int, passed_ns: int) -> None:
+    clock = HostClock("there", Compared(at_ns, before_ns, 0, 0), shared=False)
+    assert clock.ours(clock.theirs(ours_ns)) == ours_ns
+    assert clock.theirs(ours_ns) == ours_ns + before_ns
+    clock.after = Compared(at_ns + passed_ns, after_ns, 0, 0)
+    # At both moments of comparison it is what was found then, however it drifted between.
+    assert clock.ahead_ns(at_ns + before_ns) == before_ns
+    assert clock.ahead_ns(at_ns + passed_ns + before_ns) == after_ns
+    assert clock.theirs(ours_ns) == ours_ns + before_ns, "the start was told before anybody knew"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "ahead_ns", "shared"),
+    [
+        ("b", "b", 400 * US, True),
+        ("b", "b", -400 * US, True),
+        ("b", "b", 1_100 * US, False),  # one kernel, and two views of its clock
+        ("b", "c", 0, False),
+        ("", "", 0, False),
+    ],
+)
+def test_processes_of_one_host_share_their_clock_to_the_ns(
+    ours: str, theirs: str, ahead_ns: int, shared: bool
+) -> None:
+    before = Compared(0, ahead_ns, 0, 1_000 * US)
+    clock = HostClock.met(reading(0, boot=ours), reading(0, boot=theirs), before)
+    assert clock.shared == shared
+    assert clock.theirs(5) == (5 if shared else 5 + ahead_ns)
+    assert clock.host == "there"
+    here = HostClock.of_this_host()
+    x = streamed(1, 3)
+    at_ns = list(x.timeline.events.t_ns)
+    assert here.place(x) is x
+    assert list(x.timeline.events.t_ns) == at_ns
+    assert (here.ours(9), here.theirs(9), here.ahead_ns(9)) == (9, 9, 0)
+
+
+def test_an_exchange_moves_as_a_whole() -> None:
+    x, same = streamed(1, 5), streamed(1, 5)
+    x.scheduled_ns = x.timeline.arrival_ns - 7
+    x.dispatch_late_ns = 7
+    clock = HostClock("there", Compared(0, HOUR_NS, -5_000_000_000, 0), shared=False)
+    clock.place(x)
+    t, before = x.timeline, same.timeline
+    for name in _MOVED:
+        ns = getattr(before, name)
+        assert getattr(t, name) == (None if ns is None else ns - HOUR_NS)
+    assert [a - b for a, b in zip(before.events.t_ns, t.events.t_ns, strict=True)] == [HOUR_NS] * len(
+        t.events
+    )
+    assert x.scheduled_ns == before.arrival_ns - 7 - HOUR_NS
+    assert x.dispatch_late_ns == t.arrival_ns - x.scheduled_ns
+    assert x.arrival_wall_ns == same.arrival_wall_ns + 5_000_000_000
+    assert measure(x) == measure(same), "no latency changes"
+
+
+def test_every_stamp_of_a_timeline_is_moved() -> None:
+    assert {f.name for f in fields(Timeline) if f.name.endswith("_ns")} == {*_MOVED, "paused_ns"}
+
+
+def test_what_is_told() -> None:
+    clock = HostClock("n1", Compared(0, HOUR_NS, 2_500_000, 900_000), shared=False)
+    told = {"host": "n1", "shared": False, "offset": 0.0025, "rtt": 0.0009, "drift": None}
+    assert clock.to_dict() == told
+    clock.after = Compared(HOUR_NS, HOUR_NS + 40_000, 0, 900_000)
+    assert clock.to_dict() == told | {"drift": 4e-05}
+    clock.shared = True
+    assert clock.to_dict()["drift"] == 0.0
+
+
+MESSAGES: list[WorkerReady | Progress | Done] = [
+    WorkerReady(3),
+    Progress(1, 2, 3, 4, 5, 6, 1.5, None, 2.5, None, 0.0, 7, 8, "too many errors"),
+    Progress(0, 0, 0, 0, 0, 0, None, None, None, None, None),
+    Done(b"\x00tally" * 30_000, None, 1, 2, 3, 4, 5, 6, 7, True),
+    Done(b"", "somebody stopped it", 0, 0, 0, 0, 0, 0, 0, False, "No space left on device"),
+]
+WHOLE = b"".join(frame(message) for message in MESSAGES)
+
+
+def heard(pieces: list[bytes]) -> list[WorkerReady | Progress | Done]:
+    frames = Frames()
+    return [message for piece in pieces for message in frames.feed(piece)]
+
+
+@given(st.lists(st.integers(0, len(WHOLE)), max_size=12))
+def test_cut_anywhere(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(WHOLE)]
+    assert heard([WHOLE[a:b] for a, b in pairwise(edges)]) == MESSAGES
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 5, -1])
+def test_a_message_that_was_cut_is_none(cut: int) -> None:
+    assert heard([frame(MESSAGES[1])[:cut]]) == []
+
+
+def test_progress_fits_into_a_pipe_at_once() -> None:
+    """Else it could be written in part, where nobody reads (pipe(7))."""
+    most = Progress(
+        *[NEVER] * 6, *[1.7e308] * 5, NEVER, NEVER, "1048576 of the latest 1048576 answers failed"
+    )
+    assert len(frame(most)) < select.PIPE_BUF
+
+
+def test_a_setup_travels() -> None:
+    setup = WorkerSetup(
+        sender=SenderOptions(retries=1, timeout=Duration(5), model="m"), url="http://a",
+        endpoint="completions", headers=[("Authorization", "Bearer \u00e9")], script_fd=3, bodies_fd=4,
+        spill_fd=None, slots=2, limit_in_flight=9, stop_errors=StopErrors(0.5, 10), slo="ttft<1",
+    )  # fmt: skip
+    line = msgspec.json.encode(setup, enc_hook=encode_special)
+    assert b"\n" not in line
+    assert msgspec.json.decode(line, type=WorkerSetup, dec_hook=decode_special) == setup

@@ -1,0 +1,260 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from llmtap.clock import ManualClock
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.admin import live_feed as live
+from llmtap.meter.admin.live_feed import LiveFeed
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline import recent_exchanges as kept
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.pipeline.recent_exchanges import weight_bytes
+from tests.support.peer import LIMIT_S, wait_until
+from tests.support.raw_client import RawClient, request
+from tests.support.streams import streamed
+
+S = 1_000_000_000
+Client = TestClient[Any, Any]
+Scene = Callable[[ExchangePipeline, LiveFeed, Client], Awaitable[None]]
+QUIET = "/api/v1/live?summary=0"
+
+
+def play(scene: Scene) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+            app, feed = web.Application(), LiveFeed(tally)
+            feed.add_to(app)
+            async with TestClient(TestServer(app)) as client:
+                await scene(tally, feed, client)
+
+    asyncio.run(run())
+
+
+class Stream:
+    """A subscription, read event by event."""
+
+    def __init__(self, answer: ClientResponse) -> None:
+        self.answer = answer
+
+    async def next(self) -> tuple[str, Any]:
+        """Name and data of the next event; comments and `retry` are passed over. Raises at the end."""
+        name = ""
+        async for raw in self.answer.content:
+            line = raw.decode().rstrip("\n")
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                return name, json.loads(line.removeprefix("data: "))
+        raise EOFError
+
+    async def is_over(self) -> bool:
+        try:
+            while True:
+                await self.next()
+        except EOFError:
+            return True
+
+
+@asynccontextmanager
+async def subscribed(feed: LiveFeed, client: Client, path: str = QUIET) -> AsyncIterator[Stream]:
+    async with client.get(path) as answer:
+        assert (answer.status, answer.content_type) == (200, "text/event-stream")
+        yield Stream(answer)
+
+
+def test_an_exchange_is_told_when_it_ends() -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client) as stream:
+            tally.ended(streamed(100, 140, seq=7))
+            name, x = await stream.next()
+            assert (name, x["seq"], x["metrics"]["ttft"]) == ("exchange", 7, 0.1)
+            assert "events" not in x
+        async with subscribed(feed, client, QUIET + "&events=1") as stream:
+            tally.ended(streamed(100, 140, seq=8))
+            _, x = await stream.next()
+            assert [event["t"] for event in x["events"]] == [0.1, 0.14]
+
+    play(scene)
+
+
+def test_filters_are_those_of_the_exchanges() -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client, QUIET + "&outcome=truncated&tenant=acme") as stream:
+            tally.ended(streamed(100, seq=1, tenant="acme"))
+            tally.ended(streamed(100, seq=2, outcome=Outcome.TRUNCATED))
+            tally.ended(streamed(100, seq=3, outcome=Outcome.TRUNCATED, tenant="acme"))
+            assert (await stream.next())[1]["seq"] == 3
+
+    play(scene)
+
+
+def test_a_summary_comes_at_once_and_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SUMMARY_S", 0.1)
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        tally.opened()
+        tally.opened()
+        tally.ended(streamed(100, 140))
+        async with subscribed(feed, client, "/api/v1/live") as stream:
+            for _ in range(3):
+                name, told = await stream.next()
+                assert (name, told["open"], told["n"], told["subscribers"]) == ("summary", 1, 1, 1)
+                assert told["metrics"]["ttft"]["p50"] == pytest.approx(0.1, rel=1e-3)
+                assert told["outcomes"] == {"complete": 1}
+
+    play(scene)
+
+
+def test_without_summaries_a_comment_keeps_the_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "KEEPALIVE_S", 0.05)
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client) as stream:
+            lines = [await stream.answer.content.readline() for _ in range(6)]
+            assert lines == [b"retry: 2000\n", b"\n", b": keep-alive\n", b"\n", b": keep-alive\n", b"\n"]
+
+    play(scene)
+
+
+def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with (
+            subscribed(feed, client) as slow,
+            subscribed(feed, client, QUIET + "&tenant=acme") as other,
+        ):
+            # No turn of the loop between them: nothing can be taken from the queue.
+            for seq in range(live.QUEUE_MAX + 3):
+                tally.ended(streamed(100, seq=seq))
+            tally.ended(streamed(100, seq=9_999, tenant="acme"))
+            told = [await slow.next() for _ in range(live.QUEUE_MAX + 1)]
+            exchanges = [x["seq"] for name, x in told if name == "exchange"]
+            assert exchanges == list(range(live.QUEUE_MAX))
+            assert [x for name, x in told if name == "missed"] == [{"n": 4, "total": 4}]
+            assert (await other.next())[1]["seq"] == 9_999
+            assert (tally.live_missed, tally.subscribers) == (4, 2)
+            tally.ended(streamed(100, seq=5))
+            assert (await slow.next())[1]["seq"] == 5
+
+    play(scene)
+
+
+def test_a_queue_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "QUEUE_BYTES_MAX", 2 * weight_bytes(streamed(100, 140)))
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client) as stream:
+            for seq in range(4):
+                tally.ended(streamed(100, 140, seq=seq))
+            assert [(await stream.next())[1].get("seq") for _ in range(2)] == [0, 1]
+            assert await stream.next() == ("missed", {"n": 2, "total": 2})
+
+    play(scene)
+
+
+def test_a_batch_is_bounded_by_bytes_and_holds_one_exchange_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "BATCH_BYTES_MAX", 2 * weight_bytes(streamed(100, 101)))
+    monkeypatch.setattr(kept, "EVENTS_SLICE", 2)
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client, QUIET + "&events=1") as stream:
+            sizes = (2, 2, 100, 1)  # an event and a read each
+            for seq, n in enumerate(sizes):
+                tally.ended(streamed(*range(100, 100 + n), seq=seq))
+            (subscriber,) = feed._subscribers
+            batches = [[x.seq for x, _, _ in subscriber.take()] for _ in range(3)]
+            assert (batches, subscriber.weight_bytes) == ([[0, 1], [2], [3]], 0)
+            for seq, n in enumerate(sizes):
+                tally.ended(streamed(*range(100, 100 + n), seq=seq))
+            told = [(await stream.next())[1] for _ in sizes]
+            assert [len(x["events"]) for x in told] == list(sizes)
+
+    play(scene)
+
+
+def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 1)
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client):
+            assert (await client.get(QUIET)).status == 503
+        await wait_until(lambda: len(feed) == 0)
+        async with subscribed(feed, client):
+            pass
+
+    play(scene)
+
+
+def test_who_leaves_is_forgotten_although_nothing_is_said_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LOOK_S", 0.02)
+
+    async def run() -> None:
+        app, feed = web.Application(), LiveFeed(ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))
+        feed.add_to(app)
+        # As the meter runs it; aiohttp's test server would cancel the handler.
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        client = await RawClient.connect(runner.addresses[0][1])
+        await client.send(request("GET", QUIET))
+        await wait_until(lambda: len(feed) == 1)
+        client.close()
+        await wait_until(lambda: len(feed) == 0)
+        await runner.cleanup()
+
+    asyncio.run(run())
+
+
+def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STALLED_S", 0.3)
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        assert client.port is not None
+        raw = await RawClient.connect(client.port, receive_buffer=4_096)
+        await raw.send(request("GET", QUIET + "&events=1", host="localhost"))
+        await wait_until(lambda: len(feed) == 1)
+        # Each is some megabytes of JSON: more than the sockets between us take.
+        for seq in range(4):
+            tally.ended(streamed(*range(1, 30_001), seq=seq))
+        await wait_until(lambda: len(feed) == 0)
+        raw.close()
+
+    play(scene)
+
+
+def test_the_end_of_the_meter_ends_the_streams() -> None:
+    async def run() -> None:
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+        app, feed = web.Application(), LiveFeed(tally)
+        feed.add_to(app)
+        server = TestServer(app)
+        async with TestClient(server) as client, subscribed(feed, client, "/api/v1/live") as stream:
+            closing = asyncio.ensure_future(app.shutdown())
+            assert await stream.is_over()
+            await closing
+            assert (len(feed), feed in tally.sinks) == (0, False)
+            assert (await client.get(QUIET)).status == 503
+
+    asyncio.run(run())
+
+
+def test_who_wants_no_exchanges_gets_summaries_alone() -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client, "/api/v1/live?exchanges=0") as stream:
+            for _ in range(2):
+                for seq in range(1, 6):
+                    tally.ended(streamed(100, seq=seq))
+                assert (await stream.next())[0] == "summary"
+            assert tally.live_missed == 0
+
+    play(scene)

@@ -1,0 +1,194 @@
+import logging
+from typing import Any
+
+import pytest
+
+from llmtap.channel.frames import FrameKind, Hello
+from llmtap.clock import ManualClock
+from llmtap.exchange.outcome import Outcome
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter.admin.views import metrics_of, summary_of
+from llmtap.meter.options import MeterOptions, TenantOptions
+from llmtap.meter.pipeline import pipeline as module
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.pipeline.recent_exchanges import Query
+from llmtap.metrics.cost import Price
+from llmtap.metrics.slo import SloOptions
+from tests.support.relay_status import relay_status
+from tests.support.sinks import CollectingSink
+from tests.support.streams import streamed
+from tests.support.tap_frames import Script
+
+S = 1_000_000_000
+
+
+def tally(**options: int) -> ExchangePipeline:
+    return ExchangePipeline(MeterOptions(**options), ManualClock(now_ns=S))
+
+
+def test_an_exchange_is_counted_everywhere_once() -> None:
+    t = tally()
+    t.opened()
+    assert t.live == 1
+    t.ended(streamed(100, 140))
+    assert (t.live, len(t.recent)) == (0, 1)
+    assert summary_of(t)()["n"] == 1
+    assert summary_of(t, "all")()["n"] == 1
+    body, _ = metrics_of(t).render()
+    assert b'llmtap_exchanges_total{model="m",outcome="complete",tenant="default"} 1.0' in body
+
+
+def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+    t = tally()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            t.failed("ValueError", ValueError("odd"))
+        t.failed("bad_batch", "not a batch")
+    assert t.errors == {"ValueError": 3, "bad_batch": 1}
+    assert [record.getMessage().split()[1] for record in caplog.records] == [
+        "kind=ValueError",
+        "kind=bad_batch",
+    ]
+    assert summary_of(t)()["meter_errors"] == t.errors
+
+
+def test_values_of_a_server_that_cannot_be_true_are_counted_by_reason() -> None:
+    t = tally()
+    x = streamed(100, 140)
+    x.invalid_values = {"server_time_too_long": 2, "token_count": 1}
+    t.ended(x)
+    t.ended(streamed(100, 140))
+    assert summary_of(t)()["meter_errors"] == {"server_time_too_long": 2, "token_count": 1}
+    body, _ = metrics_of(t).render()
+    assert b'llmtap_meter_errors_total{kind="server_time_too_long"} 2.0' in body
+
+
+def test_bodies_under_way_are_bounded_together_and_what_is_not_kept_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BODIES_BYTES_MAX", 1_000)
+    t = tally()
+    assembler = Assembler(Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0), t)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 900\r\n\r\n"
+
+    def uploads(*seqs: int) -> None:
+        for seq in seqs:
+            frames = Script().frame(FrameKind.OPEN, seq, 1, 0, head)
+            assembler.digest(frames.frame(FrameKind.REQUEST_DATA, seq, 2, 0, b"x" * 800).frames())
+
+    uploads(1, 2)
+    assert t.errors == {"body_memory": 1}
+    assembler.digest(Script().frame(FrameKind.DROP, 1).frames())
+    uploads(3)
+    assembler.digest(Script().frame(FrameKind.CLOSE, 3, 3, 0, b"not JSON").frames())
+    uploads(4)
+    assembler.digest(Script().close(4, 3).frames())
+    uploads(5)
+    assembler.discard()
+    uploads(6)
+    assembler.lose()
+    uploads(7)
+    assert t.errors == {"body_memory": 1, "DecodeError": 1}
+    assert t.live == 1
+
+
+def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    t = tally()
+    with caplog.at_level(logging.INFO):
+        t.ended(streamed(100, 140, outcome=Outcome.TRUNCATED, model="a b\n"))
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert line.startswith("event=exchange id=r-1 tenant='default' model='a b\\n' ")
+    assert "outcome=truncated ttft_ms=100.000" in line
+
+
+def test_a_relays_status_reaches_summary_and_exposition() -> None:
+    t = tally()
+    t.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
+    t.status("r0", relay_status(opened=4, measured=3, unsettled=1, lag_ns_max=2_000_000))
+    out = summary_of(t)()
+    assert isinstance(out["relays"], dict)
+    assert out["relays"]["r0"]["opened"] == 4
+    assert out["uncertainty"] == 0.002
+    assert b'llmtap_relay_exchanges_total{relay="r0"} 4.0' in metrics_of(t).render()[0]
+
+
+def test_every_sink_gets_each_exchange_once_and_its_errors_are_counted() -> None:
+    t, sink = tally(), CollectingSink()
+    t.sinks[:0] = [CollectingSink(RuntimeError("odd")), sink]
+    t.ended(streamed(100, 140))
+    assert ([x.id for x in sink.exchanges], sink.keys) == (["r-1"], [SeriesKey("default", "m")])
+    assert summary_of(t)()["n"] == 1
+    assert t.errors == {"listener": 1}
+
+
+def told(t: ExchangePipeline, window: str = "1m", **how: Any) -> Any:
+    return summary_of(t, window, **how)()
+
+
+def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_room() -> None:
+    slos = {
+        "gold": SloOptions(objectives="ttft:50ms", tenants=("vip-*",)),
+        "rest": SloOptions(objectives="ttft:1s"),
+    }
+    t = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), tenants=TenantOptions(max=1), slos=slos)
+    for tenant in ("a", "vip-1", "vip-2"):
+        t.ended(streamed(100, 140, tenant=tenant))
+    out = told(t, by=("tenant", "class"))
+    assert {name: part["n"] for name, part in out["by"]["tenant"].items()} == {"a": 1, "other": 2}
+    assert {name: part["goodput"]["met"] for name, part in out["by"]["class"].items()} == {
+        "gold": 0,
+        "rest": 1,
+    }
+    assert out["slo"]["gold"]["by"]["tenant"].keys() == {"other"}
+    body, _ = metrics_of(t).render()
+    assert b'llmtap_slo_events_total{slo="gold",tenant="other"} 2.0' in body
+    assert b'kind="content",model="m",tenant="a",le="0.05"} 0.0' in body
+
+
+def test_names_that_the_configuration_tells_have_their_place() -> None:
+    slos = {"gold": SloOptions(objectives="ttft:50ms", tenants=("vip",))}
+    tenants = TenantOptions(max=2, names={"key-1": "acme"})
+    t = ExchangePipeline(MeterOptions(), ManualClock(), tenants=tenants, slos=slos)
+    for tenant in ("a", "b", "vip", "acme", "default"):
+        t.ended(streamed(100, tenant=tenant))
+    assert told(t)["by"]["tenant"].keys() == {"other", "vip", "acme", "default"}
+
+
+def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
+    t = tally(uncertainty_limit=5_000_000)
+    for lag_ns in (5_000_000, 5_000_001):
+        x = streamed(100, 140)
+        x.uncertainty_ns = lag_ns
+        t.ended(x)
+    assert [x.uncertain for _, x in t.recent.find(Query())] == [True, False]
+    assert told(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
+    assert (told(t)["n"], told(t, certain=True)["n"]) == (2, 1)
+    assert told(t, certain=True)["uncertainty"] == 0.005
+    assert b'llmtap_uncertain_exchanges_total{model="m",tenant="default"} 1.0' in metrics_of(t).render()[0]
+
+
+def test_the_reader_and_the_price_reach_the_summary() -> None:
+    t = ExchangePipeline(
+        MeterOptions(alpha=2.0), ManualClock(now_ns=S), price=Price(gpus=1, per_million_output=1e6)
+    )
+    t.ended(streamed(100, 140, 180))
+    out = told(t)
+    assert out["smooth_goodput"]["alpha"] == 2.0
+    assert out["metrics"]["smooth_benefit"]["mean"] == pytest.approx(3 - 2 * 0.1)
+    assert out["cost"]["spent"] == 3.0
+    assert b"output tokens - 2 x user idle latency" in metrics_of(t).render()[0]
+
+
+@pytest.mark.parametrize(("listened_to", "good"), [(True, 0), (False, 1)])
+def test_bounds_that_a_client_brings_can_be_left_alone(listened_to: bool, good: int) -> None:
+    slos = {"all": SloOptions(objectives="ttft:500ms")}
+    t = ExchangePipeline(MeterOptions(request_objectives=listened_to), ManualClock(now_ns=S), slos=slos)
+    x = streamed(100, 140)
+    x.slo_ttft_ns = 1_000_000
+    t.ended(x)
+    goodput: Any = summary_of(t, "all")()["goodput"]
+    assert (goodput["counted"], goodput["met"]) == (1, good)
+    body, _ = metrics_of(t).render()
+    assert f'llmtap_slo_good_total{{slo="all",tenant="default"}} {good}.0'.encode() in body

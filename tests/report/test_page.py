@@ -1,0 +1,181 @@
+"""Every page loads nothing, can be used without seeing it, and takes names of others as text."""
+
+import html
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import plotly.graph_objects as plotly
+import pytest
+from plotly.offline import get_plotlyjs
+
+from llmtap.bench.report.compare import compare_results
+from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench
+from llmtap.report.page import COLOURS
+from llmtap.report.render import terminal_text
+from llmtap.report.replay import replay_html
+from llmtap.report.sweep_page import sweep_html
+from tests.support.bench_documents import CHARTS, bench_document, bench_report, load_step
+from tests.support.bench_results import results_folder
+from tests.support.pages import Page, contrast
+from tests.support.replay_results import replay_result
+from tests.support.simulated_runs import run
+
+EVIL = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>|"
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    place = tmp_path_factory.mktemp("results")
+    a = results_folder(place / "a", test="itl")
+    b = results_folder(place / "b", test="itl", gaps_slower=1.1, changes={"sut.software": EVIL})
+    return compare_results(a, [b])
+
+
+def spoilt(value: Any) -> Any:
+    """Replace every text that somebody else can choose."""
+    if isinstance(value, dict):
+        return {k: spoilt(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [spoilt(v) for v in value]
+    return EVIL if isinstance(value, str) else value
+
+
+def evil_replay() -> dict[str, Any]:
+    plain = replay_result(failed=1)
+    evil = plain | {
+        "plan": spoilt(plain["plan"]) | {EVIL: EVIL},
+        "outcomes": {EVIL: 119, "complete": 1},
+        "refusals": {"n": 1, "kinds": {EVIL: 1}},
+        "tokens": plain["tokens"] | {"source": {EVIL: 3}},
+        "warmup": {"requests": 3, "problem": EVIL},
+        "verdict": {"valid": False, "findings": [{"what": EVIL, "limit": 1, "says": EVIL}]},
+        "window": plain["window"] | {"start": EVIL, "end": EVIL},
+    }  # fmt: skip
+    evil["metrics"] = plain["metrics"] | {
+        "itl": plain["metrics"]["itl"] | {"option": EVIL, "policy": {EVIL: 1}}
+    }
+    evil["system"]["series"]["server"]["series"][EVIL] = {"unit": EVIL, "kind": "gauge", "values": [1.0] * 9}
+    return evil
+
+
+def evil_bench() -> dict[str, Any]:
+    def chart(kind: str, **changes: Any) -> dict[str, Any]:
+        return next(one for one in CHARTS if one["kind"] == kind) | changes
+
+    series = [{"name": EVIL, "x": [EVIL], "y": [1.0], "low": [], "high": []}]
+    rows = [row | {"says": EVIL, "evidence": EVIL} for row in bench_report()["compliance"]["rows"]]
+    report = bench_report(
+        charts=[
+            chart("bars", title=EVIL, x_title=EVIL, series=series * 2), chart("heat map", series=series),
+            chart("line", marks=[{"x": 2, "says": EVIL}]),
+        ],
+        tables=[{"caption": EVIL, "heads": ["", EVIL], "rows": [[EVIL, EVIL]]}], notes=[EVIL],
+        configuration={EVIL: EVIL}, steps=[load_step(EVIL)],
+        compliance=bench_report()["compliance"] | {"rows": rows}, exact_requests=EVIL,
+    )  # fmt: skip
+    finding = {"test": "ttft", "step": EVIL, "what": "x", "says": EVIL}
+    return bench_document(
+        report, verdict={"valid": False, "findings": [finding]}, command=EVIL, sut={"model": EVIL},
+        not_run=[{"test": EVIL, "why": EVIL}],
+    )  # fmt: skip
+
+
+def evil_sweep() -> list[dict[str, Any]]:
+    plain = [run(s, r, servers=k) for s in ("b", "a") for r in (1, 2, 3) for k in (1, 2)]
+    scheduler = {"a": "a", "b": EVIL}
+    return [
+        r | {"scheduler": scheduler[r["scheduler"]], "trace": f"{EVIL}{r['load']['offered_rps']}",
+             "fit": {"grid": EVIL, "r2": 1}}
+        for r in plain
+    ]  # fmt: skip
+
+
+PAGES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
+    "replay": (lambda: replay_html(replay_result()), lambda: replay_html(evil_replay())),
+    "bench": (
+        lambda: bench_html(bench_document(bench_report(charts=CHARTS))), lambda: bench_html(evil_bench()),
+    ),
+    "sweep": (
+        lambda: sweep_html([run(s, r) for s in "ab" for r in (3, 1, 9)]), lambda: sweep_html(evil_sweep()),
+    ),
+}  # fmt: skip
+"""A plain page, and one of evil names."""
+
+
+@pytest.mark.parametrize("name", [*PAGES, "compare"])
+def test_a_page_loads_nothing_and_can_be_used_without_seeing_it(name: str, compared: dict[str, Any]) -> None:
+    made = Page(compare_html(compared) if name == "compare" else PAGES[name][0]())
+    library = get_plotlyjs()
+    assert made.scripts[0].strip() == library.strip()
+    assert len(made.scripts) == 3
+    own = re.sub(r"http://[\w.]+:\d+", "", made.text.replace(library, ""))
+    assert not re.search(r"https?:|//\S+\.\w", own)
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(", own)
+    for tag, given in made.elements:
+        assert not given.keys() & {"src", "srcset", "data", "action", "poster", "background"}, tag
+        assert tag not in ("link", "iframe", "object", "embed", "base", "form", "img"), tag
+    (policy,) = [given["content"] or "" for _, given in made.elements if given.get("http-equiv")]
+    assert policy.startswith("default-src 'none'")
+
+    ids = [given["id"] for _, given in made.elements if given.get("id")]
+    assert len(ids) == len(set(ids))
+    links = {given["href"] or "" for tag, given in made.elements if tag == "a"}
+    assert links and {link.removeprefix("#") for link in links} <= set(ids)
+    drawn = [given for _, given in made.elements if given.get("class") == "plot"]
+    assert {given["id"] for given in drawn} == made.figures["plots"].keys()
+    assert all(given["role"] == "img" and given["aria-label"] for given in drawn)
+    targets = {given["for"] for tag, given in made.elements if tag == "label" and given.get("for")}
+    assert targets <= set(ids)
+    for plot in made.figures["plots"].values():
+        plotly.Figure(data=plot["data"], layout=plot["layout"])
+
+
+@pytest.mark.parametrize("name", [*PAGES, "compare"])
+def test_names_of_others_are_text_for_html_and_for_plotly(name: str, compared: dict[str, Any]) -> None:
+    made = Page(compare_html(compared) if name == "compare" else PAGES[name][1]())
+    assert EVIL in made.words
+    assert html.escape(EVIL) in made.text
+    assert not [tag for tag, _ in made.elements if tag == "img"]
+    assert sum(tag == "script" for tag, _ in made.elements) == 3
+    assert not [given for _, given in made.elements if any(one.startswith("on") for one in given)]
+    for plot in made.figures["plots"].values():
+        for data in plot["data"]:
+            texts = (data.get("name", ""), data.get("hovertemplate", ""), *data.get("hovertext", ()))
+            for text in texts:
+                assert "<" not in text.replace("<br>", "").replace("<extra></extra>", "")
+
+
+def test_names_of_others_are_text_in_markdown_and_in_the_terminal(compared: dict[str, Any]) -> None:
+    markdown = compare_markdown(compared)
+    assert "<img" not in markdown
+    assert "&lt;img src=x onerror=alert(1)>" in markdown and "\\|" in markdown
+    document = evil_bench() | {"not_run": [{"test": "a\x1b[2J", "why": "b", "hint": "c\x1b"}]}
+    assert EVIL in terminal_text([], 80) + _printed(document)
+    assert "\x1b" not in _printed(document)
+
+
+def _printed(document: dict[str, Any]) -> str:
+    from rich.console import Console
+
+    console = Console(width=400, no_color=True, highlight=False)
+    with console.capture() as capture:
+        console.print(render_bench(document))
+    return capture.get()
+
+
+def test_every_colour_stands_out_from_its_ground_in_light_in_dark_and_on_paper() -> None:
+    def themes(name: str) -> list[dict[str, str]]:
+        style = files("llmtap.report").joinpath(name).read_text()
+        found = re.findall(r":root {(.*?)}", style, re.S)
+        return [dict(re.findall(r"--(\w+): (#\w{6});", block)) for block in found]
+
+    common, verdicts = themes("curves.css"), themes("replay_page.css")
+    assert len(common) == len(verdicts) == 3
+    # WCAG 2.2, 1.4.11: 3 to 1 for what has to be seen; 1.4.3: 4.5 to 1 for what has to be read.
+    least = {f"c{i}": 3.0 for i in range(COLOURS)}
+    least |= dict.fromkeys(("ink", "soft", "link", "bad", "good"), 4.5)
+    for colours, more in zip(common, verdicts, strict=True):
+        for name, ratio in least.items():
+            assert contrast((colours | more)[name], colours["ground"]) >= ratio, name

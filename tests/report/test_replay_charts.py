@@ -1,0 +1,185 @@
+"""Charts of a replay: what is drawn solid rests on enough samples; rates are of the time before them."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.report.replay_charts import Curve, Distribution, distributions_of, time_charts_of
+from tests.support.replay_results import replay_result
+
+GOOD = replay_result()
+SHARES = [0.0, 0.1, 0.5, 0.9, 0.98, 0.99, 0.995, 0.999, 0.9995, 1.0]
+
+
+def drawn(n: int, seconds: list[float], panel: int = 0) -> list[dict[str, Any]]:
+    curve = Curve("x", n, SHARES, seconds, 0, "solid")
+    return Distribution("k", "h", "a", [curve]).panels[panel].data
+
+
+@pytest.mark.parametrize(("n", "solid_until"), [(999, 0.98), (1_000, 0.995), (10_000, 1.0)])
+def test_what_rests_on_too_few_is_dotted(n: int, solid_until: float) -> None:
+    solid, *dotted = drawn(n, [s + 1 for s in SHARES])
+    assert solid["line"]["dash"] == "solid"
+    assert solid["y"][-1] == solid_until
+    assert [one["line"]["dash"] for one in dotted] == ["dot"] * (solid_until < 1)
+    for one in dotted:
+        # It goes on where the other ends.
+        assert (one["x"][0], one["y"][0]) == (solid["x"][-1], solid["y"][-1])
+        assert one["y"][-1] == 1.0
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=len(SHARES), max_size=len(SHARES)), st.integers(1, 20_000))
+def test_the_tail_is_the_same_seen_from_above(values: list[float], n: int) -> None:
+    """Each point of the tail is one of the whole; none is rarer than one sample in all."""
+    seconds = sorted(values)
+    whole = {
+        (x, round(1 - y, 9)) for one in drawn(n, seconds) for x, y in zip(one["x"], one["y"], strict=True)
+    }
+    tail = [(x, y) for one in drawn(n, seconds, 1) for x, y in zip(one["x"], one["y"], strict=True)]
+    assert set(tail) <= whole
+    assert all(y * n > 0.999 for _, y in tail)
+    assert all(a[0] <= b[0] and a[1] >= b[1] for a, b in pairwise(tail))
+
+
+def test_what_is_far_apart_is_drawn_by_its_ratios_and_zeros_are_told() -> None:
+    curve = Curve("gap", 5, SHARES, [0, 0, 0.01, *([0.02] * 6), 0.9], 0, "solid")
+    (panel, _) = Distribution("k", "h", "a", [curve]).panels
+    assert panel.layout["xaxis"]["type"] == "log"
+    assert min(x for one in panel.data for x in one["x"]) > 0
+    assert "10 % at 0, left of the axis" in panel.words
+    (near, _) = Distribution("k", "h", "a", [Curve("x", 5, SHARES, [1.0] * 10, 0, "solid")]).panels
+    assert "type" not in near.layout["xaxis"]
+    assert "left of the axis" not in near.words
+
+
+def test_long_times_are_in_seconds() -> None:
+    for top, unit, x in ((9.9, "ms", 9_900), (10.0, "s", 10.0)):
+        curve = Curve("x", 5, SHARES, [9.0] * 9 + [top], 0, "solid")
+        panel = Distribution("k", "h", "a", [curve]).panels[0]
+        assert panel.layout["xaxis"]["title"]["text"] == unit
+        assert panel.data[-1]["x"][-1] == pytest.approx(x)
+
+
+def test_the_table_has_the_same_figures_marked() -> None:
+    (ttft, gaps, *_) = distributions_of(replay_result(60))
+    assert ttft.table.heads == ["", "TTFT from submit, ms", "TTFT from schedule, ms"]
+    cells = {row[0]: row[1:] for row in ttft.table.rows}
+    assert cells["n"] == ["60", "60"]
+    assert cells["p50"] == ["99.0", "100"]
+    assert cells["p99"] == ["99.0*", "100*"]
+    assert not cells["max"][0].endswith("*")
+    assert [curve.name for curve in gaps.curves] == ["TBC", "ITL (option B-even)"]
+
+
+def lines_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What plotly is given, by chart, panel and name."""
+    return {
+        f"{chart.key}/{panel.title}/{one['name']}": one
+        for chart in time_charts_of(result)
+        for panel in chart.panels
+        for one in panel.data
+    }
+
+
+def told(columns: dict[str, Any], t: list[float], *, end: float | None = None) -> dict[str, Any]:
+    series = {name: {"unit": unit, "kind": kind, "values": v} for name, (unit, kind, v) in columns.items()}
+    return {
+        "window": {"seconds": end},
+        "system": {"series": {"period": 1.0, "server": {"t": t, "series": series, "dropped": 0}}},
+    }
+
+
+def test_bytes_become_gibibytes_and_averages_are_of_the_time_before() -> None:
+    lines = lines_of(GOOD)
+    assert lines["over-time-host/host, memory, GiB/host, memory"]["y"][0] == 5
+    assert lines["over-time-host/CPUs busy/sender, CPU"]["line"]["shape"] == "vh"
+    assert lines["over-time-gpu/Power, W/GPU 0, power"]["line"]["shape"] == "linear"
+
+
+def test_a_counter_is_drawn_as_its_rate() -> None:
+    columns = {"generation_tokens": ("tokens", "counter", [5.0, 25.0, None, 30.0, 40.0, 10.0])}
+    (line,) = lines_of(told(columns, [0.0, 2.0, 3.0, 4.0, 5.0, 6.0])).values()
+    # It grew by 20 in two seconds; one that fell was started anew.
+    assert line["y"] == [None, 10.0, None, None, 10.0, 10.0]
+    assert line["line"]["shape"] == "vh"
+
+
+def test_a_last_sample_soon_after_the_one_before_makes_no_peak() -> None:
+    columns = {"generation_tokens": ("tokens", "counter", [0.0, 10.0, 20.0, 50.0])}
+    (line,) = lines_of(told(columns, [0.0, 1.0, 2.0, 2.01])).values()
+    assert list(line["x"]) == [0.0, 1.0, 2.01]
+    assert line["y"] == [None, 10.0, pytest.approx(40 / 1.01)]
+
+
+def test_prefix_hits_are_a_share_of_each_period() -> None:
+    columns = {
+        "prefix_queries": ("tokens", "counter", [0.0, 10.0, 10.0, 30.0]),
+        "prefix_hits": ("tokens", "counter", [0.0, 4.0, 4.0, 5.0]),
+    }
+    (line,) = lines_of(told(columns, [0.0, 1.0, 2.0, 3.0])).values()
+    assert line["name"] == "prefix hits"
+    assert line["y"] == [None, 0.4, None, 0.05]
+
+
+def test_samples_outside_of_the_run_are_left_out() -> None:
+    t = [-1.0, 0.0, 1.0, 2.0, 3.0]
+    columns = {
+        "running": ("requests", "gauge", [9.0, 1.0, 2.0, 3.0, 9.0]),
+        "kv_use": ("share", "interval", [0.9, 0.1, 0.2, 0.3, 0.9]),
+    }
+    lines = lines_of(told(columns, t, end=1.5))
+    assert lines["over-time-server/running, requests/running"]["y"] == [1.0, 2.0]
+    # An average is of the time before it: the run ended within.
+    assert lines["over-time-server/KV use/KV use"]["y"] == [0.1, 0.2, 0.3]
+
+
+def test_of_very_many_samples_no_peak_is_lost() -> None:
+    n = 50_000
+    values = [1.0] * n
+    values[12_345], values[33_333] = 77.0, -5.0
+    (line,) = (
+        one
+        for name, one in lines_of(
+            told({"running": ("requests", "gauge", values)}, list(map(float, range(n))))
+        ).items()
+        if name.startswith("over-time")
+    )
+    assert len(line["x"]) <= 4_000
+    assert list(line["x"]) == sorted(set(line["x"]))
+    at = dict(zip(line["x"], line["y"], strict=True))
+    assert (at[12_345.0], at[33_333.0]) == (77.0, -5.0)
+
+
+def test_what_is_known_of_no_moment_is_no_line() -> None:
+    assert not lines_of(told({"running": ("requests", "gauge", [None, None])}, [0.0, 1.0]))
+
+
+def test_first_turns_are_named_where_others_wait() -> None:
+    load = GOOD["load"] | {"planned": 500}
+    names = {name.rpartition("/")[2] for name in lines_of(GOOD | {"load": load})}
+    assert "asked, of first turns" in names
+    stopped = GOOD["load"] | {"planned": 500, "stopped": "the time was up"}
+    assert "asked" in {name.rpartition("/")[2] for name in lines_of(GOOD | {"load": stopped})}
+
+
+def test_a_long_timeline_is_added_up_for_its_table() -> None:
+    n = 130
+    timeline = {"period": 2.0, "t": [2.0 * i for i in range(n)], "asked": None, "sent": list(range(n)),
+                "ended": [1] * n, "in_flight": list(range(n))}  # fmt: skip
+    table = next(time_charts_of(GOOD | {"timeline": timeline})).table
+    assert table is not None
+    assert table.heads == ["6 s from, s", "sent", "ended", "in flight"]
+    assert table.rows[:2] == [["0", "3", "3", "2"], ["6", "12", "3", "5"]]
+    assert len(table.rows) == 44
+    assert sum(int(row[1].replace(",", "")) for row in table.rows) == sum(range(n))
+
+
+def test_the_table_of_samples_has_units_and_what_counters_came_to() -> None:
+    tables = {chart.key: chart.table for chart in time_charts_of(GOOD) if chart.table}
+    rows = {row[0]: row[1:] for table in tables.values() for row in table.rows}
+    assert rows["KV use"][1:] == ["12.5%", "12.5%", "12.5%", "12.5%", "-"]
+    assert rows["output tokens"] == ["7", "100/s", "-", "-", "-", "600"]
+    assert rows["prefix hits"][-1] == "40.0%"

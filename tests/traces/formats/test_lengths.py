@@ -1,0 +1,400 @@
+"""Formats of times and lengths: exact values survive, shared traces have their known statistics."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.format import FormatError, batch_of
+from llmtap.traces.registry import by_name
+from tests.support import capture_rows, trace_stats
+from tests.support.trace_files import from_trace, read, rows, stats, trace, write
+
+AZURE, BURST, MOONCAKE, BAILIAN, VIDUR, GUIDELLM, TIMED, PERF = map(
+    by_name,
+    ("azure", "burstgpt", "mooncake", "bailian", "vidur", "guidellm", "vllm-timed-trace", "inference-perf"),
+)
+LENGTHS = ("arrival_ns", "input_tokens", "output_tokens")
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+V1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+V3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+
+# ---------------------------------------------------------------- real traces
+
+FILES = [
+    ("azure", "azure_llm_2023/AzureLLMInferenceTrace_conv.rows_1_12000.csv.gz"),
+    ("azure", "azure_llm_2023/AzureLLMInferenceTrace_code.rows_1_6000.csv.gz"),
+    ("mooncake", "mooncake/conversation_trace.rows_1_8000.jsonl.gz"),
+    ("mooncake", "mooncake/synthetic_trace.rows_1_2500.jsonl.gz"),
+    ("burstgpt", "burstgpt/BurstGPT_1.rows_1_280.csv"),
+    ("burstgpt", "burstgpt/BurstGPT_3.rows_1_280.csv"),
+    ("burstgpt", "burstgpt_like_synth/synth_seed42_n100000.csv.gz"),
+    ("vidur", "sharegpt_lengths/sharegpt_8k_filtered_stats_llama2_tokenizer.rows_1_20000.csv.gz"),
+]
+
+
+@pytest.mark.parametrize(("name", "file"), FILES)
+def test_a_shared_trace_has_its_statistics_and_its_values_survive(name: str, file: str) -> None:
+    fmt, data, held = by_name(name), trace(file), stats(file)
+    assert fmt.sniff(data[:65_536], "trace")
+    source, batches = read(fmt, data)
+    times, read_, made = (trace_stats.column(batches, c) for c in LENGTHS)
+    known = {
+        "arrivals": lambda: trace_stats.arrivals(times),
+        "input_tokens": lambda: trace_stats.counts(read_),
+        "prefill_tokens": lambda: trace_stats.counts(read_),
+        "output_tokens": lambda: trace_stats.counts(made),
+        "decode_tokens": lambda: trace_stats.counts(made),
+        "total_tokens": lambda: trace_stats.counts([a + b for a, b in zip(read_, made, strict=True)]),
+        "corr_input_output": lambda: trace_stats.correlation(read_, made),
+        "corr": lambda: trace_stats.correlation(read_, made),
+        "prefix": lambda: trace_stats.prefix(trace_stats.column(batches, "blocks"), read_, 512),
+        "timestamp_ms_first_last": lambda: [times[0] // 10**6, times[-1] // 10**6],
+        "timestamp_first_last_s": lambda: [times[0] / 1e9, times[-1] / 1e9],
+        "rows_with_zero_output": lambda: trace_stats.column(batches, "outcome").count("upstream_error"),
+        "models": lambda: _numbers(trace_stats.column(batches, "model")),
+        "log_types": lambda: _numbers(trace_stats.column(batches, "route")),
+        "elapsed_s": lambda: trace_stats.counts(
+            [us // 10**6 for us in trace_stats.column(batches, "response_end_us")]
+        ),
+    }
+    checked = held.keys() & known.keys()
+    assert len(checked) >= 4
+    assert {key: known[key]() for key in checked} == {key: held[key] for key in checked}
+    if "sessions" in held:
+        sizes = _numbers([s for s in trace_stats.column(batches, "session") if s is not None]).values()
+        assert held["sessions"] == {
+            "rows_with_session": sum(sizes), "sessions": len(sizes), "longest_session_rows": max(sizes),
+            "single_row_sessions": list(sizes).count(1),
+        }  # fmt: skip
+    again, written = write(fmt, source.info, batches)
+    assert (written.dropped, written.notes) == ({}, [])
+    names = (*LENGTHS, "blocks", "session", "response_end_us", "model", "route", "usage", "outcome")
+    assert rows(read(fmt, again)[1], *names) == rows(batches, *names)
+    if name in ("azure", "mooncake"):  # of which the common spelling is ours
+        assert again == data
+
+
+def _numbers(values: list[Any]) -> dict[Any, int]:
+    return {value: values.count(value) for value in dict.fromkeys(values)}
+
+
+def test_a_mooncake_trace_becomes_seconds_for_other_tools() -> None:
+    data = trace("mooncake/synthetic_trace.rows_1_2500.jsonl.gz")
+    source, batches = read(MOONCAKE, data)
+    seconds, written = write(GUIDELLM, source.info, batches)
+    assert seconds.splitlines()[2].startswith(b'{"timestamp": 0.04, "input_length": 23769, ')
+    assert (written.rows, written.notes) == (2_500, [])
+    assert GUIDELLM.sniff(seconds[:65_536], "x.jsonl")
+    assert not MOONCAKE.sniff(seconds[:65_536], "x.jsonl")
+    back = read(GUIDELLM, seconds)
+    assert write(MOONCAKE, back[0].info, back[1])[0] == data
+    timed, written = write(TIMED, source.info, batches)
+    assert written.notes == ["vLLM must be told: --timed-trace-chunk-hash-size 512"]
+    source, again = read(TIMED, timed)
+    assert source.info.block_size == 512
+    names = (*LENGTHS, "blocks", "block_size")
+    assert rows(again, *names) == rows(batches, *names)
+
+
+# ---------------------------------------------------------------- what is read
+
+MOON = b'{"timestamp": %s, "input_length": 1, "output_length": 1%s}\n'
+DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] = [
+    (
+        "azure",
+        (
+            "GeneratedTokens,Extra,ContextTokens,TIMESTAMP,NumImages\n"
+            "4,x,3,2023-11-16 18:15:46.6805901,2\n\n6,y,5,2023-11-16 19:15:46.5+01:00,0\n"
+            '"7",z,8,2023-11-16T18:15:46Z,\n'
+        ),
+        (*LENGTHS, "images"),
+        [(1_700_158_546_680_590_100, 3, 4, 2), (1_700_158_546_500_000_000, 5, 6, 0),
+         (1_700_158_546_000_000_000, 8, 7, None)],
+        ["columns that are not kept: Extra"],
+    ),
+    ("azure", f"\ufeff{HEADER}\r\n1969-12-31 23:59:59.999999999,1,2", LENGTHS, [(-1, 1, 2)], []),
+    ("azure", HEADER, LENGTHS, [], []),
+    (
+        "burstgpt",
+        f"{V3}\n19440110.0,s1,43,GPT-4,906,446,1352,Conversation log\n19440111.25,,0,ChatGPT,7,0,7,API log\n",
+        (*LENGTHS, "session", "response_end_us", "model", "outcome", "route"),
+        [(19_440_110 * 10**9, 906, 446, "s1", 43_000_000, "GPT-4", "complete", "Conversation log"),
+         (19_440_111_250_000_000, 7, 0, None, 0, "ChatGPT", "upstream_error", "API log")],
+        ["1 rows have no response tokens: failed requests"],
+    ),
+    (
+        "burstgpt",
+        f'{V1}\n5,"a,""b""",472,18,491,API log\r\n6,GPT-4,1,,1,API log\n7,a,1,2,,x\n',
+        (*LENGTHS, "model", "usage"),
+        [(5 * 10**9, 472, 18, 'a,"b"', '{"total_tokens":491}'), (6 * 10**9, 1, None, "GPT-4", None),
+         (7 * 10**9, 1, 2, "a", '{"total_tokens":null}')],
+        ["1 rows have no response tokens: failed requests",
+         "2 rows have another total than the sum: it is kept in usage"],
+    ),
+    ("vidur", "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n1,2,4,0.5\n4,0,4,inf\n",
+     LENGTHS, [(None, 1, 2), (None, 4, 0)], ["1 rows have another total than the sum, which is not kept"]),
+    (
+        "mooncake",
+        (
+            '\ufeff{"timestamp": 0.25, "input_length": 513, "output_length": 1, "hash_ids": [1]}\r\n\n'
+            '{"output_length":2,"input_length":1,"timestamp":7,"level":3}'
+        ),
+        (*LENGTHS, "blocks", "block_size"),
+        [(250_000, 513, 1, [1], 512), (7_000_000, 1, 2, None, None)],
+        ["1 rows with a field 'level' that is not kept", "1 rows have no hash_ids",
+         "1 rows have another number of hash_ids than blocks of 512 tokens"],
+    ),
+    ("guidellm", '{"timestamp": 1.5, "input_length": 3, "output_length": 4, "duration": 0.25}\n',
+     (*LENGTHS, "response_end_us"), [(1_500_000_000, 3, 4, 250_000)], ["1 rows have no hash_ids"]),
+    ("vllm-timed-trace", '{"timestamp": 1.5, "input_length": 40, "output_length": 1, "hash_ids": [1]}\n',
+     ("arrival_ns", "block_size"), [(1_500_000_000, 64)], []),
+    (
+        "bailian",
+        (
+            '{"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 21, '
+            '"output_length": 132, "type": "text", "turn": 2, "hash_ids": [1089, 1090]}\n'
+            '{"chat_id": 160, "timestamp": 61.5, "input_length": 3, "output_length": 1}\n'
+            '{"chat_id": 161, "parent_chat_id": 159, "timestamp": 1700000000.123457, "input_length": 40, '
+            '"output_length": 2, "type": "text", "turn": 3, "hash_ids": [1089, 1090, 1091]}\n'
+        ),
+        ("id", "parent", "session", "turn", "route", "arrival_ns", "block_size"),
+        [("159", "55", "55", 1, "text", 61_114_000_000, 16),
+         ("160", None, "160", 0, None, 61_500_000_000, None),
+         ("161", "159", "55", 2, "text", 1_700_000_000_123_457_000, 16)],
+        [],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "data", "names", "expected", "notes"), DATA)
+def test_values_are_exact_and_survive(
+    name: str, data: str, names: tuple[str, ...], expected: list[tuple[Any, ...]], notes: list[str]
+) -> None:
+    fmt = by_name(name)
+    source, batches = read(fmt, data.encode())
+    assert rows(batches, *names) == expected
+    assert source.notes == notes
+    if expected and "999999999" not in data:  # of which Azure's writer keeps seven digits
+        assert rows(read(fmt, write(fmt, source.info, batches)[0])[1], *names) == expected
+
+
+ERRORS: list[tuple[str, str | bytes, str]] = [
+    ("azure", f"{HEADER}\n2023-11-16 18:15:46,1\n", "line 2: expected 3 columns, got 2"),
+    ("azure", f"{HEADER}\n2023-11-16 18:15:46,1,2\n2023-11-16 18:1", "line 3: expected 3 columns, got 1"),
+    ("azure", f"{HEADER}\n\n2023-11-16 18:15:46,1,\n", "line 3: GeneratedTokens: expected a whole number"),
+    ("azure", f"{HEADER}\n2023-11-16 18:15:46,nan,1\n", "line 2: ContextTokens: expected a whole number"),
+    ("azure", f"{HEADER}\n2023-11-16 18:15:46,{'9' * 10_000},1\n", "line 2: ContextTokens: expected a whole"),
+    ("azure", f"{HEADER}\n2023-02-30 18:15:46,1,1\n", "line 2: TIMESTAMP: expected a date as 2023-11-16"),
+    ("azure", f"{HEADER}\n9999-02-03 18:15:46,1,1\n", "line 2: TIMESTAMP: expected a date"),
+    ("azure", f"{HEADER}\n16.11.2023,1,1\n", "line 2: TIMESTAMP: expected a date"),
+    ("azure", "TIMESTAMP,ContextTokens\n", "line 1: GeneratedTokens: the column is missing"),
+    ("azure", f"{HEADER},ContextTokens\n", "line 1: ContextTokens: is there twice"),
+    ("azure", "", "line 1: TIMESTAMP: the column is missing"),
+    ("azure", f"{HEADER}\n{'x' * (6 << 20)}", "line 2: longer than 4 MiB"),
+    ("burstgpt", f"{V1}\n-5,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
+    ("burstgpt", f"{V1}\n1e5,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
+    ("burstgpt", f"{V1}\n9999999999,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
+    ("burstgpt", f"{V1}\n5,GPT-4,1,2.5,3,API log\n", "line 2: Response tokens: expected a whole number of"),
+    ("burstgpt", f'{V1}\n5,"GPT-4,1,2,3,API log\n', "line 2: "),
+    ("vidur", "num_prefill_tokens\n1\n", "line 1: num_decode_tokens: the column is missing"),
+    ("mooncake", MOON % (b"1", b"") + MOON % (b"-1", b""), "line 2: timestamp: is negative"),
+    ("mooncake", MOON % (b"1e400", b""), "line 1: timestamp: is no number of this size"),
+    ("mooncake", MOON % (b"1e99999999", b""), "line 1: timestamp: is no number of this size"),
+    ("mooncake", MOON % (b"10000000000000", b""), "line 1: timestamp: is no number of this size"),
+    ("mooncake", MOON % (b"NaN", b""), "line 1: not JSON: "),
+    ("mooncake", MOON % (b"1", b', "hash_ids": [-9223372036854775809]'), "line 1: hash_ids[0]: "),
+    ("mooncake", b'{"timestamp": 1, "input_length": 1}', "line 1: output_length: is missing"),
+    ("mooncake", b'\n{"timestamp": 1, "input_length": 1.5, "output_length": 1}', "line 2: input_length: "),
+    ("guidellm", MOON % (b"1", b', "duration": -1'), "line 1: duration: is negative"),
+    ("bailian", b'{"timestamp": 0, "input_length": 1, "output_length": 1}', "line 1: chat_id: is missing"),
+    ("bailian", b'{"chat_id":1, "timestamp":0, "input_length":1, "output_length":1, "turn":0}', "line 1: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "data", "told"), ERRORS)
+def test_an_error_names_line_and_field(name: str, data: str | bytes, told: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        read(by_name(name), data if isinstance(data, bytes) else data.encode())
+    assert str(caught.value).startswith(told)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("line", "mooncake", "guidellm"),
+    [
+        (MOON % (b"1", b', "hash_ids": [1]'), True, False),
+        (MOON % (b"1", b""), True, False),
+        (MOON % (b"0.5", b""), False, True),
+        (MOON % (b"1", b', "duration": 3'), False, True),
+        (MOON % (b"1", b', "session_id": "a"'), False, False),
+        (b"timestamp,input_length,output_length\n", False, False),
+        (b"", False, False),
+    ],
+)
+def test_fractions_and_durations_tell_seconds(line: bytes, mooncake: bool, guidellm: bool) -> None:
+    head = line + line[:20]
+    assert (MOONCAKE.sniff(head, ""), GUIDELLM.sniff(head, "")) == (mooncake, guidellm)
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def test_a_capture_becomes_azure_in_time_order_and_its_exactness_is_told() -> None:
+    ns = 1_700_158_546_680_590_099
+    batch = batch_of(3, {"arrival_ns": [ns + 10**9, ns, ns], "input_tokens": [1, 2, 3],
+                         "output_tokens": [4, 5, None]})  # fmt: skip
+    for fmt, end, digits in ((AZURE, "\r\n", "6805900"), (PERF, "\n", "680590")):
+        data, written = write(fmt, CaptureInfo(arrivals="wall"), [batch])
+        lines = (HEADER, f"2023-11-16 18:15:46.{digits},2,5", f"2023-11-16 18:15:47.{digits},1,4", "")
+        assert data.decode() == end.join(lines)
+        assert written.dropped == {"no count of output tokens": 1}
+        assert written.notes == [f"2 arrivals lost what is finer than {len(digits)} digits of a second"]
+    info, undated = from_trace("x", {"arrival_ns": [1], "input_tokens": [1], "output_tokens": [2]})
+    data, written = write(AZURE, info, [undated])
+    assert data.decode().splitlines()[1] == "1970-01-01 00:00:00.0000000,1,2"
+    assert written.notes[0] == "arrivals have no date: written as if the trace began with 1970"
+
+
+def test_a_capture_becomes_burstgpt() -> None:
+    batch = batch_of(3, {
+        "arrival_ns": [2_500_000_000, 1_000_000_000, 3_000_000_000], "input_tokens": [5, 7, None],
+        "output_tokens": [6, None, None], "session": ["s,1", None, None],
+        "response_end_us": [1_500_000, 7, None], "outcome": ["complete", "upstream_reset", "complete"],
+        "route": ["a", "b", "c"], "usage": ['{"total_tokens": 99}', None, None],
+    })  # fmt: skip
+    data, written = write(BURST, CaptureInfo(arrivals="wall"), [batch], model="GPT-4")
+    assert data.decode().splitlines() == [
+        V3, "0.0,,0.000007,GPT-4,7,0,7,API log", '1.5,"s,1",1.5,GPT-4,5,6,11,Conversation log',
+    ]  # fmt: skip
+    assert written.dropped == {"no count of input tokens": 1}
+    assert written.notes == ["arrivals count from the smallest one, 1970-01-01T00:00:01.000000000Z"]
+
+
+def test_vidur_has_arrivals_where_the_first_rows_have_some() -> None:
+    columns = {"input_tokens": [1, 2], "output_tokens": [3, 4]}
+    info, batch = from_trace("vllm-custom", columns)
+    assert write(VIDUR, info, [batch])[0] == b"num_prefill_tokens,num_decode_tokens\n1,3\n2,4\n"
+    info, batch = from_trace("mooncake", columns | {"arrival_ns": [None, 7]})
+    data, written = write(VIDUR, info, [batch])
+    assert data == b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,2,4\n"
+    assert written.dropped == {"no arrival time": 1}
+
+
+def test_a_capture_becomes_mooncake_and_counts_from_its_smallest_arrival() -> None:
+    day = 1_700_158_546_680_590_000
+    batches = [
+        batch_of(2, {"arrival_ns": [day + 5_900_000, None], "input_tokens": [1, 1], "output_tokens": [1, 1]}),
+        batch_of(2, {"arrival_ns": [day, day + 2_900_000], "input_tokens": [2, 3], "output_tokens": [1, None],
+                     "outcome": ["complete", "upstream_error"]}),
+    ]  # fmt: skip
+    data, written = write(MOONCAKE, CaptureInfo(arrivals="wall", level="shape"), batches)
+    assert data.splitlines() == [
+        b'{"timestamp": 0, "input_length": 2, "output_length": 1}',
+        b'{"timestamp": 5, "input_length": 1, "output_length": 1}',
+    ]
+    assert written.dropped == {"no arrival time": 1, "failed request": 1}
+    assert written.rows == 2
+    assert written.notes[0] == "arrivals count from the smallest one, 2023-11-16T18:15:46.680590000Z"
+    assert written.notes[-1] == "1 arrivals lost what is finer than the format's digits"
+
+
+def test_a_capture_keeps_its_sharing_under_small_numbers() -> None:
+    batches = [capture_rows.batch(300, 7), capture_rows.batch(300, 8, start=301)]
+    hashes = dict(rows(batches, "id", "blocks"))
+    ordered = sorted(rows(batches, "arrival_ns", "id"))
+    info = CaptureInfo(arrivals="wall", block_unit="tokens", block_size=512)
+    data, written = write(MOONCAKE, info, batches)
+    numbers = [ids for (ids,) in rows(read(MOONCAKE, data)[1], "blocks")]
+    there = [hashes[name] for _, name in ordered if hashes[name] is not None][: len(numbers)]
+    assert written.rows == len(numbers) == len(there)
+    flat = [i for ids in numbers for i in ids]
+    assert list(dict.fromkeys(flat)) == list(range(len(set(flat))))
+    pairs = {(h, n) for hs, ns in zip(there, numbers, strict=True) for h, n in zip(hs, ns, strict=True)}
+    assert len(pairs) == len({h for h, _ in pairs}) == len({n for _, n in pairs})
+
+
+def test_blocks_of_other_sizes_are_told() -> None:
+    info, batch = from_trace("x", {
+        "arrival_ns": [0, 1, 2], "input_tokens": [1024, 40, 600], "output_tokens": [1, 1, 1],
+        "blocks": [list(range(64)), [64, 65, 66], [1, 2]], "block_size": [16, 16, 2048],
+        "block_unit": ["tokens", "tokens", "bytes"],
+    })  # fmt: skip
+    data, written = write(GUIDELLM, info, [batch])
+    assert rows(read(GUIDELLM, data)[1], "blocks") == [([31, 63],), ([66],), ([1, 2],)]
+    assert written.changed["prefix blocks"].startswith("2 rows had smaller blocks: ")
+    data, written = write(BAILIAN, info, [batch])
+    assert written.changed["prefix blocks"].startswith(
+        "blocks of 2,048 bytes go out as ids of 16 tokens: 1 rows"
+    )
+
+
+def test_a_row_without_blocks_would_be_an_empty_prompt_of_vllms() -> None:
+    info, batch = from_trace("x", {
+        "arrival_ns": [0, 1, 2, 3], "input_tokens": [16, 16, 0, 17], "output_tokens": [1, 1, 1, 1],
+        "blocks": [None, [], [], [1, 2]], "block_size": [16] * 4, "block_unit": ["tokens"] * 4,
+    })  # fmt: skip
+    data, written = write(TIMED, info, [batch])
+    assert written.dropped == {"no prefix blocks": 2}
+    assert rows(read(TIMED, data)[1], "input_tokens", "blocks", "block_size") == [
+        (0, [], 16),
+        (17, [1, 2], 16),
+    ]
+
+
+def test_sessions_of_a_capture_become_chains_of_chats() -> None:
+    names = ("arrival_ns", "id", "parent", "session", "turn", "input_tokens", "output_tokens")
+    table = [
+        (10, "r-2", "r-1", "s", 1, 3, 4),
+        (5, "r-1", None, "s", 0, 1, 2),
+        (20, "r-4", "r-0", "s2", 3, 5, 6),
+        (30, "r-5", None, "s", None, 7, 8),
+        (40, "r-6", None, None, None, 9, 9),
+    ]
+    columns: dict[str, Any] = {name: [row[i] for row in table] for i, name in enumerate(names)}
+    columns["arrival_ns"] = [s * 10**9 for s in columns["arrival_ns"]]
+    data, written = write(BAILIAN, CaptureInfo(arrivals="wall"), [batch_of(5, columns)])
+    assert rows(read(BAILIAN, data)[1], "id", "parent", "session", "turn", "arrival_ns") == [
+        ("0", None, "0", 0, 0),
+        ("1", "0", "0", 1, 5 * 10**9),
+        ("2", None, "2", 3, 15 * 10**9),
+        ("3", "1", "0", 2, 25 * 10**9),
+        ("4", None, "4", 0, 35 * 10**9),
+    ]
+    assert "1 rows follow an exchange that is not here: they begin a conversation" in written.notes
+
+
+# ---------------------------------------------------------------- any rows
+
+COUNT = st.integers(0, 10**17)
+NS = st.integers(0, 9 * 10**18)
+TEXT = st.text(
+    st.characters(codec="utf-8", exclude_characters="\r\n\0", exclude_categories=("Cs",)), min_size=1
+)
+ID = st.integers(0, 2**60).map(str)
+BLOCKS = st.none() | st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4)
+ANY: list[tuple[str, dict[str, st.SearchStrategy[Any]]]] = [
+    ("azure", {"arrival_ns": st.integers(-(9 * 10**16), 9 * 10**16).map(lambda t: t * 100)}),
+    ("vidur", {"arrival_ns": NS}),
+    ("mooncake", {"arrival_ns": NS, "blocks": BLOCKS}),
+    ("guidellm", {"arrival_ns": NS, "blocks": BLOCKS, "response_end_us": st.none() | st.integers(0, 10**14)}),
+    ("burstgpt", {"arrival_ns": NS, "session": st.none() | TEXT, "model": st.none() | TEXT,
+                  "response_end_us": st.none() | st.integers(0, 10**15), "route": st.none() | TEXT}),
+    ("bailian", {"arrival_ns": NS, "id": ID, "parent": st.none() | ID, "turn": st.integers(0, 1000),
+                 "route": st.none() | st.text(), "blocks": BLOCKS}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kinds"), ANY)
+@given(st.data())
+def test_whatever_it_can_hold_survives(
+    name: str, kinds: dict[str, st.SearchStrategy[Any]], data: st.DataObject
+) -> None:
+    kinds = kinds | {"input_tokens": COUNT, "output_tokens": COUNT}
+    table = data.draw(st.lists(st.tuples(*kinds.values()), max_size=15))
+    batch = batch_of(len(table), {column: [row[i] for row in table] for i, column in enumerate(kinds)})
+    info = CaptureInfo(source=name, arrivals="wall" if name == "azure" else "trace", blocks="trace")
+    written, _ = write(by_name(name), info, [batch])
+    assert rows(read(by_name(name), written)[1], *kinds) == rows([batch], *kinds)

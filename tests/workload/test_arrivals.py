@@ -1,0 +1,152 @@
+"""What is written is arrivals, which their description makes again, or an error that names the field."""
+
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.errors import ConfigError
+from llmtap.units import NS_PER_S as S
+from llmtap.workload.arrival_processes import (
+    ArrivalProcess,
+    Diurnal,
+    Gamma,
+    OnOff,
+    Poisson,
+    Ramp,
+    Steps,
+    UniformArrivals,
+)
+from llmtap.workload.arrivals import FORMS, Arrivals, parse_arrivals
+
+HOUR = 3_600 * S
+
+
+@pytest.mark.parametrize(
+    ("text", "rate_rps", "process"),
+    [
+        ("poisson", 24, Poisson(24)),
+        (" poisson: ", 24, Poisson(24)),
+        ("uniform", 0.5, UniformArrivals(0.5)),
+        ("gamma:burstiness=0.5", 24, Gamma(24, 0.5)),
+        ("gamma:cv=2", 24, Gamma(24, 0.25)),
+        ("onoff:on=2s,off=8s", 24, OnOff(rate_rps=24, on_ns=2 * S, off_ns=8 * S)),
+        ("onoff: on = 2 , off = 1ms , idle = 1", 9, OnOff(rate_rps=9, on_ns=2 * S, off_ns=10**6, idle_rps=1)),
+        ("ramp:from=1,to=50,over=60s", None, Ramp(from_rps=1, to_rps=50, over_ns=60 * S)),
+        ("ramp:from=0,to=5,over=2,spacing=even", None, Ramp(from_rps=0, to_rps=5, over_ns=2 * S, even=True)),
+        ("steps:10x30s,20x30s", None, Steps(steps=((10, 30 * S), (20, 30 * S)))),
+        ("steps:0x1m,2.5x1h,spacing=even", None, Steps(steps=((0, 60 * S), (2.5, HOUR)), even=True)),
+        ("diurnal:amplitude=0.8,period=24h", 3, Diurnal(rate_rps=3, amplitude=0.8, period_ns=24 * HOUR)),
+        ("diurnal:amplitude=1,period=1,spacing=poisson", 3, Diurnal(rate_rps=3, amplitude=1, period_ns=S)),
+    ],
+)  # fmt: skip
+def test_a_process_is_written_in_one_word_and_its_fields(
+    text: str, rate_rps: float | None, process: ArrivalProcess
+) -> None:
+    arrivals = parse_arrivals(text, rate_rps=rate_rps, seed=7)
+    assert arrivals == Arrivals(process, 7)
+    assert arrivals.describe()["rate_rps"] == rate_rps
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_each_form_that_help_shows_can_be_read(name: str) -> None:
+    text = FORMS[name].split(" or ")[0].replace("[", "").replace("]", "").replace("RPS", "1")
+    rate_rps = None if name in ("ramp", "steps") else 24.0
+    assert parse_arrivals(text, rate_rps=rate_rps, seed=1).process.text().partition(":")[0] == name
+
+
+@pytest.mark.parametrize(
+    ("text", "rate_rps", "problem"),
+    [
+        ("", 1, "no arrival process is called ''"),
+        ("poison", 1, "no arrival process is called 'poison'"),
+        ("poisson", None, "poisson: rate: is not given"),
+        ("poisson", 0, "poisson: rate: expected requests per second"),
+        ("poisson:burstiness=1", 1, "poisson: burstiness: is no field of it"),
+        ("poisson:now", 1, "poisson: expected name=value, got 'now'"),
+        ("gamma", 1, "gamma: burstiness or cv: exactly one"),
+        ("gamma:cv=1,burstiness=1", 1, "gamma: burstiness or cv: exactly one"),
+        ("gamma:cv=1,cv=1", 1, "gamma: cv: is given twice"),
+        ("gamma:cv=much", 1, "gamma: cv: expected a number, got 'much'"),
+        ("gamma:cv=0", 1, "gamma: cv: expected a number from 0.001"),
+        ("gamma:burstiness=nan", 1, "gamma: burstiness: expected a number from"),
+        ("onoff:on=2s", 1, "onoff: off: is not given"),
+        ("onoff:on=2x,off=1s", 1, "onoff: on: expected a duration"),
+        ("onoff:on=2s,off=1s,idel=1", 1, r"onoff: idel: is no field of it \(did you mean idle\?\)"),
+        ("onoff:on=2s,off=8s,idle=2", 1, "onoff: idle: 2 is above the mean rate of 1"),
+        ("ramp:from=1,to=50,over=60s", 3, "ramp: rate: it names its rates itself"),
+        ("ramp:from=1,to=0,over=60s", None, "ramp: to: expected requests per second"),
+        ("ramp:from=1,to=5,over=" + "9" * 400, None, "ramp: over: expected a duration"),
+        ("ramp:from=1,to=5,over=60s,spacing=wide", None, "ramp: spacing: expected even or poisson"),
+        ("steps", None, "steps: no step is given"),
+        ("steps:10", None, "steps: step 1: expected a rate, x and a time such as 10x30s, got '10'"),
+        ("steps:10x30s,x30s", None, "steps: step 2: expected a number, got ''"),
+        ("steps:10x30s,1x", None, "steps: step 2: expected a duration"),
+        ("steps:10x30s,0x30s", None, "steps: last step: expected requests per second"),
+        ("diurnal:amplitude=2,period=24h", 1, "diurnal: amplitude: expected a number from 0 to 1, got 2"),
+        ("diurnal:amplitude=1,period=0s", 1, "diurnal: period: expected a time above 0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_by_place_process_and_field(
+    text: str, rate_rps: float | None, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        parse_arrivals(text, rate_rps=rate_rps, seed=1, place="load.arrivals in x.toml")
+    assert caught.value.place == "load.arrivals in x.toml"
+    assert caught.value.hint
+
+
+NUMBERS = st.floats(1e-3, 1e3).map(repr)
+TIMES = st.integers(1, 10**6).flatmap(lambda n: st.sampled_from([f"{n}ms", f"{n}s", f"{n}us", str(n)]))
+TEXTS = st.one_of(
+    st.builds("gamma:burstiness={}".format, NUMBERS),
+    st.builds("gamma:cv={}".format, NUMBERS),
+    st.builds("onoff:on={},off={}".format, TIMES, TIMES),
+    st.builds("ramp:from={},to={},over={}".format, NUMBERS, NUMBERS, TIMES),
+    st.lists(st.builds("{}x{}".format, NUMBERS, TIMES), min_size=1, max_size=5).map(
+        lambda steps: "steps:" + ",".join(steps)
+    ),
+    st.builds("diurnal:amplitude={!r},period={}".format, st.floats(0, 1), TIMES),
+)
+
+
+@given(TEXTS, st.floats(1e-3, 1e3), st.integers(), st.booleans())
+def test_a_description_makes_the_same_arrivals_again(
+    text: str, rate_rps: float, seed: int, even: bool
+) -> None:
+    own = text.startswith(("ramp", "steps"))
+    if even and not text.startswith("gamma"):
+        text += ",spacing=even"
+    arrivals = parse_arrivals(text, rate_rps=None if own else rate_rps, seed=seed)
+    told = arrivals.describe()
+    again = parse_arrivals(str(told["arrivals"]), rate_rps=told["rate_rps"], seed=told["seed"])  # type: ignore[arg-type]
+    assert again == arrivals
+    assert list(islice(again, 20)) == list(islice(arrivals, 20))
+
+
+FIELDS = st.sampled_from(
+    ["burstiness", "cv", "on", "off", "idle", "from", "to", "over", "amplitude", "period"]
+)
+VALUES = st.one_of(
+    st.floats().map(repr), st.integers().map(str), st.sampled_from(["1s", "-1s", "1e3", "", "=", "x", "1h"]),
+    st.text(max_size=5),
+)  # fmt: skip
+PARTS = st.one_of(
+    st.builds("{}={}".format, FIELDS, VALUES), st.builds("{}x{}".format, VALUES, VALUES), VALUES
+)
+ANYTHING = st.builds(
+    lambda name, parts: name + ":" + ",".join(parts),
+    st.one_of(st.sampled_from(sorted(FORMS)), st.text(max_size=8)), st.lists(PARTS, max_size=5),
+)  # fmt: skip
+
+
+@given(ANYTHING, st.one_of(st.none(), st.floats(), st.integers()))
+def test_anything_else_is_an_error_of_its_place(text: str, rate_rps: float | None) -> None:
+    try:
+        arrivals = parse_arrivals(text, rate_rps=rate_rps, seed=1, place="here")
+    except ConfigError as exc:
+        assert exc.place == "here"
+        return
+    times = list(islice(arrivals, 10))
+    assert times == sorted(times)

@@ -1,0 +1,268 @@
+"""What people asked is said as they said it, in an order by seed; what is not as documented is told."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.errors import ConfigError
+from llmtap.workload.datasets import PROMPT_TOKENS_MAX, functions, read_sharegpt, read_stack
+from llmtap.workload.ietf import code_completion_of, conversation_of
+from llmtap.workload.prompts.text import count_tokens
+from llmtap.workload.registry import workload_named
+
+
+def turn(speaker: str, text: str) -> dict[str, str]:
+    return {"from": speaker, "value": text}
+
+
+TALKS: list[dict[str, Any]] = [
+    {
+        "id": "a",
+        "conversations": [
+            turn("system", "Be brief."), turn("human", "What is a river?"), turn("gpt", "Water that runs."),
+            turn("human", "And a hill?"), turn("gpt", "Ground that is high."),
+        ],
+    },
+    {"id": "b", "conversations": [turn("human", "Nobody answers this.")]},
+    {
+        "id": "c",
+        "conversations": [turn("gpt", "I begin."), turn("human", "Go on."), turn("gpt", "No.")],
+    },
+    {
+        "id": "d",
+        "conversations": [turn("human", " "), turn("gpt", "?"), turn("human", "Ah."), turn("gpt", "!")],
+    },
+    *(
+        {"id": f"e{i}", "conversations": [turn("human", f"Say {i}."), turn("gpt", f"{i}, then.")]}
+        for i in range(30)
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture
+def talks(tmp_path: Path) -> Path:
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps(TALKS))
+    return path
+
+
+def test_a_first_question_is_a_prompt_and_its_answer_a_length(talks: Path) -> None:
+    data = read_sharegpt(talks, "--workload")
+    assert data.pairs[0] == ("Be brief.\n\nWhat is a river?", "Water that runs.")
+    assert data.pairs[1] == ("Go on.", "No."), "what the model said unasked is no question"
+    assert len(data.items) == len(data.pairs) == 32
+    told = data.describe()
+    assert (told["conversations"], told["kept"]) == (33, 32)
+    assert any("1 turns have no text" in note for note in told["notes"])
+    assert any("have no answer" in note for note in told["notes"]), "the reader's own notes too"
+    assert len(told["sha256"]) == 64
+
+
+def test_prompts_are_the_datas_texts_and_lengths(talks: Path) -> None:
+    workload = workload_named(f"sharegpt:{talks}", "--workload")
+    requests = workload.requests(32, 5)
+    prompts = workload.prompts(requests, 5)
+    pairs = dict(read_sharegpt(talks, "").pairs)
+    texts = [prompts.prompt(row).text for row in range(32)]
+    assert sorted(texts) == sorted(pairs)
+    for row, text in enumerate(texts):
+        assert requests.input[row] == count_tokens(text)
+        assert requests.output[row] == count_tokens(pairs[text])
+    assert texts != [workload.prompts(workload.requests(32, 6), 6).prompt(row).text for row in range(32)]
+
+
+def test_whole_conversations_have_their_history(talks: Path) -> None:
+    workload = workload_named(f"sharegpt-turns:{talks}", "")
+    requests = workload.requests(34, 5)
+    assert len(requests) == 34
+    prompts = workload.prompts(requests, 5)
+    (later,) = (row for row, before in enumerate(requests.after) if before >= 0)
+    prompt = prompts.prompt(later)
+    assert prompt.text == "And a hill?"
+    assert prompt.history == (("user", "Be brief.\n\nWhat is a river?"), ("assistant", "Water that runs."))
+    said = (prompt.text, *(text for _, text in prompt.history))
+    assert requests.input[later] == sum(map(count_tokens, said))
+    assert set(requests.think_ns) == {0}
+    texts = {prompts.prompt(row).text for row in range(34)}
+    assert "Ah." in texts, "the turn after one that has no text is the conversation's first"
+
+
+def test_the_reference_workload_takes_texts_from_the_file_and_shares_as_told(talks: Path) -> None:
+    workload = conversation_of(talks, "--workload")
+    plan = workload.plan(2_000, 1)
+    assert sum(context >= 0 for context in plan.contexts) == pytest.approx(1_000, abs=4 * 500**0.5)
+    assert plan.lengths == (200,)
+    requests = workload.requests(20, 1)
+    prompts = workload.prompts(requests, 1)
+    for row in range(20):
+        prompt = prompts.prompt(row)
+        assert count_tokens(prompt.system) == (200 if workload.plan(20, 1).contexts[row] >= 0 else 0)
+        assert count_tokens(prompt.system) + count_tokens(prompt.text) == requests.input[row]
+    told = workload.describe()
+    assert told["data"]["dataset"] == "ShareGPT-shaped"  # type: ignore[index]
+    assert told["data"]["subset"]  # type: ignore[index]
+    json.dumps(told)
+
+
+def test_of_many_pairs_some_in_even_steps_are_counted(tmp_path: Path) -> None:
+    talks = [{"conversations": [turn("human", "Say" + " it" * i), turn("gpt", "No.")]} for i in range(1_001)]
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps(talks))
+    lengths: Any = workload_named(f"sharegpt:{path}", "").describe()["input"]
+    assert (lengths["n"], lengths["of"]) == (334, "the message, of one in 3 pairs")
+    assert lengths["max"] == count_tokens("Say" + " it" * 999)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[]", "has no conversation with a question and an answer"),
+        (json.dumps(TALKS[1:2]), "has no conversation with"),
+        ('[{"conversations": 3}]', "conversation 0: Expected"),
+        ("{}", "no JSON array"),
+        ('[{"conversations": []}', "cut off"),
+    ],
+)
+def test_a_file_without_conversations_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        read_sharegpt(path, "--workload")
+    assert caught.value.place == "--workload"
+
+
+PYTHON = '''import os
+
+
+def first(a, b=(1, 2)) -> int:
+    """Adds.
+
+    Twice."""
+    if a:
+        return b
+
+    return a
+
+
+class Thing:
+    async def second(
+        self,
+        x,
+    ):
+        return x  # done
+
+    value = 3
+
+
+def third(): pass
+'''
+SCRIPT = """import x from "y";
+
+export async function load(url) {
+  if (url) {
+    return await fetch(url);
+  }
+  return null;
+}
+
+const add = (a, b) => {
+  return a + b;
+};
+
+function empty() {
+}
+"""
+TYPED = """export const sum = (a: number, b: number): number => {
+  return a + b;
+};
+"""
+
+
+def bodies(text: str, language: str) -> list[tuple[str, str]]:
+    return [(text[:begin].splitlines()[-1], text[begin:end]) for begin, end in functions(text, language)]
+
+
+def test_functions_of_python() -> None:
+    assert bodies(PYTHON, "python") == [
+        ("    Twice.\"\"\"", "    if a:\n        return b\n\n    return a"),
+        ("    ):", "        return x  # done"),
+    ]  # fmt: skip
+
+
+def test_functions_of_javascript_and_typescript() -> None:
+    load = "  if (url) {\n    return await fetch(url);\n  }\n  return null;\n}"
+    assert bodies(SCRIPT, "javascript") == [
+        ("export async function load(url) {", load),
+        ("const add = (a, b) => {", "  return a + b;\n}"),
+    ]
+    typed = "export const sum = (a: number, b: number): number => {"
+    assert bodies(TYPED, "typescript") == [(typed, "  return a + b;\n}")]
+    assert len(bodies(PYTHON, "")) == 2, "a language that nobody told"
+    assert len(bodies(SCRIPT, "")) == 2
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "code.jsonl"
+    long = "".join(f"value_{i} = {i}\n" for i in range(1_000)) + "\n\ndef last(x):\n    return x\n"
+    rows = [
+        {"content": PYTHON, "language": "Python"},
+        {"content": SCRIPT, "lang": "js"},
+        {"content": TYPED.replace("\n", "\r\n")},
+        {"content": long, "language": "Python"},
+        {"content": "fn main() {}", "language": "Rust"},
+        {"content": "x = 1", "language": "Python"},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_file_is_its_functions(code: Path) -> None:
+    data = read_stack(code, "--workload")
+    told = data.describe()
+    assert (told["files"], told["functions"]) == (6, 6)
+    assert told["notes"] == [
+        "1 files are in other languages, and were left out",
+        "1 files have no function, and were left out",
+    ]
+    prompts = [data.pair(number)[0] for number in range(6)]
+    assert prompts[0] == PYTHON[: PYTHON.index("    if a:")]
+    assert prompts[4] == TYPED.splitlines(keepends=True)[0], "CRLF became LF"
+    assert prompts[5].endswith("\n\ndef last(x):\n")
+    assert 0.9 * PROMPT_TOKENS_MAX < count_tokens(prompts[5]) <= PROMPT_TOKENS_MAX
+
+
+def test_the_reference_workload_shares_contexts_of_the_files(code: Path) -> None:
+    workload = code_completion_of(code, "--workload")
+    plan = workload.plan(60, 3)
+    requests = workload.requests(60, 3)
+    prompts = workload.prompts(requests, 3)
+    systems = {}
+    for row in range(60):
+        prompt = prompts.prompt(row)
+        assert count_tokens(prompt.system) + count_tokens(prompt.text) == requests.input[row]
+        systems.setdefault(plan.contexts[row], set()).add(prompt.system)
+    assert systems.pop(-1) == {""}
+    assert all(len(said) == 1 for said in systems.values())
+    texts = [said.pop() for said in systems.values()]
+    assert len(set(texts)) == len(texts) >= 5, "four files, and yet no two contexts are the same"
+    assert workload.describe()["output"]["mu"] == 4.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "has no function in python, javascript, typescript"),
+        ('{"content": "x = 1"}', "has no function"),
+        ('{"content": "x"}\n{"text": 1}', "line 2: Object missing required field `content`"),
+        ("def f():", "line 1: JSON is malformed"),
+    ],
+)
+def test_a_file_without_functions_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        read_stack(path, "--workload")
+    assert caught.value.place == "--workload"
