@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 USABLE := $(VENV)/.usable
 STAMP  := $(VENV)/.installed
 # The extras of who runs it; the others are of who works on it.
-RUNTIME := tokenizers,bench,gpu,grpc,ray,top
-TWICE  := -m 'not once' $(addprefix tests/,meter native net proxy/test_fixtures_live.py proxy/test_hostile_live.py record relay tap wire)
+RUNTIME := tokenizers,bench,gpu,ray,top
+TWICE  := -m 'not once' $(addprefix tests/,channel exchange meter/pipeline native net protocol proxy/test_fixtures_live.py proxy/test_hostile_live.py vantage/relay)
 AGAIN  := echo 'FAILED BESIDE OTHERS, now each by itself. What passes now is a bug nevertheless: see CONTRIBUTING.md'
 
 .PHONY: help setup demo test test-python golden fuzz sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
@@ -36,7 +36,7 @@ test: lint  ## lint, types, layers, then every test; what failed once more by it
 golden: $(STAMP)  ## rewrite the files in tests/golden/expected, which hold whole outputs; then read `git diff`
 	$(BIN)/pytest -n 0 tests/golden --rewrite-golden
 
-# Relay, channel, parsers and meter: what the compiled code can affect. The rest passes once, in `make test`.
+# Relay, channel, parsers and pipeline: what the compiled code can affect. The rest runs once, in `make test`.
 test-python: $(STAMP)  ## these tests with Python in place of the compiled code
 	LLMTAP_NATIVE=0 $(BIN)/pytest -n auto --dist loadfile $(TWICE) || { $(AGAIN); LLMTAP_NATIVE=0 $(BIN)/pytest -n 0 -x --last-failed --lfnf none $(TWICE); }
 

@@ -1,4 +1,4 @@
-"""llmtap: a tap for LLM traffic. ARCHITECTURE.md is the map of the rooms below.
+"""llmtap: a tap for LLM traffic. ARCHITECTURE.md is the map of the code.
 
 `llmtap.read(path_or_url)` gives a Capture: its rows as an Arrow table or as Exchanges.
 """
