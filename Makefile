@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 USABLE := $(VENV)/.usable
 STAMP  := $(VENV)/.installed
 # The extras of who runs it; the others are of who works on it.
-RUNTIME := tokenizers,bench,gpu,ray,top
+RUNTIME := tokenizers,bench,gpu,grpc,ray,top
 TWICE  := -m 'not once' $(addprefix tests/,channel exchange meter/pipeline native net protocol proxy/test_fixtures_live.py proxy/test_hostile_live.py vantage/relay)
 AGAIN  := echo 'FAILED BESIDE OTHERS, now each by itself. What passes now is a bug nevertheless: see CONTRIBUTING.md'
 
