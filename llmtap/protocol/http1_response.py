@@ -12,6 +12,9 @@ from llmtap.protocol.http1 import (
 
 __all__ = ["begin_response_body", "next_response_head"]
 
+# By name: each would be looked up in its class for every response.
+NONE, LENGTH = Framing.NONE, Framing.LENGTH
+
 
 def next_response_head(
     data: bytes, method: bytes, *, bytes_max: int, fields_max: int
@@ -36,9 +39,9 @@ def begin_response_body(head: ResponseHead, data: bytes, start: int) -> tuple[in
 
     Raises PeerProtocolError.
     """
-    if head.framing is Framing.NONE:
+    if head.framing is NONE:
         return start, None
-    if head.framing is Framing.LENGTH and len(data) - start >= head.length:
+    if head.framing is LENGTH and len(data) - start >= head.length:
         return start + head.length, None
     scanner = scanner_for(head.framing, head.length, refused_trailers=FRAMING_TRAILERS)
     found = scanner.feed(data[start:]) if len(data) > start else -1

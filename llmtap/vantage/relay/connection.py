@@ -156,7 +156,7 @@ class ClientConnection:
         self.is_11 = head.version == (1, 1)
         if head.method in (b"OPTIONS", b"TRACE") and not self._may_forward(head, raw, t_ns):
             return
-        if self._context.streams >= options.streams:
+        if len(self._context.running) >= options.streams:
             fields: Headers = [(b"Retry-After", b"1")]
             self._reject(503, "tap_overloaded", "too many requests at a time", raw, t_ns, fields)
             return

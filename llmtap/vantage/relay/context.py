@@ -27,17 +27,14 @@ class RelayContext:
         self.reporter = reporter
         self.tap = reporter.tap
         self.now_ns = reporter.now_ns
+        self.running = reporter.arrivals
+        """The exchanges now."""
         self.route = route
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
         """None where no experiment is configured."""
         self.refused: dict[str, int] = {}
         self._warned_ns: dict[str, int] = {}
-
-    @property
-    def streams(self) -> int:
-        """Number of exchanges now."""
-        return len(self.reporter.arrivals)
 
     def refuse(self, limit: str) -> None:
         """Count a connection or request that was turned away."""

@@ -33,10 +33,11 @@ __all__ = ["Flow"]
 
 QUIET_NS: Final = 200_000_000
 """After this long without a byte, a stream is asked whether the loop has stopped watching it."""
-# By name: an enum's member would be looked up in its class, and its value in the member, for every token.
+# By name: each would be looked up in its class for every read.
 RESPONSE_DATA: Final = FrameKind.RESPONSE_DATA
 ANSWER: Final = FrameKind.ANSWER
 COMPLETE: Final = Outcome.COMPLETE
+CHUNKED, CLOSE = Framing.CHUNKED, Framing.CLOSE
 
 mono_ns = SystemClock.mono_ns
 
@@ -216,9 +217,9 @@ class Flow(FlowState):
         except PeerProtocolError as exc:
             self._upstream_broke(exc)
             return
-        if head.framing is Framing.CHUNKED and not is_11:
+        if head.framing is CHUNKED and not is_11:
             self._dechunker = ChunkedScanner()
-        if self._dechunker is not None or head.framing is Framing.CLOSE:
+        if self._dechunker is not None or head.framing is CLOSE:
             self._keep_client = False  # only the close tells the client the end
         if end >= 0:
             if len(data) > end:
@@ -464,22 +465,25 @@ class Flow(FlowState):
         upload, reporter = self.upload, self._context.reporter
         now_ns = mono_ns()
         self._end_pause(now_ns)
-        assignment = upload.finish()
         reporter.ended(self, upload.bytes, self.response_bytes)
-        closing = Closing(
-            outcome=self._outcome.value,
-            status=self.status,
-            error=self._error,
-            paused_ns=self.paused_ns,
-            lag_ns=reporter.lag.worst_since(self.arrival_ns),
-            connect_ns=upload.connect_ns,
-            request_bytes=upload.bytes,
-            response_bytes=self.response_bytes,
-            retries=upload.retries,
-        )
+        assignment = upload.assignment
         if assignment is not None:
-            assignment.sign(closing)
-        self._tap.close_exchange(self.seq, now_ns, closing)
+            assignment.give_room()
+        if self.tapped:
+            closing = Closing(
+                outcome=self._outcome.value,
+                status=self.status,
+                error=self._error,
+                paused_ns=self.paused_ns,
+                lag_ns=reporter.lag.worst_since(self.arrival_ns),
+                connect_ns=upload.connect_ns,
+                request_bytes=upload.bytes,
+                response_bytes=self.response_bytes,
+                retries=upload.retries,
+            )
+            if assignment is not None:
+                assignment.sign(closing)
+            self._tap.close_exchange(self.seq, now_ns, closing)
         self._client.flow_over(
             now_ns,
             keep=self._keep_client,

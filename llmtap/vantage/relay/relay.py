@@ -289,8 +289,10 @@ class Relay:
                 await asyncio.wait_for(self._drained.wait(), self.options.drain_timeout / 1e9)
             except TimeoutError:
                 pass
-            if self.context.streams:
-                log.warning("event=drain_timeout relay=%s cut=%d", self.reporter.name, self.context.streams)
+            if self.context.running:
+                log.warning(
+                    "event=drain_timeout relay=%s cut=%d", self.reporter.name, len(self.context.running)
+                )
         for connection in list(self.connections):
             connection.kill()
         for pool in self._pools:

@@ -21,8 +21,9 @@ from llmtap.vantage.relay.heads import added_fields, request_lines
 
 __all__ = ["ExchangeClient", "Upload", "UploadOwner"]
 
-# By name: an enum's member would be looked up in its class, and its value in the member, for every read.
-OPEN, SENT, REQUEST_DATA = map(int, (FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA))
+# By name: each would be looked up in its class for every request.
+OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
+NONE, LENGTH = Framing.NONE, Framing.LENGTH
 IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
 
 mono_ns = SystemClock.mono_ns
@@ -66,6 +67,7 @@ class Upload:
         upstream: the connection that has the request, while there is one.
         reused: it served another request before.
         again: the whole request, while it may still be sent again.
+        assignment: its place in an experiment; None without one.
         broken: the upstream's socket takes no more of the request.
         end_ns: the read that held the request's last byte; 0 before.
         bytes: read from the client for this request.
@@ -74,8 +76,8 @@ class Upload:
     """
 
     __slots__ = (
-        "_assignment", "_attempt", "_client", "_context", "_flow", "_held", "_route", "_scanner",
-        "_sent", "_stream", "again", "broken", "bytes", "connect_ns", "end_ns", "retries",
+        "_attempt", "_client", "_context", "_flow", "_held", "_route", "_scanner",
+        "_sent", "_stream", "again", "assignment", "broken", "bytes", "connect_ns", "end_ns", "retries",
         "reused", "upgrade", "upstream",
     )  # fmt: skip
 
@@ -87,7 +89,7 @@ class Upload:
         self._client = client
         self._stream = stream  # the client's
         self._route = context.route
-        self._assignment: Assignment | None = None
+        self.assignment: Assignment | None = None
         self._scanner: BodyScanner | None = None
         self._attempt: Attempt | None = None
         self._held = b""  # request bytes that wait for a connection, or for their assignment
@@ -113,15 +115,15 @@ class Upload:
             self.upgrade = wanted and head.upgrade.lower() == b"websocket"
         assignment = None
         if context.router is not None:
-            self._assignment = assignment = context.router.assign(head, context.tap.ledger.opened + 1)
+            self.assignment = assignment = context.router.assign(head, context.tap.ledger.opened + 1)
         holds = assignment is not None and assignment.holds
         if assignment is not None and not holds:
             self._route = assignment.route
         if not holds:
             # Nearly every request is complete by now: then it is one send, one frame, and no scanner.
-            if head.framing is Framing.NONE:
+            if head.framing is NONE:
                 return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns)
-            if head.framing is Framing.LENGTH and len(data) - head_end >= head.length:
+            if head.framing is LENGTH and len(data) - head_end >= head.length:
                 return self._start_whole(head, data, head_end, head_end + head.length, arrival_ns, t_ns)
         note = None if assignment is None else assignment.note
         flow.seq, flow.tapped = context.tap.open(arrival_ns, data[:head_end], arm=note)
@@ -147,9 +149,11 @@ class Upload:
         self.end_ns = t_ns
         self._client.request_complete()
         request = self._lines(head) + whole[head_end:]
-        upstream = self._take_connection()
-        if upstream is not None and head.method in IDEMPOTENT:
-            self.again = request
+        self.upstream = upstream = self._route.pool.take(flow)
+        if upstream is not None:
+            self.reused = True
+            if head.method in IDEMPOTENT:
+                self.again = request
         kind, extra_ns, tried = OPEN, t_ns, False
         if upstream is not None and arrival_ns == t_ns:
             tried = True
@@ -159,7 +163,7 @@ class Upload:
                 self._sent = True
             except OSError:
                 pass
-        note = None if self._assignment is None else self._assignment.note
+        note = None if self.assignment is None else self.assignment.note
         flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, note)
         if not tried and upstream is not None:
             self._send(request)
@@ -180,7 +184,7 @@ class Upload:
         if not flow.over and not self.broken:
             if self.upstream is None:
                 self._held += data
-                if self._assignment is not None and self._assignment.holds:
+                if self.assignment is not None and self.assignment.holds:
                     self._settle()
             else:
                 self._send(data)
@@ -211,7 +215,7 @@ class Upload:
 
     def _settle(self) -> None:
         """Forward the held request, once enough of it is here, or no room is left."""
-        flow, assignment = self._flow, self._assignment
+        flow, assignment = self._flow, self.assignment
         assert assignment is not None
         reported = assignment.note
         body = assignment.settle(self._held, flow.seq, complete=self.end_ns > 0)
@@ -232,17 +236,14 @@ class Upload:
             head, prefix=route.origin.prefix, authority=route.authority, upgrade=self.upgrade, extra=extra
         )
 
-    def _take_connection(self) -> Stream | None:
-        self.upstream = upstream = self._route.pool.take(self._flow)
-        self.reused = upstream is not None
-        return upstream
-
     def _forward(self, head: RequestHead, body: bytes) -> None:
         """Send the head, with what is here of the body, on a kept-alive connection or a fresh one."""
         request = self._lines(head) + body
-        if self._take_connection() is None:
+        self.upstream = self._route.pool.take(self._flow)
+        if self.upstream is None:
             self._connect_for(request)
             return
+        self.reused = True
         if self.end_ns and head.method in IDEMPOTENT:
             self.again = request
         self._send(request)
@@ -262,15 +263,15 @@ class Upload:
             return
         self._sent = True
         if sent:
-            if self.end_ns or self._assignment is not None:
+            if self.end_ns or self.assignment is not None:
                 self._taken()
         elif not self.end_ns:
             self._stream.pause()
 
     def _taken(self) -> None:
         """The upstream's socket has taken all that was written."""
-        if self._assignment is not None:
-            self._assignment.give_room()
+        if self.assignment is not None:
+            self.assignment.give_room()
         if self.end_ns:
             t_ns = mono_ns()
             self._context.tap.offer(FrameKind.SUBMIT, self._flow.seq, t_ns, t_ns - self.end_ns)
@@ -363,9 +364,3 @@ class Upload:
         if self._attempt is not None:
             self._attempt.cancel()
             self._attempt = None
-
-    def finish(self) -> Assignment | None:
-        """The exchange is over; return its place in an experiment."""
-        if self._assignment is not None:
-            self._assignment.give_room()
-        return self._assignment
