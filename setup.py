@@ -20,12 +20,17 @@ MODES = ("", "native", "python")
 
 
 class BuildAlways(build_ext):
-    """Builds without comparing timestamps, which a checkout or a copied tree can leave in any order."""
+    """Build anew, whatever lies in `build/`: a checkout or a copied tree leaves timestamps in any order."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         self.force = True
         self.cython_c_in_temp = True  # the translated file is not a source
+
+    def build_extension(self, ext: Extension) -> None:
+        # Where this build fails, the extension of an earlier one must not be installed in its place.
+        Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
+        super().build_extension(ext)
 
 
 def extension(mode: str) -> Extension:

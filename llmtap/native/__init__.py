@@ -7,7 +7,7 @@ class of `vantage/relay/flow.py` `Flow`, the functions for plain heads in `proto
 `vantage/relay/heads.py`, and `metrics/latency.py` `measure`, `metrics/histogram.py` `Histogram.fold`,
 `export/buckets.py` `Buckets.record_many`. No other code asks. The Python implementation is the reference.
 
-The environment variable `LLMTAP_NATIVE=0` selects Python.
+The environment variable `LLMTAP_NATIVE=0` selects Python, and so does a value other than 0 and 1.
 """
 
 import importlib
@@ -23,13 +23,20 @@ __all__ = ["NAME", "REASON", "compiled", "describe"]
 
 def _load() -> tuple[ModuleType | None, str]:
     """Return the compiled module, or None and why it is not used."""
-    if os.environ.get("LLMTAP_NATIVE", "1") == "0":
+    wanted = os.environ.get("LLMTAP_NATIVE", "1")
+    if wanted == "0":
         return None, "LLMTAP_NATIVE=0"
+    if wanted not in ("", "1"):
+        # Python, because a value such as `off` most likely means that.
+        return None, f"LLMTAP_NATIVE: expected 0 or 1, got {wanted!r}"
     try:
         # By name: `from ... import` does not tell a missing module from one that cannot be loaded.
         module = importlib.import_module("llmtap.native._native")
     except ModuleNotFoundError:
-        return None, "the extension was not built; the installation needs a C compiler for it"
+        return (
+            None,
+            "the extension was not built; this needs a C compiler and Python's headers",
+        )
     except ImportError as error:
         return None, f"the extension cannot be loaded: {error}"
     sources = fingerprint(Path(__file__).parent)

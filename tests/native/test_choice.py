@@ -32,6 +32,24 @@ def test_the_environment_selects_python(built: ModuleType, monkeypatch: pytest.M
     assert _load() == (None, "LLMTAP_NATIVE=0")
 
 
+@pytest.mark.parametrize("value", ["maybe", "off", "false", " 0"])
+def test_an_unknown_value_selects_python_and_is_named(
+    value: str, built: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTAP_NATIVE", value)
+    found, reason = _load()
+    assert found is None
+    assert repr(value) in reason
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_compiled_code_can_be_asked_for(
+    value: str, built: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTAP_NATIVE", value)
+    assert _load() == (built, "")
+
+
 def test_python_runs_without_an_extension(built: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, built.__name__, None)
     found, reason = _load()
