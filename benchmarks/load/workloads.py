@@ -78,7 +78,7 @@ class Checked(Protocol):
 
 
 def check(workload: Checked, count: int, seed: int) -> list[ClaimFinding]:
-    """Each claim of a workload, and what so many of its requests have to say of it."""
+    """Each claim of a workload, compared with a sample of its requests."""
     plan = workload.plan(count, seed)
     return [replace(_finding(claim, plan), expected=_expected(claim, workload)) for claim in workload.claims]
 

@@ -318,7 +318,7 @@ class Assigner:
         secret = blake2b(key.encode()).digest()
         self._seed = blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES, key=secret)
         total = sum(weights)
-        # Upper bounds on the scale of the digest's half; the last is the whole of it, whatever was rounded.
+        # Upper bounds on the scale of half the digest. The last one is the maximum, so rounding loses none.
         self._bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
 
     def assign(self, unit: bytes) -> tuple[int, str]:

@@ -2,9 +2,9 @@
 
 An arm is assigned to units (a request, a conversation, a tenant), and units are what is independent. A unit
 may bring many values (the gaps of a stream, the requests of a conversation), which are alike among
-themselves; an interval that took them for independent would be too narrow. So every mean is a ratio of
-sums over units with the variance of that ratio, and every quantile's interval is widened by the design
-effect found in a sample of units.
+themselves; an interval that took them for independent would be too narrow. So every mean is a ratio of sums
+over units with the variance of that ratio, and every quantile's interval is widened by the design effect
+found in a sample of units.
 
 Intervals come in two kinds. The first is for one look: means by Welch's t, quantiles by order statistics,
 shares by Wilson's score, differences of quantiles and shares from the two single intervals (MOVER).
@@ -15,14 +15,15 @@ at most 1 under the null hypothesis at any stopping time, so 1 / e is a p-value 
 Means have asymptotic confidence sequences: Robbins' normal mixture with the variance estimated, which needs a
 sample before it holds (`FIRST_LOOK`). Counts have the Dirichlet mixture, which is exact from the first count
 on.
- The meter imports this module, so Student's t is worked out here: importing SciPy takes as long as starting
+
+The meter imports this module, so Student's t is worked out here: importing SciPy takes as long as starting
 it.
 
-Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952 (quantiles by
-way of the distribution function); Kish 1965 (design effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas
-2021, "Time-uniform central limit theory and asymptotic confidence sequences", theorem 2.2; Lindon and Malek
-2020, "Anytime-valid inference for multinomial count data"; Abramowitz and Stegun 26.7.1 and 26.5.8
-(Student's t by the incomplete beta function).
+Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952 (quantiles by way
+of the distribution function); Kish 1965 (design effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021,
+"Time-uniform central limit theory and asymptotic confidence sequences", theorem 2.2; Lindon and Malek 2020,
+"Anytime-valid inference for multinomial count data"; Abramowitz and Stegun 26.7.1 and 26.5.8 (Student's t by
+the incomplete beta function).
 """
 
 from array import array

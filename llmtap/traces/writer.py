@@ -31,11 +31,9 @@ class Outgoing:
     """Rows of one file, in time order and counted from a zero, without those that the format cannot hold.
 
     - A trace that is written in the format that it came from keeps its order and its zero. Others are sorted
-    by
-      arrival, and the smallest arrival becomes the zero; a note says which it was.
+      by arrival, and the smallest arrival becomes the zero; a note says which it was.
     - A row that lacks what the format needs is dropped and counted, and so is a failed request: the length of
-    its
-      output means nothing.
+      its output means nothing.
     """
 
     def __init__(
@@ -143,8 +141,7 @@ BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
 class BlockIds:
     """Ids of the prefix blocks of one file. Prompts begin alike as far as their leading ids agree.
     - Salted hashes become small numbers in the order of their first use, as in public traces. The map of all
-    ids is
-      in memory while a file is written: some 100 bytes for each block of 512 tokens.
+      ids is in memory while a file is written: some 100 bytes for each block of 512 tokens.
     - Blocks of a size that divides the wanted one are joined: every n-th id, and the last.
     - Other sizes are written unchanged, and the report counts the rows that break the rule that readers
     check: a

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Options of the engine's model and of serving."""
 
 from math import log
 from statistics import mean, stdev

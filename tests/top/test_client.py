@@ -1,4 +1,4 @@
-"""TODO."""
+"""Client of the admin API, and the options of `llmtap top`."""
 
 import asyncio
 import ssl

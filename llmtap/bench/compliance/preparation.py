@@ -267,7 +267,7 @@ def _described(step: Step) -> Mapping[str, Any]:
 
 
 def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
-    """Distribution, parameters and unit; `fixed` is one length for all, whatever the workload says."""
+    """Distribution, parameters and unit. `fixed` overrides the workload: one length for all requests."""
     told = _described(step)
     if fixed:
         return met(f"{side}: fixed, {text(fixed)} tokens")

@@ -45,7 +45,7 @@ class Load:
     class_of: Callable[[int], str | None] = lambda row: None
     """The class of each row, where requests have classes."""
     about: dict[str, object] = field(default_factory=dict)
-    """More that makes it what it is, for who reads the results."""
+    """Further properties of the load, as the results show them."""
 
     def fingerprint(self) -> str:
         """Equal loads have equal ones: what is asked, when, and how it is sent."""

@@ -4,16 +4,14 @@ Every figure of a test is computed from this table, so a step that was measured 
 like one that is measured now. It is stored in the results folder as Parquet, beside its capture.
 
 The steady part begins after a ramp-up of a tenth of the time, and ends when nothing is sent any more,
-whatever answers come later. Everything is counted in it, and in five equal parts of it:
+even if responses end later. Everything is counted in it, and in five equal parts of it:
 
-- In flight are requests that were sent and have not ended, waiting or running: from outside nobody can tell
-  them apart.
+- In flight are requests that were sent and have not ended, waiting or running: a client cannot tell
+  the two apart.
 - An answer's tokens count as made evenly between its first token and its end, so that an answer counts for
-the
-  time in which it was made.
+  the time in which it was made.
 - Near the limit, and in a short time, numbers of random arrivals differ by chance. A difference counts where
-it
-  is more than two standard deviations of what comes and goes independently.
+  it is more than two standard deviations of what comes and goes independently.
 
 Source: IETF seed 000, 5.2.3.1 and 5.2.3.2; where the draft has no rule for "growing" or "stable", ours stand
 beside the properties.

@@ -1,4 +1,4 @@
-"""Loads that two tests draw themselves: classes of requests (5.6), and shared prefixes in other words (5.7).
+"""Loads that two tests draw: classes of requests (5.6), and shared prefixes with different texts (5.7).
 
 Classes: the draft wants Synthetic-Skewed and, in the next paragraph, classes with ranges of their own and a
 ratio between them (5.6.2). Of Synthetic-Skewed 18 % are short by those ranges, 1.3 % are long, and 81 % are
@@ -7,7 +7,7 @@ follow Synthetic-Skewed's log-normals, conditional on the range (`skewed`), or a
 random.
 
 Prefixes: a prefix cache remembers what it was asked, so two seeds make a load: one its lengths, arrivals and
-sharing, the other (`texts`) its words. Loads of one first seed are the same work in other words.
+sharing, the other (`texts`) its words. Loads with the same first seed are the same work with different texts.
 
 Rows are drawn as in `workload/composed.py`: one generator for each column and one number for each row, so a
 row is the same however many are drawn.

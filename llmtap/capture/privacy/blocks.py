@@ -11,7 +11,7 @@ their place and
 - The last block may be partial; marks after the last text are in no block.
 - By tokens each message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
 - Several prompts in one body (completions) are hashed one after the other.
- Source: Mooncake's trace (a hash id stands for a block and all before it); BLAKE2 keying and personalisation
+Source: Mooncake's trace (a hash id stands for a block and all before it); BLAKE2 keying and personalisation
 as in RFC 7693.
 """
 

@@ -9,16 +9,13 @@ Decisions:
 
 - Every exchange with messages opens a session, its turn 0, whether or not anything follows.
 - A branch (the same request again, or with another last message) stays in its session and has the parent, and
-so the
-  number, of what it branches from: a number is the depth in the conversation, not a count. A first message
-  that is sent again opens another session, because it may be another person's.
+  so the number, of what it branches from: a number is the depth in the conversation, not a count. A first
+  message that is sent again opens another session, because it may be another person's.
 - Several earlier exchanges may have the same messages. First come those that nothing has followed and whose
-answer was
-  there before the request arrived; then one that was followed, after the same answer; of equals the latest.
-  Conversations can be swapped only while they are word for word the same.
+  answer was there before the request arrived; then one that was followed, after the same answer; of equals
+  the latest. Conversations can be swapped only while they are word for word the same.
 - With an explicit id the parent is found in the same way among the session's exchanges, else (the server
-keeps the
-  history) it is the latest that had ended.
+  keeps the history) it is the latest that had ended.
 - A conversation whose beginning a client cuts off or rewrites begins anew.
 - Think time runs from the end of the parent's answer to the arrival. It is None where that end is not known,
   or came later. Two stamps of one relay are compared by its monotonic clock, others by the wall clock.

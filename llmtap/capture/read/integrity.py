@@ -8,12 +8,10 @@ not measure, by reason, and how many are under way (`schema.CaptureLedger`). Fro
 last report.
   Exchanges under way then, or begun since, may have ended without a row: they count as explained.
 - `unexplained`: the rest. They were measured and lost with a killed meter, a damaged spool, or a file that
-was deleted
-  or not read. "At least" so many if the relay had exchanges under way.
+  was deleted or not read. "At least" so many if the relay had exchanges under way.
 - The tail, begun after the relay's last report and last row, is unknown. A capture closed in order has none.
 - Relays that left long ago are known only from the files of their time; the last ones that left stand in all
-later
-  files (`LEFT_MAX` in `meter/pipeline/recorder.py`).
+  later files (`LEFT_MAX` in `meter/pipeline/recorder.py`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -180,7 +178,7 @@ def check(
 
 
 def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
-    """Merge the last report of each relay and meter, whatever the order of the files."""
+    """Merge the last report of each relay and meter. The order of the files does not matter."""
     relays: dict[str, RelayCount] = {}
     began: dict[str, RelayCount] = {}
     meters: dict[str, dict[str, int]] = {}

@@ -5,8 +5,7 @@
 - Of a folder, files named `llmtap-*.parquet` are read, and where there is none, all named `*.parquet`; what
   is hidden (begins with `.` or `_`, folders too) is not.
 - Of a local folder, the spool (`.spool`) is read, too: a running capture's last minutes. A spool becomes a
-Parquet
-  file of the same name at any moment: one of the two is read.
+  Parquet file of the same name at any moment: one of the two is read.
 - Files of an older schema are migrated; a newer one is an error.
 - Memory holds one batch, unless a table is asked for.
 """

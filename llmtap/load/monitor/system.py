@@ -179,8 +179,7 @@ class SystemSampler:
         Args:
             sender: pids of the sender; descendants are included.
             server: pids of the server; if there are none, the process that listens at `target` (host, port)
-            on
-                loopback is taken as the server as soon as there is one.
+                on loopback is taken as the server as soon as there is one.
             nvml: replacement for the package pynvml.
         """
         assert period_ns > 0

@@ -173,7 +173,7 @@ def gather(
         beside: classes of what else it says.
         choices: those that the pieces belong to.
         reason: why it ended, if it did; `signal` names the field that says so.
-        verdict: what a guardrail said in other words; adds the class GUARDRAIL.
+        verdict: a guardrail's verdict; adds the class GUARDRAIL.
     """
     texts: dict[EventClass, list[str]] = {}
     for kind, text in pieces:

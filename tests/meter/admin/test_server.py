@@ -1,4 +1,4 @@
-"""TODO."""
+"""Admin port: guard, origin checks, TLS, answers."""
 
 import asyncio
 import gzip
