@@ -31,23 +31,20 @@ __all__ = ["SOCKET_PATH_BYTES_MAX", "Ledger", "Tap"]
 class Ledger:
     """Counts of one relay, since it started."""
 
-    __slots__ = ("_closed", "_live", "dropped", "measured", "opened")
+    __slots__ = ("_closed", "dropped", "live", "measured", "opened")
 
     def __init__(self) -> None:
         self.opened = 0
         self.measured = 0
         self.dropped: dict[str, int] = {}
-        self._live: set[int] = set()
+        self.live: set[int] = set()
+        """Exchanges whose frames are sent to the meter."""
         self._closed: dict[int, int] = {}
 
     @property
     def unsettled(self) -> int:
         """Exchanges neither measured nor dropped yet."""
-        return len(self._live) + sum(self._closed.values())
-
-    @property
-    def live(self) -> set[int]:
-        return self._live
+        return len(self.live) + sum(self._closed.values())
 
     def open(self) -> int:
         """A new exchange's number; it counts as dropped unless `begin` follows."""
@@ -56,16 +53,16 @@ class Ledger:
 
     def begin(self, seq: int) -> None:
         """Send its frames to the meter from now on."""
-        self._live.add(seq)
+        self.live.add(seq)
 
     def close(self, seq: int, batch_no: int) -> None:
         """Its last frame is in batch `batch_no`."""
-        self._live.discard(seq)
+        self.live.discard(seq)
         self._closed[batch_no] = self._closed.get(batch_no, 0) + 1
 
     def drop(self, seq: int, reason: str) -> None:
         """It is not, or no longer, measured."""
-        self._live.discard(seq)
+        self.live.discard(seq)
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def acknowledge(self, batch_no: int) -> None:
@@ -76,7 +73,7 @@ class Ledger:
     def lose_meter(self) -> None:
         """What the meter had not acknowledged is lost, and so is every exchange still running."""
         lost = self.unsettled
-        self._live.clear()
+        self.live.clear()
         self._closed.clear()
         if lost:
             self.dropped["meter_lost"] = self.dropped.get("meter_lost", 0) + lost

@@ -471,7 +471,7 @@ class Flow(FlowState):
             assignment.give_room()
         if self.tapped:
             closing = Closing(
-                outcome=self._outcome.value,
+                outcome=self._outcome,
                 status=self.status,
                 error=self._error,
                 paused_ns=self.paused_ns,
