@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("llmtap/native")
@@ -33,6 +34,14 @@ class BuildAlways(build_ext):
         super().build_extension(ext)
 
 
+class NamedByContent(bdist_wheel):
+    """Name a wheel without the extension `py3-none-any`: it runs on any platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        self.root_is_pure = not any(Path(self.bdist_dir).rglob("_native*.so"))
+        return super().get_tag()
+
+
 def extension(mode: str) -> Extension:
     fingerprint = runpy.run_path(str(FOLDER / "fingerprint.py"))["fingerprint"](FOLDER)
     return Extension(
@@ -51,5 +60,5 @@ if wanted not in MODES:
     sys.exit(f"LLMTAP_BUILD: expected native or python, or no value, got {wanted!r}")
 setup(
     ext_modules=[] if wanted == "python" else [extension(wanted)],
-    cmdclass={"build_ext": BuildAlways},
+    cmdclass={"build_ext": BuildAlways, "bdist_wheel": NamedByContent},
 )

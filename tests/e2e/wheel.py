@@ -5,8 +5,9 @@
 1. Build the wheel with the extension; the build fails without it.
 2. Install it into a fresh environment in which no compiler can be found. `llmtap --version` must say
    `native`, and a stream through the tap must be measured with the compiled implementation.
-3. Install from the source distribution into another such environment. That must succeed, and everything must
-   say `python`.
+3. Build a wheel from the source distribution without a compiler, in a folder where an earlier build left the
+   extension, and install it into another such environment. Its name must be that of any platform, and
+   everything must say `python`.
 
 Exits 1 and names what is wrong. About 3 minutes, most of them for packages. Standard library only.
 """
@@ -105,6 +106,22 @@ def check_files(wheel: Path, sdist: Path) -> Iterator[str]:
         yield f"the source distribution has {sorted(strays)}"
 
 
+def built_without_compiler(sdist: Path) -> Path:
+    """Return the wheel of the sources, in whose `build/` a build with a compiler left the extension."""
+    environment, folder = HOME / "build", unpacked(sdist)
+    for compiler, env in (("with", {"LLMTAP_BUILD": "native"}), ("without", without_compiler(environment))):
+        wheels = HOME / f"wheel-{compiler}"
+        shutil.rmtree(wheels, ignore_errors=True)
+        pip(
+            environment, f"wheel-{compiler}-compiler", "wheel", "--no-deps", "--wheel-dir", str(wheels),
+            str(folder), env=env,
+        )  # fmt: skip
+    if not any((HOME / "wheel-with").glob("*linux*.whl")):
+        raise Failure("the build with a compiler made no extension")
+    (wheel,) = wheels.glob("*.whl")
+    return wheel
+
+
 def check_installed(name: str, package: Path, expected: str) -> Iterator[str]:
     """Install the package where no compiler is, and see which implementation runs."""
     environment = make_environment(name)
@@ -163,7 +180,11 @@ def run() -> list[str]:
     with phase("the wheel, without a compiler"):
         wrong += check_installed("wheel", wheel, "native")
     with phase("the sources, without a compiler"):
-        wrong += check_installed("sources", unpacked(sdist), "python")
+        plain = built_without_compiler(sdist)
+        print(f"  {plain.name}")
+        if not plain.name.endswith("-py3-none-any.whl"):
+            wrong.append(f"a wheel without the extension is named for a platform: {plain.name}")
+        wrong += check_installed("sources", plain, "python")
     return wrong
 
 
