@@ -59,7 +59,8 @@ class FrameKind:
     REQUEST_END: Final = 4
     """t: the read that held the request's last byte."""
     SUBMIT: Final = 5
-    """t: the upstream's socket took the last byte; extra: added, from that byte's read."""
+    """t: start of the send with which the upstream's socket took the last byte; extra: added, from that byte's
+    read."""
     INTERIM: Final = 6
     """t: read; data: a 1xx head."""
     RESPONSE_HEAD: Final = 7
@@ -83,7 +84,7 @@ class FrameKind:
     SENT: Final = 17
     """An exchange begins, and its request is on its way already: OPEN, REQUEST_DATA, REQUEST_END and SUBMIT
     in one, for a request that came in one read and that a waiting connection took at once. t: the read;
-    extra: when the upstream's socket had taken it; data: head and body as received."""
+    extra: start of the send to the upstream; data: head and body as received."""
     ANSWER: Final = 16
     """A whole answer in one read. t: read; extra: added; data: head and body as received."""
     ARM: Final = 18

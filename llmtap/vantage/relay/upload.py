@@ -157,9 +157,11 @@ class Upload:
         kind, extra_ns, tried = OPEN, t_ns, False
         if upstream is not None and arrival_ns == t_ns:
             tried = True
+            # Before the send: on loopback the answer can be there before the call returns.
+            submit_ns = mono_ns()
             try:
                 if upstream.write(request):  # otherwise `drained` follows when the rest was taken
-                    kind, extra_ns = SENT, mono_ns()
+                    kind, extra_ns = SENT, submit_ns
                 self._sent = True
             except OSError:
                 pass
@@ -251,6 +253,7 @@ class Upload:
     def _send(self, data: bytes) -> None:
         upstream = self.upstream
         assert upstream is not None
+        submit_ns = mono_ns()
         try:
             sent = upstream.write(data)
         except OSError:
@@ -264,21 +267,20 @@ class Upload:
         self._sent = True
         if sent:
             if self.end_ns or self.assignment is not None:
-                self._taken()
+                self._taken(submit_ns)
         elif not self.end_ns:
             self._stream.pause()
 
-    def _taken(self) -> None:
-        """The upstream's socket has taken all that was written."""
+    def _taken(self, t_ns: int) -> None:
+        """The upstream's socket has taken all that was written, by a send that began at `t_ns`."""
         if self.assignment is not None:
             self.assignment.give_room()
         if self.end_ns:
-            t_ns = mono_ns()
             self._context.tap.offer(FrameKind.SUBMIT, self._flow.seq, t_ns, t_ns - self.end_ns)
 
     def drained(self) -> None:
         """The upstream's socket has taken what it had not taken at once."""
-        self._taken()
+        self._taken(mono_ns())
         if not self.end_ns:
             self._stream.resume()
 

@@ -7,6 +7,7 @@ import pytest
 
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
+from llmtap.net.stream import PlainStream
 from tests.support.peer import Payload, chunk, chunked, scene, wait_until
 from tests.support.proxy import Recording, stage
 from tests.support.raw_client import request
@@ -333,3 +334,26 @@ async def test_hello_says_who_speaks_and_by_which_clock() -> None:
             assert (hello.relay, hello.clock) == ("test.0.1", clock)
             now, wall = SystemClock.mono_ns(), SystemClock.wall_ns()
             assert abs((wall - now) - (hello.anchor_wall_ns - hello.anchor_mono_ns)) < MARGIN_NS
+
+
+@scene
+async def test_submit_is_stamped_before_the_send_that_completes_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The answer of an upstream on the same host can be stamped before the send returns: TTFT was negative.
+    began: dict[bytes, int] = {}
+    write = PlainStream.write
+
+    def timed(stream: PlainStream, data: bytes) -> bool:
+        began.setdefault(data[-5:], SystemClock.mono_ns())
+        return write(stream, data)
+
+    monkeypatch.setattr(PlainStream, "write", timed)
+    async with stage() as (up, tap):
+        client = await tap.client()
+        for n, body in enumerate((b"fresh", b"again"), start=1):  # on a new connection, on a kept one
+            await client.send(request("POST", up.on(answers(body)), body=body))
+            assert (await client.answer()).status == 200
+            recorded = await tap.meter.closed(n)
+            read_ns = recorded.one(FrameKind.REQUEST_END).t_ns
+            assert read_ns <= recorded.one(FrameKind.SUBMIT).t_ns <= began[body]
