@@ -1,10 +1,11 @@
 """How an exchange ended: the closed set. EventClass and TokenSource come from the room below."""
 
 from enum import StrEnum
+from typing import Final
 
 from llmtap.protocol.delta import EventClass, TokenSource
 
-__all__ = ["EventClass", "Outcome", "TokenSource"]
+__all__ = ["EventClass", "Outcome", "TokenSource", "is_client_error"]
 
 
 class Outcome(StrEnum):
@@ -13,10 +14,11 @@ class Outcome(StrEnum):
     COMPLETE = "complete"
     REFUSED = "refused"
     CLIENT_CANCELLED = "client_cancelled"
+    CLIENT_ERROR = "client_error"
+    """The upstream refused the request as wrong, with a status for which `is_client_error` is true."""
     UPSTREAM_ERROR = "upstream_error"
-    """It answered with a status of 400 or above or an error in its answer, broke its protocol, or could not
-    be reached. So a 4xx is one, too: the outcome says that no answer to the question came, and `status`
-    who is to blame (RFC 9110 15.5: the request). `rejected` is the relay's own word alone."""
+    """The upstream answered with another status of 400 or above or with an error in its answer, broke its
+    protocol, or could not be reached."""
     UPSTREAM_RESET = "upstream_reset"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     TRUNCATED = "truncated"
@@ -24,3 +26,12 @@ class Outcome(StrEnum):
     """The relay itself refused it: a malformed or oversized request, or a limit reached."""
     TAP_ERROR = "tap_error"
     """The relay died: what had passed until then is known, and not what came of it."""
+
+
+_NOT_SERVED: Final = frozenset({408, 425, 429})
+"""Statuses from 400 to 499 that a right request can get."""
+
+
+def is_client_error(status: int | None) -> bool:
+    """Return whether the status says that the request was wrong: 4xx without 408, 425, 429 (RFC 9110 15.5)."""
+    return status is not None and 400 <= status < 500 and status not in _NOT_SERVED

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
 from llmtap.exchange.paths import holds_key
 from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts
 from llmtap.protocol.server_times import header_times, trailer_times
@@ -60,7 +60,8 @@ def judge(
     if x.refusal is not None and x.refusal["confidence"] != "low":
         return Outcome.REFUSED, None
     if x.status is not None and x.status >= 400:
-        return Outcome.UPSTREAM_ERROR, f"upstream answered {x.status}{about}"
+        outcome = Outcome.CLIENT_ERROR if is_client_error(x.status) else Outcome.UPSTREAM_ERROR
+        return outcome, f"upstream answered {x.status}{about}"
     if error_type is not None:
         return Outcome.UPSTREAM_ERROR, f"upstream sent an error in its answer{about}"
     if lost is not None:

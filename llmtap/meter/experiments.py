@@ -58,7 +58,13 @@ UNITS_MAX: Final = 100_000
 """Units counted one by one for the ratio, of conversations or tenants: 10 MB. Later ones are not counted."""
 
 _FAILED: Final = frozenset(
-    {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED}
+    {
+        Outcome.CLIENT_ERROR,  # an arm that changes the request may make it wrong
+        Outcome.UPSTREAM_ERROR,
+        Outcome.UPSTREAM_RESET,
+        Outcome.UPSTREAM_TIMEOUT,
+        Outcome.TRUNCATED,
+    }
 )
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ Which exchanges count, by `Objectives.meets`:
 |---|---|
 | refused by the tap itself (`rejected`) | does not count: the gateway never saw it |
 | lost with a relay that died (`tap_error`) | does not count: the failure is ours |
-| `upstream_error` by a status of 400 to 499, but 408, 425 and 429 | does not count: the request was wrong |
-| `upstream_error` otherwise, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
+| `client_error` | does not count: the request was wrong |
+| `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
 | a stream that ended well and brought nothing | bad |
 | `complete`, `refused` otherwise | by its figures |
@@ -74,9 +74,7 @@ _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
 _FAILED: Final = frozenset(
     {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED}
 )
-_OURS: Final = frozenset({Outcome.REJECTED, Outcome.TAP_ERROR})
-_NOT_SERVED: Final = frozenset({408, 425, 429})
-"""Statuses from 400 to 499 that a right request can get."""
+_NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
 _NO_INFERENCE: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
@@ -147,9 +145,7 @@ class Objectives:
     def meets(self, m: Measured, x: Exchange) -> bool | None:
         """Whether the exchange met every bound; None if it does not count (see the module)."""
         outcome = x.outcome
-        if outcome in _OURS or (x.method in _NO_INFERENCE and not x.stream):
-            return None
-        if outcome is Outcome.UPSTREAM_ERROR and _is_wrong_request(x.status):
+        if outcome in _NOT_COUNTED or (x.method in _NO_INFERENCE and not x.stream):
             return None
         if outcome in _FAILED:
             return False
@@ -185,10 +181,6 @@ class Objectives:
 
 _NOTHING: Final = frozenset({"empty", "only_metadata"})
 """Streams that ended well and brought nothing: they meet no one's objectives."""
-
-
-def _is_wrong_request(status: int | None) -> bool:
-    return status is not None and 400 <= status < 500 and status not in _NOT_SERVED
 
 
 def _ordered(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

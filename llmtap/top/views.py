@@ -75,7 +75,7 @@ class View:
 
 EXPERIMENT: Final = "experiment"
 """Path of the document that arms are explained by."""
-FINE: Final = frozenset({"complete", "refused", "client_cancelled"})
+FINE: Final = frozenset({"complete", "refused", "client_cancelled", "client_error"})
 """Outcomes that are nobody's failure; all others are the upstream's, or ours."""
 _FIGURES: Final = (
     Column("n", "\nn"), Column("rps", "\nreq/s"),

@@ -15,7 +15,9 @@ from llmtap.traces.sorting import sorted_by
 
 __all__ = ["BLOCK_COLUMNS", "FAILED", "BlockIds", "Outgoing", "int_lists", "peeked", "replaced", "with_model"]
 
-FAILED: Final = ("upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected")
+FAILED: Final = (
+    "client_error", "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected",
+)  # fmt: skip
 """Outcomes of requests that got no complete answer, by no decision of the client."""
 _REASONS: Final = {
     "arrival_ns": "no arrival time",

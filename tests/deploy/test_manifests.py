@@ -312,7 +312,8 @@ def test_the_meters_unit_listens_where_apps_are_told_to_deliver(tmp_path: Path) 
     assert found["RuntimeDirectory"] == ["llmtap"]
     assert found["RuntimeDirectoryMode"] == ["0700"]
     assert "--listen-socket /run/llmtap/tap.sock " in start
-    assert 'LlmtapMiddleware, socket="/run/llmtap/tap.sock"' in (HOUSE / "README.md").read_text()
+    page = (HOUSE / "docs/howto/middleware.md").read_text()
+    assert 'LlmtapMiddleware, socket="/run/llmtap/tap.sock"' in page
     here = check.replace("/run/llmtap", str(tmp_path)).replace("/etc/llmtap", str(HOUSE / "config"))
     done = subprocess.run(
         [sys.executable, "-m", "llmtap.cli", *here.split()[1:]], capture_output=True, text=True, timeout=200

@@ -17,7 +17,7 @@ import yaml
 from tests.support.browser import CHROMIUM, browser
 
 ROOT = Path(__file__).parents[2]
-NAVIGATION = re.compile(r"[\w/]+\.md")
+NAVIGATION = re.compile(r"[\w/-]+\.md")
 LOADED = "location.href === '%s' && document.readyState === 'complete' && document.querySelector('article')"
 BROKEN = "[...document.images].filter(one => one.complete && !one.naturalWidth).map(one => one.src)"
 

@@ -247,13 +247,16 @@ def test_a_client_that_hangs_up_at_the_end_marker_has_it_all(last: bytes) -> Non
         ),
         (500, b"<html>oops</html>", "upstream answered 500"),
         (503, b"", "upstream answered 503"),
+        (404, b"", "upstream answered 404"),
+        (408, b"", "upstream answered 408"),
         (400, b'data: {"error":{"code":"bad"}}\n\ndata: [DONE]\n\n', "upstream answered 400 (bad)"),
     ],
 )
-def test_an_error_status_is_the_upstreams_error(status: int, body: bytes, error: str) -> None:
+def test_an_error_status_is_the_clients_or_the_upstreams_error(status: int, body: bytes, error: str) -> None:
     head = b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
     x = observe((100, body), head=head)
-    assert (x.outcome, x.error, x.status) == (Outcome.UPSTREAM_ERROR, error, status)
+    expected = Outcome.CLIENT_ERROR if status in (400, 404) else Outcome.UPSTREAM_ERROR
+    assert (x.outcome, x.error, x.status) == (expected, error, status)
 
 
 def test_an_error_as_json_with_200_is_an_error() -> None:

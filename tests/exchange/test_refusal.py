@@ -174,7 +174,8 @@ def test_what_a_status_and_a_body_say(
     x = observe(body, status=status, headers=headers, json_body=True)
     kind, source, _, phase, *_ = public(x)
     assert (kind, source, phase) == expected
-    assert x.outcome is (Outcome.UPSTREAM_ERROR if kind is None else Outcome.REFUSED)
+    wrong = Outcome.CLIENT_ERROR if status >= 400 else Outcome.UPSTREAM_ERROR
+    assert x.outcome is (wrong if kind is None else Outcome.REFUSED)
     if x.refusal is not None:
         assert x.refusal["detail"].get("http_status") == (status if status >= 400 else None)
         assert ("header" in x.refusal["detail"]) == (headers == APPLIED or bool(headers))

@@ -117,7 +117,7 @@ class RunObservations:
         self.sent_ns.append(sent_ns)
         if x.error is not None:
             self.errors[x.error] += 1
-        if x.outcome is Outcome.UPSTREAM_ERROR and x.status is not None and x.status >= 400:
+        if x.outcome in _ERROR_STATUS and x.status is not None and x.status >= 400:
             self.error_statuses[x.status] += 1
         log = t.events.t_ns
         self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
@@ -327,6 +327,7 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
 
 
 ERRORS_MAX: Final = 20
+_ERROR_STATUS: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
 GRACE_NS: Final = 10_000_000
 """Allowed lateness of the last request."""
 

@@ -345,7 +345,7 @@ async def test_an_answer_before_the_request_was_taken() -> None:
 
     async with upstream() as server, sender_to(server.url + server.on(script)) as to:
         x = await to.ask(b"[" + b" " * 20_000_000 + b"]")
-        assert (x.outcome, x.status, x.timeline.submit_ns) == (ERROR, 413, None)
+        assert (x.outcome, x.status, x.timeline.submit_ns) == (Outcome.CLIENT_ERROR, 413, None)
         assert to.sender.pool.idle == 0, "what is left of the request would be read as the next one"
 
 

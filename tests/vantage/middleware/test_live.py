@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from tests.support.aiohttp_chat import aiohttp_chat
 from tests.support.live_proxy import READY_S, LiveProxy, live_proxy
@@ -240,13 +239,11 @@ def test_a_meter_that_is_killed_costs_no_answer_and_every_exchange_is_accounted_
         play(run(f"{folder}/tap.sock"), LIMIT_S)
 
 
-README = HOUSE / "README.md"
+PAGE = HOUSE / "docs" / "howto" / "middleware.md"
 
 
-@pytest.mark.skipif(not README.exists(), reason="README.md is not here")
-def test_the_example_of_the_readme_works(tmp_path: Path) -> None:
-    section = README.read_text().partition("## Middleware")[2].partition("\n## ")[0]
-    (example,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert "/run/llmtap/tap.sock" in example
 
     async def run(path: str) -> None:

@@ -14,7 +14,7 @@ const SEARCH_MS = 9000;
 /** Of a stream under way so much is told chunk by chunk: the most that the API gives. */
 const WINDOW = "60s";
 const OUTCOMES = [
-  "complete", "refused", "client_cancelled", "upstream_error", "upstream_reset", "upstream_timeout",
+  "complete", "refused", "client_cancelled", "client_error", "upstream_error", "upstream_reset", "upstream_timeout",
   "truncated", "rejected", "tap_error",
 ];
 

@@ -1,8 +1,8 @@
 // Figures as text. Unknown is a dash, never 0.
 
 export const NONE = "–";
-/** Outcomes that are nobody's failure. */
-export const ENDED_WELL = new Set(["complete", "refused"]);
+/** Outcomes that are no failure of the service. */
+export const ENDED_WELL = new Set(["complete", "refused", "client_error"]);
 
 function digits(value) {
   const size = Math.abs(value);
