@@ -59,8 +59,8 @@ class FrameKind:
     REQUEST_END: Final = 4
     """t: the read that held the request's last byte."""
     SUBMIT: Final = 5
-    """t: start of the send with which the upstream's socket took the last byte; extra: added, since the read of
-    that byte."""
+    """t: start of the send with which the upstream's socket took the last byte; extra: added since the
+    read of that byte."""
     INTERIM: Final = 6
     """t: read; data: a 1xx head."""
     RESPONSE_HEAD: Final = 7

@@ -33,5 +33,5 @@ _NOT_SERVED: Final = frozenset({408, 425, 429})
 
 
 def is_client_error(status: int | None) -> bool:
-    """Return whether the status says that the request was wrong: 4xx without 408, 425, 429 (RFC 9110 15.5)."""
+    """Return whether the request was wrong by its status (RFC 9110 15.5): 4xx without 408, 425 and 429."""
     return status is not None and 400 <= status < 500 and status not in _NOT_SERVED
