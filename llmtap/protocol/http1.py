@@ -246,9 +246,9 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     )
 
 
-def _routing(headers: Headers) -> tuple[list[bytes], ...]:
+def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
     """Return the values of Content-Length, Transfer-Encoding, Connection (its options in lower case), Host,
-    Upgrade and Expect."""
+    Upgrade and Expect. Raises PeerProtocolError with `status`."""
     found: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     for name, value in headers:
         kind = _seen_kinds.get(name, -1)
@@ -256,6 +256,10 @@ def _routing(headers: Headers) -> tuple[list[bytes], ...]:
             kind = _kind_of(name)
         if kind == _PLAIN:
             continue
+        if kind == _CODING and b"\t" in value:
+            # Allowed around a value (RFC 9110 5.5), but parsers differ: llhttp reads `chunked` with a tab behind it
+            # as another coding.
+            raise PeerProtocolError("a tab in Transfer-Encoding", status)
         value = value.rstrip(b" \t")  # llhttp keeps it, but it is no part of a value (RFC 9110 5.5)
         found[kind].extend(_options(value) if kind == _CONNECTION else (value,))
     return found
@@ -307,7 +311,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
         raise PeerProtocolError("malformed response status line", 502)
 
-    lengths, codings, options, *_ = _routing(headers)
+    lengths, codings, options, *_ = _routing(headers, 502)
     connection = tuple(options)
     if codings and (lengths or not is_11 or len(codings) > 1 or codings[0].lower() != b"chunked"):
         raise PeerProtocolError("ambiguous framing of the response", 502)

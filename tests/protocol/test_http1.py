@@ -264,6 +264,8 @@ CL, TE = b"Content-Length: ", b"Transfer-Encoding: "
         ([TE + b"chunked,"], {400, 501}),
         ([TE], {400, 501}),
         ([TE + b"\x0bchunked"], {400}),
+        ([TE + b"chunked\t"], {400}),  # another coding to llhttp
+        ([TE + b"chunked \t"], {400}),
         ([TE + b"chunked", TE + b"chunked"], {400, 501}),
         ([TE + b"chunked", TE + b"identity"], {400, 501}),
         ([TE + b"identity", TE + b"chunked"], {400, 501}),
@@ -480,6 +482,7 @@ def test_a_status_line(first: bytes, status: int, reason: bytes) -> None:
         answer_with(b"Transfer-Encoding: gzip, chunked"),
         answer_with(b"Transfer-Encoding: chunked, gzip"),
         answer_with(b"Transfer-Encoding: identity"),
+        answer_with(b"Transfer-Encoding: chunked\t"),
         answer_with(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
         answer_with(b"Transfer-Encoding: chunked", first=b"HTTP/1.0 200 OK"),  # RFC 9112 6.1
         answer_with(b"X: a\x00b"),
