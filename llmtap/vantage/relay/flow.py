@@ -109,14 +109,19 @@ class Flow(FlowState):
     # ---------------------------------------------------------------- the answer: the upstream's handler
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
-        self.upload.connected(stream, took_ns)
+        if self.over:
+            stream.close()
+        else:
+            self.upload.connected(stream, took_ns)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self.upload.not_connected(error)
+        if not self.over:
+            self.upload.not_connected(error)
 
     def on_drained(self) -> None:
         self.last_ns = mono_ns()
-        self.upload.drained()
+        if not self.over:
+            self.upload.drained()
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         scanner = self._scanner
@@ -484,6 +489,8 @@ class Flow(FlowState):
             if assignment is not None:
                 assignment.sign(closing)
             self._tap.close_exchange(self.seq, now_ns, closing)
+        upload.detach()
+        self._tunnel = None
         self._client.flow_over(
             now_ns,
             keep=self._keep_client,

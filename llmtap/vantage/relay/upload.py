@@ -288,16 +288,14 @@ class Upload:
         self._held = request
         if not self.end_ns:
             self._stream.pause()
-        self._attempt = self._route.pool.connect(self._flow)
-        if self.upstream is not None or self._flow.over:
+        flow = self._flow
+        self._attempt = self._route.pool.connect(flow)
+        if self.upstream is not None or flow.over:
             self._attempt = None  # it was all over before the call returned
 
     def connected(self, stream: Stream, took_ns: int) -> None:
         """Send what waits on the connection that was asked for."""
         self._attempt = None
-        if self._flow.over:
-            stream.close()
-            return
         self.connect_ns = took_ns
         self.upstream = stream
         request, self._held = self._held, b""
@@ -309,8 +307,6 @@ class Upload:
         """There is no connection to be had: the exchange fails."""
         self._attempt = None
         flow, context = self._flow, self._context
-        if flow.over:
-            return
         if isinstance(error, TimeoutError):
             what = "the upstream did not accept a connection in time"
             flow.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
@@ -350,6 +346,10 @@ class Upload:
             self._route.pool.give_back(upstream, last_ns)
         else:
             upstream.close()
+
+    def detach(self) -> None:
+        """Drop the exchange, which is over: no cycle of references is left to the garbage collector."""
+        del self._flow
 
     def note_unsolicited(self) -> None:
         """Count bytes behind the end of an answer."""

@@ -1,6 +1,7 @@
 """What the tap is told of an exchange: everything that passed, in order, with stamps one can measure by."""
 
 import asyncio
+import gc
 from itertools import pairwise
 
 import pytest
@@ -357,3 +358,24 @@ async def test_submit_is_stamped_before_the_send_that_completes_the_request(
             recorded = await tap.meter.closed(n)
             read_ns = recorded.one(FrameKind.REQUEST_END).t_ns
             assert read_ns <= recorded.one(FrameKind.SUBMIT).t_ns <= began[body]
+
+
+@scene
+async def test_an_exchange_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
+    async with stage() as (up, tap):
+        client = await tap.client()
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for n in range(1, 11):
+                await client.send(request("POST", up.on(answers(chunks=n % 2 * 3)), body=b"x"))
+                assert (await client.answer()).status == 200
+                await tap.meter.closed(n)
+            gc.collect()
+            left = [one for one in gc.garbage if type(one).__module__.startswith("llmtap.")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert left == []
