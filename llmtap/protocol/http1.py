@@ -257,8 +257,7 @@ def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
         if kind == _PLAIN:
             continue
         if kind == _CODING and b"\t" in value:
-            # Allowed around a value (RFC 9110 5.5), but llhttp reads `chunked` with a tab behind it as another
-            # coding.
+            # Allowed around a value (RFC 9110 5.5), but to llhttp `chunked` with a tab is another coding.
             raise PeerProtocolError("a tab in Transfer-Encoding", status)
         value = value.rstrip(b" \t")  # llhttp keeps it, but it is no part of a value (RFC 9110 5.5)
         found[kind].extend(_options(value) if kind == _CONNECTION else (value,))
