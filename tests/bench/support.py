@@ -18,7 +18,7 @@ from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, TestResult
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.load.workers.worker_handle import Progress
-from tests.support.peer import play
+from tests.support.servers.peer import play
 
 __all__ = ["SERVE", "Planted", "Silent", "measured", "perform", "session_to", "sim", "truths"]
 

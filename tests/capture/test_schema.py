@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from llmtap.capture.schema import STEPS, VERSION, CaptureVersionError, migrate
-from tests.support import capture_rows
+from tests.support.storage import capture_rows
 
 _NOW = pa.schema([("id", pa.string()), ("wait_us", pa.int64()), ("tenant", pa.string())])
 

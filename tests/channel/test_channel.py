@@ -12,9 +12,9 @@ import pytest
 
 from llmtap.channel.channel import Tap
 from llmtap.channel.frames import Closing, FrameKind, Hello
-from tests.support.peer import PATIENCE_S, scene, wait_until
-from tests.support.proxy import FakeMeter
-from tests.support.relay_status import relay_status
+from tests.support.servers.peer import PATIENCE_S, scene, wait_until
+from tests.support.servers.proxy import FakeMeter
+from tests.support.traffic.relay_status import relay_status
 
 DONE = Closing(outcome="complete", status=200)
 

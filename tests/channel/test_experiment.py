@@ -31,9 +31,9 @@ from llmtap.channel.frames import ACK, CONTROL, Closing, FrameKind, Hello
 from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.supervisor.supervisor import check_settings
-from tests.support.experiments import an_experiment
-from tests.support.peer import scene, wait_until
-from tests.support.proxy import FakeMeter
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.proxy import FakeMeter
+from tests.support.traffic.experiments import an_experiment
 
 HOUSE = Path(__file__).parents[2]
 A, B = {"name": "a"}, {"name": "b", "headers": {"X-Arm": "b"}}

@@ -28,7 +28,7 @@ from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.bench.support import sim
-from tests.support.sim_engine import QUICK, engine
+from tests.support.servers.sim_engine import QUICK, engine
 
 BENCH = [sys.executable, "-P", "-m", "llmtap.cli", "bench"]
 NOBODY = "http://127.0.0.1:9"

@@ -18,12 +18,12 @@ from llmtap.cli.shared import Outputs
 from llmtap.errors import ConfigError
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
-from tests.support.captures import ledger, write_capture
-from tests.support.exchanges import streamed
-from tests.support.pages import Page
-from tests.support.peer import play, wait_until
-from tests.support.replay_results import replay_result
-from tests.support.sim_engine import engine
+from tests.support.results.pages import Page
+from tests.support.results.replay_results import replay_result
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.sim_engine import engine
+from tests.support.storage.captures import ledger, write_capture
+from tests.support.traffic.exchanges import streamed
 
 LATE = {"what": "dispatch_lateness", "figure": 0.5, "limit": 0.002, "says": "1 of 10 requests left late"}
 BAD: dict[str, Any] = replay_result(10) | {"verdict": {"valid": False, "findings": [LATE]}}

@@ -15,8 +15,8 @@ from llmtap.load.replay.perform import ReplayStage
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
-from tests.support.peer import play
-from tests.support.sim_engine import Engine, engine
+from tests.support.servers.peer import play
+from tests.support.servers.sim_engine import Engine, engine
 
 REPLAY = [sys.executable, "-P", "-m", "llmtap.cli", "replay"]
 MS = 1_000_000

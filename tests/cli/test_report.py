@@ -11,11 +11,11 @@ import llmtap.cli.report  # noqa: F401  it adds the command
 from llmtap.capture.store.rows import to_batch
 from llmtap.cli.main import app, main
 from llmtap.errors import ConfigError
-from tests.support.bench_results import results_folder
-from tests.support.captures import ledger, write_capture
 from tests.support.data import TRACES
-from tests.support.exchanges import streamed
-from tests.support.stores import append, store
+from tests.support.results.bench_results import results_folder
+from tests.support.storage.captures import ledger, write_capture
+from tests.support.storage.stores import append, store
+from tests.support.traffic.exchanges import streamed
 
 
 def run(

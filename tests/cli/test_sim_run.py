@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmtap.capture.read.reader import read
-from tests.support.sim_runs import HEADER, small_trace
-from tests.support.sim_runs import sim_run as run
+from tests.cli.sim_runs import HEADER, small_trace
+from tests.cli.sim_runs import sim_run as run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from llmtap.cli.sim_sweep import SweepLabels, SweepLines, axes_of
 from llmtap.sim.model_options import read_model_options, read_serving, settled
 from llmtap.sim.sweep.grid import PRESETS
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
-from tests.support.sweeps import job, trace
+from tests.support.workloads.sweeps import job, trace
 
 JOB = replace(job(trace(2_000)), seed=None)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sim_runs import HEADER, small_trace
-from tests.support.sim_runs import sim_run as run
+from tests.cli.sim_runs import HEADER, small_trace
+from tests.cli.sim_runs import sim_run as run
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from llmtap.cli.shared import Stopped, stoppable
-from tests.support.sim_runs import HEADER
-from tests.support.sweeps import children
+from tests.cli.sim_runs import HEADER
+from tests.support.workloads.sweeps import children
 
 JOBS = 12
 

@@ -22,10 +22,10 @@ from llmtap.channel.frames import ACK
 from llmtap.cli.main import app, main
 from llmtap.errors import ConfigError
 from llmtap.supervisor import supervisor
-from tests.support.peer import play
-from tests.support.relay_status import relay_status
-from tests.support.served import standalone_meter
-from tests.support.tap_frames import Script
+from tests.support.servers.peer import play
+from tests.support.servers.served import standalone_meter
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import Script
 
 UPSTREAM = ("proxy", "--upstream", "http://127.0.0.1:8000")
 

@@ -7,7 +7,7 @@ import pytest
 
 from llmtap.export.rules.prometheus import SLO_ALERTS
 from llmtap.export.rules.self_alerts import self_alerts
-from tests.support.exposed import exposed
+from tests.support.traffic.exposed import exposed
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "runbooks"
 ALERTS = [*SLO_ALERTS, *(alert.name for alert in self_alerts("llmtap"))]

@@ -40,8 +40,8 @@ sys.path.insert(1, str(REPOSITORY))  # the receiver and the store are those of t
 
 from fleet_readers import by_duckdb, by_llmtap, by_otlp, by_ray
 
-from tests.support.object_store import object_store
-from tests.support.otlp_receiver import OtlpReceiver
+from tests.support.servers.object_store import object_store
+from tests.support.servers.otlp_receiver import OtlpReceiver
 
 HOME = ROOT / "fleet"
 RUN_S_MAX = 900

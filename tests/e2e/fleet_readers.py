@@ -18,7 +18,7 @@ from vantages import percentile
 
 import llmtap
 from llmtap.net.cluster import ray_cluster
-from tests.support.otlp_receiver import OtlpReceiver, plain
+from tests.support.servers.otlp_receiver import OtlpReceiver, plain
 
 __all__ = ["by_duckdb", "by_llmtap", "by_otlp", "by_ray"]
 

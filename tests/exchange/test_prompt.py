@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.exchange.prompt import MESSAGES_MAX, PromptShape, read_prompt
-from tests.support.corpus import CORPUS, NAMES
+from tests.support.traffic.corpus import CORPUS, NAMES
 
 CHAT = "chat.completions"
 

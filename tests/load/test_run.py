@@ -13,9 +13,9 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule
 from llmtap.load.tally import LoadTally
 from llmtap.workload.requests import Requests
-from tests.support.loading import Sending, body_of, sender_to, streamed_answer
-from tests.support.peer import scene, wait_until
-from tests.support.upstream import CLOSE, Call, Upstream, answers, says, upstream
+from tests.support.servers.loading import Sending, body_of, sender_to, streamed_answer
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.upstream import CLOSE, Call, Upstream, answers, says, upstream
 
 MS = 1_000_000
 ANSWER = streamed_answer(2)

@@ -21,9 +21,9 @@ from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.metrics.latency import measure
-from tests.support.experiments import an_experiment
-from tests.support.streams import streamed
-from tests.support.tap_frames import Script
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.streams import streamed
+from tests.support.traffic.tap_frames import Script
 
 S = 1_000_000_000
 A, B = {"name": "a"}, {"name": "b", "headers": {"X": "secret"}}

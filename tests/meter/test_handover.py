@@ -14,8 +14,8 @@ import pytest
 from llmtap.channel.frames import ACK
 from llmtap.meter.setup import HAND_OVER
 from tests.meter.test_process import Meter, finish, joined, wait_for
-from tests.support.relay_status import relay_status
-from tests.support.tap_frames import Script
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import Script
 
 Make = Callable[..., Meter]
 

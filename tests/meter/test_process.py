@@ -22,8 +22,8 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable, MeterSetup
 from llmtap.meter.shutdown import GRACE_S
 from llmtap.units import encode_special
-from tests.support.relay_status import relay_status
-from tests.support.tap_frames import Script
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import Script
 
 
 class Meter:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.live_proxy import live_proxy
-from tests.support.peer import play
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import answers, upstream
+from tests.support.servers.live_proxy import live_proxy
+from tests.support.servers.peer import play
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import answers, upstream
 
 KEY = "sk-live-secret-0123456789"
 EVENTS = (

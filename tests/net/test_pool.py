@@ -18,8 +18,8 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, Timebase
 from tests.net.test_stream import Notes
-from tests.support.peer import PATIENCE_S, scene, wait_until
-from tests.support.upstream import Upstream, unanswered_port, upstream
+from tests.support.servers.peer import PATIENCE_S, scene, wait_until
+from tests.support.servers.upstream import Upstream, unanswered_port, upstream
 
 CONNECT_NS = 1_000_000_000_000
 SETTLED_S = 0.02

@@ -15,10 +15,10 @@ import trustme
 
 from llmtap.errors import ConfigError
 from llmtap.net.tls import TlsStream, client_context, server_context
-from tests.support.peer import PATIENCE_S, Ending, Head, chunk, scene, wait_still, wait_until
-from tests.support.proxy import Tapped, ms, stage, tapped
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, Call, answers
+from tests.support.servers.peer import PATIENCE_S, Ending, Head, chunk, scene, wait_still, wait_until
+from tests.support.servers.proxy import Tapped, ms, stage, tapped
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, Call, answers
 
 # ---------------------------------------------------------------- certificates, made once
 

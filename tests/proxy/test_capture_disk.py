@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import llmtap
-from tests.support.capturing import Load, Process, streams
-from tests.support.live_proxy import READY_S
-from tests.support.peer import play, wait_until
-from tests.support.upstream import upstream
+from tests.proxy.capturing import Load, Process, streams
+from tests.support.servers.live_proxy import READY_S
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.upstream import upstream
 
 CHAT = "/v1/chat/completions"
 LIMIT_S = 500

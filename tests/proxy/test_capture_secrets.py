@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import llmtap
-from tests.support.capturing import Process
-from tests.support.peer import play
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import Call, Script, upstream
+from tests.proxy.capturing import Process
+from tests.support.servers.peer import play
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import Call, Script, upstream
 
 CHAT = "/v1/chat/completions"
 # Each is unlike anything else, so that finding it means that it leaked.

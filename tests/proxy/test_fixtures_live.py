@@ -16,10 +16,10 @@ import pytest
 
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.exchange.verdict import ROUNDING_NS
-from tests.support.corpus import NAMES, Played, Player, Recorded
-from tests.support.live_proxy import READY_S, live_proxy
-from tests.support.peer import play
-from tests.support.raw_client import RawClient, request
+from tests.support.servers.live_proxy import READY_S, live_proxy
+from tests.support.servers.peer import play
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.traffic.corpus import NAMES, Played, Player, Recorded
 
 AT_ONCE = 16
 """The longest recording takes 21 s, all together 103 s: this many at a time, longest first, end with it."""

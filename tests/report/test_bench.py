@@ -10,9 +10,9 @@ from llmtap.report.bench import bench_html, compare_html, render_bench
 from llmtap.report.document import Table
 from llmtap.report.plots import chart_panel, chart_table
 from llmtap.report.render import rich_table
-from tests.support.bench_documents import CHARTS, bench_document, bench_report
-from tests.support.bench_results import results_folder
-from tests.support.pages import Page
+from tests.support.results.bench_documents import CHARTS, bench_document, bench_report
+from tests.support.results.bench_results import results_folder
+from tests.support.results.pages import Page
 
 
 def page(document: dict[str, Any]) -> Page:

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from llmtap.metrics.summary import Summary
 from llmtap.report.capture import _duration, render_capture, render_integrity
-from tests.support.exchanges import streamed
+from tests.support.traffic.exchanges import streamed
 
 
 def summary(n: int = 3, **told: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from llmtap.export.sinks import SeriesKey
 from llmtap.meter.experiments import Experiments
 from llmtap.metrics.latency import measure
 from llmtap.report.experiment import arms_table, experiment_lines
-from tests.support.exchanges import streamed
-from tests.support.experiments import an_experiment
+from tests.support.traffic.exchanges import streamed
+from tests.support.traffic.experiments import an_experiment
 
 REFUSAL = {"kind": "output_guardrail", "source": "finish_reason", "detail": {}, "confidence": "high"}
 

@@ -16,11 +16,11 @@ from llmtap.report.page import COLOURS
 from llmtap.report.render import terminal_text
 from llmtap.report.replay import replay_html
 from llmtap.report.sweep_page import sweep_html
-from tests.support.bench_documents import CHARTS, bench_document, bench_report, load_step
-from tests.support.bench_results import results_folder
-from tests.support.pages import Page, contrast
-from tests.support.replay_results import replay_result
-from tests.support.simulated_runs import run
+from tests.report.simulated_runs import run
+from tests.support.results.bench_documents import CHARTS, bench_document, bench_report, load_step
+from tests.support.results.bench_results import results_folder
+from tests.support.results.pages import Page, contrast
+from tests.support.results.replay_results import replay_result
 
 EVIL = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>|"
 

@@ -13,9 +13,9 @@ from llmtap.report.replay import render_replay, render_verdicts, replay_html, re
 from llmtap.report.replay_terms import plan_rows
 from llmtap.report.values import milliseconds
 from llmtap.units import NS_PER_S
-from tests.support.baselines import answer, both
-from tests.support.pages import Page
-from tests.support.replay_results import BEGAN_NS, replay_result
+from tests.support.results.baselines import answer, both
+from tests.support.results.pages import Page
+from tests.support.results.replay_results import BEGAN_NS, replay_result
 
 GOOD = replay_result()
 CHARTS = {

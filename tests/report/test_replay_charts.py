@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.report.replay_charts import Curve, Distribution, distributions_of, time_charts_of
-from tests.support.replay_results import replay_result
+from tests.support.results.replay_results import replay_result
 
 GOOD = replay_result()
 SHARES = [0.0, 0.1, 0.5, 0.9, 0.98, 0.99, 0.995, 0.999, 0.9995, 1.0]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llmtap.report.replay_terms import all_of, plan_rows, rests_on
-from tests.support.replay_results import replay_result
+from tests.support.results.replay_results import replay_result
 
 GOOD = replay_result()
 

@@ -13,7 +13,7 @@ from llmtap.report.sweep import (
     sweep_table,
     values_text,
 )
-from tests.support.simulated_runs import run
+from tests.report.simulated_runs import run
 
 Runs = list[dict[str, Any]]
 

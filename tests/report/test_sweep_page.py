@@ -11,8 +11,8 @@ from llmtap.report.page import COLOURS
 from llmtap.report.plots import DASHES, SYMBOLS
 from llmtap.report.sweep import read_sweep
 from llmtap.report.sweep_page import NOT_MEASURED, _line_choices, sweep_html
-from tests.support.pages import Page
-from tests.support.simulated_runs import flights, run
+from tests.report.simulated_runs import flights, run
+from tests.support.results.pages import Page
 
 Results = list[dict[str, Any]]
 Figure = Callable[[dict[str, Any]], float | None]

@@ -7,7 +7,7 @@ import pytest
 
 from llmtap.sim.model_options import PREDICTORS, predict, read_model_options
 from llmtap.units import Duration
-from tests.support.batch_runs import workload
+from tests.support.workloads.batch_runs import workload
 
 
 def test_settings_are_read_from_text() -> None:

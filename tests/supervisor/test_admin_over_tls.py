@@ -10,9 +10,9 @@ import trustme
 from aiohttp import ClientError, ClientSession, TCPConnector
 
 from tests.supervisor.test_supervisor import CLEAN, READY_S, until
-from tests.support.live_proxy import port_free
-from tests.support.peer import scene
-from tests.support.upstream import upstream
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import scene
+from tests.support.servers.upstream import upstream
 
 TOKEN = "a-long-random-token"
 

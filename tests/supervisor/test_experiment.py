@@ -9,9 +9,9 @@ from typing import Any
 
 from llmtap.channel.experiment import Assigner
 from tests.supervisor.test_supervisor import READY_S, Proxy, Slow, proxy, until
-from tests.support.peer import scene, wait_until
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import Upstream, answers, upstream
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import Upstream, answers, upstream
 
 DEAL = Assigner("pepper", "experiment", [1, 1])
 BY_ARM = [[t for t in range(50) if DEAL.arm(b"x-api-key\0%d" % t) == arm] for arm in (0, 1)]

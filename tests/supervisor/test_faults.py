@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.supervisor.test_supervisor import READY_S, Proxy, is_alive, proxy, until
-from tests.support.live_proxy import port_free
-from tests.support.peer import chunk, play, wait_until
-from tests.support.raw_client import Answer, RawClient, request
-from tests.support.upstream import Call, Upstream, answers, upstream
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import chunk, play, wait_until
+from tests.support.servers.raw_client import Answer, RawClient, request
+from tests.support.servers.upstream import Call, Upstream, answers, upstream
 
 LIMIT_S = 250.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 import llmtap
+from tests.supervisor.own_program import OwnProgram
 from tests.supervisor.test_experiment import everybody, switch, wait_until_all, write
 from tests.supervisor.test_experiment import told as experiment
 from tests.supervisor.test_faults import BODY, Held, settled, streams, summary, under_way
 from tests.supervisor.test_ports import STARTER
 from tests.supervisor.test_supervisor import CLEAN, READY_S, Proxy, children_of, is_alive, proxy, until
-from tests.support.own_program import OwnProgram
-from tests.support.peer import play, wait_until
-from tests.support.raw_client import RawClient
-from tests.support.upstream import answers, upstream
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.raw_client import RawClient
+from tests.support.servers.upstream import answers, upstream
 
 LIMIT_S = 250.0
 LONG_S = 120.0

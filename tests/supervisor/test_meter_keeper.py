@@ -14,7 +14,7 @@ from llmtap.supervisor.ports import Ports
 from llmtap.supervisor.run import ProxyRun
 from llmtap.supervisor.supervisor import Supervisor
 from llmtap.units import decode_special
-from tests.support.peer import play, wait_until
+from tests.support.servers.peer import play, wait_until
 
 
 def settings_of(**more: str) -> Settings:

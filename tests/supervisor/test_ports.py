@@ -14,8 +14,8 @@ from llmtap.net.listener import bind
 from llmtap.supervisor import ports as systemd
 from llmtap.supervisor.ports import Ports, notify, take_sockets
 from tests.supervisor.test_supervisor import CLEAN, READY_S, Proxy
-from tests.support.peer import scene
-from tests.support.upstream import answers, upstream
+from tests.support.servers.peer import scene
+from tests.support.servers.upstream import answers, upstream
 
 OPEN = "0.0.0.0:9464"
 TOKEN = {"meter.admin_token": "a" * 48, "meter.admin_plaintext": "true"}

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 
 from llmtap.capture.schema import info_of
 from llmtap.meter.shutdown import GRACE_S
+from tests.supervisor.own_program import OwnProgram
 from tests.supervisor.test_faults import BODY, summary, under_way
 from tests.supervisor.test_hot_restart import LIMIT_S, LONG_S, gone, restarted
 from tests.supervisor.test_supervisor import READY_S, Proxy, is_alive, proxy, until
-from tests.support.live_proxy import port_free
-from tests.support.own_program import OwnProgram
-from tests.support.peer import play, wait_until
-from tests.support.upstream import answers, upstream
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.upstream import answers, upstream
 
 
 def configs_of(kept: Path) -> list[str]:

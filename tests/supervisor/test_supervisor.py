@@ -14,10 +14,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.live_proxy import port_free
-from tests.support.peer import Ending, Gone, chunk, scene, wait_until
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import Call, Upstream, answers, upstream
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import Ending, Gone, chunk, scene, wait_until
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import Call, Upstream, answers, upstream
 
 READY_S = 60.0
 """A deadline: it costs time only where something is broken."""

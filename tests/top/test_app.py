@@ -17,9 +17,9 @@ from llmtap.top.client import TopOptions
 from llmtap.top.feed import FeedLink
 from llmtap.top.text_table import ROWS_MAX, TextTable
 from llmtap.top.views import VIEWS
-from tests.support.exchanges import streamed
-from tests.support.experiments import an_experiment
-from tests.support.fake_admin import FakeAdmin, a_stream, fake_admin, recorded
+from tests.support.servers.fake_admin import FakeAdmin, a_stream, fake_admin, recorded
+from tests.support.traffic.exchanges import streamed
+from tests.support.traffic.experiments import an_experiment
 
 SMALL, LARGE = (80, 24), (120, 40)
 WAIT_S = 90.0

@@ -30,7 +30,7 @@ from llmtap.traces.format import (
     batch_of,
     telling,
 )
-from tests.support import capture_rows
+from tests.support.storage import capture_rows
 
 MOONCAKE = b"".join(
     b'{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": [%d]}\n' % (i * 3, 10 + i, 5, i)

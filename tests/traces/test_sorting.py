@@ -8,7 +8,7 @@ from llmtap.capture.schema import SCHEMA
 from llmtap.traces import sorting
 from llmtap.traces.format import batch_of
 from llmtap.traces.sorting import grouped, sorted_by
-from tests.support.trace_files import rows
+from tests.support.workloads.trace_files import rows
 
 TIMES = st.none() | st.integers(-3, 3) | st.integers(-(2**62), 2**62)
 

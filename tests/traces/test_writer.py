@@ -6,7 +6,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.outcome import Outcome
 from llmtap.traces.format import TraceWritten, batch_of
 from llmtap.traces.writer import FAILED, BlockIds, Outgoing, int_lists
-from tests.support.trace_files import rows
+from tests.support.workloads.trace_files import rows
 
 S = 10**9
 

@@ -27,7 +27,7 @@ from llmtap.workload.arrival_processes import (
     evenly,
 )
 from llmtap.workload.arrivals import Arrivals
-from tests.support.arrival_theory import (
+from tests.support.workloads.arrival_theory import (
     KS_999,
     Z_999,
     cumulated_diurnal,

@@ -10,7 +10,7 @@ from llmtap.metrics.arrivals import figures
 from llmtap.metrics.statistics import percentile
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
-from tests.support.trace_files import TRACES, stats
+from tests.support.workloads.trace_files import TRACES, stats
 
 S = 1_000_000_000
 FILES = (

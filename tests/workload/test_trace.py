@@ -14,7 +14,7 @@ from llmtap.traces.convert import convert
 from llmtap.traces.format import batch_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
-from tests.support.batch_runs import S, workload
+from tests.support.workloads.batch_runs import S, workload
 
 SHAREGPT = '[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]'
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

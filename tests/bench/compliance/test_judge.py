@@ -32,7 +32,7 @@ from llmtap.bench.compliance.judge import (
 )
 from llmtap.bench.run.test import TESTS
 from llmtap.bench.run.test import test_named as named
-from tests.support.compliance_reports import GONE, changed, report_of_test
+from tests.support.results.compliance_reports import GONE, changed, report_of_test
 
 GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}
 """Recommended for a model engine (4.6.1); all else is as recommended."""

@@ -9,7 +9,7 @@ import pytest
 
 from llmtap.bench.report.compare import compare_results
 from llmtap.errors import ConfigError
-from tests.support.bench_results import results_folder
+from tests.support.results.bench_results import results_folder
 
 QUICK = {"quick": True, "params.requests": 200}
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from llmtap.bench.report.texts import full_markdown, hardware_said, main_load, minimum_text
-from tests.support.bench_documents import CHARTS, bench_document, bench_report, load_step
-from tests.support.compliance_reports import report_of_test
+from tests.support.results.bench_documents import CHARTS, bench_document, bench_report, load_step
+from tests.support.results.compliance_reports import report_of_test
 
 LEVELS: list[dict[str, Any]] = [
     {"offered_rps": 1.0, "step": "search/1rps", "holds": True},

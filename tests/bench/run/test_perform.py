@@ -19,7 +19,7 @@ from llmtap.bench.run.test import test_named as named
 from llmtap.bench.sut.file import load_bench
 from llmtap.errors import ConfigError
 from tests.bench.support import Silent, sim
-from tests.support.peer import play
+from tests.support.servers.peer import play
 
 NOBODY = "http://127.0.0.1:9"
 QUICK = ("target.endpoint=completions", "target.metrics=none", "ttft.requests=12", "ttft.concurrency=4")

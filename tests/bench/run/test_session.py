@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llmtap.bench.run.loads import Load, closed_load
 from tests.bench.support import session_to, sim, truths
-from tests.support.peer import play
+from tests.support.servers.peer import play
 
 CACHING = ("--scheduler", "continuous_batching", "--serving", "prefix_cache=true")
 

@@ -24,8 +24,8 @@ from llmtap.bench.sut.sut import BenchTarget
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.text import tokenizer_json
 from tests.bench.support import sim
-from tests.support.loading import events
-from tests.support.peer import play
+from tests.support.servers.loading import events
+from tests.support.servers.peer import play
 
 S = 1_000_000_000
 

@@ -12,7 +12,7 @@ from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import Summary
-from tests.support.exchanges import streamed
+from tests.support.traffic.exchanges import streamed
 
 
 def batch(*exchanges: Exchange, capture: str = "c1") -> pa.RecordBatch:

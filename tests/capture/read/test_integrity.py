@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from llmtap.capture.read.integrity import Integrity, check, latest_ledger
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
-from tests.support.captures import ledger
-from tests.support.exchanges import streamed
+from tests.support.storage.captures import ledger
+from tests.support.traffic.exchanges import streamed
 
 
 def batch(*seqs: int, relay: str = "run.0.1", capture: str = "c1") -> pa.RecordBatch:

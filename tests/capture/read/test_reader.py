@@ -12,8 +12,8 @@ import pytest
 import llmtap
 from llmtap.capture.read.reader import CaptureError, read
 from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, CaptureVersionError, info_of
-from tests.support.captures import ledger, write_capture
-from tests.support.exchanges import streamed
+from tests.support.storage.captures import ledger, write_capture
+from tests.support.traffic.exchanges import streamed
 
 
 @pytest.fixture

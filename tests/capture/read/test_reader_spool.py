@@ -17,10 +17,10 @@ from llmtap.capture.store.places import LocalPlace
 from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import SpoolWriter
 from llmtap.capture.store.store import Store
-from tests.support import capture_rows
-from tests.support.captures import write_capture
-from tests.support.exchanges import streamed
-from tests.support.stores import INFO, append, store, until
+from tests.support.storage import capture_rows
+from tests.support.storage.captures import write_capture
+from tests.support.storage.stores import INFO, append, store, until
+from tests.support.traffic.exchanges import streamed
 
 NAME = "llmtap-20260101T000000000Z-c1-{:04d}-0000"
 

@@ -14,7 +14,7 @@ import pytest
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, info_of
 from llmtap.capture.store import parquet
 from llmtap.capture.store.parquet import write_parquet
-from tests.support import capture_rows
+from tests.support.storage import capture_rows
 
 _INFO = CaptureInfo(
     capture="c1",

@@ -15,7 +15,7 @@ from llmtap.capture.store.rows import exchanges_of, to_batch
 from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.metrics.latency import measure
-from tests.support.exchanges import US, WALL_NS, any_exchange, streamed
+from tests.support.traffic.exchanges import US, WALL_NS, any_exchange, streamed
 
 POINTS = (
     "request_end_ns", "submit_ns", "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns",

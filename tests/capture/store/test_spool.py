@@ -17,7 +17,7 @@ from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, C
 from llmtap.capture.store import spool as spools
 from llmtap.capture.store.spool import LOCK, SpoolError, SpoolWriter, aside_of, clear, read_spool, take_back
 from llmtap.capture.store.store import spool_folder
-from tests.support import capture_rows
+from tests.support.storage import capture_rows
 
 _INFO = CaptureInfo(capture="c1", level="shape", config="f00d")
 _SIZES = (3, 1, 7, 2, 5)

@@ -30,7 +30,7 @@ from llmtap.capture.store.store import (
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes
-from tests.support.stores import INFO, NOTHING, append, fat, numbers, options, store, thin, until
+from tests.support.storage.stores import INFO, NOTHING, append, fat, numbers, options, store, thin, until
 
 
 def _files(folder):
@@ -267,7 +267,8 @@ def test_a_second_store_on_the_same_spool_is_told_and_may_follow(tmp_path):
 
 
 def test_a_supervisor_may_look_at_settings_anew_while_its_own_meter_captures(tmp_path):
-    code = "import sys; from tests.support.stores import store; store(sys.argv[1]); print(); sys.stdin.read()"
+    imports = "import sys; from tests.support.storage.stores import store; "
+    code = imports + "store(sys.argv[1]); print(); sys.stdin.read()"
     meter = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[3],

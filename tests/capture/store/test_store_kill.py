@@ -14,14 +14,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from llmtap.capture.schema import SCHEMA
-from tests.support.stores import store
+from tests.support.storage.stores import store
 
 _KILLS = 24
 _SEED = 20
 _ROOT = Path(__file__).resolve().parents[3]
 _CHILD = """
 import os, sys
-from tests.support.stores import NOTHING, fat, store
+from tests.support.storage.stores import NOTHING, fat, store
 at = store(sys.argv[1])
 seq = int(sys.argv[2])
 while True:

@@ -11,8 +11,8 @@ from llmtap.capture.store import finisher, places
 from llmtap.capture.store.places import RemotePlace, open_place
 from llmtap.capture.store.store import NOTES_BYTES, spool_folder
 from llmtap.units import Bytes
-from tests.support.object_store import Wire, object_store
-from tests.support.stores import NOTHING, append, fat, options, store, thin, until
+from tests.support.servers.object_store import Wire, object_store
+from tests.support.storage.stores import NOTHING, append, fat, options, store, thin, until
 
 _KEY, _SECRET = "AKIAPLANTED", "planted/secret+key"
 

@@ -19,8 +19,8 @@ from llmtap.export.opentelemetry.otlp import OtlpLink, OtlpResponse, connect
 from llmtap.export.options import OtlpOptions
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
-from tests.support.otlp_receiver import GUARD_S, OtlpReceiver, plain
-from tests.support.telemetry import MS, PARENT, SPAN, TRACE, chat
+from tests.export.telemetry import MS, PARENT, SPAN, TRACE, chat
+from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver, plain
 
 WALL_NS = 1_700_000_000_000_000_000
 SERVERS = {"": ("gateway.example", 443)}

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_proxy import port_free
-from tests.support.otlp_receiver import OtlpReceiver, plain
-from tests.support.telemetry import PARENT, SPAN, TRACE
+from tests.export.telemetry import PARENT, SPAN, TRACE
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.otlp_receiver import OtlpReceiver, plain
 
 GUARD_S = 60.0
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("LLMTAP_", "OTEL_"))}

@@ -7,7 +7,7 @@ from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.export.opentelemetry.metrics import MetricRecorder, Point, Totals
 from llmtap.export.opentelemetry.semconv import VERSIONS
 from llmtap.export.opentelemetry.spans import TEXT_MAX, error_type
-from tests.support.telemetry import MS, chat, read
+from tests.export.telemetry import MS, chat, read
 
 
 def put(recorder: MetricRecorder, *exchanges: Exchange) -> None:

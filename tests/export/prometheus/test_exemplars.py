@@ -9,7 +9,7 @@ from llmtap.export.prometheus.exposition import Exemplars, Exposition, by_series
 from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import TraceParent
 from llmtap.metrics.latency import measure
-from tests.support.telemetry import PARENT, SPAN, TRACE, chat
+from tests.export.telemetry import PARENT, SPAN, TRACE, chat
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 OTHER = "0af7651916cd43dd8448eb211c80319c"

@@ -15,7 +15,7 @@ from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.prometheus.self_metrics import MeterState, RelayState, SloState
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
-from tests.support.relay_status import relay_status
+from tests.support.traffic.relay_status import relay_status
 
 MS = 1_000_000
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"

@@ -5,7 +5,7 @@ from llmtap.export.prometheus.self_metrics import (
     collect_meter,
     collect_relays,
 )
-from tests.support.relay_status import relay_status
+from tests.support.traffic.relay_status import relay_status
 
 
 def samples(metrics) -> dict[tuple[str, ...], float]:  # type: ignore[no-untyped-def]

@@ -17,7 +17,7 @@ from llmtap.export.rules.prometheus import (
 )
 from llmtap.export.rules.self_alerts import self_alerts
 from llmtap.metrics.slo import SloClass, SloOptions
-from tests.support.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
+from tests.support.traffic.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
 
 IDENTITY = {"sloth_id", "sloth_service", "sloth_slo"}
 

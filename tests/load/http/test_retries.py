@@ -8,9 +8,9 @@ import pytest
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import FIRST_NS, retry_after_ns, wait_ns
 from llmtap.load.tally import LoadTally
-from tests.support.loading import sender_to, streamed_answer
-from tests.support.peer import chunked, scene, wait_until
-from tests.support.upstream import CLOSE, RESET, Call, Script, upstream
+from tests.support.servers.loading import sender_to, streamed_answer
+from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.upstream import CLOSE, RESET, Call, Script, upstream
 
 S = 1_000_000_000
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)

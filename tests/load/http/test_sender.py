@@ -16,10 +16,10 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import LoadSender, SenderOptions
 from llmtap.load.target import parse_target
 from llmtap.net.tls import client_context
-from tests.support.loading import BODY, sender_to, streamed_answer
-from tests.support.peer import scene, wait_until
-from tests.support.sim_engine import QUICK, ask_chat, engine
-from tests.support.upstream import says, upstream
+from tests.support.servers.loading import BODY, sender_to, streamed_answer
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.sim_engine import QUICK, ask_chat, engine
+from tests.support.servers.upstream import says, upstream
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -25,9 +25,9 @@ from llmtap.load.monitor.system import (
     read_host,
     read_processes,
 )
-from tests.support.busy_child import BusyChild, busy_child
-from tests.support.live_proxy import port_free
+from tests.load.monitor.busy_child import BusyChild, busy_child
 from tests.support.nvml import FakeGpu, FakeNvml
+from tests.support.servers.live_proxy import port_free
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 QUICK_NS = 20_000_000

@@ -21,7 +21,7 @@ from llmtap.load.monitor.watch import SERIES, ServerScraper, Watch, read_metrics
 from llmtap.report.render import terminal_text
 from llmtap.report.summary import system_blocks
 from tests.support.nvml import FakeGpu, FakeNvml
-from tests.support.peer import scene, wait_until
+from tests.support.servers.peer import scene, wait_until
 
 SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
 TOKENS, STREAMS = 400, 3

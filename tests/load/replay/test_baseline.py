@@ -25,9 +25,9 @@ from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 from tests.load.replay.support import replayed
-from tests.support.baselines import MS, answer, both, captured
-from tests.support.captures import write_capture
-from tests.support.sim_engine import engine
+from tests.support.results.baselines import MS, answer, both, captured
+from tests.support.servers.sim_engine import engine
+from tests.support.storage.captures import write_capture
 
 ARRIVALS_MS = (500, 100, 900, 300, 300, 700, 0, 1_100, 1_300, 1_200)
 """Rows of a capture are in the order of their ends, not of their arrivals."""

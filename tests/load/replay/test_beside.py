@@ -17,8 +17,8 @@ from llmtap.errors import ConfigError
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.replay.plan import ReplayQuestion, make_plan
 from tests.load.replay import support
-from tests.support.loading import events
-from tests.support.peer import scene
+from tests.support.servers.loading import events
+from tests.support.servers.peer import scene
 
 N = 30
 METRICS = "vllm:num_requests_running 1\n"

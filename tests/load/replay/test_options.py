@@ -16,10 +16,10 @@ from llmtap.load.replay.plan import ReplayQuestion, make_plan
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
 from tests.load.replay import support
-from tests.support.live_proxy import port_free
-from tests.support.peer import play, scene, wait_until
-from tests.support.sim_engine import engine
-from tests.support.sim_grpc import grpc_engine
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import play, scene, wait_until
+from tests.support.servers.sim_engine import engine
+from tests.support.servers.sim_grpc import grpc_engine
 
 SECOND = Duration(NS_PER_S)
 NEVER_SHOWN = "sk-very-secret"

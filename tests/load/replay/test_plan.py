@@ -21,7 +21,7 @@ from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
 from tests.bench.support import Silent, sim
-from tests.support.peer import play
+from tests.support.servers.peer import play
 
 MS = 1_000_000
 ROWS = [(0, 30, 5), (100, 40, 6), (100, 50, 7), (400, 60, 8)]

@@ -12,8 +12,8 @@ from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S
 from llmtap.workload.requests import Requests
-from tests.support.exchanges import streamed
-from tests.support.replay_results import BEGAN_NS, replay_result
+from tests.support.results.replay_results import BEGAN_NS, replay_result
+from tests.support.traffic.exchanges import streamed
 
 
 def test_quantiles_are_those_of_the_exchanges() -> None:

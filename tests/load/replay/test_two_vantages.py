@@ -11,9 +11,9 @@ from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.load.replay import support
 from tests.support.busy_machine import measures
-from tests.support.live_proxy import live_proxy
-from tests.support.peer import scene
-from tests.support.sim_engine import engine
+from tests.support.servers.live_proxy import live_proxy
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import engine
 
 MS = 1_000_000
 N = 60

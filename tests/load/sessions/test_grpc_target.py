@@ -19,8 +19,8 @@ from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.peer import scene
-from tests.support.sim_grpc import GrpcEngine, grpc_engine
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)

@@ -24,11 +24,11 @@ from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens, say
 from llmtap.workload.requests import Requests
-from tests.support.loading import sockets
-from tests.support.peer import play, scene, wait_until
-from tests.support.sim_engine import engine
-from tests.support.sim_grpc import grpc_engine
-from tests.support.upstream import unanswered_port
+from tests.support.servers.loading import sockets
+from tests.support.servers.peer import play, scene, wait_until
+from tests.support.servers.sim_engine import engine
+from tests.support.servers.sim_grpc import grpc_engine
+from tests.support.servers.upstream import unanswered_port
 
 MS = 1_000_000
 HOUR_MS = 3_600_000

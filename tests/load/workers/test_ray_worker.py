@@ -36,10 +36,10 @@ from llmtap.net.cluster import ray_cluster
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration, encode_special
 from llmtap.workload.requests import Requests
-from tests.support.loading import bodies
-from tests.support.peer import play, wait_until
-from tests.support.sim_engine import engine
-from tests.support.upstream import Call, upstream
+from tests.support.servers.loading import bodies
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.sim_engine import engine
+from tests.support.servers.upstream import Call, upstream
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup"),

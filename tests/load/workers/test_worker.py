@@ -24,9 +24,9 @@ from llmtap.load.workers.worker_handle import (
     WorkerSetup,
     frame,
 )
-from tests.support.loading import bodies, streamed_answer
-from tests.support.peer import scene, wait_until
-from tests.support.upstream import Call, says, upstream
+from tests.support.servers.loading import bodies, streamed_answer
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.upstream import Call, says, upstream
 
 ANSWER = says(*streamed_answer(2))
 Messages = list[WorkerReady | Progress | Done]

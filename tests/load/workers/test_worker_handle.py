@@ -29,7 +29,7 @@ from llmtap.load.workers.worker_handle import (
 )
 from llmtap.metrics.latency import measure
 from llmtap.units import NEVER, Duration, decode_special, encode_special
-from tests.support.exchanges import streamed
+from tests.support.traffic.exchanges import streamed
 
 US = 1_000
 HOUR_NS = 3_600_000_000_000

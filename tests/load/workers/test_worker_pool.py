@@ -22,10 +22,10 @@ from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.workload.requests import Requests
-from tests.support.loading import bodies, sockets, streamed_answer
-from tests.support.peer import play, wait_until
-from tests.support.streams import streamed
-from tests.support.upstream import Call, Script, Upstream, answers, says, unanswered_port, upstream
+from tests.support.servers.loading import bodies, sockets, streamed_answer
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.upstream import Call, Script, Upstream, answers, says, unanswered_port, upstream
+from tests.support.traffic.streams import streamed
 
 MS = 1_000_000
 ANSWER = says(*streamed_answer(2))

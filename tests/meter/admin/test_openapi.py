@@ -20,9 +20,9 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import FILTERS
 from llmtap.metrics.slo import SloOptions
-from tests.support.corpus import NAMES, Recorded
-from tests.support.relay_status import relay_status
-from tests.support.streams import streamed
+from tests.support.traffic.corpus import NAMES, Recorded
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 Client = TestClient[Any, Any]

@@ -22,9 +22,9 @@ from llmtap.meter.admin import server
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.support.experiments import an_experiment
-from tests.support.relay_status import relay_status
-from tests.support.streams import streamed
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 Client = TestClient[Any, Any]

@@ -9,8 +9,8 @@ from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.meter.pipeline.assembler import CPU_FREE_NS, CPU_MAX_NS, CPU_PER_BYTE_NS, LAG_FLOOR_NS, Assembler
 from llmtap.metrics.latency import measure, metrics_of
 from llmtap.metrics.objectives import Objectives
-from tests.support.relay_status import relay_status
-from tests.support.tap_frames import MS, Script
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import MS, Script
 
 HELLO = Hello(relay="r0", pid=7, clock="kernel", anchor_mono_ns=1_000, anchor_wall_ns=5_000)
 

@@ -17,9 +17,9 @@ from llmtap.meter.pipeline.open_streams import POINTS_MAX, StreamsQuery, thinned
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
 from tests.meter.admin.test_openapi import fits
-from tests.support.experiments import an_experiment
-from tests.support.sinks import CollectingSink
-from tests.support.tap_frames import MS, Script
+from tests.meter.sinks import CollectingSink
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.tap_frames import MS, Script
 
 Client = TestClient[Any, Any]
 S = 1_000_000_000

@@ -15,10 +15,10 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.metrics.cost import Price
 from llmtap.metrics.slo import SloOptions
-from tests.support.relay_status import relay_status
-from tests.support.sinks import CollectingSink
-from tests.support.streams import streamed
-from tests.support.tap_frames import Script
+from tests.meter.sinks import CollectingSink
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.streams import streamed
+from tests.support.traffic.tap_frames import Script
 
 S = 1_000_000_000
 

@@ -18,9 +18,9 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
 from llmtap.meter.pipeline.recorder import Recorder
-from tests.support.peer import PATIENCE_S
-from tests.support.relay_status import relay_status
-from tests.support.tap_frames import Script
+from tests.support.servers.peer import PATIENCE_S
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import Script
 
 S = 1_000_000_000
 READ_BYTES = 256_000

@@ -12,7 +12,7 @@ from llmtap.meter.pipeline import recent_exchanges as kept_module
 from llmtap.meter.pipeline.recent_exchanges import Query, RecentExchanges, weight_bytes
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import measure
-from tests.support.streams import streamed
+from tests.support.traffic.streams import streamed
 
 
 def add(kept: RecentExchanges, x: Exchange) -> None:

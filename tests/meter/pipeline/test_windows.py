@@ -28,7 +28,7 @@ from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
-from tests.support.streams import streamed
+from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 MINUTE = 60 * S

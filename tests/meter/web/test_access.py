@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.meter.web.dashboard import VIEWS, a_tally, is_live, play, under_way
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import VIEWS, a_tally, is_live, play, under_way
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.meter.web.pictures import LOOKS, PICTURES, make
 from tests.support.browser import CHROMIUM
-from tests.support.pictures import LOOKS, PICTURES, make
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(

@@ -13,8 +13,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import (
+from tests.meter.web.dashboard import (
     HELLO,
     VIEWS,
     an_empty_tally,
@@ -25,9 +24,10 @@ from tests.support.dashboard import (
     shown,
     under_way,
 )
-from tests.support.experiments import an_experiment
-from tests.support.streams import streamed
-from tests.support.tap_frames import Script
+from tests.support.browser import CHROMIUM, Page
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.streams import streamed
+from tests.support.traffic.tap_frames import Script
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 

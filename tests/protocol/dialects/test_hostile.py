@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, TokenSource
 from llmtap.protocol.dialects.registry import DIALECTS, Undecided, choose
-from tests.support.events import encode, event
+from tests.protocol.dialects.events import encode, event
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 

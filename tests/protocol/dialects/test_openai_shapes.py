@@ -32,7 +32,7 @@ from llmtap.protocol.dialects.openai_shapes import (
     to_raw,
 )
 from llmtap.protocol.sse import SseEvent
-from tests.support.events import event, told
+from tests.protocol.dialects.events import event, told
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 

@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.protocol.delta import TokenSource
 from llmtap.protocol.dialects.tgi import Tgi
-from tests.support.events import encode, event, told
+from tests.protocol.dialects.events import encode, event, told
 
 
 def token(text: Any, *, special: bool = False, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llmtap.sim.latency import SEED_MODEL
 from llmtap.sim.model_options import ModelOptions, read_model_options
 from llmtap.sim.schedulers.batching import BatchFormer, BatchSize, Bins, batch_limits, equal_mass
-from tests.support.batch_runs import MODEL, Row, served, simulated, workload
+from tests.support.workloads.batch_runs import MODEL, Row, served, simulated, workload
 
 MS = 1_000_000
 

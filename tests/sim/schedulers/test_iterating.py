@@ -1,4 +1,4 @@
-"""Whole prompts first, then tokens. Times are worked out by hand, in ms (`tests/support/iterating.py`)."""
+"""Whole prompts first, then tokens. All times are worked out by hand, in ms (`iterating.py`)."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmtap.sim.engine import Engine, EngineOutput, GivenUp, IterationState
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.schedulers.iterating import OutputDelay
-from tests.support.iterating import MODEL, MS, Row, Spy, build, serve, workload
+from tests.sim.schedulers.iterating import MODEL, MS, Row, Spy, build, serve, workload
 
 
 def test_a_prompt_stalls_those_that_decode() -> None:

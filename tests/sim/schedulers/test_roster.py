@@ -4,7 +4,7 @@ import pytest
 
 from llmtap.sim.engine import Engine, GivenUp, IterationState
 from llmtap.sim.latency import IterationModel
-from tests.support.iterating import MS, Row, build, check_nobody, serve, workload
+from tests.sim.schedulers.iterating import MS, Row, build, check_nobody, serve, workload
 
 # Four blocks of four tokens. Both begin with one block, have two each when they have made five tokens, and
 # then none is left for the sixth.

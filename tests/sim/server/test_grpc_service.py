@@ -17,8 +17,8 @@ from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.reception import Reception
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import VOCABULARY, count_tokens
-from tests.support.peer import scene
-from tests.support.sim_grpc import GrpcEngine, grpc_engine
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(4 * MS), itl=Duration(2 * MS), tokens=6)

@@ -15,8 +15,8 @@ from llmtap.sim.server.answers import REFUSAL
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.peer import scene
-from tests.support.sim_engine import QUICK, Engine, engine
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import QUICK, Engine, engine
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(3 * MS), itl=Duration(2 * MS), tokens=6)

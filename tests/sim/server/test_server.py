@@ -9,8 +9,8 @@ import pytest
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.peer import scene
-from tests.support.sim_engine import CHAT, ask_chat, engine, json_events
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import CHAT, ask_chat, engine, json_events
 
 MS = 1_000_000
 

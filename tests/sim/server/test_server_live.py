@@ -21,8 +21,8 @@ from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
-from tests.support.peer import scene
-from tests.support.sim_engine import CHAT, PATHS, Engine, ask_chat, engine, explained, json_events
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import CHAT, PATHS, Engine, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
 TEN = SimOptions(tokens=10)

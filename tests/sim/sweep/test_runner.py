@@ -19,7 +19,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.sim.sweep.runner import Results, SweepRunner, _signals_later, in_processes, in_turn, on_ray
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
-from tests.support.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
+from tests.support.workloads.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
 
 ONE = SweepAttempt("1", {"trace": "a"}, 0.5, {"n": 1})
 TWO = SweepAttempt("2", {"trace": "a"}, 0.5, {"n": 2})

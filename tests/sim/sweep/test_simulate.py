@@ -19,10 +19,10 @@ from llmtap.sim.latency import IterationModel
 from llmtap.sim.model_options import ModelOptions, Serving, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
 from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
-from tests.support.batch_runs import MODEL, Row, S, served, simulated, workload
+from tests.sim.sweep.scripted_scheduler import Scripted
+from tests.sim.sweep.seed004 import simulate as oracle
 from tests.support.data import ORACLE
-from tests.support.scripted_scheduler import Scripted
-from tests.support.seed004 import simulate as oracle
+from tests.support.workloads.batch_runs import MODEL, Row, S, served, simulated, workload
 
 BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
 """The schedulers of seed 004."""

@@ -18,7 +18,7 @@ from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.sim.sweep.sweep import SweepJob, attempt, rows_of, run_job
 from llmtap.units import Duration, decode_special
-from tests.support.sweeps import job, trace
+from tests.support.workloads.sweeps import job, trace
 
 TRACE = trace()
 JOB = job(TRACE)
@@ -54,7 +54,7 @@ def test_the_table_of_what_may_differ_is_whole() -> None:
 
 
 def test_the_same_job_has_the_same_id_in_another_process() -> None:
-    code = "from tests.support.sweeps import job, trace; print(job(trace()).id)"
+    code = "from tests.support.workloads.sweeps import job, trace; print(job(trace()).id)"
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         cwd=Path(__file__).parents[3], env={"PYTHONHASHSEED": "1"},

@@ -10,7 +10,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.bodies import compact
 from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.registry import by_name
-from tests.support.trace_files import read, rows, write
+from tests.support.workloads.trace_files import read, rows, write
 
 FORMAT, INPUTS, MOONCAKE = by_name("aiperf"), by_name("aiperf-inputs"), by_name("mooncake")
 LENGTHS = (

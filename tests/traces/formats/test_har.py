@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, CaptureInfo
 from llmtap.traces.format import FormatError, TraceWritten, WriteOptions, batch_of
 from llmtap.traces.formats.har import FORMAT
-from tests.support.corpus import NAMES, Recorded
+from tests.support.traffic.corpus import NAMES, Recorded
 
 read, write = FORMAT.read, FORMAT.write
 

@@ -19,9 +19,9 @@ from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
 from llmtap.middleware.aiohttp import setup
 from llmtap.protocol.http1 import parse_request_head, parse_response_head
-from tests.support.peer import Ending, chunked, play, scene, wait_until
-from tests.support.proxy import FakeMeter, Recording
-from tests.support.raw_client import RawClient, request
+from tests.support.servers.peer import Ending, chunked, play, scene, wait_until
+from tests.support.servers.proxy import FakeMeter, Recording
+from tests.support.servers.raw_client import RawClient, request
 
 OPEN, DATA, END, SUBMIT = FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT
 HEAD, BODY, OVER, CLOSE = (

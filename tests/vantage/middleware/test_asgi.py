@@ -19,8 +19,8 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.http1 import Framing, parse_request_head, parse_response_head
 from llmtap.vantage.middleware.asgi import LlmtapMiddleware, Message, Receive, Scope, Send
 from llmtap.vantage.middleware.emitter import Emitters
-from tests.support.asgi import Server, asked, http_scope, said, watched
-from tests.support.peer import play, scene, wait_until
+from tests.support.servers.peer import play, scene, wait_until
+from tests.vantage.middleware.asgi import Server, asked, http_scope, said, watched
 
 OPEN, DATA, END, SUBMIT = FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT
 HEAD, BODY, OVER, CLOSE = (

@@ -12,9 +12,9 @@ from llmtap.protocol.http1 import parse_request_head, parse_response_head
 from llmtap.vantage.middleware import exchange as module
 from llmtap.vantage.middleware.emitter import Emitter
 from llmtap.vantage.middleware.exchange import AppExchange, request_head, response_head
-from tests.support.asgi import watched
-from tests.support.peer import play, wait_until
-from tests.support.proxy import Recording
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.proxy import Recording
+from tests.vantage.middleware.asgi import watched
 
 MS = 1_000_000
 

@@ -15,16 +15,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.aiohttp_chat import aiohttp_chat
-from tests.support.live_proxy import READY_S, LiveProxy, live_proxy
-from tests.support.peer import play
-from tests.support.served import HOUSE, served, standalone_meter
+from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy
+from tests.support.servers.peer import play
+from tests.support.servers.served import HOUSE, served, standalone_meter
+from tests.vantage.middleware.aiohttp_chat import aiohttp_chat
 
 SAME = (
     "tenant", "model", "endpoint", "dialect", "method", "path", "request_id", "status", "stream", "outcome",
     "tokens", "finish_reason", "refusal", "guardrail", "retries", "no_token_reason", "usage", "server_timing",
 )  # fmt: skip
-CHAT_APP = "tests.support.chat_app:app"
+CHAT_APP = "tests.vantage.middleware.chat_app:app"
 LIMIT_S = 250.0
 
 Exchange = dict[str, Any]

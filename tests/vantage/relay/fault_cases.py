@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.support.proxy import tapped
+from tests.support.servers.proxy import tapped
 
 __all__ = ["CASES", "RECORD", "Case", "outcome_of", "table"]
 

@@ -8,10 +8,10 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.net.stream import PlainStream
-from tests.support.peer import Ending, chunk, chunked, scene, wait_still, wait_until
-from tests.support.proxy import Tapped, stage, tapped
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, RESET, Call, answers, unanswered_port
+from tests.support.servers.peer import Ending, chunk, chunked, scene, wait_still, wait_until
+from tests.support.servers.proxy import Tapped, stage, tapped
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, RESET, Call, answers, unanswered_port
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data import CORPUS
-from tests.support.peer import Ending, chunked, play, scene
-from tests.support.proxy import stage
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, Call, answers, says
+from tests.support.servers.peer import Ending, chunked, play, scene
+from tests.support.servers.proxy import stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, Call, answers, says
 
 FIXTURES = sorted(CORPUS.glob("*.sse"))
 

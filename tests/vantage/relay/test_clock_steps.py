@@ -10,10 +10,10 @@ from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.latency import metrics_of
 from tests.meter.pipeline.test_assembler import Ear
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock
-from tests.support.peer import chunk, scene, wait_until
-from tests.support.proxy import Tapped, stage
-from tests.support.raw_client import request
-from tests.support.upstream import Call, answers
+from tests.support.servers.peer import chunk, scene, wait_until
+from tests.support.servers.proxy import Tapped, stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import Call, answers
 
 MS = 1_000_000
 WORDS = 20

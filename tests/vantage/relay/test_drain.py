@@ -6,10 +6,10 @@ import socket
 import pytest
 
 from llmtap.channel.frames import FrameKind
-from tests.support.peer import PATIENCE_S, Ending, chunk, chunked, scene, wait_until
-from tests.support.proxy import Tapped, ms, stage
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import CLOSE, Call, answers
+from tests.support.servers.peer import PATIENCE_S, Ending, chunk, chunked, scene, wait_until
+from tests.support.servers.proxy import Tapped, ms, stage
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import CLOSE, Call, answers
 
 PATIENT = {"drain_timeout": ms(200_000)}
 """Far beyond the time that a test waits for a drain."""

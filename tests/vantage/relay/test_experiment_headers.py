@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.experiments import an_experiment
-from tests.support.peer import chunked, scene, wait_until
-from tests.support.proxy import stage
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, Call, answers
+from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.proxy import stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, Call, answers
+from tests.support.traffic.experiments import an_experiment
 
 CONTROL = {"name": "control"}
 GUARD = {"name": "guarded", "weight": 1e9, "headers": {"X-Guard": "on", "Authorization": "Bearer ours"}}

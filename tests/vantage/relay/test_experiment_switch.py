@@ -8,10 +8,10 @@ import msgspec
 from llmtap import native
 from llmtap.channel.experiment import switch_word
 from llmtap.clock import SystemClock
-from tests.support.experiments import an_experiment
-from tests.support.peer import scene, wait_until
-from tests.support.proxy import Tapped, stage
-from tests.support.upstream import answers
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.proxy import Tapped, stage
+from tests.support.servers.upstream import answers
+from tests.support.traffic.experiments import an_experiment
 
 BODY_ARM = {"name": "set", "body": {"guard": ["pii"], "temperature": 0}}
 

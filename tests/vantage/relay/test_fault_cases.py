@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.peer import scene
-from tests.support.proxy import tapped
+from tests.support.servers.peer import scene
+from tests.support.servers.proxy import tapped
 from tests.vantage.relay.fault_cases import CASES, RECORD, Case, outcome_of, table
 
 ANSWERS: dict[str, dict[str, str]] = json.loads(RECORD.read_text())

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.peer import Ending, Gone, chunk, scene, wait_until
-from tests.support.proxy import ms, stage, tapped
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, RESET, Call, answers, says, unanswered_port
+from tests.support.servers.peer import Ending, Gone, chunk, scene, wait_until
+from tests.support.servers.proxy import ms, stage, tapped
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, RESET, Call, answers, says, unanswered_port
 
 AT_ONCE_S = 60.0
 """Far more than it takes on the busiest machine, far less than any limit that would end it, too."""

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.support.peer import Gone, chunk, chunked, scene, wait_until
-from tests.support.proxy import stage
-from tests.support.raw_client import request
-from tests.support.upstream import Call, answers, says
+from tests.support.servers.peer import Gone, chunk, chunked, scene, wait_until
+from tests.support.servers.proxy import stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import Call, answers, says
 
 # ---------------------------------------------------------------- before the request line
 

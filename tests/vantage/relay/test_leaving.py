@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from tests.support.peer import Ending, Gone, chunk, scene, wait_still, wait_until
-from tests.support.proxy import stage, tapped
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import CLOSE, Call, answers, unanswered_port
+from tests.support.servers.peer import Ending, Gone, chunk, scene, wait_still, wait_until
+from tests.support.servers.proxy import stage, tapped
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import CLOSE, Call, answers, unanswered_port
 
 AT_ONCE_S = 60.0
 """Far more than it takes on the busiest machine, far less than any limit that would end it, too."""

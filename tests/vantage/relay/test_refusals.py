@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import pytest
 
 from tests.net.test_pool import sockets_fail
-from tests.support.peer import PATIENCE_S, Gone, chunked, scene, wait_still, wait_until
-from tests.support.proxy import Tapped, ms, stage
-from tests.support.raw_client import Answer, RawClient, request
-from tests.support.upstream import CLOSE, RESET, Call, answers, says
+from tests.support.servers.peer import PATIENCE_S, Gone, chunked, scene, wait_still, wait_until
+from tests.support.servers.proxy import Tapped, ms, stage
+from tests.support.servers.raw_client import Answer, RawClient, request
+from tests.support.servers.upstream import CLOSE, RESET, Call, answers, says
 
 
 def check_own(answer: Answer, *statuses: int) -> str:

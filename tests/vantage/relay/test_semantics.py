@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from llmtap.channel.frames import FrameKind
-from tests.support.peer import PATIENCE_S, Ending, Gone, chunk, chunked, scene, wait_until
-from tests.support.proxy import stage, tapped
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, Call, answers, says, upstream
+from tests.support.servers.peer import PATIENCE_S, Ending, Gone, chunk, chunked, scene, wait_until
+from tests.support.servers.proxy import stage, tapped
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, Call, answers, says, upstream
 
 # ---------------------------------------------------------------- answers without a body
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from llmtap.channel.frames import FrameKind
-from tests.support.peer import Payload, chunk, scene
-from tests.support.proxy import Tapped, stage
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import CLOSE, Call, Upstream
+from tests.support.servers.peer import Payload, chunk, scene
+from tests.support.servers.proxy import Tapped, stage
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import CLOSE, Call, Upstream
 
 CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])
 

@@ -8,10 +8,10 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.vantage.relay.connection import ClientConnection
-from tests.support.peer import scene, wait_until
-from tests.support.proxy import ms, stage
-from tests.support.raw_client import request
-from tests.support.upstream import Call, answers
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.proxy import ms, stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import Call, answers
 from tests.vantage.relay.test_refusals import check_own
 
 LONG_AFTER_NS = 3_600_000_000_000

@@ -7,10 +7,10 @@ import pytest
 
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
-from tests.support.peer import Payload, chunk, chunked, scene, wait_until
-from tests.support.proxy import Recording, stage
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, Call, answers, says
+from tests.support.servers.peer import Payload, chunk, chunked, scene, wait_until
+from tests.support.servers.proxy import Recording, stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, Call, answers, says
 
 MARGIN_NS = 1_000_000
 """A kernel stamp, mapped through a wall-clock sample, may be off by 20 us; this is far more."""

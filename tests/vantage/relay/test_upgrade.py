@@ -8,10 +8,10 @@ import pytest
 
 from llmtap.channel.frames import FrameKind
 from llmtap.net.stream import PlainStream
-from tests.support.peer import PATIENCE_S, Ending, Gone, Peer, scene, wait_still, wait_until
-from tests.support.proxy import Tapped, ms, stage
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import CLOSE, RESET, Call, Script, Upstream, answers, says
+from tests.support.servers.peer import PATIENCE_S, Ending, Gone, Peer, scene, wait_still, wait_until
+from tests.support.servers.proxy import Tapped, ms, stage
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import CLOSE, RESET, Call, Script, Upstream, answers, says
 
 ASKS = (
     "Connection: keep-alive, Upgrade",

@@ -33,7 +33,7 @@ from llmtap.workload.prompts.tokenizer import (
     load_counter,
 )
 from llmtap.workload.requests import Requests
-from tests.support.model_folder import model_folder, ours_in_tiktoken
+from tests.support.workloads.model_folder import model_folder, ours_in_tiktoken
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
 tiktoken = pytest.importorskip("tiktoken", reason="the extra `tokenizers` is not installed")

@@ -25,7 +25,7 @@ from llmtap.workload.prompts.text import (
 )
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
-from tests.support.trace_files import TRACES
+from tests.support.workloads.trace_files import TRACES
 
 MOONCAKE = TRACES / "mooncake"
 
