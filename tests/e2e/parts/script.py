@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from servers import Failure
+from parts.servers import Failure
 
-__all__ = ["HERE", "LLMTAP", "LOGS", "REPOSITORY", "ROOT", "alone", "carry_out", "give_up", "phase"]
+__all__ = [
+    "HERE", "LLMTAP", "LOGS", "PROGRAMS", "REPOSITORY", "ROOT", "TOGETHER", "alone", "carry_out",
+    "give_up", "phase",
+]  # fmt: skip
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
+PROGRAMS = HERE / "programs"
+"""Programs that other interpreters run: those of the gateway, the engine, Node, and containers."""
 REPOSITORY = HERE.parents[1]
 ROOT = REPOSITORY / ".e2e"
 LOGS = ROOT / "logs"
 LLMTAP = REPOSITORY / ".venv/bin/llmtap"
+TOGETHER = "LLMTAP_E2E_TOGETHER"
+"""Environment variable: the process is a part of `together.py`, which holds the lock."""
 COMPLAINTS_MAX = 30  # printed; the number of all of them stands below
 
 
@@ -33,6 +41,9 @@ def phase(name: str) -> Iterator[None]:
 def alone() -> Iterator[None]:
     """One run at a time in one checkout: two would measure each other, and share the files. Makes LOGS."""
     LOGS.mkdir(parents=True, exist_ok=True)
+    if TOGETHER in os.environ:
+        yield
+        return
     with (ROOT / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from script import LOGS
-from servers import Failure, run_to_end, tail
+from parts.script import LOGS
+from parts.servers import Failure, run_to_end, tail
 
 __all__ = [
     "BASE",

@@ -13,8 +13,8 @@ from typing import Any
 import duckdb
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from parts.vantages import percentile
 from pyarrow import fs
-from vantages import percentile
 
 import llmtap
 from llmtap.net.cluster import ray_cluster

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from script import REPOSITORY
+from parts.script import REPOSITORY
 
 __all__ = ["check_boards"]
 

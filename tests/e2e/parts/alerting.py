@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from script import LLMTAP, REPOSITORY
-from servers import Failure, stream_once
+from parts.script import LLMTAP, REPOSITORY
+from parts.servers import Failure, stream_once
 
 __all__ = ["SLO", "check_files", "compressed_rules", "planted_violation"]
 

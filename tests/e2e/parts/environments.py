@@ -10,8 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from script import HERE, LOGS, ROOT, phase
-from servers import Failure, tail
+from parts.script import HERE, LOGS, ROOT, phase
+from parts.servers import Failure, tail
 
 __all__ = ["prepare"]
 

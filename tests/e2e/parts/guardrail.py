@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from servers import Failure
+from parts.servers import Failure
 
 __all__ = ["FILTER", "GUARDRAILS", "Run", "check", "config", "plan", "table"]
 

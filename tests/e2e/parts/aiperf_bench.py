@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from script import ROOT
-from servers import run_to_end
+from parts.script import ROOT
+from parts.servers import run_to_end
 
 __all__ = ["check", "run", "table"]
 

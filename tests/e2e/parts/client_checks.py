@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from client_plan import RETRY_AFTER_S
+from parts.client_plan import RETRY_AFTER_S
 
 __all__ = ["Row", "Seen", "check", "said_in", "table"]
 

@@ -1,0 +1,53 @@
+"""Run scripts of this folder at the same time, those of one lane one after another.
+
+    .venv/bin/python tests/e2e/together.py prometheus,fleet environments,browser
+
+Only for scripts whose results do not depend on how busy the machine is: `prometheus.py` spends most of its
+time waiting for an alert. `environments` installs the packages that the next scripts need. The output of a
+script is printed when it ends. Exits 1 if one of them failed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+from parts import environments
+from parts.script import HERE, TOGETHER, carry_out
+from parts.servers import Failure
+
+
+def run_lane(names: list[str], wrong: list[str], printing: threading.Lock) -> None:
+    for name in names:
+        if name == "environments":
+            try:
+                environments.prepare("engine", "gateway")
+            except Failure as failure:
+                wrong.append(str(failure))
+                return
+            continue
+        done = subprocess.run(
+            [sys.executable, str(HERE / f"{name}.py")], env={**os.environ, TOGETHER: "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        with printing:
+            print(done.stdout, end="", flush=True)
+        if done.returncode:
+            wrong.append(f"{name}.py ended with {done.returncode}")
+
+
+def run(lanes: list[list[str]]) -> list[str]:
+    wrong: list[str] = []
+    printing = threading.Lock()
+    threads = [threading.Thread(target=run_lane, args=(names, wrong, printing)) for names in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(carry_out("together", lambda: run([lane.split(",") for lane in sys.argv[1:]])))
