@@ -21,6 +21,7 @@ from llmtap.cli.demo_stage import (
     demo_plan,
 )
 from llmtap.cli.main import app
+from llmtap.cli.options import SourceFormat, argument, flag, option
 from llmtap.cli.shared import Stopped, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
@@ -66,20 +67,13 @@ T = TypeVar("T")
 
 @app.command(short_help="Engine, tap and traffic in one command.", epilog=EPILOG)
 def demo(
-    trace: Annotated[str, typer.Argument(metavar="[TRACE]", help="What to send.")] = "",
-    seconds: Annotated[str, typer.Option(metavar="TIME", help="Send for so long.")] = "30s",
-    requests: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1_000_000, help="Send no more than so many.")
-    ] = None,
-    speed: Annotated[
-        float, typer.Option(metavar="X", help=f"X times as fast; a workload has {RATE_RPS} requests/s.")
-    ] = 10.0,
-    from_format: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Then stay up until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    trace: Annotated[str, argument("[TRACE]", "What to send.")] = "",
+    seconds: Annotated[str, option("TIME", "Send for so long.")] = "30s",
+    requests: Annotated[int | None, option("N", "Send no more than so many.", min=1, max=1_000_000)] = None,
+    speed: Annotated[float, option("X", f"X times as fast; a workload has {RATE_RPS} requests/s.")] = 10.0,
+    from_format: SourceFormat = None,
+    keep: Annotated[bool, flag("--keep", "Then stay up until Ctrl-C.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
 ) -> None:
     """Start the simulated engine and the tap in front of it, send requests, show what the tap saw."""
     if not 0 < speed <= 1e6:

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
 from llmtap.cli.main import app
+from llmtap.cli.options import argument, flag, option
 from llmtap.cli.shared import print_json, print_table, read_pairs
 from llmtap.errors import ConfigError
 
@@ -52,33 +51,31 @@ _BAR_AFTER_NS: Final = 1_000_000_000
     epilog=_CONVERT_EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
 )
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="What to read.")] = "",
-    target: Annotated[str, typer.Argument(metavar="OUT", help="What to write.")] = "",
+    source: Annotated[str, argument("IN", "What to read.")] = "",
+    target: Annotated[str, argument("OUT", "What to write.")] = "",
     source_format: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="Format of IN, where its content does not tell."),
+        str | None, option("NAME", "Format of IN, where its content does not tell.", "--from")
     ] = None,
     target_format: Annotated[
-        str | None, typer.Option("--to", metavar="NAME", help="Format of OUT, where its name does not tell.")
+        str | None, option("NAME", "Format of OUT, where its name does not tell.", "--to")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model to write where a row names none.")] = None,
-    override_model: Annotated[bool, typer.Option(help="Write --model in every row.")] = False,
+    model: Annotated[str | None, option(None, "Model to write where a row names none.")] = None,
+    override_model: Annotated[bool, option(None, "Write --model in every row.")] = False,
     style: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="How to write what has several spellings; see below."),
+        list[str] | None, option("K=V", "How to write what has several spellings; see below.")
     ] = None,
     redact: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="Redact bodies and answers by the rules of capture.redact: email, card, phone, key (with "
-            "commas between), re:PATTERN; may be repeated. Without it text goes over as it is.",
+        option(
+            "RULE",
+            "Redact bodies and answers by the rules of capture.redact: email, card, phone, key (with commas "
+            "between), re:PATTERN; may be repeated. Without it text goes over as it is.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
+    force: Annotated[bool, flag("--force", "Replace OUT if it is there.")] = False,
     show_list: Annotated[
-        bool, typer.Option("--list", help="List the formats; with a name for IN, all about that one.")
+        bool, flag("--list", "List the formats; with a name for IN, all about that one.")
     ] = False,
 ) -> None:
     """Convert a trace, a dataset or a capture, and say what was kept, what was lost and why."""
@@ -269,18 +266,16 @@ Examples:
 
 @app.command(short_help="Explain a saved stream, event by event.", epilog=_INSPECT_EPILOG)
 def inspect(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A saved answer, or - for standard input.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the exchange as JSON, with its events.")
-    ] = False,
+    file: Annotated[str, argument("FILE", "A saved answer, or - for standard input.")],
+    as_json: Annotated[bool, flag("--json", "Print the exchange as JSON, with its events.")] = False,
     path: Annotated[
-        str, typer.Option(help="Path of the request, where the file does not tell: it breaks ties.")
+        str, option(None, "Path of the request, where the file does not tell: it breaks ties.")
     ] = "/",
     request_body: Annotated[
-        str, typer.Option(help="The request's JSON, or @FILE: it names the model.", metavar="JSON|@FILE")
+        str, option("JSON|@FILE", "The request's JSON, or @FILE: it names the model.")
     ] = "",
-    entry: Annotated[int | None, typer.Option(help="Entry of a HAR file, counted from 0.", min=0)] = None,
-    text: Annotated[bool, typer.Option("--text/--no-text", help="Show what the events say.")] = True,
+    entry: Annotated[int | None, option(None, "Entry of a HAR file, counted from 0.", min=0)] = None,
+    text: Annotated[bool, flag("--text/--no-text", "Show what the events say.")] = True,
 ) -> None:
     """Explain a saved stream: each event's class, bytes, text and tokens, and what they come to."""
     from llmtap.exchange.saved import SavedError, explain, read_saved

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtap.cli.main import app
+from llmtap.cli.options import AdminAddress, CaFile, CaptureTo, CheckOnly, flag, option
 from llmtap.cli.shared import print_json, read_pairs
 from llmtap.errors import ConfigError, install_hint
 
@@ -34,33 +35,21 @@ SIGUSR2, after an upgrade, goes on as the program that is on disk now, without l
 
 @app.command(short_help="Put the tap in front of a gateway.", epilog=_PROXY_EPILOG)
 def proxy(
-    upstream: Annotated[str | None, typer.Option(help="URL of the gateway. [relay.upstream]")] = None,
+    upstream: Annotated[str | None, option(None, "URL of the gateway. [relay.upstream]")] = None,
     listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT for clients; default 127.0.0.1:8080. [relay.listen]")
+        str | None, option(None, "HOST:PORT for clients; default 127.0.0.1:8080. [relay.listen]")
     ] = None,
-    admin: Annotated[
-        str | None, typer.Option(help="HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Relay processes; default 1. [relay.workers]")] = None,
-    capture: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]",
-            metavar="DIR|URL",
-        ),
-    ] = None,
+    admin: AdminAddress = None,
+    workers: Annotated[int | None, option(None, "Relay processes; default 1. [relay.workers]")] = None,
+    capture: CaptureTo = None,
     config: Annotated[
-        Path | None,
-        typer.Option(help="TOML file; see config/llmtap.toml for every key.", envvar="LLMTAP_CONFIG"),
+        Path | None, option(None, "TOML file; see config/llmtap.toml for every key.", envvar="LLMTAP_CONFIG")
     ] = None,
     assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as relay.clock=mono."),
+        list[str] | None, option("KEY=VALUE", "Any key, such as relay.clock=mono.", "--set")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration and start nothing.")
-    ] = False,
-    list_keys: Annotated[bool, typer.Option("--keys", help="List every key of the configuration.")] = False,
+    check: CheckOnly = False,
+    list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
     """Put the tap in front of a gateway: clients notice nothing, every token is timed."""
     from llmtap.config import Settings, fingerprint, keys, load_settings
@@ -140,30 +129,17 @@ this user may deliver to one socket. SIGTERM ends it at once: the apps go on, an
 @app.command(short_help="Measure apps that have the middleware.", epilog=_METER_EPILOG)
 def meter(
     listen_socket: Annotated[
-        str | None,
-        typer.Option(help="Path of the unix socket that apps deliver to. [meter.socket]", metavar="PATH"),
+        str | None, option("PATH", "Path of the unix socket that apps deliver to. [meter.socket]")
     ] = None,
-    admin: Annotated[
-        str | None, typer.Option(help="HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
-    ] = None,
-    capture: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]",
-            metavar="DIR|URL",
-        ),
-    ] = None,
+    admin: AdminAddress = None,
+    capture: CaptureTo = None,
     config: Annotated[
-        Path | None,
-        typer.Option(help="TOML file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"),
+        Path | None, option(None, "TOML file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG")
     ] = None,
     assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as meter.window=5m."),
+        list[str] | None, option("KEY=VALUE", "Any key, such as meter.window=5m.", "--set")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration and start nothing.")
-    ] = False,
+    check: CheckOnly = False,
 ) -> None:
     """Measure what apps with the middleware tell: the tap without a proxy in front."""
     from llmtap.config import fingerprint, load_settings
@@ -203,23 +179,19 @@ Alarms that can never ring at a class's target are left out, and told on stderr.
 def generate(
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file with [slo.NAME] tables, as the proxy reads it.", envvar="LLMTAP_CONFIG"),
+        option(None, "TOML file with [slo.NAME] tables, as the proxy reads it.", envvar="LLMTAP_CONFIG"),
     ] = None,
     written: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Format of the rules: prometheus.", hidden=True)
+        str, option("NAME", "Format of the rules: prometheus.", "--format", hidden=True)
     ] = "prometheus",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write there; default: standard output.")
-    ] = None,
-    job: Annotated[
-        str, typer.Option(metavar="NAME", help="What Prometheus calls the scrape job.")
-    ] = "llmtap",
+    out: Annotated[Path | None, option("FILE", "Write there; default: standard output.")] = None,
+    job: Annotated[str, option("NAME", "What Prometheus calls the scrape job.")] = "llmtap",
     runbooks: Annotated[
         str,
-        typer.Option(
-            metavar="URL",
-            help="Where the pages of deploy/runbooks/ are served; each alert links its own, URL/ALERT.md, "
-            "or what the URL says with {alert} in it.",
+        option(
+            "URL",
+            "Where the pages of deploy/runbooks/ are served; each alert links its own, URL/ALERT.md, or "
+            "what the URL says with {alert} in it.",
         ),
     ] = "deploy/runbooks",
 ) -> None:
@@ -276,24 +248,16 @@ Exit codes: 0 the figures were printed, or the screen was left (q, Ctrl-C); 1 th
 
 @app.command(short_help="Watch a tap in the terminal.", epilog=_TOP_EPILOG)
 def top(
-    admin: Annotated[
-        str, typer.Option(metavar="URL", help="The tap's admin port, http or https.")
-    ] = "http://127.0.0.1:9464",
+    admin: Annotated[str, option("URL", "The tap's admin port, http or https.")] = "http://127.0.0.1:9464",
     token_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Variable with the token. Default: LLMTAP_ADMIN_TOKEN.")
+        str | None, option("NAME", "Variable with the token. Default: LLMTAP_ADMIN_TOKEN.")
     ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the token, instead.")
-    ] = None,
-    ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM) instead of the system's.")
-    ] = None,
-    window: Annotated[str, typer.Option(metavar="10s|1m|5m|1h|all", help="What figures are of.")] = "1m",
-    interval: Annotated[
-        str, typer.Option(metavar="TIME", help="Between an answer and the next question.")
-    ] = "1s",
-    once: Annotated[bool, typer.Option("--once", help="Print one screen as plain tables.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, as the tap told it.")] = False,
+    token_file: Annotated[Path | None, option("FILE", "File with the token, instead.")] = None,
+    ca: CaFile = None,
+    window: Annotated[str, option("10s|1m|5m|1h|all", "What figures are of.")] = "1m",
+    interval: Annotated[str, option("TIME", "Between an answer and the next question.")] = "1s",
+    once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
+    as_json: Annotated[bool, flag("--json", "The same as JSON, as the tap told it.")] = False,
 ) -> None:
     """Watch a tap: tenants, models, arms, live streams, exchanges event by event, and the tap itself."""
     from llmtap.top.client import TopOptions, read_token
