@@ -23,6 +23,7 @@ from llmtap.load.workers.worker_handle import Progress
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.requests import Requests
 from llmtap.workload.synthetic import WORKLOADS
+from tests.cli.traces import Call
 
 DEMO = [sys.executable, "-P", "-m", "llmtap.cli", "demo"]
 ROOT = Path(__file__).parents[2]
@@ -86,19 +87,8 @@ def short_answers(folder: Path) -> str:
     return str(trace)
 
 
-def test_a_trace_is_played_and_the_table_and_the_verdict_printed(tmp_path: Path) -> None:
-    with running(short_answers(tmp_path), "--requests", "12", "--speed", "10", mark="trace") as process:
-        out, err = process.communicate(timeout=250)
-    assert process.returncode == 0, err
-    assert "TTFT" in out
-    assert "ms, by arm" in out
-    assert "experiment guardrail: running, dealt by request, control plain" in out
-    assert "means are compared from 50 units an arm on" in out
-    assert "the clients' view: TTFT p50" in err
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_the_summary_so_far(number: signal.Signals) -> None:
+def test_a_signal_ends_it_with_the_summary_so_far() -> None:
+    number = signal.SIGTERM
     with running("--seconds", "5m", mark=f"stop-{number}") as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -122,7 +112,7 @@ def test_a_signal_before_anything_was_sent_is_no_harm() -> None:
     assert "Traceback" not in err
 
 
-def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
+def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) -> None:
     with running(short_answers(tmp_path), "--requests", "3", "--keep", mark="keep") as process:
         assert process.stderr is not None
         said = []
@@ -132,9 +122,11 @@ def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
                 break
         assert any(line.startswith("the clients' view") for line in said)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=250)
+        out, err = process.communicate(timeout=250)
     assert process.returncode == 130
     assert err == "stopped by SIGINT\n"
+    assert "ms, by arm" in out
+    assert "experiment guardrail: running, dealt by request, control plain" in out
 
 
 @pytest.mark.parametrize(
@@ -147,11 +139,10 @@ def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
         (("trace.csv", "--from", "nonsense"), "llmtap: --from: no format to read is called 'nonsense'"),
     ],
 )
-def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str) -> None:
-    with running(*args, mark=f"wrong-{'-'.join(args).replace('/', '_')}") as process:
-        _, err = process.communicate(timeout=250)
-    assert process.returncode == 2, err
-    assert err.startswith(says), "nothing is started before"
+def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str, call: Call) -> None:
+    code, _, err = call("demo", *args)
+    assert code == 2
+    assert err.startswith(says)
 
 
 def test_what_broke_is_told_on_either_side() -> None:
