@@ -18,11 +18,12 @@ from llmtap.cli.shared import (
     Outputs,
     json_text,
     loop_signals,
+    need_extra,
     need_warmup,
     print_rich,
     write_output,
 )
-from llmtap.errors import ConfigError, install_hint
+from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.bench.run.perform import Bench
@@ -116,7 +117,7 @@ def _run(
     html: Annotated[str | None, option("FILE", "Write a page with charts and the compliance matrix.")] = None,
     markdown: Annotated[str | None, option("FILE", "Write the full report (C.2) as Markdown.")] = None,
 ) -> None:
-    _need_bench()
+    need_extra("llmtap bench", "scipy", "bench")
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_warmup(warmup)
     if again and results is None:
@@ -170,7 +171,7 @@ def show_tests(
     tests: Annotated[list[str] | None, argument("TEST...", "Default: all.")] = None,
 ) -> None:
     """The tests, their sections, and their parameters with defaults and meanings."""
-    _need_bench()
+    need_extra("llmtap bench", "scipy", "bench")
     from llmtap.bench.run.test import tests_said
 
     for line in tests_said(tests or None):
@@ -230,13 +231,6 @@ async def _performed(one: "Bench", watcher: "BenchLines", names: list[str], hear
 
     loop_signals(heard, stop)
     return await one.run(names)
-
-
-def _need_bench() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("scipy") is None:
-        raise ConfigError("llmtap bench", "needs SciPy", install_hint("bench"))
 
 
 def _fresh_folder(name: str) -> Path:

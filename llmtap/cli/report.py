@@ -18,8 +18,17 @@ import typer
 
 from llmtap.cli.main import app
 from llmtap.cli.options import argument, flag, option
-from llmtap.cli.shared import FAILED, STDOUT, Outputs, json_text, print_json, print_rich, write_output
-from llmtap.errors import ConfigError, LlmtapError, install_hint
+from llmtap.cli.shared import (
+    FAILED,
+    STDOUT,
+    Outputs,
+    json_text,
+    need_extra,
+    print_json,
+    print_rich,
+    write_output,
+)
+from llmtap.errors import ConfigError, LlmtapError
 
 __all__ = ["load_result", "report", "tell_replay", "verdicts_beside", "write_beside"]
 
@@ -319,10 +328,7 @@ def _compare(
             "one, then --compare for each of the others",
         )
     outputs = Outputs(json=json, html=html, markdown=markdown)
-    from importlib.util import find_spec
-
-    if find_spec("scipy") is None:
-        raise ConfigError("--compare", "needs SciPy", install_hint("bench"))
+    need_extra("--compare", "scipy", "bench")
     from llmtap.bench.report.compare import compare_results
     from llmtap.report.bench import compare_html, compare_markdown, render_compare
 

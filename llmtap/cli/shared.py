@@ -1,24 +1,25 @@
 """What commands share: files that they write, texts that they print, values of options, and signals."""
 
+import difflib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, install_hint
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    "FAILED", "STDOUT", "Heard", "Outputs", "Stopped", "json_text", "loop_signals", "need_capture",
-    "need_warmup", "option_duration", "print_json", "print_rich", "print_table", "read_pairs",
-    "stoppable", "write_output",
+    "FAILED", "STDOUT", "Heard", "Outputs", "Stopped", "check_known", "json_text", "loop_signals",
+    "need_capture", "need_extra", "need_warmup", "option_duration", "print_json", "print_rich", "print_table",
+    "read_pairs", "stoppable", "write_output",
 ]  # fmt: skip
 
 FAILED: Final = 1
@@ -166,6 +167,22 @@ def read_pairs(
             raise ConfigError(f"{option} {key}", "is given twice")
         pairs[key] = value.strip()
     return pairs
+
+
+def need_extra(place: str, module: str, extra: str, hint: str = "") -> None:
+    """Raise ConfigError of `place` where the package `module`, which the extra installs, is missing."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise ConfigError(place, f"needs {module}", install_hint(extra) + hint)
+
+
+def check_known(option: str, kind: str, name: str, known: Collection[str]) -> None:
+    """Raise ConfigError of an option that names none of the `known` ones, with the nearest of them."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        raise ConfigError(option, f"no {kind} is called {name!r}; {hint}")
 
 
 def need_warmup(warmup: str) -> None:

@@ -1,6 +1,8 @@
 """`llmtap sim`: the simulated engine as a server, and a trace through schedulers in virtual time."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,21 +138,12 @@ def serve(
     from llmtap.net.listener import bind, is_free, parse_address
     from llmtap.sim.server.server import SimServer
 
-    try:
-        host, port = parse_address(listen)
-        sock = bind(host, port, shared=False)
-    except ValueError as exc:
-        raise ConfigError("--listen", str(exc)) from None
-    except OSError as exc:
-        raise ConfigError("--listen", f"cannot listen on {listen}: {exc.strerror}") from None
+    with _listening("--listen", listen):
+        sock = bind(*parse_address(listen), shared=False)
     if grpc is not None:
-        try:
+        with _listening("--grpc", grpc):
             grpc_host, grpc_port = parse_address(grpc)
             is_free(grpc_host, grpc_port)
-        except ValueError as exc:
-            raise ConfigError("--grpc", str(exc)) from None
-        except OSError as exc:
-            raise ConfigError("--grpc", f"cannot listen on {grpc}: {exc.strerror}") from None
     try:
         server = SimServer(options, engine=engine, truth_file=truth)
     except OSError as exc:
@@ -182,6 +175,17 @@ def serve(
         handler_cancellation=True,  # who leaves gives back what the engine holds for him
         print=lambda *_: tell(),
     )
+
+
+@contextmanager
+def _listening(option_name: str, address: str) -> Iterator[None]:
+    """Name the option of an address that is none, or on which nothing can listen."""
+    try:
+        yield
+    except ValueError as exc:
+        raise ConfigError(option_name, str(exc)) from None
+    except OSError as exc:
+        raise ConfigError(option_name, f"cannot listen on {address}: {exc.strerror}") from None
 
 
 def _list_keys() -> None:

@@ -9,11 +9,12 @@ import typer
 
 from llmtap.cli.main import app
 from llmtap.cli.options import AdminAddress, CaFile, CaptureTo, CheckOnly, flag, option
-from llmtap.cli.shared import print_json, read_pairs
-from llmtap.errors import ConfigError, install_hint
+from llmtap.cli.shared import need_extra, print_json, read_pairs, write_output
+from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.capture.options import CaptureOptions
+    from llmtap.config import Settings
     from llmtap.top.client import TopOptions
 
 __all__ = ["capture_places", "generate", "meter", "proxy", "top"]
@@ -52,7 +53,7 @@ def proxy(
     list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
     """Put the tap in front of a gateway: clients notice nothing, every token is timed."""
-    from llmtap.config import Settings, fingerprint, keys, load_settings
+    from llmtap.config import fingerprint, keys, load_settings
 
     if list_keys:
         for key, text in keys().items():
@@ -67,7 +68,7 @@ def proxy(
         **read_pairs("--set", assign),
     }
 
-    def load() -> Settings:
+    def load() -> "Settings":
         return load_settings(config, os.environ, flags)
 
     settings = load()
@@ -95,16 +96,20 @@ def proxy(
     check_settings(settings)
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
-    admin_scheme = "https" if settings.meter.admin_tls_certificate else "http"
 
     def announce(listen: str, admin: str) -> None:
-        line = f"llmtap: {scheme}://{listen} -> {settings.relay.upstream}"
-        line += f"   metrics: {admin_scheme}://{admin}/metrics"
-        if settings.capture.to is not None:
-            line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
-        print(line, file=sys.stderr, flush=True)
+        _announce(f"{scheme}://{listen} -> {settings.relay.upstream}", admin, settings)
 
     raise typer.Exit(asyncio.run(Supervisor(settings, load, announce).run()))
+
+
+def _announce(what: str, admin: str, settings: "Settings") -> None:
+    """Print the first line of a proxy or a meter."""
+    scheme = "https" if settings.meter.admin_tls_certificate else "http"
+    line = f"llmtap: {what}   metrics: {scheme}://{admin}/metrics"
+    if settings.capture.to is not None:
+        line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
+    print(line, file=sys.stderr, flush=True)
 
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
@@ -152,15 +157,7 @@ def meter(
         check_alone(settings)
         print(f"ok (config {fingerprint(settings)})")
         return
-    scheme = "https" if settings.meter.admin_tls_certificate else "http"
-
-    def announce(path: str, address: str) -> None:
-        line = f"llmtap: meter at {path}   metrics: {scheme}://{address}/metrics"
-        if settings.capture.to is not None:
-            line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
-        print(line, file=sys.stderr, flush=True)
-
-    run_meter(settings, announce)
+    run_meter(settings, lambda path, admin: _announce(f"meter at {path}", admin, settings))
 
 
 slo_app = typer.Typer(no_args_is_help=True, help="Objectives: rules for alerting.")
@@ -218,11 +215,8 @@ def generate(
     text = render(classes, job, runbooks)
     if out is None:
         sys.stdout.write(text)
-        return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError("--out", f"cannot write {out}: {exc.strerror}") from None
+    else:
+        write_output("--out", out, text.removesuffix("\n"))
 
 
 _TOP_EPILOG = """\
@@ -285,10 +279,7 @@ def _print(options: "TopOptions", *, as_json: bool) -> None:
 
 
 def _watch(options: "TopOptions") -> None:
-    from importlib.util import find_spec
-
-    if find_spec("textual") is None:
-        raise ConfigError("llmtap top", "needs textual", f"{install_hint('top')}; --once does without")
+    need_extra("llmtap top", "textual", "top", "; --once does without")
     from llmtap.top.plain import fetched
 
     fetched(options)  # what is wrong from the start is told here, and not on a screen that closes at once

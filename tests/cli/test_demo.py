@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -16,12 +15,9 @@ from statistics import NormalDist
 
 import pytest
 
-from llmtap.cli.demo import NOBODY, _problems, _Sent
+from llmtap.cli.demo import NOBODY, _problems
 from llmtap.cli.demo_stage import RATE_RPS, TENANTS, TOKENS_MAX, burst_workload, demo_plan
 from llmtap.errors import ConfigError
-from llmtap.load.workers.worker_handle import Progress
-from llmtap.units import NS_PER_S, Duration
-from llmtap.workload.requests import Requests
 from llmtap.workload.synthetic import WORKLOADS
 from tests.cli.traces import Call
 
@@ -164,16 +160,6 @@ def test_what_broke_is_told_on_either_side() -> None:
     others = {"n": 2, "outcomes": {"complete": 1, "upstream_reset": 1}}
     with_others = {"n": 7, "outcomes": {"complete": 5, "refused": 1, "upstream_reset": 1}}
     assert _problems(with_others, others, clients) == []
-
-
-def test_a_silence_of_the_trace_is_told_while_nothing_is_under_way() -> None:
-    sent = _Sent(Duration(20 * NS_PER_S))
-    assert sent.silence_ns() == 0
-    sent.requests = Requests(arrival_ns=array("q", [0, NS_PER_S, 9 * NS_PER_S, 25 * NS_PER_S]))
-    for n, under_way, silence_s in ((0, 0, 0), (1, 0, 1), (2, 1, 0), (2, 0, 8), (3, 0, 0), (4, 0, 0)):
-        now = Progress(n, under_way, n - under_way, 0, 0, 0, None, None, None, None, None)
-        sent.sending(now, 4)
-        assert sent.silence_ns() == silence_s * NS_PER_S, (n, under_way)
 
 
 def test_the_drawn_workload_has_the_published_figures(tmp_path: Path) -> None:
