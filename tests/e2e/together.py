@@ -18,8 +18,12 @@ from parts import environments
 from parts.script import HERE, TOGETHER, carry_out
 from parts.servers import Failure
 
+END_S_MAX = 60
 
-def run_lane(names: list[str], wrong: list[str], printing: threading.Lock) -> None:
+
+def run_lane(
+    names: list[str], wrong: list[str], running: list[subprocess.Popen[str]], printing: threading.Lock
+) -> None:
     for name in names:
         if name == "environments":
             try:
@@ -28,24 +32,36 @@ def run_lane(names: list[str], wrong: list[str], printing: threading.Lock) -> No
                 wrong.append(str(failure))
                 return
             continue
-        done = subprocess.run(
+        script = subprocess.Popen(
             [sys.executable, str(HERE / f"{name}.py")], env={**os.environ, TOGETHER: "1"},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+        running.append(script)
+        output, _ = script.communicate()
         with printing:
-            print(done.stdout, end="", flush=True)
-        if done.returncode:
-            wrong.append(f"{name}.py ended with {done.returncode}")
+            print(output, end="", flush=True)
+        if script.returncode:
+            wrong.append(f"{name}.py ended with {script.returncode}")
+        if script.returncode < 0:
+            return  # ended by a signal: the next one is not started
 
 
 def run(lanes: list[list[str]]) -> list[str]:
     wrong: list[str] = []
+    running: list[subprocess.Popen[str]] = []
     printing = threading.Lock()
-    threads = [threading.Thread(target=run_lane, args=(names, wrong, printing)) for names in lanes]
+    threads = [threading.Thread(target=run_lane, args=(names, wrong, running, printing)) for names in lanes]
     for thread in threads:
+        thread.daemon = True
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:  # by a signal: each script ends what it started
+        for script in running:
+            if script.poll() is None:
+                script.terminate()
+                script.wait(END_S_MAX)
     return wrong
 
 
