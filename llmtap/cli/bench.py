@@ -11,15 +11,19 @@ import typer
 
 from llmtap.bench.run.test import TESTS
 from llmtap.cli.main import app
-from llmtap.cli.options import ApiKeyEnv, Seed, argument, flag, option
 from llmtap.cli.shared import (
     FAILED,
+    ApiKeyEnv,
     Heard,
     Outputs,
+    Seed,
+    argument,
+    flag,
     json_text,
     loop_signals,
     need_extra,
     need_warmup,
+    option,
     print_rich,
     write_output,
 )

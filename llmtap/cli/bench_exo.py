@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from llmtap.cli.bench import bench
-from llmtap.cli.options import (
+from llmtap.cli.shared import (
+    FAILED,
     AnswerTimeout,
     ApiKeyEnv,
     BodyFields,
     CaFile,
     Headers,
+    Heard,
     Json,
     ModelName,
+    Outputs,
     flag,
+    loop_signals,
     option,
+    option_duration,
+    print_rich,
 )
-from llmtap.cli.shared import FAILED, Heard, Outputs, loop_signals, option_duration, print_rich
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from llmtap.cli.demo_stage import (
     demo_plan,
 )
 from llmtap.cli.main import app
-from llmtap.cli.options import SourceFormat, argument, flag, option
-from llmtap.cli.shared import Stopped, stoppable
+from llmtap.cli.shared import SourceFormat, Stopped, argument, flag, option, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.meter.tenants import DEFAULT

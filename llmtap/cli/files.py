@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from llmtap.cli.main import app
-from llmtap.cli.options import argument, flag, option
-from llmtap.cli.shared import print_json, print_table, read_pairs
+from llmtap.cli.shared import argument, flag, option, print_json, print_table, read_pairs
 from llmtap.errors import ConfigError
 
 __all__ = ["convert", "inspect"]

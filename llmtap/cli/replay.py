@@ -8,28 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.options import (
+from llmtap.cli.report import tell_replay, write_beside
+from llmtap.cli.shared import (
+    FAILED,
     AnswerTimeout,
     ApiKeyEnv,
     BodyFields,
     CaFile,
     Headers,
+    Heard,
     Json,
     ModelName,
+    Outputs,
     Seed,
     SourceFormat,
+    Stopped,
     argument,
     flag,
-    option,
-)
-from llmtap.cli.report import tell_replay, write_beside
-from llmtap.cli.shared import (
-    FAILED,
-    Heard,
-    Outputs,
-    Stopped,
     need_capture,
     need_warmup,
+    option,
     option_duration,
     stoppable,
 )

@@ -17,13 +17,15 @@ import msgspec
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.options import argument, flag, option
 from llmtap.cli.shared import (
     FAILED,
     STDOUT,
     Outputs,
+    argument,
+    flag,
     json_text,
     need_extra,
+    option,
     print_json,
     print_rich,
     write_output,

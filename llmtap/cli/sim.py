@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.options import SourceFormat, argument, flag, option
 from llmtap.cli.shared import (
     FAILED,
     Outputs,
+    SourceFormat,
     Stopped,
+    argument,
+    flag,
     json_text,
     need_capture,
+    option,
     print_table,
     read_pairs,
     stoppable,

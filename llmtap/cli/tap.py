@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.options import AdminAddress, CaFile, CaptureTo, CheckOnly, flag, option
-from llmtap.cli.shared import need_extra, print_json, read_pairs, write_output
+from llmtap.cli.shared import (
+    AdminAddress,
+    CaFile,
+    CaptureTo,
+    CheckOnly,
+    flag,
+    need_extra,
+    option,
+    print_json,
+    read_pairs,
+    write_output,
+)
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:

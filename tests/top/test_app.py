@@ -1,4 +1,7 @@
-"""The screen, driven by keys, in front of an admin port with recorded documents."""
+"""The screen, driven by keys, in front of an admin port with recorded documents.
+
+Long because all tests play on one stage.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
