@@ -1,4 +1,4 @@
-"""Ctrl-C before a command has begun ends it with 130; checks of outputs, pairs and durations name their option."""
+"""Ctrl-C before a command has begun ends it with 130; outputs, pairs and durations name their option."""
 
 import signal
 import subprocess
