@@ -9,7 +9,7 @@ import pytest
 import trustme
 from aiohttp import ClientError, ClientSession, TCPConnector
 
-from tests.supervisor.test_supervisor import CLEAN, READY_S, until
+from tests.supervisor.running import CLEAN, until
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene
 from tests.support.servers.upstream import upstream
@@ -50,7 +50,7 @@ async def test_it_speaks_tls_and_asks_for_the_token(tmp_path: Path) -> None:
                     except ClientError:
                         return False
 
-                await until(ready, READY_S)
+                await until(ready)
                 async with session.get(f"{url}/metrics") as answer:
                     assert answer.status == 401
                 about = {"Authorization": f"Bearer {TOKEN}"}
