@@ -4,6 +4,7 @@ Invariant: exported block ids make the same tree as the trace's own, id for id o
 of first use; no text is needed for it.
 """
 
+import functools
 import gzip
 import json
 import random
@@ -30,6 +31,7 @@ def rows_of_trace() -> list[dict[str, Any]]:
         return [json.loads(line) for line, _ in zip(lines, range(ROWS), strict=False)]
 
 
+@functools.cache
 def text_of(block: int) -> str:
     """2 KiB that stand for one block, the same whenever it comes."""
     return "".join(random.Random(block).choices("abcdefghijklmnopqrstuvwxyz ", k=BLOCK))

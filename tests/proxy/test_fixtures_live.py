@@ -22,7 +22,7 @@ from tests.support.servers.raw_client import RawClient, request
 from tests.support.traffic.corpus import NAMES, Played, Player, Recorded
 
 AT_ONCE = 16
-"""The longest recording takes 21 s, all together 103 s: this many at a time, longest first, end with it."""
+"""Recordings at a time, longest first."""
 CLOCKS_NS = 300_000
 """Two processes map wall to monotonic time on their own, and the API rounds the date to a microsecond."""
 BUSY_NS = 10_000_000

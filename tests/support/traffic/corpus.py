@@ -121,9 +121,13 @@ class Played:
 
 
 class Player:
-    """An upstream that answers a request with the recording its X-Request-Id names, once each."""
+    """An upstream that answers a request with the recording its X-Request-Id names, once each.
 
-    def __init__(self, recordings: dict[str, Recorded]) -> None:
+    A recording longer than `longest_ms` is played faster, so that it lasts as long.
+    """
+
+    def __init__(self, recordings: dict[str, Recorded], longest_ms: float = 4_000.0) -> None:
+        self._longest_ms = longest_ms
         self.played: dict[str, Played] = {}
         self.errors: list[BaseException] = []
         self._recordings = recordings
@@ -165,15 +169,16 @@ class Player:
     async def _play(self, peer: Peer, recorded: Recorded, played: Played) -> bool:
         """Plays it; whether the connection can serve another request."""
         self.played[recorded.name] = played
+        pace = min(1.0, self._longest_ms / max(recorded.length_ms, 1.0))
         for piece in recorded.pieces:
-            await _until(played.asked_ns + round(piece.due_ms * 1e6))
+            await _until(played.asked_ns + round(piece.due_ms * pace * 1e6))
             before_ns = monotonic_ns()
             await peer.send(piece.data)
             played.sent.append((before_ns, monotonic_ns()))
         transfer = recorded.doc["response"]["transfer"]
         if recorded.clean and transfer != "close":
             return True
-        await _until(played.asked_ns + round(recorded.length_ms * 1e6))
+        await _until(played.asked_ns + round(recorded.length_ms * pace * 1e6))
         if not recorded.clean:
             peer.reset()
         return False
