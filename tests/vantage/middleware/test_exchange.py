@@ -12,7 +12,7 @@ from llmtap.protocol.http1 import parse_request_head, parse_response_head
 from llmtap.vantage.middleware import exchange as module
 from llmtap.vantage.middleware.emitter import Emitter
 from llmtap.vantage.middleware.exchange import AppExchange, request_head, response_head
-from tests.support.servers.peer import play, wait_until
+from tests.support.servers.peer import play, scene, wait_until
 from tests.support.servers.proxy import Recording
 from tests.vantage.middleware.asgi import watched
 
@@ -140,19 +140,17 @@ def test_an_emitter_without_a_meter_keeps_nothing() -> None:
     assert emitter.status().dropped == {"no_meter": 1_000}
 
 
-def test_what_is_taken_back_as_the_meter_goes_counts_once() -> None:
-    async def run() -> None:
-        async with watched(_nothing) as of:
-            await wait_until(lambda: of.emitter.tap.connected and of.meter.hellos)
-            # So much has gathered that the next frame is sent at once, and finds nobody.
-            head = request_head("POST", b"/x", "1.1", [(b"a", b"x" * FLUSH_BYTES)])
-            of.meter.stop()
-            await asyncio.sleep(0)
-            exchange = AppExchange(of.emitter, "POST", head, 100)
-            exchange.asked(b"", 200, last=False)
-            assert of.ledger.live == {1}
-            exchange.leave_unmeasured("middleware_error")
-            await wait_until(lambda: not of.emitter.tap.connected)
-            assert (of.ledger.opened, sum(of.ledger.dropped.values())) == (1, 1)
-
-    play(run())
+@scene
+async def test_what_is_taken_back_as_the_meter_goes_counts_once() -> None:
+    async with watched(_nothing) as of:
+        await wait_until(lambda: of.emitter.tap.connected and of.meter.hellos)
+        # So much has gathered that the next frame is sent at once, and finds nobody.
+        head = request_head("POST", b"/x", "1.1", [(b"a", b"x" * FLUSH_BYTES)])
+        of.meter.stop()
+        await asyncio.sleep(0)
+        exchange = AppExchange(of.emitter, "POST", head, 100)
+        exchange.asked(b"", 200, last=False)
+        assert of.ledger.live == {1}
+        exchange.leave_unmeasured("middleware_error")
+        await wait_until(lambda: not of.emitter.tap.connected)
+        assert (of.ledger.opened, sum(of.ledger.dropped.values())) == (1, 1)

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tests.vantage.relay.fault_cases        # measure again; needs nginx and haproxy
 
-The answers are recorded in `fault_cases.json`; `test_fault_cases.py` compares ours with them, and the table
+The answers are recorded in `fault_cases.json`; `test_hardening.py` compares ours with them, and the table
 in docs/peers.md with the record.
 """
 

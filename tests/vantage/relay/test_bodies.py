@@ -1,21 +1,19 @@
-"""Invariant: a body leaves the relay as the very bytes that came in, whatever its framing and however cut."""
+"""Invariant: a body leaves the relay as the very bytes that came in at once, whatever its framing."""
 
+import asyncio
+import random
+from itertools import pairwise
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from itertools import pairwise
+
 from llmtap.channel.frames import FrameKind
 from tests.support.data import CORPUS
-from tests.support.servers.peer import Ending, chunked, play, scene
-from tests.support.servers.peer import Payload, chunk, scene
+from tests.support.servers.peer import Ending, Payload, chunk, chunked, play, scene
 from tests.support.servers.proxy import stage
 from tests.support.servers.raw_client import RawClient, request
-from tests.support.servers.raw_client import request
-from tests.support.servers.upstream import CLOSE, Call
 from tests.support.servers.upstream import CLOSE, Call, answers, says
-import asyncio
-import pytest
-import random
-
 
 FIXTURES = sorted(CORPUS.glob("*.sse"))
 

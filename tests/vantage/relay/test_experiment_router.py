@@ -1,7 +1,17 @@
-"""What a conversation or a tenant is known by, in every form a request may have."""
+"""Units of an experiment, the header fields of its arms, and its switch.
 
+Invariant: the upstream gets an arm's header fields as configured, each once, whatever the client sends.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from llmtap import native
 from llmtap.channel.experiment import switch_word
 from llmtap.clock import SystemClock
@@ -14,19 +24,10 @@ from llmtap.vantage.relay.experiment_router import (
     set_fields,
 )
 from tests.support.servers.peer import chunked, scene, wait_until
-from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.proxy import Tapped, stage
-from tests.support.servers.proxy import stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CLOSE, Call, answers
-from tests.support.servers.upstream import answers
 from tests.support.traffic.experiments import an_experiment
-from typing import Any
-import asyncio
-import json
-import msgspec
-import pytest
-
 
 USER, ANSWER = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes?"}
 SYSTEM = {"role": "system", "content": "be kind"}

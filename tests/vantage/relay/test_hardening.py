@@ -1,17 +1,16 @@
-"""What an attack on the relay found, each case as it was sent."""
+"""Malformed bytes that attacks on the relay found, each as it was sent; and the record in docs/peers.md."""
 
+import json
+import socket
 from pathlib import Path
+
+import pytest
+
 from tests.support.servers.peer import Gone, chunk, chunked, scene, wait_until
-from tests.support.servers.peer import scene
-from tests.support.servers.proxy import stage
-from tests.support.servers.proxy import tapped
+from tests.support.servers.proxy import stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import Call, answers, says
 from tests.vantage.relay.fault_cases import CASES, RECORD, Case, outcome_of, table
-import json
-import pytest
-import socket
-
 
 # ---------------------------------------------------------------- before the request line
 

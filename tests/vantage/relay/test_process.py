@@ -1,7 +1,19 @@
-"""The relay as a real process: ready by one line, ended in order by SIGTERM, and at once where it broke."""
+"""The relay as a process, and its sweep: time-outs hold whatever one connection does in it."""
 
+import asyncio
+import logging
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import pytest
+
 from llmtap import native
 from llmtap.clock import SystemClock
 from llmtap.log import LogSetup
@@ -9,22 +21,11 @@ from llmtap.units import encode_special
 from llmtap.vantage.relay.connection import ClientConnection
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.relay import RelaySetup
-from pathlib import Path
 from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.proxy import ms, stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import Call, answers
 from tests.vantage.relay.test_refusals import check_own
-from typing import NoReturn
-import asyncio
-import logging
-import msgspec
-import pytest
-import signal
-import socket
-import subprocess
-import sys
-
 
 AS_IT_IS = "import sys; from llmtap.vantage.relay.relay import main; sys.exit(main())"
 BROKEN = """

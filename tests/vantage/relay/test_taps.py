@@ -1,6 +1,13 @@
-"""What the tap is told of an exchange: everything that passed, in order, with stamps one can measure by."""
+"""What the tap is told of an exchange: everything that passed, in order, with stamps one can measure by.
 
+When the wall clock is set while streams run, dates follow it, durations do not, and each exchange says so.
+"""
+
+import asyncio
 from itertools import pairwise
+
+import pytest
+
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
@@ -9,15 +16,9 @@ from llmtap.metrics.latency import metrics_of
 from tests.meter.pipeline.test_assembler import Ear
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock
 from tests.support.servers.peer import Payload, chunk, chunked, scene, wait_until
-from tests.support.servers.peer import chunk, scene, wait_until
-from tests.support.servers.proxy import Recording, stage
-from tests.support.servers.proxy import Tapped, stage
+from tests.support.servers.proxy import Recording, Tapped, stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CLOSE, Call, answers, says
-from tests.support.servers.upstream import Call, answers
-import asyncio
-import pytest
-
 
 MARGIN_NS = 1_000_000
 """A kernel stamp, mapped through a wall-clock sample, may be off by 20 us; this is far more."""
@@ -294,18 +295,6 @@ async def test_a_stopped_meter_holds_up_nobody() -> None:
             check_order(tap.meter.exchange(seq))
             body = tap.meter.exchange(seq).answer.partition(b"\r\n\r\n")[2]
             assert body == chunked(*[b"d" * 5_000] * 10)
-
-
-# ---------------------------------------------------------------- fields the relay adds, and when
-
-
-@scene
-async def test_nothing_is_added_unless_asked_for() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        answer = await (await tap.client()).get(path)
-        assert up.call(path).head.fields == [(b"Host", b"127.0.0.1:%d" % up.port)]
-        assert answer.head.fields == [(b"Content-Length", b"2")]
 
 
 # ---------------------------------------------------------------- the relay about itself
