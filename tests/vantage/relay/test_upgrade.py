@@ -329,7 +329,7 @@ async def test_a_reset_on_one_side_ends_the_other(who: str) -> None:
 @pytest.mark.parametrize("who", ["client", "upstream"])
 @scene
 async def test_a_tunnel_has_back_pressure_in_both_directions(who: str) -> None:
-    total = 50_000_000
+    total = 30_000_000
     async with stage() as (up, tap):
         go = asyncio.Event()
         source: list[Peer] = []
