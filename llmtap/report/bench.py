@@ -39,7 +39,6 @@ __all__ = [
 UNMET_SHOWN: Final = 6
 """Of the requirements that a test does not meet; pages and Markdown have all."""
 _TITLES_MAX: Final = 3
-"""Of tests in a page's title."""
 _ASSETS: Final = ("replay_page.css", "bench_page.css")
 _Json = Mapping[str, Any]
 
@@ -121,7 +120,6 @@ def _test_blocks(report: _Json) -> Iterator[Note | Table]:
 
 
 def bench_html(document: _Json) -> str:
-    """The page: the verdict, each test with its tables and charts, and the requirements."""
     reports: Sequence[_Json] = document.get("tests") or ()
     sections = [
         Section(report["test"], f"{report['section']} {report['title']}", list(_test_page(report)))
@@ -255,7 +253,6 @@ def _plain(value: object) -> str:
 
 
 def render_compare(told: _Json) -> RenderableType:
-    """For a terminal: the checklist first, then what differs."""
     blocks: list[Note | Table] = []
     for test in told["tests"]:
         blocks += [Note(_heading(test), "bold"), *_comparison(test), Note("")]
@@ -274,7 +271,6 @@ def _comparison(test: _Json) -> Iterator[Note | Table]:
 
 
 def compare_markdown(told: _Json) -> str:
-    """The same with the whole checklist."""
     sections: list[Section] = []
     for test in told["tests"]:
         blocks: list[Block] = [Note("", lead=said) for said in _unlike(test)]
@@ -295,7 +291,6 @@ def compare_markdown(told: _Json) -> str:
 
 
 def compare_html(told: _Json) -> str:
-    """The page: what differs, whether that is fair, and distributions."""
     base, *others = (one["label"] for one in told["systems"])
     sections = [
         Section(test["test"], f"{test['section']} {test['title']}", list(_comparison_page(test)))
@@ -308,7 +303,6 @@ def compare_html(told: _Json) -> str:
 
 
 def _compare_summary(told: _Json) -> list[Block]:
-    """What the tests are about, and whether the comparison may be published."""
     valid = all(one["valid"] for test in told["tests"] for one in test["systems"])
     fair = valid and not any(_unmet_rows(test) for test in told["tests"])
     items = [f"{test['title']}: {' '.join((*_unlike(test), _fairness(test)))}" for test in told["tests"]]
@@ -406,7 +400,6 @@ def _unmet_rows(test: _Json) -> list[_Json]:
 
 
 def _left_out(told: _Json) -> list[str]:
-    """Tests that not all systems have."""
     return [
         f"left out: {one['test']}, of which only {', '.join(one['only'])} has results"
         for one in told["left_out"]

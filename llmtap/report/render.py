@@ -38,7 +38,6 @@ def terminal(blocks: Iterable[Note | Table]) -> RenderableType:
 
 
 def terminal_text(blocks: Iterable[Note | Table], width: int = 80) -> str:
-    """The same as plain text without colours."""
     console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
     with console.capture() as capture:
         console.print(terminal(blocks))

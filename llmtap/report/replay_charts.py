@@ -36,8 +36,6 @@ _Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One distribution."""
-
     name: str
     n: int
     shares: Sequence[float]
@@ -51,8 +49,6 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Curves that are read together."""
-
     key: str
     heading: str
     about: str
@@ -80,7 +76,6 @@ class Distribution:
 
     @property
     def panels(self) -> list[Panel]:
-        """The whole, and the tail."""
         in_ms = max(curve.seconds[-1] for curve in self.curves) < _IN_SECONDS
         factor, unit = (1e3, "ms") if in_ms else (1.0, "s")
         wide = any(_is_wide(curve) for curve in self.curves)
@@ -240,8 +235,6 @@ _HITS: Final = ("prefix_queries", "prefix_hits")
 
 @dataclass(frozen=True, slots=True)
 class TimeLine:
-    """A line of a panel."""
-
     name: str
     t: Sequence[float]
     y: Sequence[float | None]
@@ -253,8 +246,6 @@ class TimeLine:
 
 @dataclass(frozen=True, slots=True)
 class TimeChart:
-    """Panels that are read together."""
-
     key: str
     heading: str
     about: str

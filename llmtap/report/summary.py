@@ -50,7 +50,6 @@ _Json = Mapping[str, Any]
 
 
 def render_summary(summary: _Json) -> RenderableType:
-    """The summary as something a rich Console prints."""
     return terminal(summary_blocks(summary))
 
 
@@ -214,7 +213,6 @@ def series_title(name: str) -> str:
 
 
 def series_value(value: float | None, unit: str) -> str:
-    """A figure with its unit."""
     if value is None:
         return "-"
     match unit:

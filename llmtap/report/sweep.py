@@ -59,7 +59,6 @@ class Dimension:
         return f"{self.name}, s" if self.name in _TIMES else self.name
 
     def at(self, result: Result) -> Hashable:
-        """The run's value; None where it has no such setting."""
         return settings_of(result).get(self.name)
 
     def text_at(self, result: Result) -> str | None:
@@ -148,7 +147,6 @@ def option_text(name: str, value: Any) -> str:
 
 
 def setting_text(name: str, value: Any) -> str:
-    """The same after its name."""
     return f"{name} {option_text(name, value)}"
 
 
@@ -411,7 +409,6 @@ def _fitted(fit: Mapping[str, Any] | None) -> str:
 
 
 def _each(values: Iterable[Any]) -> list[Any]:
-    """Different ones, in their order."""
     found: list[Any] = []
     for value in values:
         if value is not None and value not in found:

@@ -96,7 +96,6 @@ class SweepChart:
     about: str
     quantities: tuple[Quantity, ...]
     says: tuple[str, ...] = ()
-    """Terms of its caption beside those of every caption."""
 
 
 def _of_times(title: str, metric: str, *shares: str) -> tuple[Quantity, ...]:
@@ -461,7 +460,6 @@ def _model(results: Sequence[Result]) -> str:
 
 
 def _changed(results: Sequence[Result], defaults: Defaults | None) -> str:
-    """Options that differ from their defaults, in any run."""
     if defaults is None:
         return ""
     said = [f"{row.name} {row.values}" for row in options_rows(results, defaults) if row.changed]

@@ -68,7 +68,7 @@ def evil_bench() -> dict[str, Any]:
     rows = [row | {"says": EVIL, "evidence": EVIL} for row in bench_report()["compliance"]["rows"]]
     report = bench_report(
         charts=[
-            chart("bars", title=EVIL, x_title=EVIL, series=series * 2), chart("heat map", series=series),
+            chart("bars", title=EVIL, x_title=EVIL, series=series * 2), chart("histogram", series=series),
             chart("line", marks=[{"x": 2, "says": EVIL}]),
         ],
         tables=[{"caption": EVIL, "heads": ["", EVIL], "rows": [[EVIL, EVIL]]}], notes=[EVIL],

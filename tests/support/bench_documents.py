@@ -41,14 +41,6 @@ CHARTS: list[dict[str, Any]] = [
         "series": [{"name": "requests", "x": [128, 4096], "y": [20, 900], "low": [], "high": []}],
         "marks": [], "log_x": True, "log_y": True,
     },
-    {
-        "title": "prefill rate", "kind": "heat map", "x_title": "tg", "y_title": "pp",
-        "series": [
-            {"name": "512", "x": ["32", "128"], "y": [900.0, 880.0], "low": [], "high": []},
-            {"name": "4096", "x": ["32", "128"], "y": [700.0, None], "low": [], "high": []},
-        ],
-        "marks": [], "log_x": False, "log_y": False,
-    },
 ]  # fmt: skip
 """One of each kind."""
 

@@ -55,7 +55,6 @@ def _said(what: str, *words: str) -> Check:
 
 
 def _varied(report: Report) -> ComplianceVerdict:
-    """Other workloads than one, and production's own."""
     note = noted(report, "production traffic", "traffic of production")
     names = {str(workload(step).get("name")) for step in measured(report) if workload(step)}
     traces = {str(at(step, "result.plan.trace")) for step in measured(report)} - {"None"}
@@ -109,7 +108,6 @@ def sequence(step: Step) -> str:
 
 
 def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
-    """By name of a load: the sequences that the runs of a system had there."""
     found: dict[str, set[str]] = {}
     for one in runs:
         for step in measured(one):
@@ -135,7 +133,6 @@ def _same_requests(report: Report) -> ComplianceVerdict:
 
 
 def _all_equal(report: Report, path: str, what: str, *, needed: bool = True) -> ComplianceVerdict:
-    """Whether all reports say the same at a path."""
     told = [at(one, path) for one in _reports(report)]
     if not told:
         return cannot_tell("there are no reports")

@@ -44,26 +44,20 @@ COMPARISON: Final[Subject] = "comparison"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A demand and the verdict on it."""
-
     requirement: Requirement
     verdict: ComplianceVerdict
 
     @property
     def satisfied(self) -> bool:
-        """It was met, or did not arise."""
         return self.verdict.status in _SATISFIED
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON."""
         found = self.requirement.to_dict()
         return {**found, "status": self.verdict.status, "evidence": self.verdict.evidence}
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """All demands on one report, in the order of the draft."""
-
     test: str
     """Its name; or `comparison`."""
     rows: tuple[Judged, ...]
@@ -82,11 +76,9 @@ class Matrix:
 
     @property
     def deviations(self) -> tuple[Judged, ...]:
-        """Procedures that were left, or that nobody can see."""
         return self._left(frozenset({"procedure"}))
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON."""
         return {
             "test": self.test, "level": self.status, "why": list(self.why),
             "must": self._counts(MUSTS), "should": self._counts(SHOULDS),
@@ -95,7 +87,6 @@ class Matrix:
         }  # fmt: skip
 
     def table(self) -> ReportTable:
-        """Every demand, its verdict and the evidence."""
         rows = []
         for one in self.rows:
             demand, verdict = one.requirement, one.verdict
@@ -116,7 +107,6 @@ class Matrix:
         return tuple(one for one in self.rows if one.requirement.level in levels and not one.satisfied)
 
     def _counts(self, levels: frozenset[str]) -> dict[str, int]:
-        """How many demands there are, how many are satisfied, and of those how many did not arise."""
         rows = [one for one in self.rows if one.requirement.level in levels]
         return {
             "n": len(rows),
@@ -154,7 +144,6 @@ def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | 
 
 
 def listing() -> ReportTable:
-    """All demands, without a report."""
     rows = []
     for one in REQUIREMENTS:
         binds = ", ".join(one.binds) if one.binds else "all tests"

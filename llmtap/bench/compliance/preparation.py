@@ -58,7 +58,6 @@ AS_PLANNED: Final = 1.1
 _LATE: Final = frozenset({"dispatch_lateness", "rate"})
 """Findings of a load's own verdict: requests left late, or fewer than were planned."""
 WAITED: Final = 0.1
-"""Of an answer's time."""
 NO_OPEN: Final = "no load of this test is an open loop"
 NO_CLOSED: Final = "no load of this test is a closed loop"
 
@@ -144,7 +143,6 @@ def _poisson_possible(report: Report) -> ComplianceVerdict:
 
 
 def _other_arrivals(report: Report) -> ComplianceVerdict:
-    """Patterns that were used; bursty are those whose gaps vary more than a Poisson stream's."""
     named = {
         process
         for step in steps(report)
@@ -201,8 +199,6 @@ def _concurrent(report: Report) -> ComplianceVerdict:
 
 
 def _recorded(what: str, *paths: str, of: str = "") -> Check:
-    """Whether the capture has every exchange, and the figure that needs this of each is there."""
-
     @each_load()
     def check(report: Report, step: Step) -> ComplianceVerdict:
         n, rows = at(step, "result.n"), at(step, "result.capture.rows")
@@ -262,7 +258,6 @@ def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _described(step: Step) -> Mapping[str, Any]:
-    """Where a load tells its lengths: in its workload, or of the rows of its trace."""
     return workload(step) or at(step, "result.plan.lengths") or {}
 
 
@@ -388,7 +383,6 @@ REFERENCE: Final = "cl100k_base"
 
 
 def _method(report: Report) -> ComplianceVerdict:
-    """What is declared, beside where counts came from."""
     option = {"native": "A (native)", "reference": "B (reference)"}.get(
         str(at(report, "sut.tokenizer.counting"))
     )
@@ -431,12 +425,10 @@ WarmUp = Mapping[str, Any]
 
 
 def _made(report: Report) -> Sequence[WarmUp]:
-    """The warm-ups that were made; one that was skipped says why in `skipped`."""
     return [one for one in report.get("warmups") or () if not one.get("skipped")]
 
 
 def _says_cold(report: Report) -> str | None:
-    """Where the report says that a cold start is what it measures."""
     said = [*(report.get("configuration") or {}).values(), *(report.get("notes") or ())]
     return next((one for one in said if "cold start" in str(one).lower()), None)
 

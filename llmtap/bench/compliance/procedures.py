@@ -152,7 +152,6 @@ def _percentiles(report: Report) -> ComplianceVerdict:
 
 
 def _varies(report: Report) -> bool:
-    """Whether inputs are of more than one length, as far as is known."""
     told = [at(workload(step), "input.distribution") for step in measured(report)]
     return any(name != "fixed" for name in told) or not told
 
@@ -178,7 +177,6 @@ def _sample_count(report: Report) -> ComplianceVerdict:
 
 
 def _lines(report: Report) -> Sequence[tuple[str, str]]:
-    """The configuration summary: labels in small letters, and what they say."""
     told = report.get("configuration") or {}
     return [(str(label).lower(), text(said)) for label, said in told.items()]
 
@@ -346,7 +344,6 @@ def _all_open(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _percents(report: Report) -> list[float]:
-    """Of capacity: the levels that were measured."""
     levels = at(report, "measurements.levels") or ()
     told = [one["percent"] for one in levels if at(one, "percent") is not None]
     return sorted(map(float, told))
@@ -543,7 +540,6 @@ def _is_latency(step: Step) -> bool:
 
 @each_load(_is_latency)
 def _few_at_a_time(report: Report, step: Step) -> ComplianceVerdict:
-    """Loads that measure latency; a test may look for throughput with more."""
     slots = slots_of(report, step)
     if not is_closed(step):
         return not_met("no closed loop")

@@ -57,14 +57,11 @@ class Timing(msgspec.Struct, frozen=True):
     by: Literal["server", "client"]
     prefill_s: float | None
     decode_s: float | None
-    """From the first token to the last."""
     source: str
     """Where the server told it, as `Exchange.server_timing` names places; or our stamps."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """`generation_stats`, as exo calls it."""
-
     prompt_tps: float | None
     generation_tps: float | None
     prompt_tokens: int | None
@@ -75,8 +72,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchEnergy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server used in one batch's window."""
-
     joules: float
     seconds: float
     """The part of the window that samples speak for."""
@@ -92,7 +87,6 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float | None
     """From the common start until the last answer ended."""
     per_req_tps: float | None
-    """The fastest one's generation."""
     agg_gen_tps: float | None
     """That, times concurrency; None where not all answers came whole."""
     wall_gen_tps: float | None
@@ -105,8 +99,6 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One request."""
-
     elapsed_s: float | None
     """From the batch's common start to the end of this answer."""
     output_text_preview: str | None
@@ -144,15 +136,11 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
-
     runs: list[ExoRun]
     cluster: dict[str, Any]
-    """What the server said of itself, and what was asked of it."""
     system_metrics: dict[str, Any]
 
     def to_json(self) -> str:
-        """For a file."""
         return msgspec.json.format(msgspec.json.encode(self)).decode()
 
 
@@ -245,8 +233,6 @@ def batch_of(
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a figure over the repeats."""
-
     n: int
     median: float
     low: float
@@ -271,13 +257,11 @@ class ExoRow:
     wall_s: Spread | None
     joules: Spread | None
     hits: Mapping[str, int]
-    """Requests by their `prefix_cache_hit`."""
     timing: str
     """`server`, `client`, or both where it differs."""
 
 
 def rows_of(runs: Iterable[ExoRun]) -> list[ExoRow]:
-    """The grid in the order it was measured, a row for each of its points."""
     points: dict[tuple[int, int, int], dict[int, list[ExoRun]]] = {}
     for run in runs:
         repeats = points.setdefault((run.pp_tokens, run.tg, run.concurrency), {})
@@ -333,7 +317,6 @@ class Power:
         ]
 
     def energy(self, from_ns: int, to_ns: int) -> Energy | None:
-        """Of all of them in that window; None where one of them says nothing of it."""
         found: list[Energy] = []
         for columns, name in self._sources:
             one = energy_of(columns.times_ns(), columns.column(name), from_ns=from_ns, to_ns=to_ns)
@@ -390,8 +373,6 @@ class ExoCell:
 
 @dataclass(slots=True)
 class Sent:
-    """A batch that was sent."""
-
     cell: ExoCell
     repeat: int
     prompts: Sequence[tuple[Prompt, Fitted]]
@@ -399,11 +380,9 @@ class Sent:
     """The very same prompt was sent before, or is in this batch several times."""
     began_ns: int = 0
     exchanges: dict[int, Exchange] = field(default_factory=dict)
-    """By row."""
     findings: list[dict[str, Any]] = field(default_factory=list)
 
     def keep(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
-        """As `Replay.keeping`."""
         self.began_ns = outcome.began_ns
         return self.exchanges.__setitem__
 
@@ -426,7 +405,6 @@ class Telling:
         """By pp: the rate at which a prompt was prefilled that has been in the cache since."""
 
     def runs(self, sent: Sent) -> Iterator[ExoRun]:
-        """In the order of their index."""
         energy = self._power.energy(*sent.window_ns)
         memory = self._power.peak_memory(*sent.window_ns)
         exchanges = [sent.exchanges.get(row) or _lost() for row in range(sent.cell.concurrency)]
@@ -483,7 +461,6 @@ class Telling:
 
 
 def _lost() -> Exchange:
-    """In place of one that nothing is known of."""
     error = "its sending process was lost"
     return Exchange("", 0, 0, Timeline(0), outcome=Ended.TAP_ERROR, error=error)
 

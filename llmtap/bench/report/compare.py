@@ -70,16 +70,12 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One run of a test: its report, and its loads by name."""
-
     report: Mapping[str, Any]
     steps: Mapping[str, Measurement]
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system and its runs of one test."""
-
     label: str
     runs: Sequence[ComparedRun]
 
@@ -211,7 +207,6 @@ def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
 
 
 def _shared(systems: Sequence[System]) -> list[str]:
-    """Loads that every run of every system has."""
     runs = [run for system in systems for run in system.runs]
     return [name for name in runs[0].steps if all(name in run.steps for run in runs)]
 
@@ -255,12 +250,10 @@ def _plain(value: Any) -> str:
 
 
 def _untested(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A figure of loads that differ: what each system had, and no more."""
     return {**row, **dict.fromkeys(("difference", "low", "high", "p", "method"))}
 
 
 def _loads(systems: Sequence[System], shared: Sequence[str]) -> dict[str, dict[str, list[Measurement]]]:
-    """By load and system, the runs."""
     return {name: {one.label: [run.steps[name] for run in one.runs] for one in systems} for name in shared}
 
 
@@ -333,7 +326,6 @@ def _row(
 
 
 def _judge(found: Sequence[dict[str, Any]]) -> None:
-    """Puts into each row what it comes to, the others being what they are."""
     for key in (True, False):
         family = [row for row in found if row["key"] is key and row["p"] is not None]
         corrected = adjusted([row["p"] for row in family], "holm" if key else "bh")
@@ -406,7 +398,6 @@ def _run_notes(systems: Sequence[System]) -> Iterator[str]:
 
 
 def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[str]:
-    """Loads that are left out, and answers that are."""
     for system in systems:
         own = {name for run in system.runs for name in run.steps} - set(shared)
         if own:

@@ -43,8 +43,6 @@ def _called(name: str) -> _Rule:
 
 
 def _greatest(pattern: str) -> _Rule:
-    """The load with the greatest number in its name."""
-
     def rule(report: Report, loads: Sequence[Step]) -> Step | None:
         named = [(found, load) for load in loads if (found := re.fullmatch(pattern, name_of(load)))]
         return max(named, key=lambda one: float(one[0][1]))[1] if named else None
@@ -65,7 +63,6 @@ def _highest_held(report: Report, loads: Sequence[Step]) -> Step | None:
 
 
 def _level(one: Mapping[str, Any]) -> float | None:
-    """Requests per second, or at a time."""
     told: float | None = one.get("offered_rps", one.get("concurrency"))
     return told
 
@@ -80,7 +77,6 @@ def _first(one: tuple[float, object]) -> float:
 
 
 def _base(report: Report, loads: Sequence[Step]) -> Step | None:
-    """The level that others are compared with."""
     levels: Sequence[Any] = at(report, "measurements.levels") or ({},)
     return _called(str(at(levels[0], "step")))(report, loads)
 
@@ -218,7 +214,6 @@ def _throughputs(document: Mapping[str, Any]) -> tuple[float | None, float | Non
 
 
 def _figure(row: Mapping[str, Any], name: str) -> float | None:
-    """Of a row of percentiles, with or without their intervals."""
     figure = row.get(name)
     value: float | None = figure["value"] if isinstance(figure, Mapping) else figure
     return value
@@ -259,9 +254,7 @@ def _tps(rate: float | None) -> str:
 
 
 POINTS_MAX: Final = 12
-"""Rows of a table that stands for a chart."""
 NAMED_MAX: Final = 3
-"""Of tests in a heading."""
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _STREAM: Final = "steps"
 """The kind of chart that shows one answer token by token."""
@@ -344,7 +337,6 @@ def _configurations(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _results(document: Mapping[str, Any]) -> Iterator[str]:
-    """Latency, throughput and success of every load; then the minimum report."""
     rows = []
     for report in document.get("tests") or ():
         for step in report["steps"]:
@@ -377,7 +369,6 @@ def _details(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _data(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The section of what is drawn on the page, if there is anything."""
     parts = []
     for report in reports:
         charts = [part for chart in report.get("charts") or () for part in _chart(chart)]

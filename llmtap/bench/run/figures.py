@@ -39,7 +39,6 @@ SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has o
 """The note of a test in whose tables there are intervals."""
 _LEVEL: Final = 0.95
 _PLACES_MAX: Final = 2
-"""Behind the point, in ms: 10 us."""
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
 """The highest values are told one by one: a P99.9 is among them up to 100,000 samples."""
@@ -107,7 +106,6 @@ def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: b
 
 
 def _places(seconds: float) -> int:
-    """Behind the point, of a time in ms."""
     value = abs(seconds) * MS
     return 0 if value >= 99.95 else 1 if value >= 9.995 else _PLACES_MAX
 
@@ -130,7 +128,6 @@ def table_of(caption: str, rows: Iterable[Any], columns: Mapping[str, Cell]) -> 
 
 
 def metric_table(caption: str, metrics: Mapping[str, str]) -> ReportTable:
-    """Return a table of figures by name."""
     return ReportTable(caption, ["Metric", "Value"], [[name, value] for name, value in metrics.items()])
 
 
@@ -145,7 +142,6 @@ def latency_columns(*figures: str) -> dict[str, Cell]:
 
 
 def text(name: str, form: str = "") -> Cell:
-    """Return a cell of a field of the row, formatted."""
     return lambda row: format(row[name], form)
 
 

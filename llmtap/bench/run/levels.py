@@ -58,8 +58,6 @@ _NO_MEMORY: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A level, what came of it, and the verdict on it."""
-
     level: float
     """Requests per second, or at a time."""
     measured: Measurement
@@ -84,7 +82,6 @@ class Bounds:
 
     @property
     def slo(self) -> str | None:
-        """As an objective of each request, for goodput."""
         return " ".join(f"{name}:{ns}ns" for name, ns in self._given()) or None
 
     @property
@@ -119,7 +116,6 @@ class Bounds:
 def open_level(
     session: BenchSession, name: str, workload: str, rate_rps: float, duration: Duration, *, arrivals: str
 ) -> Load:
-    """A load at a rate, for the step of that name."""
     return open_load(
         workload, rate_rps=rate_rps, seed=_seed(session, name), duration_s=to_seconds(duration),
         arrivals=arrivals, **session.target.counting,
@@ -207,7 +203,6 @@ def saturation_level(tried: Tried, column: str = "ttft_ns") -> SaturationLevel:
 
 
 def level_json(tried: Tried) -> dict[str, Any]:
-    """All that is known of a level, but for its name in the test."""
     steady = tried.steady
     return {
         "step": tried.measured.name,
@@ -256,7 +251,6 @@ def p99_chart(
     title: str, x_title: str, xs: Sequence[float], rows: Sequence[Mapping[str, Any]],
     marks: Sequence[Mark] = (),
 ) -> ChartSpec:  # fmt: skip
-    """Return a chart of the P99 of each latency; `rows` are as `latency_rows` makes them."""
     lines = [
         line_series(f"{name} P99", list(xs), [row[key]["p99"] for row in rows])
         for key, name in METRICS.items()
@@ -359,7 +353,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     tps: float | None
     """Output tokens per second; None where only a rate was given, or answers do not tell."""
     how: str
-    """Where it comes from, for the report."""
     saturated: bool = True
     """More load brought no more; False where the search ended at the most it may have in flight."""
 

@@ -33,8 +33,6 @@ SPARE = 50
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """A plan, and how it is sent."""
-
     plan: ReplayPlan
     closed: int | None = None
     """So many at a time; None: at the plan's own arrivals (open loop)."""

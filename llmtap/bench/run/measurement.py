@@ -39,7 +39,6 @@ __all__ = ["PARTS", "RAMP_UP", "Measurement", "MeasurementRecorder", "Steady", "
 
 
 NOT_KNOWN: Final = -1
-"""In every integer column."""
 _INTEGERS: Final = (
     "row", "sent_ns", "scheduled_ns", "end_ns", "ttft_ns", "ttft_any_ns", "e2e_ns", "input_tokens",
     "output_tokens", "cached_tokens", "uncertainty_ns",
@@ -50,8 +49,6 @@ _TEXTS: Final = ("outcome", "request_class", "token_source", "itl_policy")
 
 @dataclass(slots=True)
 class Measurement:
-    """What a load came to."""
-
     name: str
     """Of the step, unique within a test: `search/0012-16rps`."""
     arm: str
@@ -104,12 +101,10 @@ class Measurement:
         return [[ns / 1e9 for ns in gaps] for gaps in rows if gaps]
 
     def save(self, folder: Path) -> None:
-        """Writes `requests.parquet` there. The result is the folder's owner's."""
         pq.write_table(self.table, folder / "requests.parquet", compression="zstd")
 
     @classmethod
     def load(cls, folder: Path, name: str, arm: str, result: Mapping[str, Any]) -> "Measurement":
-        """What `save` wrote."""
         return cls(name, arm, dict(result), pq.read_table(folder / "requests.parquet"), cached=True)
 
 
@@ -118,7 +113,6 @@ class MeasurementRecorder:
     """Makes the table of exchanges, in any order."""
 
     began_ns: int
-    """The load's start (mono)."""
     class_of: Callable[[int], str | None] = lambda row: None
     """The class of a request, by its row in the plan."""
     _integers: "dict[str, array[int]]" = field(default_factory=lambda: {n: array("q") for n in _INTEGERS})
@@ -128,7 +122,6 @@ class MeasurementRecorder:
     _server_gaps: "list[Sequence[int] | None]" = field(default_factory=list)
 
     def add(self, row: int, x: Exchange) -> None:
-        """An exchange of the load."""
         m, t, began_ns = measure(x), x.timeline, self.began_ns
         submit_ns = t.submit_ns
         end_ns = t.response_end_ns
@@ -154,7 +147,6 @@ class MeasurementRecorder:
         self._server_gaps.append(m.itl_c_ns)
 
     def table(self) -> pa.Table:
-        """All rows, by the time of their submission."""
         columns: dict[str, pa.Array] = {}
         for name, integers in self._integers.items():
             values = pa.array(integers, pa.int64())
@@ -170,7 +162,6 @@ class MeasurementRecorder:
 
 
 def _told_ns(x: Exchange, name: str) -> float | None:
-    """A duration that the server told of this exchange."""
     for entry in x.server_timing or ():
         ms = entry.get("ms")
         if entry.get("name") == name and isinstance(ms, int | float):
@@ -204,14 +195,11 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A load without its ramp-up. Times in seconds from its start."""
-
     from_s: float
     to_s: float
     sent: Measurement
     """The requests that were sent in it; answers may have ended later."""
     arrivals: int
-    """How many those are."""
     completed: int
     """Answers that came whole in it, whenever they were asked."""
     expected: int
@@ -222,9 +210,7 @@ class Steady:
     input_tokens: int | None
     """Of prompts whose first token came in it."""
     in_flight: tuple[float, ...]
-    """Mean in each of the parts."""
     at_begin: int
-    """In flight when it begins."""
     at_end: int
     halves: tuple[float, float]
     """Tokens, or answers where tokens are not known, of the first and of the second half."""
@@ -243,17 +229,14 @@ class Steady:
 
     @property
     def completed_rps(self) -> float:
-        """Answers that came whole, per second."""
         return self._per_second(self.completed)
 
     @property
     def output_tps(self) -> float | None:
-        """Output tokens per second (5.2.3, 3c)."""
         return None if self.output_tokens is None else self._per_second(self.output_tokens)
 
     @property
     def input_tps(self) -> float | None:
-        """Tokens of prompts taken in, per second (5.2.4.1)."""
         return None if self.input_tokens is None else self._per_second(self.input_tokens)
 
     @property
@@ -299,7 +282,6 @@ class Steady:
 
     @property
     def is_steady(self) -> bool:
-        """5.2.3.2."""
         return not self.queue_grows and self.throughput_is_stable
 
     def latency(self, column: str, p: float) -> float | None:
@@ -375,7 +357,6 @@ def tail_is_heavy(steady: Steady, lowest: Steady, column: str = "e2e_ns", times:
 
 
 def _requests(table: pa.Table) -> Iterator[_Request]:
-    """All whose time is known."""
     names = ["sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens", "outcome"]
     rows: list[dict[str, Any]] = table.select(names).to_pylist()
     for number, row in enumerate(rows):

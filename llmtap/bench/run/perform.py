@@ -38,7 +38,6 @@ __all__ = [
 
 TEST_ASKED: Final = "asked.json"
 SHOWN_MAX: Final = 3
-"""Of the parameters that differ."""
 _PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "hidden")
 """That change what is measured, in the order in which they are told."""
 _NOTHING: Final[tuple[object, ...]] = (None, "", [])
@@ -92,12 +91,10 @@ def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str,
 
 
 def begin(folder: Folder, asked: Mapping[str, Any]) -> None:
-    """Keeps what is asked now."""
     folder.write_json(TEST_ASKED, asked)
 
 
 def clear(folder: Path) -> None:
-    """All that is there of a test, every run of it."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -119,7 +116,6 @@ def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:
 
 
 def _differing(before: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, value there, value now."""
     shown = False
     for part in _PARTS:
         if part not in before or (part == "hidden" and shown):
@@ -257,7 +253,6 @@ class Bench:
     _stopped: bool = False
 
     def stop(self) -> None:
-        """What was measured is kept; `run` raises Interrupted."""
         self._stopped = True
         if self._session is not None:
             self._session.stop()
@@ -372,7 +367,6 @@ class Bench:
                 yield test.name, exc
 
     def _asked(self, tests: Sequence[BenchTest[Any]]) -> dict[str, Any]:
-        """All that makes it again, without keys."""
         file = self.file
         return {
             "command": self.command, "made": date_of(self.clock.wall_ns()), "results": str(self.folder.path),
@@ -385,7 +379,6 @@ class Bench:
         }  # fmt: skip
 
     def _refuse_other_parameters(self, tests: Sequence[BenchTest[Any]]) -> None:
-        """Before anything is sent: what was measured is not replaced by chance."""
         for test in tests:
             session, params = self._prepared(test)
             refuse_other(session.folder, test, asked_of(test, params, session))
@@ -402,13 +395,11 @@ class Bench:
         begin(session.folder, asked)
 
     def _tidy(self, names: Sequence[str]) -> None:
-        """Of tests that were left out no empty folders are left."""
         for path in (self.folder.path / name for name in names):
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 
     def _refuse_other_folder(self) -> None:
-        """Somebody else's files are not written among."""
         path = self.folder.path
         if not is_results(path) and any(path.iterdir()):
             raise ConfigError("--results", f"{path} has files, and is no results folder of llmtap bench")
@@ -429,7 +420,6 @@ def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) 
 
 
 def _as_in_file(exc: ConfigError) -> ConfigError:
-    """An option of a replay is a key of the file here."""
     if exc.place not in _KEYS:
         return exc
     hint = exc.hint

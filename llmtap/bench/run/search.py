@@ -23,11 +23,8 @@ class RateSearch:
     """Ask for `next`, `tell` what came of it, until there is none."""
 
     low: int
-    """The lowest level that counts."""
     high: int
-    """The highest."""
     start: int
-    """Where it begins."""
     resolution: int = 1
     """It ends when the highest that held and the lowest that broke are so near."""
     votes: int = 1
@@ -41,11 +38,9 @@ class RateSearch:
         assert self.votes % 2 == 1
 
     def tell(self, level: int, holds: bool) -> None:
-        """A verdict."""
         (self._held if holds else self._broke)[level] += 1
 
     def tries(self, level: int) -> int:
-        """How often it was tried."""
         return self._held[level] + self._broke[level]
 
     def holds(self, level: int) -> bool | None:

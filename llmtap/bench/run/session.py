@@ -32,7 +32,6 @@ __all__ = ["BenchSession", "Interrupted", "SessionWatcher"]
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
 CAPTURE: Final = "capture"
-"""Of a step, in its folder."""
 BASELINE: Final = ""
 """The arm without an overlay: the target as it is."""
 
@@ -42,8 +41,6 @@ class Interrupted(LlmtapError):
 
 
 class SessionWatcher(ProgressListener, Protocol):
-    """Who is shown how far a benchmark is."""
-
     def step(self, name: str, said: str) -> None:
         """A load begins; or, with `said` beginning with "measured before", is not sent again."""
         ...
@@ -58,7 +55,6 @@ class BenchSession:
     """What a test has to work with. Made anew for each test."""
 
     name: str
-    """Of the test."""
     folder: Folder
     target: BenchTarget
     watcher: SessionWatcher
@@ -73,9 +69,7 @@ class BenchSession:
     steps: list[Measurement] = field(default_factory=list)
     """All loads of this test, in the order measured."""
     warmups: list[dict[str, Any]] = field(default_factory=list)
-    """What each warm-up came to, as JSON."""
     refused: int = 0
-    """Requests that a guardrail refused (4.8.1)."""
     _warm: set[str] = field(default_factory=set)
     _state: str | None = None
     """The arm that the server was last switched to by a command."""
@@ -178,7 +172,6 @@ class BenchSession:
         return self._keep(found)
 
     async def _perform(self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """What comes of it, unless somebody stops it."""
         self._replay = one
         try:
             result = await work

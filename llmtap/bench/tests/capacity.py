@@ -61,7 +61,6 @@ __all__ = ["TEST", "CapacityParams"]
 COMPLETION_MIN: Final = 0.99
 PER_SLOT_MIN: Final = 100
 RATE_SPARE: Final = 1.1
-"""By so much a rate may be another one when it is measured again."""
 
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,8 +89,6 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(slots=True)
 class _Levels:
-    """What was tried."""
-
     tried: list[Tried] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
     """Steps that were over before their time."""
@@ -178,7 +175,6 @@ def _rates(before: float, rate_rps: float, slots: int) -> tuple[float, float]:
 
 
 def _broken(params: CapacityParams, measured: Measurement) -> list[str]:
-    """Success criteria that are not met (5.5.2), in words."""
     assert params.ttft_p99 is not None
     found = []
     completed, bound = _completion(measured), to_seconds(params.ttft_p99)
@@ -345,8 +341,6 @@ def _remark(
 
 TEST: Final = BenchTest(
     name="capacity",
-    section="5.5",
-    title="Concurrent Request Capacity",
     params=CapacityParams,
     run=run,
     quick={

@@ -112,8 +112,6 @@ def check(session: BenchSession, params: FairnessParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """What one class came to."""
-
     name: str
     mixed: Measurement
     alone: Measurement
@@ -398,8 +396,6 @@ def _times(figure: Mapping[str, Any] | None) -> str:
 
 TEST: Final = BenchTest(
     name="fairness",
-    section="5.6",
-    title="Scheduling Fairness",
     params=FairnessParams,
     run=run,
     quick={"requests_per_class": 20, "duration": Duration(15 * NS_PER_S), "slots_max": 32},

@@ -187,7 +187,6 @@ async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, wa
 async def _peaks(
     session: BenchSession, params: GuardrailParams, capacity: Capacity, warm_by: Load
 ) -> dict[str, Capacity]:
-    """The most that each configuration does."""
     found = {}
     for arm in (BASELINE, *_filters(session)):
         measured = arm == BASELINE and capacity.tps is not None
@@ -222,7 +221,6 @@ def _configuration(
 
 
 def _rows(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each configuration at each load."""
     for one in levels:
         for arm, row in one["arms"].items():
             yield {"load": f"{one['level']:g} %", "arm": arm, "name": NAMES[arm], **row}
@@ -427,8 +425,6 @@ def _change(share: float | None) -> str:
 
 TEST: Final = BenchTest(
     name="guardrail-overhead",
-    section="5.10",
-    title="Guardrail Overhead",
     params=GuardrailParams,
     run=run,
     quick={

@@ -197,7 +197,6 @@ def _level(
 
 
 def _tokens(row: dict[str, Any]) -> int:
-    """Of an answer; by its events where nobody counts them."""
     told = row["output_tokens"]
     return len(row["gaps_ns"] or ()) + 1 if told is None else int(told)
 
@@ -342,8 +341,6 @@ def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
 
 TEST: Final = BenchTest(
     name="itl",
-    section="5.4",
-    title="Inter-Token Latency Distribution",
     params=ItlParams,
     run=run,
     quick={"requests": 40, "levels": (25.0, 75.0)},

@@ -217,8 +217,6 @@ def _refusal(length: int, measured: Measurement) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A model of TTFT by context."""
-
     name: str
     formula: str
     parameters: int
@@ -230,7 +228,6 @@ class _Fit:
 
 
 def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float]]) -> list[_Fit]:
-    """Those that so many lengths allow, the best one first."""
     xs = [float(one["context"]) for one in told]
     ys = [float(one["ttft_mean"]["value"]) for one in told]
     if len(xs) < 2:
@@ -290,7 +287,6 @@ def _best(fits: Sequence[_Fit]) -> str:
 
 
 def _most(name: str, form: str) -> Cell:
-    """A figure of the highest throughput."""
     return lambda one: format(one["throughput_max"][name], form)
 
 
@@ -406,8 +402,6 @@ def _remark(
 
 TEST: Final = BenchTest(
     name="long-context",
-    section="5.9",
-    title="Long Context Scaling",
     params=LongContextParams,
     run=run,
     quick={

@@ -91,8 +91,6 @@ def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> No
 
 @dataclass(frozen=True, slots=True)
 class ClassMix:
-    """A workload of classes."""
-
     classes: tuple[RequestClass, ...]
     lengths: Literal["skewed", "uniform"] = "skewed"
     content: Literal["words", "ids"] = "words"
@@ -104,7 +102,6 @@ class ClassMix:
         return "synthetic-skewed" if self.lengths == "skewed" else "request-classes"
 
     def alone(self, name: str) -> "ClassMix":
-        """One class by itself."""
         (one,) = (one for one in self.classes if one.name == name)
         whole = msgspec.structs.replace(one, share=1.0)
         return ClassMix((whole,), self.lengths, self.content, self.vocabulary)
@@ -286,7 +283,6 @@ class Prefixes:
         return self.workload.sharing
 
     def open(self, count: int, seed: int, texts: int, rate_rps: float) -> Load:
-        """So many requests of Poisson arrivals."""
         arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
         parts = self._parts(count, seed)
         parts.requests.arrival_ns = array("q", itertools.islice(arrivals, count))
@@ -294,7 +290,6 @@ class Prefixes:
         return Load(plan=plan, rate_rps=rate_rps)
 
     def closed(self, count: int, seed: int, texts: int, slots: int) -> Load:
-        """So many requests in a closed loop."""
         parts = self._parts(count, seed)
         plan = self._plan(parts, self._script(parts, texts), seed, texts, None)
         return Load(plan=plan, closed=slots)

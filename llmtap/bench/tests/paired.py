@@ -158,7 +158,6 @@ class PrefixRun:
     contexts: Sequence[int]
     """By row, which prefix it shares; NO_CONTEXT where it shares none."""
     lengths: Sequence[int]
-    """Tokens of each prefix."""
     states: dict[str, Measurement] = field(default_factory=dict)
 
     def prefix(self, row: int) -> int:
@@ -305,7 +304,6 @@ class GuardrailCell:
     runs: dict[int, Measurement] = field(default_factory=dict)
 
     def values(self, column: str) -> list[float]:
-        """Of complete answers, all repeats."""
         return [value for one in self.runs.values() for value in values_by_row(one, column).values()]
 
     def tps(self) -> dict[int, float] | None:

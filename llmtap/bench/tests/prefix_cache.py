@@ -185,7 +185,6 @@ class _Texts:
         self._given = given
         self._kept: dict[str, int] = session.folder.read_json(KEPT) or {}
         self.used: dict[str, int] = {}
-        """By step, for the report."""
 
     def of(self, step: str, shape: Load) -> int:
         """For the load of a step, which has this shape. A step that was broken off gets new ones: the server
@@ -379,8 +378,6 @@ def _share(figure: Mapping[str, Any] | None) -> str:
 
 TEST: Final = BenchTest(
     name="prefix-cache",
-    section="5.7",
-    title="Prefix Cache Effectiveness",
     params=PrefixCacheParams,
     run=run,
     quick={

@@ -105,13 +105,10 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 @dataclass(slots=True)
 class Sought:
-    """A search that is over."""
-
     search: RateSearch
     step: float
     """The increment, by which its numbers are multiplied."""
     tried: list[Tried] = field(default_factory=list)
-    """In the order in which they were measured."""
     short: list[str] = field(default_factory=list)
     """Steps whose requests were over before their time was."""
 
@@ -197,7 +194,6 @@ async def _send(
 
 
 def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[str]:
-    """Why a level is not sustained, in words; empty where it is."""
     found = []
     if params.mode == "open" and steady.queue_grows:
         first, last = steady.in_flight[0], steady.in_flight[-1]
@@ -370,8 +366,6 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
 
 TEST: Final = BenchTest(
     name="throughput",
-    section="5.2",
-    title="Output Token Throughput",
     params=ThroughputParams,
     run=run,
     quick={"duration": Duration(6 * NS_PER_S)},

@@ -305,8 +305,6 @@ def _remark(found: TestResult, params: TradeoffParams, tried: Sequence[Tried]) -
 
 TEST: Final = BenchTest(
     name="tradeoff",
-    section="5.3",
-    title="Throughput-Latency Tradeoff",
     params=TradeoffParams,
     run=run,
     quick={

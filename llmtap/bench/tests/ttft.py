@@ -252,8 +252,6 @@ def _remark(found: TestResult) -> None:
 
 TEST: Final = BenchTest(
     name="ttft",
-    section="5.1",
-    title="Time to First Token",
     params=TtftParams,
     run=run,
     quick={"requests": 200},

@@ -14,7 +14,7 @@ from llmtap.sim.engine import Engine, run_virtual
 from llmtap.sim.model_options import ServingSetup
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.units import NS_PER_S, Duration
-from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.bench.support import Planted, measured, perform
 
 S = 1_000_000_000
 SECOND = Duration(NS_PER_S)
@@ -216,18 +216,3 @@ def test_an_engine_of_whole_batches_is_less_fair_than_one_that_composes_anew(tmp
     assert fifo["classes"]["long"]["inflation"]["p50"]["value"] < slow["low"]
     assert any("significant unfairness" in note for note in found["static_fifo"].notes)
     assert not any("significant unfairness" in note for note in found["continuous_batching"].notes)
-
-
-def test_it_runs_on_a_real_socket(tmp_path: Path) -> None:
-    with sim("--scheduler", "continuous_batching") as url:
-        session = session_to(url, tmp_path, "fairness", warmup="none")
-        found = perform(TEST, session, classes=CLASSES, rate=8.0, requests_per_class=6, duration=SECOND)
-    classes = found.measurements["classes"]
-    assert [step.name for step in session.steps] == ["alone/short", "alone/long", "mix"]
-    mixed = session.steps[-1]
-    for name, (low, high) in (("short", (2, 4)), ("long", (60, 80))):
-        assert classes[name]["ttft"]["n"] == classes[name]["sent"] >= 6
-        of = mixed.of_class(name)
-        assert of.n == classes[name]["sent"]
-        assert all(low <= tokens <= high for tokens in of.values("output_tokens"))
-    assert found.measurements["jain"]["headline"]["value"] <= 1.0
