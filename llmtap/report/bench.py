@@ -29,7 +29,7 @@ from llmtap.report.document import (
 from llmtap.report.page import page_html
 from llmtap.report.plots import chart_figure
 from llmtap.report.render import markdown, terminal
-from llmtap.report.values import METRIC_TITLES, at, counted, milliseconds, number, plain_text
+from llmtap.report.values import METRIC_TITLES, at, counted, leaves, milliseconds, number, plain_text
 
 __all__ = [
     "bench_html", "compare_html", "compare_markdown", "compliance_said", "findings_said", "render_bench",
@@ -172,7 +172,7 @@ def _settings(document: _Json) -> Iterator[Block]:
     rows += [(name, _plain(document.get(name))) for name in ("seed", "warmup", "quick", "made")]
     yield TermTable(rows)
     whole = {"target": target, "arms": document.get("arms") or {}, "params": document.get("params") or {}}
-    values = list(_flat(whole))
+    values = _flat(whole)
     yield DetailsBlock(f"All of it ({len(values):,} values)", [TermTable(values)] if values else [])
 
 
@@ -232,14 +232,9 @@ def _again(document: _Json) -> Iterator[Block]:
     yield TermTable(rows)
 
 
-def _flat(tree: _Json, before: str = "") -> Iterator[tuple[str, str]]:
+def _flat(tree: _Json) -> list[tuple[str, str]]:
     """Leaves by their path, as text; nothing that is empty."""
-    for name, value in tree.items():
-        path = f"{before}.{name}" if before else name
-        if isinstance(value, Mapping):
-            yield from _flat(value, path)
-        elif value not in (None, [], ""):
-            yield path, _plain(value)
+    return [(path, _plain(value)) for path, value in leaves(tree) if value not in (None, [], "")]
 
 
 def _plain(value: object) -> str:

@@ -11,6 +11,7 @@ the run is the same everywhere: a level line.
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -152,12 +153,16 @@ def setting_text(name: str, value: Any) -> str:
 
 def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
     """Each value once, numbers ascending, or the range of many; empty where there are none."""
-    distinct = list(dict.fromkeys(value for value in values if value is not None))
-    if all(_is_number(value) for value in distinct):
-        distinct = sorted(distinct)  # type: ignore[type-var]
-        if len(distinct) > limit:
-            return f"{_plain(distinct[0])} to {_plain(distinct[-1])}"
+    distinct = _ordered(dict.fromkeys(value for value in values if value is not None))
+    if len(distinct) > limit and all(map(_is_number, distinct)):
+        return f"{_plain(distinct[0])} to {_plain(distinct[-1])}"
     return ", ".join(_plain(value) for value in distinct)
+
+
+def _ordered(values: Iterable[Hashable]) -> list[Any]:
+    """Numbers ascending, others in their order."""
+    found: list[Any] = list(values)
+    return sorted(found) if all(map(_is_number, found)) else found
 
 
 def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
@@ -173,8 +178,7 @@ def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
     for name in names:
         values = found[name]
         if len(values) > 1:
-            order = sorted(values) if all(_is_number(v) for v in values) else list(values)  # type: ignore[type-var]
-            varied[name] = Dimension(name, {v: _named(name, v, values[v]) for v in order})
+            varied[name] = Dimension(name, {v: _named(name, v, values[v]) for v in _ordered(values)})
     return varied
 
 
@@ -338,7 +342,15 @@ def _unserved(results: Sequence[Result]) -> Iterator[_Column]:
     """Requests that a scheduler did not serve, or not to the end, where there are any."""
     for title, reasons in _UNSERVED.items():
         if any(_count(told, *reasons) for told in results):
-            yield title, lambda told, reasons=reasons: f"{_count(told, *reasons):,}"  # type: ignore[misc]
+            yield title, partial(_unserved_text, reasons)
+
+
+def _option(name: str, told: Result) -> str:
+    return option_text(name, settings_of(told).get(name))
+
+
+def _unserved_text(reasons: Sequence[str], told: Result) -> str:
+    return f"{_count(told, *reasons):,}"
 
 
 def _count(told: Result, *reasons: str) -> int:
@@ -370,7 +382,7 @@ def _varying(results: Sequence[Result]) -> Iterator[_Column]:
         if name == _LOAD:
             yield "offered req/s", _rate("load", "offered_rps")
         elif name not in _SAID_OTHERWISE and not name.startswith("model "):
-            yield name, lambda told, name=name: option_text(name, settings_of(told).get(name))  # type: ignore[misc]
+            yield name, partial(_option, name)
 
 
 def _capacity(told: Result) -> str:

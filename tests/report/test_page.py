@@ -13,7 +13,6 @@ from plotly.offline import get_plotlyjs
 from llmtap.bench.report.compare import compare_results
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench
 from llmtap.report.page import COLOURS
-from llmtap.report.render import terminal_text
 from llmtap.report.replay import replay_html
 from llmtap.report.sweep_page import sweep_html
 from tests.support.bench_documents import CHARTS, bench_document, bench_report, load_step
@@ -152,7 +151,7 @@ def test_names_of_others_are_text_in_markdown_and_in_the_terminal(compared: dict
     assert "<img" not in markdown
     assert "&lt;img src=x onerror=alert(1)>" in markdown and "\\|" in markdown
     document = evil_bench() | {"not_run": [{"test": "a\x1b[2J", "why": "b", "hint": "c\x1b"}]}
-    assert EVIL in terminal_text([], 80) + _printed(document)
+    assert EVIL in _printed(document)
     assert "\x1b" not in _printed(document)
 
 

@@ -8,7 +8,7 @@ say, in `[sut] notes`.
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -30,6 +30,7 @@ from llmtap.bench.compliance.evidence import (
     verdict,
     workload,
 )
+from llmtap.report.values import leaves
 
 __all__ = ["ROWS", "RUNS_MIN", "noted", "sequence"]
 
@@ -292,22 +293,15 @@ def _differences(report: Report) -> ComplianceVerdict:
     systems = _systems(report)
     if not systems:
         return cannot_tell("there are no reports")
-    leaves = [dict(_leaves({"sut": runs[0].get("sut"), "target": runs[0].get("target")})) for runs in systems]
-    paths = {path for one in leaves for path in one}
-    differing = sorted(path for path in paths if len({one.get(path) for one in leaves}) > 1)
+    firsts = [{"sut": runs[0].get("sut"), "target": runs[0].get("target")} for runs in systems]
+    told = [{path: _shown(value) for path, value in leaves(one)} for one in firsts]
+    paths = {path for one in told for path in one}
+    differing = sorted(path for path in paths if len({one.get(path) for one in told}) > 1)
     if not differing:
         return met("no difference in what was declared")
     return met(
-        "; ".join(f"{path}: {' / '.join(one.get(path, 'none') for one in leaves)}" for path in differing)
+        "; ".join(f"{path}: {' / '.join(one.get(path, 'none') for one in told)}" for path in differing)
     )
-
-
-def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for name, held in tree.items():
-        if isinstance(held, Mapping):
-            yield from _leaves(held, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", _shown(held)
 
 
 ROWS: Final[tuple[Requirement, ...]] = (

@@ -19,9 +19,9 @@ __all__ = [
     "MUSTS", "SHOULDS", "STANDARD_WORKLOADS", "Check", "ComplianceVerdict", "Level", "Report", "Requirement",
     "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count", "counted",
     "declared", "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted",
-    "lasts", "level_of", "measured", "met", "name_of", "not_applicable", "not_met", "over", "protocol",
-    "row", "seconds", "several", "slots_of", "steps", "table", "table_has", "text", "workload",
-    "workload_is", "worst",
+    "lasts", "level_of", "measured", "met", "name_of", "not_applicable", "not_met", "only_at", "over",
+    "protocol", "row", "seconds", "several", "slots_of", "steps", "table", "table_has", "text", "verdict",
+    "workload", "workload_is", "worst",
 ]  # fmt: skip
 
 
@@ -332,6 +332,11 @@ def boundary(report: Report, of: str) -> ComplianceVerdict | None:
     if told is None:
         return cannot_tell("it depends on the SUT's boundary, which is not declared (sut.boundary)")
     return None if told == of else not_applicable(f"the SUT's boundary is {told}")
+
+
+def only_at(of: str) -> Callable[[Check], Check]:
+    """Make a check apply only where the SUT has this boundary."""
+    return lambda check: lambda report: boundary(report, of) or check(report)
 
 
 def protocol(report: Report) -> str | None:

@@ -94,15 +94,6 @@ class Matrix:
         caption = f"Compliance of {self.test} with IETF seed 000: {self.status}"
         return ReportTable(caption, ["Demand", "Level", "What", "Verdict", "Evidence"], rows)
 
-    def summary_lines(self) -> list[str]:
-        """The status, what it rests on, and each demand that is in its way."""
-        must, should = self._counts(MUSTS), self._counts(SHOULDS)
-        counts = f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
-        lines = [f"{self.test}: {self.status} ({counts})"]
-        for levels in (MUSTS, SHOULDS):
-            lines += [_line(one) for one in self._left(levels)]
-        return lines + [f"deviation {_line(one)}" for one in self.deviations]
-
     def _left(self, levels: frozenset[str]) -> tuple[Judged, ...]:
         return tuple(one for one in self.rows if one.requirement.level in levels and not one.satisfied)
 
@@ -113,11 +104,6 @@ class Matrix:
             "satisfied": sum(one.satisfied for one in rows),
             "not_applicable": sum(one.verdict.status == "not applicable" for one in rows),
         }
-
-
-def _line(one: Judged) -> str:
-    found = one.requirement
-    return f"{found.id} {found.level}, {one.verdict.status}: {found.says} {one.verdict.evidence}"
 
 
 def judge(report: Report) -> Matrix:

@@ -21,7 +21,6 @@ from llmtap.bench.compliance.evidence import (
     Step,
     arrivals_of,
     at,
-    boundary,
     cannot_tell,
     count,
     declared,
@@ -32,6 +31,7 @@ from llmtap.bench.compliance.evidence import (
     name_of,
     not_applicable,
     not_met,
+    only_at,
     over,
     protocol,
     row,
@@ -331,16 +331,6 @@ def _sharing(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"{fraction:.0%} share a prefix: {shown}")
 
 
-def _for_engine(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "model engine")
-    return other or workload_is("synthetic-uniform")(report)
-
-
-def _for_gateway(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway")
-    return other or workload_is("conversation")(report)
-
-
 @each_load()
 def _seeded(report: Report, step: Step) -> ComplianceVerdict:
     seed, digest = at(step, "result.plan.seed"), workload(step).get("sha256")
@@ -547,11 +537,8 @@ def as_declared(option: str) -> str:
     return option.replace("B-even", "B (even)")
 
 
-def _by_protocol(wanted: str, of: str) -> Check:
+def _spoken(wanted: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
-        other = boundary(report, of)
-        if other is not None:
-            return other
         spoken = protocol(report)
         if spoken is None:
             return cannot_tell("the target's address does not tell its protocol")
@@ -620,22 +607,26 @@ NOT_PLACED: Final = "where the load generator stands is not declared (sut.clock.
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
 
 
+@only_at("model engine")
 def _same_machine(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "model engine")
-    if other is not None:
-        return other
     placement = at(report, "sut.clock.placement")
     if placement is None:
         return cannot_tell(NOT_PLACED)
     return met(placement) if placement == "same machine" else not_met(f"the load generator is {placement}")
 
 
-def _not_remote(report: Report) -> ComplianceVerdict | None:
-    """None where the SUT is on another machine; else the verdict on what is demanded of that."""
-    placement = at(report, "sut.clock.placement")
-    if placement is None:
-        return cannot_tell(NOT_PLACED)
-    return None if placement == "remote" else not_applicable("load generator and SUT share a machine")
+def _only_remote(check: Check) -> Check:
+    """Make a check apply only where the SUT is on another machine."""
+
+    def checked(report: Report) -> ComplianceVerdict:
+        placement = at(report, "sut.clock.placement")
+        if placement is None:
+            return cannot_tell(NOT_PLACED)
+        if placement != "remote":
+            return not_applicable("load generator and SUT share a machine")
+        return check(report)
+
+    return checked
 
 
 def _accuracy_s(report: Report) -> float | None:
@@ -647,10 +638,8 @@ def _accuracy_s(report: Report) -> float | None:
         return None
 
 
+@_only_remote
 def _ntp(report: Report) -> ComplianceVerdict:
-    other = _not_remote(report)
-    if other is not None:
-        return other
     method, accuracy_s = text(at(report, "sut.clock.synchronization")), _accuracy_s(report)
     if not method:
         return cannot_tell("how clocks are synchronised is not declared (sut.clock.synchronization)")
@@ -662,10 +651,8 @@ def _ntp(report: Report) -> ComplianceVerdict:
     return verdict(accuracy_s <= NTP_MAX_S, evidence)
 
 
+@_only_remote
 def _ptp(report: Report) -> ComplianceVerdict:
-    other = _not_remote(report)
-    if other is not None:
-        return other
     method, accuracy_s = text(at(report, "sut.clock.synchronization")), _accuracy_s(report)
     if "ptp" in method.lower():
         return met(method)
@@ -674,20 +661,17 @@ def _ptp(report: Report) -> ComplianceVerdict:
     return not_met(f"accurate to {seconds(accuracy_s)} by {method or 'nothing that is declared'}, not by PTP")
 
 
+@_only_remote
 def _stated(report: Report) -> ComplianceVerdict:
-    other = _not_remote(report)
-    if other is not None:
-        return other
     method, accuracy = (text(at(report, f"sut.clock.{name}")) for name in ("synchronization", "accuracy"))
     if method and accuracy:
         return met(f"{method}, accurate to {accuracy}")
     return not_met("sut.clock lacks " + ("accuracy" if method else "synchronization"))
 
 
+@only_at("application gateway")
+@_only_remote
 def _rtt(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway") or _not_remote(report)
-    if other is not None:
-        return other
     said = _says(report, "rtt", "round trip")
     return met(said) if said else not_met("no round trip time of the network is in the report")
 
@@ -729,8 +713,7 @@ def _shown(state: dict[str, bool | None]) -> str:
 
 def _accounted(report: Report) -> ComplianceVerdict:
     state = _state(report)
-    unsaid = [name for name, value in state.items() if value is None]
-    return not_met(_shown(state)) if unsaid else met(_shown(state))
+    return verdict(None not in state.values(), _shown(state))
 
 
 def _named(report: Report) -> ComplianceVerdict:
@@ -750,30 +733,24 @@ def _refused(report: Report) -> ComplianceVerdict:
     return met(f"{count(refused)} of {several(sent, 'request')} were refused")
 
 
+@only_at("application gateway")
 def _enabled(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway")
-    if other is not None:
-        return other
     state = _state(report)
     if None in state.values():
         return cannot_tell(_shown(state))
     return met(_shown(state)) if any(state.values()) else not_met(_shown(state))
 
 
+@only_at("application gateway")
 def _noted(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway")
-    if other is not None:
-        return other
     state = _state(report)
     if None in state.values():
         return not_met(_shown(state))
     return met(_shown(state)) if False in state.values() else not_applicable(_shown(state))
 
 
+@only_at("application gateway")
 def _compared(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway")
-    if other is not None:
-        return other
     arms = {str(step.get("arm") or "the target") for step in steps(report)}
     evidence = f"configurations measured: {', '.join(sorted(arms)) or 'none'}"
     return verdict(len(arms) > 1, evidence)
@@ -830,10 +807,10 @@ ROWS: Final[tuple[Requirement, ...]] = (
         each_load()(_contents)),
     row("4.3.1-1d", "MUST", "setup",
         "The workload tells what share of requests has how long a common prefix.", each_load()(_sharing)),
-    row("4.3.2.1-1", "REQUIRED", "setup", "A model engine is tested with Synthetic-Uniform.", _for_engine,
-        _ENGINE),
+    row("4.3.2.1-1", "REQUIRED", "setup", "A model engine is tested with Synthetic-Uniform.",
+        only_at("model engine")(workload_is("synthetic-uniform")), _ENGINE),
     row("4.3.2.3-1", "RECOMMENDED", "setup", "An application gateway is tested with Conversation.",
-        _for_gateway, _GATEWAY),
+        only_at("application gateway")(workload_is("conversation")), _GATEWAY),
     row("4.3.2.5-1", "REQUIRED", "setup", "Long contexts are tested with the Long Context workload.",
         workload_is("long-context", "long-context-uniform"), ("long-context",)),
     row("4.3.3-1", "MUST", "tester", "Workloads are made with deterministic seeds.", _seeded),
@@ -873,9 +850,9 @@ ROWS: Final[tuple[Requirement, ...]] = (
     row("4.5.3-1", "MUST", "procedure", "A cold start is measured without a warm-up.", _cold_unwarmed),
     row("4.5.3-2", "MUST", "report", "The report says clearly where a cold start is measured.", _indicated),
     row("4.6.1-1", "RECOMMENDED", "setup", "An application gateway is tested over SSE.",
-        _by_protocol("SSE", "application gateway")),
+        only_at("application gateway")(_spoken("SSE"))),
     row("4.6.1-2", "RECOMMENDED", "setup", "A model engine is tested over gRPC.",
-        _by_protocol("gRPC", "model engine")),
+        only_at("model engine")(_spoken("gRPC"))),
     row("4.6.2-1a", "MUST", "report", "The protocol.", _protocol),
     row("4.6.2-1b", "MUST", "report", "Whether a chunk has one token, or may have several.", _chunking),
     row("4.6.2-1c", "MUST", "report", "What is made of chunks with several tokens for ITL.", _handling),

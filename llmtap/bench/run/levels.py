@@ -22,7 +22,7 @@ import msgspec
 import pyarrow.compute as pc
 
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
-from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of
 from llmtap.bench.run.session import BASELINE, BenchSession
 from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
@@ -33,8 +33,8 @@ from llmtap.units import Duration, to_seconds
 
 __all__ = [
     "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "check_votes",
-    "closed_level", "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
-    "level_json", "measure_closed", "memory_errors", "number", "open_level", "overload", "p99_chart",
+    "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
+    "level_json", "level_load", "measure_closed", "memory_errors", "number", "overload", "p99_chart",
     "rows_for", "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
 ]  # fmt: skip
 
@@ -113,34 +113,10 @@ class Bounds:
         return [(name, ns) for name, ns in (("ttft", self.ttft), ("tpot", self.tpot)) if ns is not None]
 
 
-def open_level(
-    session: BenchSession, name: str, workload: str, rate_rps: float, duration: Duration, *, arrivals: str
-) -> Load:
-    return open_load(
-        workload, rate_rps=rate_rps, seed=_seed(session, name), duration_s=to_seconds(duration),
-        arrivals=arrivals, **session.target.counting,
-    )  # fmt: skip
-
-
-def closed_level(
-    session: BenchSession,
-    name: str,
-    workload: str,
-    slots: int,
-    rows: int,
-    *,
-    duration: Duration | None = None,
-    output_tokens: int | None = None,
-) -> Load:
-    """A load of so many at a time, for so long or until so many were sent, for the step of that name."""
-    return closed_load(
-        workload, slots=slots, seed=_seed(session, name), requests=rows, output_tokens=output_tokens,
-        duration_s=None if duration is None else to_seconds(duration), **session.target.counting,
-    )  # fmt: skip
-
-
-def _seed(session: BenchSession, name: str) -> int:
-    return session.seed + crc32(f"{session.name}/{name}".encode())
+def level_load(session: BenchSession, name: str, workload: str, **how: Any) -> Load:
+    """Return the load of the step of that name; `how` is as `make_load` has it."""
+    seed = session.seed + crc32(f"{session.name}/{name}".encode())
+    return make_load(workload, seed=seed, **how, **session.target.counting)
 
 
 async def measure_closed(
@@ -167,9 +143,10 @@ async def measure_closed(
     seconds = to_seconds(duration)
     rows = rows_for(slots, seconds, before)
     for step in (name, f"{name}-longer"):
-        load = closed_level(
-            session, step, workload, slots, rows, duration=duration, output_tokens=output_tokens
-        )
+        load = level_load(
+            session, step, workload, slots=slots, requests=rows, duration_s=seconds,
+            output_tokens=output_tokens,
+        )  # fmt: skip
         measured = await session.measure(step, load, slo=slo)
         steady = steady_of(measured, seconds)
         short = steady.to_s < ENOUGH * seconds

@@ -27,6 +27,7 @@ from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE
+from llmtap.report.values import leaves
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
 
@@ -82,7 +83,7 @@ def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str,
     """What the SUT was declared to be when the folder's loads were measured, where that is something else
     now: `sut.model "a" there, "b" now`. What nobody declared, then or now, is no other declaration."""
     before = _before(folder, test) or {}
-    was, now = (dict(_leaves(told.get("sut") or {}, "sut.")) for told in (before, asked))
+    was, now = (dict(leaves(told.get("sut") or {}, "sut.")) for told in (before, asked))
     return [
         f"{name} {_shown(value)} there, {_shown(now.get(name))} now"
         for name, value in was.items()
@@ -128,19 +129,11 @@ def _differing(before: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[
         if part == "params":  # a version between may have brought one, with its default
             now = {name: value for name, value in now.items() if name in was}
         place = "" if part == "params" else f"{part}."
-        ours, theirs = dict(_leaves(now, place)), dict(_leaves(was, place))
+        ours, theirs = dict(leaves(now, place)), dict(leaves(was, place))
         for name in dict.fromkeys((*theirs, *ours)):
             if ours.get(name) != theirs.get(name):
                 shown |= part in ("target", "arms")
                 yield name, theirs.get(name), ours.get(name)
-
-
-def _leaves(tree: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
-    for name, held in tree.items():
-        if isinstance(held, Mapping):
-            yield from _leaves(held, f"{place}{name}.")
-        else:
-            yield f"{place}{name}", held
 
 
 def _shown(value: Any) -> str:

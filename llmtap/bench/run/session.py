@@ -96,7 +96,7 @@ class BenchSession:
         await Replay(plan, self._options(Load(plan=plan), overlay), body, self.watcher).reach()
 
     async def measure(
-        self, name: str, load: Load, *, arm: str = BASELINE, warm: bool = True, slo: str | None = None,
+        self, name: str, load: Load, *, arm: str = BASELINE, slo: str | None = None,
         warm_by: Load | None = None, prime: Load | None = None,
     ) -> Measurement:  # fmt: skip
         """Send a load, unless this very one was measured before.
@@ -104,8 +104,6 @@ class BenchSession:
         Args:
             name: of the step; a path with `/` where a test has many.
             arm: the configuration to send it to (`[arms.NAME]`); empty: the target as it is.
-            warm: the SUT is warmed up first if it has not been in this configuration (4.5); False where cold
-                is what is measured (4.5.3).
             slo: bounds by which the result's goodput counts.
             warm_by: whose lengths a warm-up has, where that is not the load itself (5.9.3: short requests);
                 the words are others in any case (`load/replay/plan.py`).
@@ -119,7 +117,7 @@ class BenchSession:
         if self._stopped:
             raise Interrupted("stopped")
         overlay = self._overlay(arm)
-        fingerprint = self._fingerprint(load, arm, overlay, warm, slo)
+        fingerprint = self._fingerprint(load, arm, overlay, slo)
         before = self.folder.step(name, fingerprint)
         if before is not None:
             told = Folder(before).read_json("step.json")
@@ -137,7 +135,7 @@ class BenchSession:
             recorder = MeasurementRecorder(outcome.began_ns, load.class_of)
             return recorder.add
 
-        warmup = self.warmup if warm and arm not in self._warm else "none"
+        warmup = self.warmup if arm not in self._warm else "none"
         warmed: dict[str, Any] | None = None
         if warmup != "none":
             warmed = await self._warm_up(warm_by or load, overlay, warmup)
@@ -243,11 +241,12 @@ class BenchSession:
             temperature=0.0, fields={**target.body, **overlay.body},
         )  # fmt: skip
 
-    def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, warm: bool, slo: str | None) -> str:
+    def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
         """What was measured under another of these says nothing of this one. What the SUT is declared to be
         is none of them: the same loads are then told otherwise."""
         told = msgspec.json.encode([self.target, overlay])
-        parts = (load.fingerprint(), arm, warm, slo, self.warmup, told)
+        # True: in place of an option of earlier versions, whose results are still found.
+        parts = (load.fingerprint(), arm, True, slo, self.warmup, told)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

@@ -32,12 +32,12 @@ from llmtap.bench.run.levels import (
     Tried,
     check_duration,
     check_votes,
-    closed_level,
     endings,
     lasts,
     latency_rows,
     latency_table,
     level_json,
+    level_load,
     memory_errors,
     number,
     rows_for,
@@ -153,9 +153,10 @@ async def _try(
         rows = max(params.per_slot * slots, ceil(most * seconds)) + slots
         if duration is not None:
             rows = rows_for(slots, seconds, (slots, most))
-        load = closed_level(
-            session, name, params.workload, slots, rows, duration=duration, output_tokens=params.output_tokens
-        )
+        load = level_load(
+            session, name, params.workload, slots=slots, requests=rows,
+            duration_s=None if duration is None else seconds, output_tokens=params.output_tokens,
+        )  # fmt: skip
         measured = await session.measure(name, load, slo=f"ttft:{params.ttft_p99:d}ns")
         steady = steady_of(measured, None if duration is None else seconds)
         broken = _broken(params, measured)

@@ -31,6 +31,7 @@ from llmtap.bench.run.figures import (
     SPANS,
     Cell,
     cdf_series,
+    figure,
     latency_columns,
     load_lines,
     marked,
@@ -38,6 +39,7 @@ from llmtap.bench.run.figures import (
     ms_of,
     table_of,
     text,
+    with_interval,
 )
 from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
 from llmtap.bench.run.measurement import Measurement
@@ -216,10 +218,10 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
     low, high = _jain_interval([*latencies.values()], [*alone.values()], seed)
     count = sum(map(len, latencies.values()))
     return {
-        "headline": {
-            "value": read.per_class, "low": low, "high": high, "n": count, "level": 0.95,
-            "method": "bootstrap of each class's requests, percentiles", "reading": "per_class",
-        },
+        "headline": figure(
+            read.per_class, low, high, count, method="bootstrap of each class's requests, percentiles",
+            reading="per_class",
+        ),
         "per_class": read.per_class, "per_request": read.per_request, "raw": read.raw,
         "slowdown": dict(read.inflation), "unfair_below": UNFAIR_BELOW,
     }  # fmt: skip
@@ -269,7 +271,7 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     classes = [{"name": name.title(), **one} for name, one in told["classes"].items()]
     jain = told["jain"]
     metrics = {"Jain's Fairness Index": "-" if jain is None else f"{jain['headline']['value']:.2f}"}
-    metrics |= {f"{one['name']} Class Starvation": _percent(one["starvation"]) for one in classes}
+    metrics |= {f"{one['name']} Class Starvation": with_interval(one["starvation"], ".1%") for one in classes}
     against = [
         [f"{one['name']}, {how}", *map(cell, KEY_SHARES)] for one in classes for how, cell in _compared(one)
     ]
@@ -292,7 +294,7 @@ TABLE_8: Final[Mapping[str, Cell]] = {
 def _compared(one: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[str], str]]]:
     yield "alone", lambda share: ms_of(one["alone"]["ttft"], share)
     yield "mixed", lambda share: ms_of(one["ttft"], share)
-    yield "inflation", lambda share: _times(one["inflation"][share])
+    yield "inflation", lambda share: with_interval(one["inflation"][share], ".2f")
 
 
 def _readings(jain: Mapping[str, Any]) -> ReportTable:
@@ -379,19 +381,6 @@ def _remark(
         found.notes.append("no Jain's index: a class has no TTFT")
     elif jain["headline"]["value"] < UNFAIR_BELOW:
         found.notes.append(f"an index below {UNFAIR_BELOW} is significant unfairness (5.6.4)")
-
-
-def _percent(figure: Mapping[str, Any] | None) -> str:
-    if figure is None:
-        return "-"
-    return f"{figure['value']:.1%} ({figure['low']:.1%} to {figure['high']:.1%})"
-
-
-def _times(figure: Mapping[str, Any] | None) -> str:
-    if figure is None:
-        return "-"
-    span = "" if figure["low"] is None else f" ({figure['low']:.2f} to {figure['high']:.2f})"
-    return f"{figure['value']:.2f}{span}"
 
 
 TEST: Final = BenchTest(

@@ -39,7 +39,7 @@ from llmtap.bench.run.figures import (
     text,
 )
 from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity
-from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
 from llmtap.bench.tests.paired import (
@@ -160,7 +160,7 @@ def _load(
     session: BenchSession, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
 ) -> Load:
     """The rows of a repeat and a level: the same for all configurations."""
-    return open_load(
+    return make_load(
         params.workload, rate_rps=capacity_rps * block.level / 100, requests=params.requests,
         seed=session.seed + _APART * block.repeat + levels.index(block.level), arrivals=params.arrivals,
         output_tokens=params.output_tokens, **session.target.counting,
@@ -168,7 +168,7 @@ def _load(
 
 
 def _closed(session: BenchSession, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
-    return closed_load(
+    return make_load(
         params.workload, slots=slots, requests=requests, seed=seed, output_tokens=params.output_tokens,
         **session.target.counting,
     )  # fmt: skip

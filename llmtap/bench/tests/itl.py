@@ -32,7 +32,7 @@ from llmtap.bench.run.figures import (
     text,
 )
 from llmtap.bench.run.levels import Capacity, capacity_told
-from llmtap.bench.run.loads import Load, open_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult, Workload
@@ -146,7 +146,7 @@ def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
 
 
 def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
-    return open_load(
+    return make_load(
         params.workload, rate_rps=rate, seed=session.seed, requests=params.requests, arrivals=params.arrivals,
         output_tokens=params.output_tokens, **session.target.counting,
     )  # fmt: skip

@@ -20,10 +20,10 @@ from msgspec import Meta
 from llmtap.bench.run.figures import DOUBT, SPANS, Cell, latency_columns, marked, ms, table_of, text
 from llmtap.bench.run.levels import (
     check_duration,
-    closed_level,
     endings,
     lasts,
     latency_rows,
+    level_load,
     measure_closed,
     memory_errors,
     number,
@@ -201,7 +201,9 @@ async def _press(session: BenchSession, params: MemoryPressureParams) -> _Presse
 
 
 async def _probe(session: BenchSession, params: MemoryPressureParams, name: str) -> Measurement:
-    load = closed_level(session, name, params.workload, 1, PROBES, output_tokens=params.output_tokens)
+    load = level_load(
+        session, name, params.workload, slots=1, requests=PROBES, output_tokens=params.output_tokens
+    )
     return await session.measure(name, load)
 
 

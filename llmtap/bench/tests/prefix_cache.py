@@ -37,6 +37,7 @@ from llmtap.bench.run.figures import (
     metric_table,
     table_of,
     text,
+    with_interval,
 )
 from llmtap.bench.run.levels import (
     WARM_TOKENS,
@@ -287,7 +288,8 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     if rates is not None:
         for state in ("off", "on"):
             more[f"Throughput, cache {state}"] = f"{rates[state]['mean']:.4g} {rates['unit']}"
-    more["Throughput improvement"] = "not measured" if rates is None else _share(rates["improvement"])
+    improved = "not measured" if rates is None else with_interval(rates["improvement"], ".1%")
+    more["Throughput improvement"] = improved
     return [
         table_of("Table 10: Cache Effectiveness", states, TABLE_10),
         table_of("TTFT reduction on identical rows, with 95 % intervals (5.7.4)", effects, REDUCTION_COLUMNS),
@@ -296,7 +298,7 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
 
 
 def _reduction(at: str) -> Cell:
-    return lambda one: _share(one[at])
+    return lambda one: with_interval(one[at], ".1%")
 
 
 TABLE_10: Final[Mapping[str, Cell]] = {
@@ -367,13 +369,6 @@ def _remark(
                     f"{measured.name} was above saturation: answers came at {kept:.0%} of the rate of"
                     " requests, and the reduction is that of a queue"
                 )
-
-
-def _share(figure: Mapping[str, Any] | None) -> str:
-    if figure is None or figure["value"] is None:
-        return "-"
-    span = "" if figure["low"] is None else f" ({figure['low']:.1%} to {figure['high']:.1%})"
-    return f"{figure['value']:.1%}{span}"
 
 
 TEST: Final = BenchTest(

@@ -36,9 +36,9 @@ from llmtap.bench.run.levels import (
     latency_rows,
     latency_table,
     level_json,
+    level_load,
     measure_closed,
     number,
-    open_level,
     p99_chart,
     server_mean,
     share,
@@ -181,7 +181,10 @@ async def _send(
     session: BenchSession, params: ThroughputParams, sought: Sought, name: str, level: float
 ) -> tuple[Measurement, Steady]:
     if params.mode == "open":
-        load = open_level(session, name, params.workload, level, params.duration, arrivals=params.arrivals)
+        load = level_load(
+            session, name, params.workload, rate_rps=level, duration_s=to_seconds(params.duration),
+            arrivals=params.arrivals,
+        )  # fmt: skip
         measured = await session.measure(name, load, slo=params.bounds.slo)
         return measured, steady_of(measured, to_seconds(params.duration))
     before = (sought.tried[-1].level, sought.tried[-1].steady.completed_rps) if sought.tried else None

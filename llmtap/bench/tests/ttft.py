@@ -27,7 +27,7 @@ from llmtap.bench.run.figures import (
     text,
 )
 from llmtap.bench.run.levels import Capacity, capacity_told
-from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import (
@@ -110,15 +110,9 @@ def _load(session: BenchSession, params: TtftParams) -> Load:
         found = _capacity(session, params)
         assert found is not None  # `check` has seen it
         rate = SHARE * found.rps
-    if rate is not None:
-        return open_load(
-            params.workload, rate_rps=rate, seed=session.seed, requests=params.requests,
-            arrivals=params.arrivals, **session.target.counting,
-        )  # fmt: skip
-    assert params.concurrency is not None
-    return closed_load(
-        params.workload, slots=params.concurrency, seed=session.seed, requests=params.requests,
-        **session.target.counting,
+    return make_load(
+        params.workload, rate_rps=rate, slots=params.concurrency, seed=session.seed,
+        requests=params.requests, arrivals=params.arrivals, **session.target.counting,
     )  # fmt: skip
 
 

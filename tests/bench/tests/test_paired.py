@@ -324,18 +324,6 @@ def test_a_lower_throughput_is_a_reduction_with_its_interval() -> None:
     assert 0.05 < reduction["low"] < 0.2 < reduction["high"] < 0.35
 
 
-def test_blocks_of_three_answers_and_less_tell_no_throughput() -> None:
-    """Answers take half a second and more, the block a tenth of a second."""
-    both = {
-        (arm, 50.0): GuardrailCell({r: block(arm, r, 2) for r in range(3)})
-        for arm in (BASELINE, "input_filter")
-    }
-    told = guardrail_figures(both, [BASELINE, "input_filter"], [50.0], CAPACITY, None)["levels"][0]["arms"]
-    assert told[BASELINE]["throughput"] is None
-    assert told["input_filter"]["throughput"] is None
-    assert told["input_filter"]["overload"] == []
-
-
 def test_what_came_from_a_cache_is_counted_where_it_is_told() -> None:
     rows = [{"cached_tokens": 30, "input_tokens": 100}, {"input_tokens": 100}]
     told = {("baseline", 50.0): GuardrailCell({0: measured("a", rows)})}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import llmtap
-from llmtap.bench.run.loads import closed_load
+from llmtap.bench.run.loads import make_load
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions
@@ -153,7 +153,7 @@ def shared(one: str, other: str) -> int:
 
 @pytest.mark.parametrize("workload", ["conversation", "code-completion", "long-context"])
 def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str) -> None:
-    plan = closed_load(workload, slots=2, seed=7, requests=8).plan
+    plan = make_load(workload, slots=2, seed=7, requests=8).plan
     warm = other_words(plan)
     assert plan.prompts is not None and warm.prompts is not None
     measured = [plan.prompts.prompt(row) for row in range(8)]
@@ -170,7 +170,7 @@ def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str
 
 
 def test_token_ids_are_the_same_ones_in_another_order() -> None:
-    plan = closed_load("synthetic-uniform", slots=2, seed=7, requests=4).plan
+    plan = make_load("synthetic-uniform", slots=2, seed=7, requests=4).plan
     warm = other_words(plan)
     assert plan.prompts is not None and warm.prompts is not None
     for row in range(4):
