@@ -79,9 +79,6 @@ def _unmet(row: _Json, what: str) -> Note:
     return Note(f"  {row['id']} {what}: {row['says']} {row['evidence']}", "yellow")
 
 
-# ---------------------------------------------------------------- a benchmark
-
-
 def render_bench(document: _Json, *, minimum_follows: bool = False) -> RenderableType:
     """For a terminal.
 
@@ -242,9 +239,6 @@ def _plain(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
     return str(value) if type(value) is int else plain_text(value)
-
-
-# ---------------------------------------------------------------- systems compared
 
 
 def render_compare(told: _Json) -> RenderableType:

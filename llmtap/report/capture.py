@@ -141,9 +141,6 @@ def _duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-# ---------------------------------------------------------------- what is missing
-
-
 def render_integrity(integrity: _Json) -> RenderableType:
     lines = [*_broken(integrity["broken"])]
     for capture in integrity["captures"]:

@@ -212,6 +212,8 @@ class Section:
     key: str
     heading: str
     blocks: list[Block]
+    level: int = 2
+    """Of its heading in Markdown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,13 +60,13 @@ def _legend(chart: _Chart) -> list[LegendKey]:
     ]
 
 
-def chart_table(chart: _Chart) -> Table:
+def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
     ends = [end for one in chart["series"] for end in (*(one.get("low") or ()), *(one.get("high") or ()))]
     intervals = any(end is not None for end in ends)
     rows = []
     for one in chart["series"]:
         low, high, n = one.get("low") or [], one.get("high") or [], len(one["x"])
-        chosen = range(n) if n <= ROWS_MAX else [i * (n - 1) // (ROWS_MAX - 1) for i in range(ROWS_MAX)]
+        chosen = range(n) if n <= rows_max else [i * (n - 1) // (rows_max - 1) for i in range(rows_max)]
         for i in chosen:
             cells = [one["name"], plain_text(one["x"][i]), plain_text(one["y"][i])]
             if intervals:

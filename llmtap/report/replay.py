@@ -75,9 +75,6 @@ _PAIRS_ABOUT: Final = (
 _Json = Mapping[str, Any]
 
 
-# ---------------------------------------------------------------- parts of all forms
-
-
 def _judged(verdict: _Json) -> tuple[str, str]:
     """The verdict, and what stands between it and its findings."""
     if not verdict["valid"]:
@@ -169,9 +166,6 @@ def _pairs_said(baseline: _Json) -> str:
     return " · ".join(said)
 
 
-# ---------------------------------------------------------------- Markdown
-
-
 def replay_markdown(result: _Json) -> str:
     """All of it, without an end of line at its end."""
     notes = at(result, "plan", "notes")
@@ -198,9 +192,6 @@ def replay_markdown(result: _Json) -> str:
         found.append(("What was run", [TermTable(plan), Note(RATES)]))
     sections = [Section("", heading, blocks) for heading, blocks in found]
     return markdown(ReportDocument(heading_of(result), summary, sections=sections))
-
-
-# ---------------------------------------------------------------- the page
 
 
 def replay_html(result: _Json) -> str:
@@ -320,9 +311,6 @@ def _outcomes(result: _Json) -> Iterator[Block]:
         tables.append(Table(["", "requests"], unsent, caption))
     yield TableGroup(tables, "Outcomes")
     yield from _rests(rests_on(result, f"n {whole:,}"))
-
-
-# ---------------------------------------------------------------- a terminal
 
 
 def render_replay(result: _Json) -> RenderableType:

@@ -211,8 +211,6 @@ def _curve_words(curve: Curve, *, wide: bool) -> str:
     return f"{curve.name}: {', '.join(figures)}, n {curve.n:,}."
 
 
-# ---------------------------------------------------------------- over time
-
 _POINTS_MAX: Final = 4_000
 """More than there are pixels."""
 _ROWS_MAX: Final = 60

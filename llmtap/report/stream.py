@@ -72,9 +72,6 @@ def _event_extras(e: SavedEvent, *, text: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------- to read
-
-
 def headline(saved: Saved, explained: Explained) -> str:
     x = explained.exchange
     said = [saved.what, f"{len(saved.body):,} bytes", f"dialect {x.dialect or 'unknown'}"]

@@ -127,9 +127,6 @@ def _relay(relay: _Json) -> str:
     return " · ".join(said + ([] if relay.get("connected") else ["gone"]))
 
 
-# ---------------------------------------------------------------- what a run took
-
-
 def system_blocks(told: _Json) -> Iterator[Note | Table]:
     """CPU, memory and GPUs, and the server's own figures; what was not sampled, with its reason."""
     rows = [

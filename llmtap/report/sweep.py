@@ -260,8 +260,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ---------------------------------------------------------------- the table for a terminal
-
 _UNSERVED: Final = {"refused": ("too_large", "queue_full"), "given up": ("late", "late_midway")}
 """By the reason: before a server took them up, or later."""
 _UNSERVED_SAID: Final = {

@@ -230,9 +230,6 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
     return lines
 
 
-# ---------------------------------------------------------------- curves and their tables
-
-
 def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:
     data: list[dict[str, Any]] = []
     found: list[tuple[float, Line, Any]] = []
@@ -346,9 +343,6 @@ def _table(sweep: Sweep, chart: SweepChart) -> Table:
     heads = ["line", *([] if sweep.axis is None else [sweep.axis.title])]
     heads += [head for head, _, _ in columns] + [d.title for d in sweep.along]
     return Table(heads, rows, chart.heading, footnote=_FEW if marked else "")
-
-
-# ---------------------------------------------------------------- what figures rest on
 
 
 def settings_rows(results: Sequence[Result], defaults: Defaults | None) -> list[tuple[str, str]]:

@@ -62,9 +62,6 @@ def test_over_time_what_was_asked_sent_ended_and_in_flight() -> None:
     assert [one["name"] for one in without.figures["plots"]["load-0"]["data"]] == ["sent", "asked"]
 
 
-# ---------------------------------------------------------------- robustness
-
-
 @pytest.mark.parametrize("part", [
     "plan", "load", "metrics", "corrected", "quantiles", "timeline", "system", "sender", "tokens", "goodput",
     "smooth_goodput", "dispatch_lateness", "outcomes", "warmup", "window", "uncertainty", "verdict",

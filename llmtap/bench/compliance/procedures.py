@@ -66,9 +66,6 @@ GAPS_MIN: Final = 5_000
 ITL_LEVELS: Final = (25, 50, 75, 90)
 
 
-# ---------------------------------------------------------------- 5.1.2
-
-
 workload_defined: Final = each_load()(fully_specified)
 """One of 4.3.2, or another one that is fully specified."""
 
@@ -117,9 +114,6 @@ def _hardware(report: Report) -> ComplianceVerdict:
 def _poisson(report: Report, step: Step) -> ComplianceVerdict:
     process = arrivals_of(step)
     return met("arrivals poisson") if process == "poisson" else not_met(f"arrivals {process}, not poisson")
-
-
-# ---------------------------------------------------------------- 5.1.3 to 5.1.5
 
 
 def _other_tokens(report: Report) -> ComplianceVerdict:
@@ -235,9 +229,6 @@ def _drawn(report: Report) -> ComplianceVerdict:
     kinds = [chart.get("kind") for chart in report.get("charts") or () if "TTFT" in str(chart.get("title"))]
     drawn = [kind for kind in kinds if kind in ("cdf", "histogram")]
     return met(" and ".join(map(str, drawn))) if drawn else not_met("neither histogram nor CDF of TTFT")
-
-
-# ---------------------------------------------------------------- 5.4
 
 
 def _long_enough(report: Report) -> ComplianceVerdict:
@@ -427,9 +418,6 @@ def _arms(report: Report) -> set[str]:
     return {str(step.get("arm") or "") for step in measured(report)}
 
 
-# ---------------------------------------------------------------- 5.6
-
-
 def _is_mix(step: Step) -> bool:
     return is_measured(step) and not name_of(step).startswith("alone")
 
@@ -474,9 +462,6 @@ def _isolated(report: Report) -> ComplianceVerdict:
     return met(f"requests of each class alone: {alone}" + (f", as many {basis} per second" if basis else ""))
 
 
-# ---------------------------------------------------------------- 5.7
-
-
 def _both_states(report: Report) -> ComplianceVerdict:
     arms = _arms(report)
     off, on = ({arm for arm in arms if word in arm} for word in ("off", "on"))
@@ -503,9 +488,6 @@ def _identical(report: Report) -> ComplianceVerdict:
     return met(f"{len(pairs)} repeats with the same requests off and on: {pairs[0]['off']}")
 
 
-# ---------------------------------------------------------------- 5.8
-
-
 def _oversubscribed(report: Report) -> ComplianceVerdict:
     told = at(report, "params.levels")
     if not told:
@@ -521,9 +503,6 @@ def _capacity_known(report: Report) -> ComplianceVerdict:
         return cannot_tell("the capacity that levels are of is not told")
     evidence = f"{count(capacity)} at a time: {source}"
     return met(evidence) if "5.5" in source else cannot_tell(evidence)
-
-
-# ---------------------------------------------------------------- 5.9
 
 
 def _short_output(report: Report) -> ComplianceVerdict:
@@ -553,9 +532,6 @@ def _short_warm_up(report: Report) -> ComplianceVerdict:
     if not said:
         return cannot_tell("what it was warmed up with is not told")
     return met(said)
-
-
-# ---------------------------------------------------------------- 5.10
 
 
 def _four_configurations(report: Report) -> ComplianceVerdict:

@@ -1,17 +1,13 @@
-"""The exo benchmark: a grid of prompt length x answer length x concurrency, each point some times over.
+"""The exo benchmark: a grid of prompt length, answer length and concurrency, with repeats.
 
-A batch is as many requests as the concurrency says, all sent at once: connections are open and bodies made
-before their common start, from which `elapsed_s` counts; how far apart they really left is told. Batches
-follow one another, each when the one before is over.
+A batch has as many requests as the concurrency says. Connections are open and bodies are made before their
+common start, from which `elapsed_s` counts. The next batch starts when the one before has ended.
 
-The prefix cache is off unless it is wanted: by the request where the server lets it, and elsewhere by prompts
-that have nothing in common.
+Without `--use-prefix-cache` the prefix cache is off by a field of the request, or no two prompts have a
+common prefix. A prompt is an atom (seed 003's `a`, or a word of one token) that is repeated until the text of
+the chat template has the wanted number of tokens.
 
-Not as in exo: models are neither downloaded nor placed on nodes here. What the server runs is measured.
-
-A prompt is an atom (seed 003's `a`, or a word that is one token) repeated until the chat template's whole
-text has the wanted tokens. Prompts of one length are equal, and those of other lengths begin alike, or each
-begins with words of its own, which count: then no two share more than what the template puts in front.
+Difference from exo: models are neither downloaded nor placed on nodes.
 
 Source: seed 003, whole.
 """

@@ -1,19 +1,15 @@
-"""What an exo benchmark found: its figures, and its JSON with the keys `runs`, `cluster`, `system_metrics`.
+"""The result of an exo benchmark: figures, and JSON with the keys `runs`, `cluster`, `system_metrics`.
 
-A run is one request. Rates count as exo-bench counts them: prefill is the tokens of the prompt by the time
-that it took, generation is the gaps between tokens by the time from the first to the last. The server's own
-times are taken where it tells both, and else ours, by the same formulas: prefill is then TTFT, which has the
-network and the queue in it. Every run says which (`timing`).
+A run is one request. Prefill is prompt tokens by prefill time, generation is the gaps between tokens by the
+time from the first to the last. The server's times are used where it reports both, else ours, whose prefill
+is TTFT and so contains the network and the queue; `timing` says which.
 
-Of requests that were sent together, exo-bench calls the fastest one's rate times their number the aggregate
-(`agg_gen_tps`): what the server would make if all ran at that rate all the time. What was really made stands
-beside it: all tokens by the batch's wall time, prefill included (`wall_gen_tps`).
+`agg_gen_tps` is exo-bench's aggregate: the rate of the fastest request times their number. `wall_gen_tps` is
+what was made: all tokens by the wall time of the batch. Fields that seed 003 does not name are ours and come
+last.
 
-Fields that seed 003 does not name are ours, and stand behind its own.
-
-Power: nodes of an exo cluster report the power of a whole machine; otherwise it is that of all GPUs of this
-host, if the server runs on it. A batch's energy is that of its window, by trapezoids of samples a second
-apart, so that of a batch of a few seconds is rough.
+Nodes of an exo cluster report the power of a whole machine; otherwise power is that of this host's GPUs, if
+the server runs here. Energy is integrated by trapezoids of samples a second apart: rough for short batches.
 
 Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System Metrics".
 """

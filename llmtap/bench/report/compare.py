@@ -1,14 +1,11 @@
-"""Several systems, or the same one twice, held against each other: seed 000, section 6.
+"""Compare several systems, or one system with itself: seed 000, section 6.
 
-Requests of a run share its weather (what else the machine did, how warm it was), so what is compared are
-figures of runs, three of each system at least (6.3). With fewer, the requests of first runs are compared
-instead, and it is said that how much runs differ is then in no interval.
+Requests of one run are not independent: they share the state of the machine. So figures of runs are compared,
+three of each system at least (6.3). With fewer runs, requests of the first runs are compared, and the report
+says that the variation between runs is in no interval. Figures of loads that differ are shown and not tested.
 
-Where loads differ, what differs between systems may be the loads' doing: their figures stand side by side,
-and are not tested.
-
-Of many comparisons some come out by luck. The few figures that a test is about are corrected together by
-Holm's method; the rest, which is there to look around in, by Benjamini and Hochberg's.
+p-values of the few figures that a test is about are corrected together by Holm's method, those of all others
+by Benjamini and Hochberg's.
 
 Source: IETF seed 000, 6.1 to 6.4.
 """

@@ -32,8 +32,7 @@ from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
 
 __all__ = [
-    "ORDER", "Bench", "asked_of", "begin", "check_values", "clear", "declared_otherwise", "refuse_other",
-    "undo", "unreached",
+    "ORDER", "Bench", "asked_of", "check_values", "declared_otherwise", "refuse_other", "undo", "unreached",
 ]  # fmt: skip
 
 
@@ -89,14 +88,6 @@ def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str,
         for name, value in was.items()
         if value not in _NOTHING and now.get(name) not in (*_NOTHING, value)
     ]
-
-
-def begin(folder: Folder, asked: Mapping[str, Any]) -> None:
-    folder.write_json(TEST_ASKED, asked)
-
-
-def clear(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _before(folder: Folder, test: BenchTest[Any]) -> dict[str, Any] | None:
@@ -290,7 +281,7 @@ class Bench:
         if self.again:  # all at once: after an interruption the command without --again goes on
             for test in chosen:
                 if test.name not in later:
-                    clear(self.folder.path / test.name)
+                    shutil.rmtree(self.folder.path / test.name, ignore_errors=True)
         asked = self._asked(chosen)
         self.folder.write_json(ASKED, asked)
         for name, why in lacking.items():
@@ -381,11 +372,11 @@ class Bench:
     ) -> None:
         asked = asked_of(test, params, session)
         if anew:
-            clear(session.folder.path)
+            shutil.rmtree(session.folder.path, ignore_errors=True)
             session.folder = Folder(session.folder.path)
         for said in declared_otherwise(session.folder, test, asked):
             self.watcher.step(test.name, f"what was measured before is told as it is declared now: {said}")
-        begin(session.folder, asked)
+        session.folder.write_json(TEST_ASKED, asked)
 
     def _tidy(self, names: Sequence[str]) -> None:
         for path in (self.folder.path / name for name in names):

@@ -1,18 +1,15 @@
-"""Scheduling Fairness (seed 000, 5.6): whether short and long requests get on with each other.
+"""Scheduling Fairness (seed 000, 5.6): whether short and long requests slow each other down.
 
-Each class is measured alone, then in the mix. What the draft leaves open, and how it is taken here:
+Each class is measured alone, then in the mix. Open points of the draft:
 
-- *Synthetic-Skewed and classes.* `mixes.py` says how a workload can be both.
-- *Isolation "at same total load".* The same tokens per second, prompts and answers together (`isolation =
-  "tokens"`): a class alone is then about as much work as the mix was. The same requests per second would be a
-  fifth of the mix's work for short ones alone and three times it for long ones, which a system near
-  saturation cannot serve at all; `isolation = "requests"` has it all the same.
-- *Jain's index of "normalized latency".* Of the readings of `metrics/fairness.py` the headline is that by
-  class: x is a class's mean TTFT in the mix over its median alone, one x for each class. It compares classes,
-  as 5.6.1 wants to, and its 0.9 is where one of two classes was slowed down twice as much as the other. By
-  request, 0.9 says little: the waits of a queue that treats everybody alike have an index of 0.5 when they
-  are exponential.
-- *Wait time.* TTFT: what a queue and a prompt taken in before take cannot be told apart from outside.
+- Synthetic-Skewed and classes: see `mixes.py`.
+- Isolation "at same total load": the same tokens per second (`isolation = "tokens"`). The same requests per
+  second would be a fifth of the mix's work for short requests, and three times it for long ones.
+- Jain's index of "normalized latency": x is a class's mean TTFT in the mix over its median alone, one x for
+  each class. An index of 0.9 then means that one of two classes was slowed down twice as much as the other.
+  Of single requests, 0.9 says little: exponential waits of a queue that treats all alike have an index of
+  0.5.
+- Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

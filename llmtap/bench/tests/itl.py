@@ -152,9 +152,6 @@ def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- one level
-
-
 def _level(
     measured: Measurement, option: Literal["auto", "A", "C"]
 ) -> tuple[list[list[float]], dict[str, Any]]:
@@ -216,9 +213,6 @@ def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
     """With where the modes are, if there are several."""
     dip = dip_test(gaps)
     return None if dip is None else {**asdict(dip), "modes": [] if dip.unimodal else modes(gaps)}
-
-
-# ---------------------------------------------------------------- what is shown
 
 
 def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:

@@ -169,9 +169,6 @@ def _load(
     return load
 
 
-# ---------------------------------------------------------------- one length
-
-
 def _length(length: int, measured: Measurement, throughput: list[dict[str, Any]]) -> dict[str, Any]:
     ttft = measured.values("ttft_ns")
     context = mean(measured.values("input_tokens")) or float(length)
@@ -209,9 +206,6 @@ def _refusal(length: int, measured: Measurement) -> str:
     errors = measured.result.get("errors") or {}
     why = f"; {next(iter(errors))}" if errors else ""
     return f"no answer at {length:,} tokens ({said}{why}): longer contexts were not tried"
-
-
-# ---------------------------------------------------------------- scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +271,6 @@ def _best(fits: Sequence[_Fit]) -> str:
     if best.name == "Linear":
         return f"{text}, ~{best.told['slope'] * 1e6:.3g} microseconds per input token"
     return f"{text}, TTFT = {best.formula}"
-
-
-# ---------------------------------------------------------------- what is shown
 
 
 def _most(name: str, form: str) -> Cell:

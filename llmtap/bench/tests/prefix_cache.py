@@ -1,20 +1,17 @@
-"""Prefix Cache Effectiveness (seed 000, 5.7): what a cache of shared prefixes is worth.
+"""Prefix Cache Effectiveness (seed 000, 5.7): the effect of a cache of shared prefixes.
 
-A repeat sends the same work three times: with the cache off, with it on and empty (cold), and with it on and
-holding the shared prefixes and nothing else (warm). What has to be taken care of:
+A repeat sends the same work three times: with the cache off, with an empty cache (cold), and with a cache
+that holds the shared prefixes and nothing else (warm).
 
-- *Cold is cold.* A benchmark that was run before has left its prompts in the cache. So the words of the
-  prompts are new each time (`texts`), and so are those of the warm-up; lengths, arrivals and who shares what
-  come from the seed and are the same always. The seeds of the words are kept with the results, and `texts`
-  gives them.
-- *Warm is warm by its prefixes.* After the cold run the cache holds whole prompts, which would flatter it. So
-  the warm run has words of its own, and each of its prefixes is sent once before it.
-- *Off is off.* Off and cold have the same requests to the letter. Where both are one server at one address,
-  what is sent with the cache off may be remembered all the same, so there cold comes first; else which comes
-  first is drawn from the seed.
+- Cold: earlier benchmarks have left their prompts in the cache, so the words of prompts and warm-ups are new
+  each time. Their seeds are stored with the results; `texts` sets them. Lengths, arrivals and sharing come
+  from `seed`.
+- Warm: after the cold run the cache holds whole prompts, so the warm run has words of its own, and each of
+  its prefixes is sent once before it.
+- Off: the requests are those of cold. One server at one address may remember what it was sent with the cache
+  off, so cold comes first there; else the seed decides.
 
-Where servers tell how many tokens came from the cache, the hit rate is measured, and off and cold are
-checked.
+Where servers report cached tokens, the hit rate is measured, and off and cold are checked.
 """
 
 import secrets

@@ -38,9 +38,6 @@ GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}
 """Recommended for a model engine (4.6.1); all else is as recommended."""
 
 
-# ---------------------------------------------------------------- section 2
-
-
 def matrix(*told: tuple[Level, Status]) -> Matrix:
     rows = []
     for i, (level, status) in enumerate(told, 1):
@@ -81,9 +78,6 @@ def test_the_gravest_of_several_verdicts_counts_its_like() -> None:
     assert worst(told, "") == ComplianceVerdict("not met", "b (2 of 5)")
     assert worst(told[2:3], "") == told[2]
     assert worst([], "no loads") == ComplianceVerdict("cannot tell", "no loads")
-
-
-# ---------------------------------------------------------------- reports
 
 
 @pytest.mark.parametrize("test", TESTS)
@@ -183,9 +177,6 @@ def test_whatever_a_report_lacks_it_can_be_judged(data: st.DataObject) -> None:
 def test_a_load_of_which_it_is_not_told_how_many_it_sent() -> None:
     """The first that the invariant above found."""
     judge(changed(LACKING["fairness"], {"steps.3.result.arrivals.sent.n": GONE}))
-
-
-# ---------------------------------------------------------------- comparisons
 
 
 def runs(**changes: Any) -> list[dict[str, Any]]:

@@ -173,6 +173,3 @@ def test_a_workload_of_short_answers_needs_another_length(tmp_path: Path) -> Non
     found = perform(TEST, session, max_rate=8.0, workload="synthetic-skewed", output_tokens=60)
     assert set(session.asked[-1][1].plan.requests.output) == {60}
     assert found.deviations == []
-
-
-# ---------------------------------------------------------------- a real server

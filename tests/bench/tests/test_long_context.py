@@ -119,6 +119,3 @@ def test_few_requests_and_other_lengths_of_answers_are_deviations(tmp_path: Path
     found = perform(TEST, session, lengths=[256], requests=3, output_tokens=8, throughput_concurrency=None)
     assert len(found.deviations) == 2
     assert found.measurements["scaling_exponent"] is None  # one length has no slope
-
-
-# ---------------------------------------------------------------- a real server
