@@ -409,10 +409,9 @@ def _growth(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _rates(t: Sequence[float], values: Sequence[float | None]) -> tuple[list[float], list[float | None]]:
-    """How fast a counter grew, with the moment up to which it did.
+    """Return the growth of a counter per second, and the end of each period.
 
-    The last sample may come soon after the one before, and growth in so short a time says little: such
-    samples count as one.
+    A last sample soon after the one before it is merged with it: growth in so short a time says little.
     """
     usual = sorted(b - a for a, b in pairwise(t))[(len(t) - 1) // 2] if len(t) > 1 else 0
     kept: list[int] = []

@@ -80,8 +80,7 @@ def _reports(report: Report) -> Sequence[Report]:
 
 
 def _systems(report: Report) -> list[list[Report]]:
-    """Runs by system: the comparison tells how many each has, one system after the other; else by what was
-    measured, which is the same where SUT and target are."""
+    """Return the runs of each system: as the comparison counts them, else grouped by SUT and target."""
     reports = list(_reports(report))
     told = [one.get("runs") for one in at(report, "comparison.systems") or ()]
     if told and all(isinstance(runs, int) for runs in told) and sum(told) == len(reports):

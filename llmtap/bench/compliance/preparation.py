@@ -120,8 +120,7 @@ def _open_loop(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _poisson_possible(report: Report) -> ComplianceVerdict:
-    """By the middle one of its loads: by chance alone, one in twenty is beyond its limit. A plan that chance
-    drew beyond it is what was to be sent."""
+    """Judge the median of the loads: one in twenty exceeds its limit by chance, as a plan may do."""
     loads = [step for step in steps(report) if arrivals_of(step) == "poisson"]
     if not loads:
         return not_applicable("no load of this test has Poisson arrivals")
@@ -170,8 +169,7 @@ def _in_flight(step: Step) -> float | None:
 
 @each_load(is_open, NO_OPEN)
 def _not_delayed(report: Report, step: Step) -> ComplianceVerdict:
-    """Who waits for answers is late by a good part of one; a machine without free CPUs is late as well, which
-    is no matter of answers, and is said by the load's own verdict."""
+    """Judge the lateness against an answer's time; the load's own verdict reports a lack of free CPUs."""
     late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
     if late is None:
         return cannot_tell("how late requests left is not told")
@@ -473,8 +471,7 @@ def _drained(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _prefixes(report: Report) -> ComplianceVerdict:
-    """The cache was filled where each load that is to find it warm had its prefixes sent before it, or finds
-    something there."""
+    """Whether before each warm load its prefixes were sent, or it found cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
         return cannot_tell("no load is told to have found the cache filled")

@@ -176,8 +176,8 @@ def _lines(report: Report) -> Sequence[tuple[str, str]]:
 
 
 def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
-    """Whether the configuration summary has lines for each of `words` (alternatives by `|`), or the report
-    has it elsewhere."""
+    """Whether the configuration summary has a line for each of `words` (alternatives by `|`), or `or_else`
+    holds."""
 
     def check(report: Report) -> ComplianceVerdict:
         found = []

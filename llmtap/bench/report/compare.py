@@ -181,9 +181,8 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
 
 
 def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
-    """The systems with the runs whose requests all were sent, which are those of equal seeds (6.1); and what
-    is to be said of others. All runs where too few are left: that requests differ is then told by the
-    checklist."""
+    """Return the systems with the runs whose seeds all have (6.1), and notes on other runs. All runs if fewer
+    than three are left: the checklist then reports the difference."""
     seeds = [{run.report["seed"] for run in system.runs} for system in systems]
     shared = set.intersection(*seeds)
     if len(shared) < RUNS_MIN or all(own == shared for own in seeds):
@@ -209,8 +208,7 @@ def _shared(systems: Sequence[System]) -> list[str]:
 
 
 def _unlike_params(base: System, other: System) -> list[str]:
-    """What the tests were asked for differently: `rate 4 of a, 8 of b`. None of what only one of them knows,
-    since another version measured it."""
+    """Return parameters that differ: `rate 4 of a, 8 of b`. One that only one version knows is left out."""
     ours, theirs = (one.runs[0].report.get("params") or {} for one in (base, other))
     return [
         f"{name} {_plain(ours[name])} of {base.label}, {_plain(theirs[name])} of {other.label}"

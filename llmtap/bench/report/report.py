@@ -251,8 +251,7 @@ def _itl_line(option: str | None) -> dict[str, str]:
 
 
 def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Of 4.6.3: A, B or C, and how llmtap takes it where that is not as the draft has it: `B (even)`; several
-    where loads differ, `A + B (even)`."""
+    """Return the option of 4.6.3, such as `A` or `B (even)`; `A + B (even)` where loads differ."""
     if found.itl_option is not None:
         return found.itl_option
     told = [((step["result"].get("metrics") or {}).get("itl") or {}).get("option") for step in steps]

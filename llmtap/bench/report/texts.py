@@ -209,8 +209,7 @@ def _main_load(document: Mapping[str, Any]) -> _Found | None:
 
 
 def _throughputs(document: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The most output tokens per second that were sustained, and the most of a sustained level whose P99 of
-    TTFT was below C.1's bound."""
+    """Return the highest sustained output rate, and the highest one within C.1's bound of TTFT P99."""
     reports = {report["test"]: report.get("measurements") or {} for report in document.get("tests") or ()}
     levels = [level for name in _FOR_THROUGHPUT for level in (reports.get(name) or {}).get("levels") or ()]
     sustained = [level for level in levels if level["holds"] and level["output_tps"] is not None]

@@ -395,10 +395,10 @@ async def find_capacity(
 
 
 def _rates(measured: Measurement) -> tuple[float, float | None]:
-    """Requests and output tokens per second of a closed loop.
+    """Return requests and output tokens per second of a closed loop.
 
-    Where tokens are known, requests are as many as these are answers: at the beginning nothing ends for as
-    long as a first answer takes, but it is being made.
+    With known token counts, requests are output tokens by mean length: at the beginning answers are under way
+    and none has ended.
     """
     steady = steady_of(measured)
     tps = steady.output_tps

@@ -358,8 +358,8 @@ def _requests(table: pa.Table) -> Iterator[_Request]:
 
 
 def _takes_s(well: Sequence[_Request], ramp_up_s: float) -> float:
-    """How long an answer takes before a queue can have grown: the median of those asked in the ramp-up, or
-    of the first few."""
+    """Return the time of an answer without a queue: the median of those sent in the ramp-up, or of the first
+    few."""
     early = [r.end_s - r.sent_s for r in well if r.sent_s < ramp_up_s]
     if len(early) < EARLY_MIN:
         early = [r.end_s - r.sent_s for r in well[:EARLY_MIN]]

@@ -242,8 +242,7 @@ class BenchSession:
         )  # fmt: skip
 
     def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
-        """What was measured under another of these says nothing of this one. What the SUT is declared to be
-        is none of them: the same loads are then told otherwise."""
+        """Return a digest of what is measured; declarations about the SUT change nothing."""
         told = msgspec.json.encode([self.target, overlay])
         # True: in place of an option of earlier versions, whose results are still found.
         parts = (load.fingerprint(), arm, True, slo, self.warmup, told)

@@ -233,8 +233,7 @@ class _Detecting:
             self.found.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
 
     async def _probe(self, session: aiohttp.ClientSession, endpoint: str) -> bool:
-        """One short stream: the protocol, the chunks, and what guardrails leave in heads and events. False
-        where there is no such endpoint."""
+        """Send one short stream, for protocol, chunks and guardrails. False if there is no such endpoint."""
         found = self.found
         model = self._target.model or _value(found.facts.get("target.model"))
         server = _value(found.facts.get("target.server")) or self._target.server

@@ -169,8 +169,8 @@ async def _try(
 
 
 def _rates(before: float, rate_rps: float, slots: int) -> tuple[float, float]:
-    """Between which rates so many slots complete, where `before` slots did so at `rate_rps`: more are not
-    slower, and no more than proportionally quicker."""
+    """Return the lowest and highest rate at which `slots` complete, where `before` slots did so at
+    `rate_rps`."""
     times = slots / before
     return rate_rps * min(1.0, times) / RATE_SPARE, rate_rps * max(1.0, times) * RATE_SPARE
 

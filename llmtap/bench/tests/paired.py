@@ -229,9 +229,9 @@ def _by_repeats(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
 
 
 def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
-    """Of the tokens of shared prefixes, those that came from the cache; None where the server tells none.
+    """Return the share of prefix tokens that came from the cache; None if the server reports none.
 
-    A server may leave the field out where it is 0, so one that tells it once is taken to mean 0 elsewhere.
+    A server may omit the field where it is 0, so one that reports it once is taken to mean 0 elsewhere.
     """
     cached = prefix = told = 0
     for one in runs:
@@ -377,10 +377,10 @@ def _outcomes(cell: GuardrailCell) -> dict[str, int]:
 
 
 def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[str, Any]:
-    """other - base: by repeats, by pairs, and percentile by percentile.
+    """Return other - base: by repeats, by pairs, and by percentile.
 
-    The figure itself is the mean of what the repeats found; with fewer than three, what all pairs show, which
-    leaves out how much one block differs from the next.
+    The figure is the mean of the repeats; with fewer than three, that of all pairs, whose interval leaves out
+    the variation between blocks.
     """
     both = [(base.runs[i], other.runs[i]) for i in sorted(base.runs)]
     ours, theirs = pairs(both, column)

@@ -228,10 +228,9 @@ async def _throughput(
     warm_by: Load,
     cold_first: Sequence[bool],
 ) -> dict[str, list[tuple[float, float | None]]] | None:
-    """Requests and output tokens per second of each repeat, off and on; None where it is not asked for.
+    """Return requests and output tokens per second of each repeat, off and on; None if not asked for.
 
-    In an open loop below saturation throughput is what is sent; so this is a closed loop, with the cache
-    warm.
+    A closed loop with a warm cache: an open loop below saturation shows the offered load.
     """
     if not params.concurrency:
         return None

@@ -117,10 +117,8 @@ def _load(session: BenchSession, params: TtftParams) -> Load:
 
 
 def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
-    """TTFT of each range of input lengths that has any, where lengths vary (5.1.4.2); else None.
-
-    A length is what the server counted, or else what the plan says.
-    """
+    """Return TTFT by range of input lengths (5.1.4.2), as the server counted them, else as planned; None if
+    all inputs have one length."""
     planned = load.plan.requests.input
     samples: dict[int, list[float]] = {}
     lengths = set()
