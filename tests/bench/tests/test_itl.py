@@ -133,6 +133,15 @@ def test_the_server_s_stamps_are_taken_where_it_tells_them(
     assert one["itl"]["p50"]["value"] == p50
 
 
+def test_stamps_of_some_answers_alone_are_not_taken(tmp_path: Path) -> None:
+    def answer(name: str, load: Load) -> Measurement:
+        row = {"gaps_ns": [20 * MS] * 60, "output_tokens": 61, "itl_policy": CHUNKED}
+        return measured(name, [row, {**row, "server_gaps_ns": [5 * MS] * 60}] * 50)
+
+    found = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0])
+    assert found.itl_option == "A"
+
+
 def test_answers_that_are_too_short_are_left_out_and_told(tmp_path: Path) -> None:
     session = Planted(tmp_path, answers(lambda i: [10.0] * (60 if i % 2 else 20)), "itl")
     found = perform(TEST, session, max_rate=8.0, levels=[50.0])
