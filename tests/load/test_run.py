@@ -10,7 +10,7 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule
+from llmtap.load.run import LoadRun, Schedule
 from llmtap.load.tally import LoadTally
 from llmtap.workload.requests import Requests
 from tests.support.loading import Sending, body_of, sender_to, streamed_answer
@@ -38,7 +38,7 @@ class Playing:
         self.exchanges: dict[int, Exchange] = {}
         self.tally = LoadTally()
         self.start_ns = SystemClock.mono_ns() + 20 * MS
-        self.schedule = ClosedSchedule(r, range(len(r)), slots) if slots else OpenSchedule(r, range(len(r)))
+        self.schedule = Schedule(r, range(len(r)), slots) if slots else Schedule(r, range(len(r)))
         self.run = LoadRun(to.sender, self.schedule, body_of, self._keep, start_ns=self.start_ns, **more)
 
     def _keep(self, row: int, x: Exchange) -> None:
