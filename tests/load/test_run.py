@@ -160,14 +160,6 @@ async def test_turns_wait_for_their_own_answer_and_their_reader() -> None:
 # ---------------------------------------------------------------- an end before the plan's
 
 
-@scene
-async def test_the_time_is_up() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = await Playing(to, requests([0, 5, 60_000, 60_001]), duration_ns=300 * MS).go()
-        assert (sorted(playing.rows), playing.schedule.left) == ([0, 1], 2)
-        assert playing.run.stopped == "the time was up"
-
-
 @pytest.mark.parametrize("slots", [0, 2])
 def test_stopped_once_it_drains_and_twice_it_cuts(slots: int) -> None:
     @scene
@@ -193,15 +185,6 @@ def test_stopped_once_it_drains_and_twice_it_cuts(slots: int) -> None:
                 assert (playing.run.stopped, playing.schedule.left) == ("somebody stopped it", 1)
 
     play()
-
-
-@scene
-async def test_answers_that_do_not_come_in_the_time_to_drain_are_cut() -> None:
-    held = Held()
-    async with upstream() as server, sender_to(server.url + server.on(held)) as to:
-        playing = await Playing(to, requests([0, 5]), drain_ns=50 * MS).go()
-        assert playing.outcomes() == [Outcome.CLIENT_CANCELLED] * 2
-        assert playing.run.stopped == "the time to drain was up"
 
 
 @scene

@@ -168,13 +168,8 @@ class ClockReading:
     wall_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trip:
-    """A reading with the times of its request and answer on our monotonic clock."""
-
-    asked_ns: int
-    heard_ns: int
-    reading: ClockReading
+Trip = tuple[int, int, ClockReading]
+"""Times of the request and of the answer on our monotonic clock, and the reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +191,10 @@ def read_clocks(clock: Clock | None = None) -> ClockReading:
 
 def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
     """Compare clocks by the quickest trip; `anchor`: of our clocks."""
-    best = min(trips, key=lambda trip: trip.heard_ns - trip.asked_ns)
-    at_ns = (best.asked_ns + best.heard_ns) // 2
-    return Compared(
-        at_ns, best.reading.mono_ns - at_ns, best.reading.wall_ns - anchor.to_wall_ns(at_ns),
-        best.heard_ns - best.asked_ns,
-    )  # fmt: skip
+    asked_ns, heard_ns, reading = min(trips, key=lambda trip: trip[1] - trip[0])
+    at_ns = (asked_ns + heard_ns) // 2
+    wall_ahead_ns = reading.wall_ns - anchor.to_wall_ns(at_ns)
+    return Compared(at_ns, reading.mono_ns - at_ns, wall_ahead_ns, heard_ns - asked_ns)
 
 
 class HostClock:

@@ -153,27 +153,6 @@ def test_a_pair_ended_well_on_both_sides() -> None:
     assert result["then"]["outcomes"] == {kind.value: 4 for kind in kinds}
 
 
-def whole(x: Exchange) -> Exchange:
-    x.stream = False
-    return x
-
-
-@pytest.mark.parametrize(
-    ("then", "now"),
-    [
-        (whole(answer(0, 20)), answer(0, 60)),
-        (answer(0, 20), whole(answer(0, 60))),
-        (whole(answer(0, 20)), whole(answer(0, 60))),
-    ],
-)
-def test_an_answer_in_one_piece_has_an_end_and_no_first_token(then: Exchange, now: Exchange) -> None:
-    pairs = told(both([(then, now)]))["pairs"]
-    assert {name: pairs[name]["n"] for name in FIGURES if pairs[name]["n"]} == {
-        "e2e": 1,
-        "e2e_same_length": 1,
-    }
-
-
 @pytest.mark.parametrize(
     ("lengths", "expected", "said"),
     [

@@ -84,19 +84,6 @@ async def test_what_is_no_load_has_a_name_and_asks_once_where_there_are_no_metri
 
 
 @scene
-async def test_the_load_has_no_user_agent_of_its_own_and_metrics_are_asked_again() -> None:
-    async with gateway(metrics=METRICS) as (url, asked):
-        result = await replayed(url)
-    assert asked["POST", "/v1/chat/completions", None] == N
-    told = beside(asked)
-    assert told["/v1/models"] == 1
-    # One that was under way at the end of the load was broken off, and asked for all the same.
-    assert told["/metrics"] - result["system"]["summary"]["scrape"]["scrapes"] in (0, 1)
-    assert told["/metrics"] >= 2
-    assert not result["system"]["summary"]["scrape"]["gave_up"]
-
-
-@scene
 async def test_models_and_metrics_trust_whom_the_load_trusts(tmp_path: Path) -> None:
     ca, served = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ca.issue_cert("127.0.0.1").configure_cert(served)

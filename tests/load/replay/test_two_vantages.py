@@ -16,7 +16,7 @@ from tests.support.peer import scene
 from tests.support.sim_engine import engine
 
 MS = 1_000_000
-N = 60
+N = 24
 HAND_OVER_US = 300
 """Between the stamps of two sockets lie a system call each, the kernel, and two mappings of clocks."""
 EQUAL = (

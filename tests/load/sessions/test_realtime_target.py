@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.sessions.realtime import RealtimeTarget
@@ -204,10 +203,3 @@ async def test_a_server_that_accepts_another_key_is_none() -> None:
         await target.close()
         await runner.cleanup()
     assert x.error == "the server accepted another WebSocket's key"
-
-
-@pytest.mark.parametrize("url", ["http://h:1", "ws:///x", "ws://h:x", "wss://h"])
-@scene
-async def test_a_url_that_does_not_fit_names_its_option(url: str) -> None:
-    with pytest.raises(ConfigError, match="--target: "):
-        RealtimeTarget(url)

@@ -128,24 +128,6 @@ def test_each_row_once_at_its_time(processes: int) -> None:
     assert load.told[-1].left == 0
 
 
-def test_a_closed_loop_of_two_processes_and_conversations() -> None:
-    # Six conversations of three turns.
-    n = 18
-    after = [-1 if row < 6 else row - 6 for row in range(n)]
-    load = Load(ANSWER, requests([0] * n, after), processes=2, slots=4, open=4)
-    out = play(load.run())
-    assert sorted(rows_of(load.server)) == list(range(n))
-    ends = {row: x.timeline.response_end_ns or 0 for row, x in load.exchanges}
-    for row, x in load.exchanges:
-        if after[row] >= 0:
-            assert x.scheduled_ns == ends[after[row]]
-        else:
-            assert x.scheduled_ns is None
-    assert sum(done.connects for done in out.done) == load.server.connections == 4
-    assert sum(done.opened_before for done in out.done) == 4
-    assert sum(done.reuses for done in out.done) == n - 4, "the first on each is none"
-
-
 def test_retries_are_counted_over_all() -> None:
     load = Load(
         answers(b"{}", status=b"503 No", fields=b"Retry-After: 0\r\n"), requests([0] * 4), processes=2,

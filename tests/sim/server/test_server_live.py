@@ -150,23 +150,6 @@ async def test_a_client_that_leaves_gives_its_memory_back_at_once(
         assert reasons(metrics) == {"abort": times}
 
 
-@scene
-async def test_a_client_that_leaves_while_it_waits_is_no_longer_waited_for() -> None:
-    async with engine(SimOptions(tokens=2_000), behind=behind(seqs_max="1")) as e:
-        first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        await e.until("running")
-        second = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        filtered = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True), x_sim_input_filter="10s"))
-        await e.until("waiting")
-        second.cancel()
-        filtered.cancel()
-        truths = await e.ended(2)
-        assert [truth["outcome"] for truth in truths] == ["client_left"] * 2
-        assert sorted(truth["submitted"][0]["number"] for truth in truths) == [-1, 1]
-        assert await e.gauge("num_requests_waiting") == 0
-        assert (await first)[0] == 200
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False])
 @scene
@@ -186,24 +169,6 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
             task.cancel()
         await e.ended(3)
         await idle(e)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_who_waits_too_long_for_its_first_token_is_turned_away_by_its_status(stream: bool) -> None:
-    """The head of a stream leaves with the first write, so it can still say so."""
-    async with engine(SimOptions(tokens=600), behind=behind(seqs_max="1", give_up="late", ttft="20ms")) as e:
-        first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        await e.until("running")
-        status, _ = await e.answer(CHAT, ask_chat(stream=stream))
-        assert status == 503
-        assert (await first)[0] == 200
-        truths = await e.truths()
-        assert [truth["outcome"] for truth in truths] == ["given_up", "complete"]
-        assert [truth["finish"] for truth in truths] == [[None], ["stop"]]
-        metrics = await idle(e)
-        assert reasons(metrics) == {"abort": 1, "stop": 1}
-        assert metrics[f"vllm:prompt_tokens_total{LABELS}"] == 1, "the other's was never taken in"
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -59,25 +59,6 @@ def nothing(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
     raise AssertionError("nothing has to be run first")
 
 
-def test_points_come_in_an_order_that_is_good_to_read() -> None:
-    axes = {"scheduler": ("a", "b"), "bins": ("1", "2"), "servers": (1, 2), "requests": (10,)}
-    told = [tuple(point.items()) for point in points(axes)]
-    assert told[:3] == [
-        (("requests", 10), ("servers", 1), ("bins", "1"), ("scheduler", "a")),
-        (("requests", 10), ("servers", 1), ("bins", "1"), ("scheduler", "b")),
-        (("requests", 10), ("servers", 1), ("bins", "2"), ("scheduler", "a")),
-    ]
-    assert len(told) == 8
-
-
-def test_variants_are_next_to_one_another_and_have_the_last_word() -> None:
-    variants = ({"scheduler": "x", "servers": 1}, {"scheduler": "y", "servers": 4})
-    told = list(points({"servers": (2,), "requests": (1, 5)}, variants))
-    assert told == [
-        {"requests": n, "servers": k, "scheduler": s} for n in (1, 5) for s, k in (("x", 1), ("y", 4))
-    ]
-
-
 @given(
     st.dictionaries(
         st.sampled_from(["requests", "scale", "servers", "seed", "bins", "eps", "scheduler"]),
@@ -149,12 +130,6 @@ def test_what_no_trace_can_show_is_said(source: GridSource) -> None:
     ]
 
 
-def test_sizes_beyond_the_trace_share_its_rows(source: GridSource) -> None:
-    axes = {"scheduler": ("static_fifo",), "requests": (60, 100, 200)}
-    jobs = SweepGrid(source, {}).jobs(axes, None, nothing)
-    assert len({j.rows for j in jobs}) == 1 == len(source.traces)
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("chatt", "did you mean chat?"), ("nowhere", "or a workload that is drawn: synthetic-uniform,"),
@@ -169,11 +144,6 @@ def test_a_name_that_is_nothing_s_may_have_been_a_workload_s(
         GridSource(name).rows(None, 42)
     assert (told.value.hint or "").startswith(hint or "")
     assert bool(told.value.hint) is (hint is not None)
-
-
-def test_a_workload_that_is_drawn_has_no_format() -> None:
-    with pytest.raises(ConfigError, match="--from: chat is a workload that is drawn: it has no format"):
-        GridSource("chat", source_format="azure").rows(None, 42)
 
 
 def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
@@ -344,9 +314,3 @@ def test_the_methods_are_those_of_the_seed() -> None:
         ("static_fifo", 1, 8), ("dynamic_no_bins", 1, 8), ("multi_bin_dynamic", 1, 8),
         ("multi_bin_dynamic", 1, 1),
     ]  # fmt: skip
-
-
-def test_no_name_is_a_reading_and_an_option_of_serving() -> None:
-    """`--vary` and points name both alike."""
-    assert not READINGS & SERVING
-    assert not OWN & (READINGS | SERVING)
