@@ -247,32 +247,20 @@ def predict(requests: Requests, predictor: str, seed: int | None) -> "array[int]
     return PREDICTORS[predictor](requests, Random(seed or 0))
 
 
-def _perfect(requests: Requests, random: Random) -> "array[int]":
-    return array("q", requests.output)
-
-
-def _prompt(requests: Requests, random: Random) -> "array[int]":
-    return array("q", [_clamped(1.5 * n**0.7) for n in requests.input])
-
-
-def _noisy(requests: Requests, random: Random) -> "array[int]":
-    noise = random.lognormvariate
-    return array("q", [_clamped(1.5 * n**0.7 * noise(0, _SIGMA)) for n in requests.input])
+def _of_prompts(requests: Requests, factor: Callable[[], float]) -> "array[int]":
+    lengths = (1.5 * n**0.7 * factor() for n in requests.input)
+    return array("q", [max(1, min(int(length), _LENGTH_MAX)) for length in lengths])
 
 
 def _shuffled(requests: Requests, random: Random) -> "array[int]":
-    told = list(requests.output)
-    random.shuffle(told)
-    return array("q", told)
-
-
-def _clamped(length: float) -> int:
-    return max(1, min(int(length), _LENGTH_MAX))
+    lengths = list(requests.output)
+    random.shuffle(lengths)
+    return array("q", lengths)
 
 
 PREDICTORS: Final[dict[str, Callable[[Requests, Random], "array[int]"]]] = {
-    "perfect": _perfect,
-    "prompt": _prompt,
-    "noisy": _noisy,
+    "perfect": lambda requests, random: array("q", requests.output),
+    "prompt": lambda requests, random: _of_prompts(requests, lambda: 1.0),
+    "noisy": lambda requests, random: _of_prompts(requests, lambda: random.lognormvariate(0, _SIGMA)),
     "shuffled": _shuffled,
 }

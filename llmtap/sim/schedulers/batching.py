@@ -202,8 +202,7 @@ class _WholeBatches:
     def arrived(self, now_ns: int, request: int) -> None:
         self._queue_of(request).append(request)
 
-    def closed(self, now_ns: int) -> None:
-        pass
+    def closed(self, now_ns: int) -> None: ...
 
     def done(self, now_ns: int, work: Batch) -> EngineOutput:
         return EngineOutput(finished=work.members)

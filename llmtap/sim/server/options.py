@@ -147,8 +147,8 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     unavailable_rate: Annotated[Rate, doc("Share of requests answered 503.")] = 0.0
     slow_rate: Annotated[Rate, doc("Share with a slow first byte.")] = 0.0
 
-    def rates(self) -> tuple[tuple[FaultKind, float], ...]:
-        return tuple((kind, getattr(self, name)) for kind, name in _RATES.items())
+    def rates(self) -> list[tuple[FaultKind, float]]:
+        return [(kind, getattr(self, name)) for kind, name in _RATES.items()]
 
     def __post_init__(self) -> None:
         if sum(rate for _, rate in self.rates()) > 1 + 1e-9:

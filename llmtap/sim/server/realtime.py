@@ -25,7 +25,7 @@ from llmtap.sim.server.shapes.shape import (
     BROKEN,
     Answer,
     BadRequest,
-    BaseShape,
+    Shape,
     SimulatedRequest,
     text_of,
 )
@@ -113,7 +113,7 @@ class _Events:
         return self.event("error", error=error)
 
 
-class OpenAIRealtimeShape(BaseShape):
+class OpenAIRealtimeShape(Shape):
     """Writes one response; every event is a message of a WebSocket, and what it returns are their frames."""
 
     media_type = ""
@@ -206,10 +206,6 @@ class OpenAIRealtimeShape(BaseShape):
         told = self._events.error("server_error", "server_error", BROKEN, None)
         error = {"type": "server_error", "code": "server_error"}
         return told + self._done("failed", {"type": "failed", "error": error})
-
-    def whole(self) -> dict[str, Any]:
-        """A response always streams."""
-        raise NotImplementedError
 
 
 class SimulatedRealtimeSession:

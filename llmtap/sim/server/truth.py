@@ -123,11 +123,8 @@ class TruthLog:
             self._file = None
 
     def _anchor(self) -> dict[str, int]:
-        return {
-            "mono_ns": self.anchor.mono_ns,
-            "wall_ns": self.anchor.wall_ns,
-            "width_ns": self.anchor.width_ns,
-        }
+        anchor = self.anchor
+        return {"mono_ns": anchor.mono_ns, "wall_ns": anchor.wall_ns, "width_ns": anchor.width_ns}
 
     def _put(self, line: Any) -> None:
         assert self._file is not None

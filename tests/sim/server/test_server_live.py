@@ -2,7 +2,6 @@
 asked for is on record, and whoever leaves or is turned away leaves nothing behind."""
 
 import asyncio
-import gc
 import json
 from array import array
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
 from tests.support.peer import scene
@@ -255,31 +253,3 @@ async def test_the_prefix_cache_shows_in_usage_and_metrics(stream: bool) -> None
     assert [truth["submitted"][0]["cached"] for truth in truths] == [0, shared]
     assert metrics[f"vllm:prefix_cache_queries_total{LABELS}"] == 2 * length
     assert metrics[f"vllm:prefix_cache_hits_total{LABELS}"] == shared
-
-
-@pytest.mark.parametrize("scheduler", [None, "continuous_batching", "static_fifo"])
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_an_answer_leaves_no_cycles_behind(scheduler: str | None, stream: bool) -> None:
-    """The server looks for them very seldom: looking makes streams late."""
-    quick = SimOptions(ttft=Duration(0), itl=Duration(0), tokens=10)
-    async with engine(quick, behind=None if scheduler is None else behind(scheduler)) as e:
-        await e.answer(CHAT, ask_chat(stream=stream))
-        gc.collect()
-        gc.disable()
-        try:
-            for headers in (
-                {},
-                {"x_sim_keepalive_ms": "1"},
-                {"x_sim_fault": "error"},
-                {"x_sim_refusal": "error"},
-            ):
-                await e.answer(CHAT, ask_chat(stream=stream), **headers)
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            left = [one for one in gc.garbage if type(one).__module__.startswith("llmtap.")]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-    assert left == []

@@ -25,7 +25,6 @@ from llmtap.sim.sweep.fitting import (
     fit_batches,
     fit_capture,
     fit_exchanges,
-    least_squares,
     load_grid,
     nearest,
     part_of,
@@ -222,19 +221,6 @@ def test_means_over_iterations_by_hand() -> None:
     assert second == pytest.approx((1 / 2, (31 + 33) / 2))
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        [[0.0] * 3],
-        [[1.0] * 3, [2.0] * 3],
-        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]],
-        [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0 + 1e-9]],
-    ],
-)
-def test_columns_that_are_alike_tell_nothing(columns: list[list[float]]) -> None:
-    assert least_squares(columns, [1.0, 2.0, 3.0]) is None
-
-
 RISING = {"one": [1.0] * 4, "up": [0.0, 1.0, 2.0, 3.0], "odd": [0.0, 1.0, 0.0, 1.0]}
 
 
@@ -342,8 +328,3 @@ def test_a_grid_that_is_none_is_refused_with_the_line(text: str, problem: str, t
     path.write_text(text)
     with pytest.raises(GridError, match=problem):
         load_grid(path)
-
-
-def test_a_grid_by_which_large_batches_take_no_time_is_refused() -> None:
-    with pytest.raises(GridError, match="less than no time"):
-        fit_batches([(1, 128, 3.0), (8, 512, 2.0), (32, 1_024, 1.0), (4, 2_048, 0.5), (1, 4_096, 9.0)])

@@ -8,9 +8,9 @@ from typing import Any
 from llmtap.sim.server.shapes.shape import (
     BROKEN,
     Answer,
-    BaseShape,
     CommonRequest,
     Message,
+    Shape,
     SimulatedRequest,
     decode,
     lines_of,
@@ -41,7 +41,7 @@ def anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-class AnthropicShape(BaseShape):
+class AnthropicShape(Shape):
     """Writes one message."""
 
     def __init__(self, answer: Answer) -> None:

@@ -12,9 +12,9 @@ import msgspec
 from llmtap.sim.server.shapes.shape import (
     BROKEN,
     Answer,
-    BaseShape,
     CommonRequest,
     Message,
+    Shape,
     SimulatedRequest,
     decode,
     lines_of,
@@ -64,7 +64,7 @@ def ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
     return {"error": message}
 
 
-class OllamaChat(BaseShape):
+class OllamaChat(Shape):
     """Writes one answer of `/api/chat`."""
 
     media_type = "application/x-ndjson"
@@ -93,9 +93,6 @@ class OllamaChat(BaseShape):
 
     def ending(self) -> bytes:
         return msgspec.json.encode(self._last_line("")) + b"\n"
-
-    def keepalive(self) -> bytes:
-        return b""
 
     def failure(self) -> bytes:
         return msgspec.json.encode(ollama_error(500, "", BROKEN)) + b"\n"

@@ -17,10 +17,10 @@ from llmtap.sim.server.shapes.shape import (
     CREATED,
     Answer,
     BadRequest,
-    BaseShape,
     Choice,
     CommonRequest,
     Message,
+    Shape,
     SimulatedRequest,
     decode,
     lines_of,
@@ -100,7 +100,7 @@ def read_completions(body: bytes) -> SimulatedRequest:
     raise BadRequest("prompt is a text, tokens, or a list of either")
 
 
-class OpenAIChatShape(BaseShape):
+class OpenAIChatShape(Shape):
     """Writes one chat completion."""
 
     _prefix = "chatcmpl-sim"
@@ -230,7 +230,7 @@ def read_responses(body: bytes) -> SimulatedRequest:
     return r.asked("\n".join(filter(None, said)), max_tokens=r.max_output_tokens)
 
 
-class OpenAIResponsesShape(BaseShape):
+class OpenAIResponsesShape(Shape):
     """Writes one response."""
 
     def __init__(self, answer: Answer) -> None:
