@@ -17,7 +17,7 @@ from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, 
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import to_seconds
 
-__all__ = ["Columns", "MonitorSeries", "TimeSeries"]
+__all__ = ["Columns", "MonitorSeries", "Ticks", "TimeSeries"]
 
 SAMPLES_MAX: Final = 100_000
 """More than a day at 1 Hz; 20 series then take 16 MB."""
@@ -33,6 +33,21 @@ class MonitorSeries:
     """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
     kind: Kind = "gauge"
     """`interval`: average since the previous sample; `gauge`: current value; `counter`: only grows."""
+
+
+@dataclass(slots=True)
+class Ticks:
+    """Multiples of a period since a start. Those that are over when the next is asked for are skipped."""
+
+    start_ns: int
+    period_ns: int
+    number: int = 0
+
+    def next(self, now_ns: int) -> tuple[float, int]:
+        """Return the seconds until the next one, and how many were skipped."""
+        due = max(self.number + 1, -(-(now_ns - self.start_ns) // self.period_ns))
+        skipped, self.number = due - self.number - 1, due
+        return to_seconds(self.start_ns + due * self.period_ns - now_ns), skipped
 
 
 class Columns:

@@ -168,28 +168,24 @@ _BEHIND_GRPC: Final = (
     " no uncertainty"
 )
 _NAMES: Final[Mapping[Spoken, str]] = {"realtime": "Realtime", "grpc": "gRPC"}
+_NEITHER: Final = {
+    "--body-field": "there are no bodies",
+    "--no-stream": "answers always come in pieces",
+    "--retries": "nothing is sent again",
+    "--retry-wait": "nothing is sent again",
+}
 _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
+    "http": {},
     "realtime": {
         "--endpoint": "a response is what is asked for",
-        "--body-field": "there are no bodies",
-        "--no-stream": "answers always come in pieces",
-        "--fresh": "a session serves one request after another",
-        "--retries": "nothing is sent again",
-        "--retry-wait": "nothing is sent again",
+        "--fresh": "a session serves one request after another", **_NEITHER,
     },
     "grpc": {
-        "--endpoint": "there is one method",
-        "--body-field": "there are no bodies",
-        "--no-stream": "answers always come in pieces",
-        "--fresh": "one connection carries all calls",
-        "--retries": "nothing is sent again",
-        "--retry-wait": "nothing is sent again",
-        "--server": "it is vLLM's engine service",
-        "--ca": "it is spoken without TLS",
+        "--endpoint": "there is one method", "--fresh": "one connection carries all calls", **_NEITHER,
+        "--server": "it is vLLM's engine service", "--ca": "it is spoken without TLS",
         "--insecure": "it is spoken without TLS",
     },
-    "http": {},
-}
+}  # fmt: skip
 
 
 def refuse_meaningless(target: str, given: Mapping[str, bool]) -> None:
