@@ -39,10 +39,7 @@ Server = Literal["auto", "openai", "vllm", "sglang"]
 Decode = Callable[[Sequence[int]], str | None]
 """Text of token ids; None if the tokenizer cannot decode."""
 
-_KNOW_MIN: Final = {
-    "vllm": ("chat.completions", "completions"),
-    "sglang": ("chat.completions", "completions"),
-}
+_KNOW_MIN: Final = dict.fromkeys(("vllm", "sglang"), ("chat.completions", "completions"))
 _KNOW_EOS: Final = {**_KNOW_MIN, "vllm": ("chat.completions", "completions", "responses")}
 _OPTIONS_OF: Final = {
     "model": "--model", "messages": "the workload", "prompt": "the workload", "input": "the workload",

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from llmtap.clock import SystemClock
@@ -20,8 +21,9 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.net.pacing import Pacer
 from llmtap.net.stream import Timebase
 from llmtap.units import NS_PER_S
+from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = ["Done", "Lateness", "Later", "OnAnswer", "Sending", "Underway"]
+__all__ = ["Done", "Lateness", "Later", "OnAnswer", "PromptRequest", "Sending", "Underway"]
 
 
 SLICE_NS: Final = 200_000
@@ -189,6 +191,18 @@ class Lateness:
         if self._each is not None:
             self._each(now_ns)
         self._start()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """A request to a target that takes prompts instead of HTTP bodies."""
+
+    prompt: Prompt
+    output_tokens: int
+    scheduled_ns: int | None = None
+    tenant: str | None = None
+    request_id: str = ""
+    """Empty: the target makes one."""
 
 
 class Underway(Protocol):

@@ -36,7 +36,9 @@ from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, opened_trace
 
-__all__ = ["FIGURES", "Baseline", "RecordedAnswer", "read_then", "recorded_of"]
+__all__ = [
+    "FIGURES", "Baseline", "RecordedAnswer", "date_ms", "quantiles_s", "read_then", "recorded_of",
+]  # fmt: skip
 
 FIGURES: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
 SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
@@ -205,20 +207,18 @@ class Baseline:
         }
 
     def _quantile_figures(self) -> dict[str, object]:
-        def told(histogram: Histogram) -> list[float] | None:
-            return [to_seconds(v) for v in histogram.percentiles(self._quantiles) if v is not None] or None
-
+        shares = self._quantiles
         return {
-            "shares": list(self._quantiles),
-            "then": {name: told(histogram) for name, histogram in self._then_ns.items()},
-            "now": {name: told(histogram) for name, histogram in self._now_ns.items()},
+            "shares": list(shares),
+            "then": {name: quantiles_s(histogram, shares) for name, histogram in self._then_ns.items()},
+            "now": {name: quantiles_s(histogram, shares) for name, histogram in self._now_ns.items()},
         }
 
     def _then(self, *, dated: bool) -> dict[str, Any]:
         """Return the Summary, limited to what the source states."""
         first_ns, last_ns = self._first_ns or 0, self._last_ns or 0
         seconds = (last_ns - first_ns) / NS_PER_S
-        start, end = (_date(ns) if dated else None for ns in (first_ns, last_ns))
+        start, end = (date_ms(ns) if dated else None for ns in (first_ns, last_ns))
         window = {"name": "baseline", "seconds": seconds, "start": start, "end": end}
         out: dict[str, Any] = self.summary.to_dict(
             window, seconds, "open" if self._scheduled == self._found else "recorded"
@@ -315,6 +315,12 @@ def _shares(histogram: Histogram) -> dict[str, float | None]:
     return {name: None if v is None else v / NS_PER_S for name, v in zip(SHARES, values, strict=True)}
 
 
-def _date(ns: int) -> str:
+def quantiles_s(histogram: Histogram, shares: tuple[float, ...]) -> list[float] | None:
+    """Return quantiles in seconds; None without values."""
+    return [to_seconds(v) for v in histogram.percentiles(shares) if v is not None] or None
+
+
+def date_ms(ns: int) -> str:
+    """Format wall-clock ns as a date in UTC, to the millisecond."""
     moment = _EPOCH + timedelta(microseconds=ns // 1_000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

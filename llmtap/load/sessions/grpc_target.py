@@ -21,12 +21,11 @@ from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.refusal import Interventions
 from llmtap.exchange.verdict import TOKENS_MAX, remove_implausible
-from llmtap.load.sending import Lateness
+from llmtap.load.sending import Lateness, PromptRequest
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.units import NS_PER_S
-from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import as_text
 
 __all__ = ["GrpcTarget", "metadata_of", "parse_grpc"]
@@ -81,22 +80,15 @@ class GrpcTarget:
         """At most 1; reconnects of gRPC are not visible."""
         self.reuses = 0
 
-    async def ask(
-        self,
-        *,
-        scheduled_ns: int | None,
-        prompt: Prompt,
-        output_tokens: int,
-        tenant: str | None,
-        request_id: str | None = None,
-    ) -> Exchange:
+    async def ask(self, request: PromptRequest) -> Exchange:
         """Send one request and return its Exchange."""
         self._seq += 1
         self.reuses += self._seq > 1
         self.connects = 1
-        request_id = request_id or f"{self._name}-{self._seq}"
-        output = max(1, output_tokens)
-        request = write_request(
+        request_id = request.request_id or f"{self._name}-{self._seq}"
+        prompt, tenant, scheduled_ns = request.prompt, request.tenant, request.scheduled_ns
+        output = max(1, request.output_tokens)
+        message = write_request(
             GrpcRequest(
                 request_id, text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
                 max_tokens=output, min_tokens=output if self._exact else 0, ignore_eos=self._exact,
@@ -111,14 +103,14 @@ class GrpcTarget:
                 self._name, self._seq, self.lateness.timebase.anchor.to_wall_ns(began_ns),
                 Timeline(began_ns, request_end_ns=began_ns), method="POST", path=METHOD,
                 endpoint="inference.generate", dialect="grpc", model=self.model, tenant=tenant or "default",
-                request_id=request_id, stream=True, scheduled_ns=scheduled_ns, request_bytes=len(request),
+                request_id=request_id, stream=True, scheduled_ns=scheduled_ns, request_bytes=len(message),
             )
         )  # fmt: skip
         call = self._call(metadata=metadata)
         self._calls[request_id] = call, answer
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
-                await answer.hear(call, request)
+                await answer.hear(call, message)
         except TimeoutError:
             answer.outcome, answer.error = Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time"
         finally:

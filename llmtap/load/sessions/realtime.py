@@ -22,11 +22,12 @@ from llmtap.errors import ConfigError, PeerProtocolError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sending import Lateness
+from llmtap.load.sending import Lateness, PromptRequest
 from llmtap.net.failures import failure_said
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on
-from llmtap.protocol.http1 import header_value, parse_response_head
+from llmtap.protocol.http1 import header_value
+from llmtap.protocol.http1_response import next_response_head
 from llmtap.protocol.websocket import MessageParser, Opcode, accept_key, frame
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
@@ -117,7 +118,7 @@ class RealtimeSession:
         self._attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._head: bytearray | None = bytearray()
+        self._head: bytes | None = b""
         """Response head until it is complete."""
         self._parser = MessageParser("the server", masked=False)
         self._fed = 0
@@ -257,19 +258,17 @@ class RealtimeSession:
     def _read_head(self, data: bytes) -> bytes:
         """Return the data after the response head; empty until the head is complete."""
         assert self._head is not None
-        searched = max(0, len(self._head) - 3)
-        self._head += data
-        end = self._head.find(b"\r\n\r\n", searched) + 4
-        if end < 4:
-            if len(self._head) > HEAD_BYTES_MAX:
-                self._fail_opening(Outcome.UPSTREAM_ERROR, "the answer's head is too long")
-            return b""
-        data, self._head = bytes(self._head), None
+        data = self._head + data
         try:
-            head = parse_response_head(data[:end], b"GET")
+            found = next_response_head(data, b"GET", bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX)
         except PeerProtocolError as exc:
+            self._head = None
             self._fail_opening(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
             return b""
+        self._head = data if found is None else None
+        if found is None:
+            return b""
+        head, end = found
         if head.status != 101:
             what = f"the server answered {head.status} in place of a WebSocket"
             self._fail_opening(Outcome.UPSTREAM_ERROR, what, head.status)
@@ -407,19 +406,12 @@ class RealtimeTarget:
                 one.drop()  # each request will find out for itself, and say so
         return len(idle)
 
-    async def ask(
-        self,
-        *,
-        scheduled_ns: int | None,
-        prompt: Prompt,
-        output_tokens: int,
-        tenant: str | None,
-        request_id: str | None = None,
-    ) -> Exchange:
+    async def ask(self, request: PromptRequest) -> Exchange:
         """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
         self._seq += 1
-        seq, request_id = self._seq, request_id or f"{self._name}-{self._seq}"
-        message = self._message(prompt, output_tokens, request_id)
+        seq, request_id = self._seq, request.request_id or f"{self._name}-{self._seq}"
+        tenant, scheduled_ns = request.tenant, request.scheduled_ns
+        message = self._message(request.prompt, request.output_tokens, request_id)
         data = frame(message, key=os.urandom(4))
         began_ns = mono_ns()
         session = self._take(tenant)

@@ -12,6 +12,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.sending import PromptRequest
 from llmtap.load.sessions.grpc_target import GrpcTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.protocol.vllm_grpc import METHOD, SERVICE, GrpcChunk, GrpcUsage, read_request, write_chunk
@@ -46,7 +47,7 @@ async def ask(
     due: int | None = None,
     who: str | None = None,
 ) -> Exchange:
-    return await target.ask(scheduled_ns=due, prompt=prompt, output_tokens=output, tenant=who or None)
+    return await target.ask(PromptRequest(prompt, output, due, who or None))
 
 
 async def serving(generate: Any) -> tuple[grpc.aio.Server, int]:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.sending import PromptRequest
 from llmtap.load.sessions.realtime import RealtimeTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.sim.server.options import SimOptions
@@ -52,7 +53,7 @@ async def ask(
     due: int | None = None,
     who: str | None = None,
 ) -> Exchange:
-    return await target.ask(scheduled_ns=due, prompt=prompt, output_tokens=output, tenant=who or None)
+    return await target.ask(PromptRequest(prompt, output, due, who or None))
 
 
 @pytest.mark.parametrize("clock", ["kernel", "mono"])
