@@ -320,7 +320,6 @@ class Prepared:
         self.tokens.append(tokens)
 
     def flush(self) -> None:
-        """Write what was added."""
         left = memoryview(self._pending)
         while left:
             left = left[os.write(self.fd, left) :]
@@ -337,12 +336,10 @@ class Prepared:
 
     @property
     def bytes_total(self) -> int:
-        """Total size of all rows' bodies."""
         return sum(self.ends) - sum(self.begins)
 
     @property
     def bytes_stored(self) -> int:
-        """Size of the file."""
         return os.fstat(self.fd).st_size
 
     def body(self, row: int) -> bytes:

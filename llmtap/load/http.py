@@ -53,12 +53,10 @@ class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     clock: str = "kernel"
     """Source of read timestamps: `kernel` or `mono`."""
     fresh: bool = False
-    """Use a new connection for each request instead of keeping them."""
     connect_timeout: Duration = Duration(10 * NS_PER_S)
     timeout: Duration = Duration(600 * NS_PER_S)
     """From dispatch to the last byte of each attempt."""
     retries: int = 0
-    """Maximum retries of a failed request."""
     retry_wait: Duration = Duration(30 * NS_PER_S)
     """Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
     model: str | None = None
@@ -117,7 +115,6 @@ class LoadSender:
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> "Call":
-        """Send a request now; see `Sending.send`."""
         self.sent += 1
         call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
         self.calls[call] = None
@@ -281,7 +278,6 @@ class Call:
         self._held = b""
         """The request while there is no connection."""
         self._rest = b""
-        """Last part of the answer, until it is parsed."""
         self._lag_ns = 0
         """Longest time a byte of the answer may have waited unread."""
         self._verdict: tuple[Outcome, str | None] | None = None
@@ -298,11 +294,9 @@ class Call:
         self._clear()
 
     def _clear(self) -> None:
-        """Reset to the state before an attempt."""
         self._again = self._verdict = None
         self._observer: Observer | None = None
         self._unobserved = b""
-        """The request, until the observer exists."""
         self._early: list[tuple[bytes, int]] = []
         """Data that was read but not parsed, with its timestamps."""
         self._stream: Stream | None = None
@@ -427,7 +421,6 @@ class Call:
         later.after_read()
 
     def _catch_up(self) -> None:
-        """Parse data that was only read."""
         early, self._early = self._early, []
         for data, t_ns in early:
             if not self.over:
@@ -559,7 +552,6 @@ class Call:
 
     @property
     def waiting(self) -> bool:
-        """Whether the call waits for its next attempt."""
         return self._timer is not None
 
     def _wait_ns(self, asked_ns: int | None) -> int | None:
@@ -664,5 +656,4 @@ class Call:
 
 
 def _wants_text(x: Exchange, head: RequestHead, body: bytes) -> bool:
-    """Keep the text of every answer."""
     return True

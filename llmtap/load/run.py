@@ -34,7 +34,6 @@ class StopErrors(msgspec.Struct, frozen=True):
     """Stop when more than `share` of the latest `latest` answers failed."""
 
     share: float
-    """0 to less than 1."""
     latest: int = LATEST
 
 
@@ -208,12 +207,10 @@ class LoadRun:
         self.skipped = 0
         """Rows not sent because of `limit_in_flight`."""
         self.gave_up: str | None = None
-        """Broken rule of `stop_errors`."""
         self.stopped: str | None = None
         """Reason for an early end."""
 
     async def go(self) -> None:
-        """Run until nothing is left to send or in flight."""
         self._waker.sooner(self._due_ns())
         self._sender.later.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None
@@ -319,7 +316,6 @@ class LoadRun:
         self._settle()
 
     def _settle(self) -> None:
-        """End the run if it is over."""
         if self._over.done():
             return
         if self._schedule.left and mono_ns() < self._last_ns:

@@ -63,7 +63,6 @@ class Later:
         """Pacer of the run; due requests wait for neither work nor sleep."""
 
     def add(self, work: Callable[[], None], *, urgent: bool = False) -> None:
-        """Do `work` soon, or at once if too much is pending."""
         if urgent:
             self._urgent.append(work)
         else:
@@ -94,7 +93,6 @@ class Later:
         self._gathers = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
 
     def finish(self) -> None:
-        """Do all pending work now."""
         urgent, waiting = self._urgent, self._waiting
         while urgent or waiting:
             (urgent or waiting).popleft()()
@@ -206,8 +204,6 @@ class PromptRequest:
 
 
 class Underway(Protocol):
-    """A request in flight."""
-
     row: int
 
     def cancel(self, why: str) -> None:
@@ -230,15 +226,12 @@ class Sending(Protocol):
 
     loop: asyncio.AbstractEventLoop
     sent: int
-    """Requests begun."""
     retries: Counter[str]
     lateness: Lateness
     later: Later
 
     @property
-    def calls(self) -> _Calls:
-        """Requests in flight."""
-        ...
+    def calls(self) -> _Calls: ...
 
     @property
     def connects(self) -> int: ...
@@ -263,8 +256,6 @@ class Sending(Protocol):
         """
         ...
 
-    async def open(self, connections: int) -> int:
-        """Open connections in advance; return the number of idle ones."""
-        ...
+    async def open(self, connections: int) -> int: ...
 
     def stop_retrying(self) -> None: ...

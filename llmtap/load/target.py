@@ -16,7 +16,6 @@ PATHS: Final = {
     "completions": "/v1/completions",
     "responses": "/v1/responses",
 }
-"""Path of each endpoint."""
 _TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"connection"})
 
@@ -31,7 +30,6 @@ class LoadTarget:
     def head(
         self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False
     ) -> bytes:
-        """Return the request head for a body of this size."""
         lines = [
             b"POST " + self.origin.prefix + self.path + b" HTTP/1.1",
             b"Host: " + self.origin.authority,

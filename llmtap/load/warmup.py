@@ -42,7 +42,6 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 10_000
     """Minimum output tokens; both minimums must be reached."""
     slots: int = 8
-    """Concurrent requests."""
     requests_max: int = 20_000
     """Bound for servers whose answers report few or no tokens."""
     variation: float = 0.10
@@ -56,8 +55,6 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One request alone."""
-
     outcome: str
     ttft_ns: int | None
     e2e_ns: int | None
@@ -75,12 +72,9 @@ class WarmUp:
     failed: int = 0
     tokens: int = 0
     duration_ns: int = 0
-    """Without probes."""
     enough: bool = False
-    """Both minimums were reached."""
     before: Probe | None = None
     probes: list[Probe] = field(default_factory=list)
-    """Probes after the warm-up, in order."""
     variation_ttft: float | None = None
     """Of the last three; None if one has no such latency."""
     variation_e2e: float | None = None

@@ -38,7 +38,6 @@ class Gpus:
         self.names: list[str] = []
         self._handles = []
         self.unread = max(0, n - GPUS_MAX)
-        """Number of GPUs beyond the bound."""
         for index in range(min(n, GPUS_MAX)):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             name = nvml.nvmlDeviceGetName(handle)

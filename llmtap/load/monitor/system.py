@@ -48,7 +48,6 @@ _GPU_SERIES: Final = {
 }
 """In the order of the fields of GpuReading."""
 _NAMED_MAX: Final = 64
-"""Processes named for each side."""
 _SEARCHES_MAX: Final = 60
 """Searches for a server that does not listen yet: a minute at 1 Hz. Each takes some ms."""
 _CLOSE_S_MAX: Final = 2.0
@@ -77,7 +76,6 @@ class ObservedProcess(NamedTuple):
 
 
 def read_host() -> Host:
-    """Return the host's CPU time and memory."""
     t, memory = psutil.cpu_times(), psutil.virtual_memory()
     # proc(5): guest time is already in user and nice.
     busy = t.user + t.nice + t.system + t.irq + t.softirq
@@ -210,7 +208,6 @@ class SystemSampler:
             self._gpus.close()
 
     def about(self) -> dict[str, Any]:
-        """Return what was sampled, what was not and why, as JSON."""
         return {
             "period": to_seconds(self._period_ns),
             "skipped": self._skipped,

@@ -38,7 +38,6 @@ __all__ = ["SERIES", "ServerScraper", "Watch", "metrics_url", "read_metrics"]
 BODY_BYTES_MAX: Final = 16 << 20
 """A vLLM server with 8 engines sends about 2 MB."""
 REASONS_MAX: Final = 8
-"""Kinds of failures reported one by one."""
 TIMEOUT_NS: Final = 5 * NS_PER_S
 
 
@@ -170,7 +169,6 @@ class ServerScraper:
         self.columns.close()
 
     def about(self) -> dict[str, Any]:
-        """Return statistics of the scrapes as JSON."""
         return {
             "url": None if self._session is None else shown_url(self._url),
             "gave_up": self._gave_up,
@@ -297,7 +295,6 @@ class Watch:
             self._scraper.start()
 
     def latest(self) -> dict[str, float]:
-        """Return the last known samples, for a display."""
         return {**self._system.columns.latest(), **self._scraper.columns.latest()}
 
     async def close(self, start_ns: int) -> TimeSeries:

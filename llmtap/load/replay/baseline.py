@@ -55,8 +55,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """Place of a plan's rows, to be read again."""
-
     place: str
     format: str
     places: "array[int]"
@@ -108,7 +106,6 @@ class Baseline:
         self._scheduled = self._unknown = self._sure = self._ends = 0
 
     def add_now(self, row: int, x: Exchange) -> None:
-        """Add a request that was sent."""
         if row >= len(self._state):
             self._again += 1
             return

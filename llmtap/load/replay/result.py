@@ -60,13 +60,11 @@ class ObservedLengths:
     input_counted: int = 0
     """Tokens of those prompts by our count, or by the trace if not counted."""
     input_usage: int = 0
-    """The same by the server's usage."""
     input_apart: int = 0
     """Sum of the absolute differences of the two."""
     output_told: int = 0
     output_exact: int = 0
     output_wanted: bool = False
-    """The server was told to generate exactly this length."""
 
     def add(self, x: Exchange, given: int, counted: int, made: int) -> None:
         """Add an exchange of a row with these tokens; `counted`: -1 if not counted."""
@@ -96,13 +94,11 @@ class RunObservations:
     counted: Sequence[int]
     lengths: ObservedLengths = field(default_factory=ObservedLengths)
     opened: "Counter[str]" = field(default_factory=Counter)
-    """Requests by sender."""
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Last byte of each, or its last known time."""
     uncertainty: Histogram = field(default_factory=Histogram)
     errors: "Counter[str]" = field(default_factory=Counter)
-    """Errors by message."""
     error_statuses: "Counter[int]" = field(default_factory=Counter)
     """Upstream errors by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)

@@ -81,7 +81,6 @@ class GrpcTarget:
         self.reuses = 0
 
     async def ask(self, request: PromptRequest) -> Exchange:
-        """Send one request and return its Exchange."""
         self._seq += 1
         self.reuses += self._seq > 1
         self.connects = 1
@@ -129,14 +128,12 @@ class GrpcTarget:
         return 1
 
     def cancel(self, request_id: str) -> None:
-        """End the call as cancelled; no effect after its end."""
         if request_id in self._calls:
             call, answer = self._calls[request_id]
             call.cancel()
             answer.call_off()
 
     async def close(self) -> None:
-        """Close the connection; calls in progress end as cancelled."""
         for request_id in list(self._calls):
             self.cancel(request_id)
         await self._channel.close(None)
@@ -165,8 +162,6 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
 
 
 class _Answer:
-    """Timeline and result of one call."""
-
     def __init__(self, x: Exchange) -> None:
         self._x = x
         self.outcome = Outcome.COMPLETE
@@ -219,7 +214,6 @@ class _Answer:
         self._judge(code, details or "")
 
     def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
-        """Record a message received at `t_ns`."""
         x, t = self._x, self._x.timeline
         # vLLM's last message repeats ids of the last chunk.
         count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)

@@ -30,7 +30,6 @@ _ID: Final = b"X-Request-Id"
 
 
 def protocol_of(url: str) -> Spoken:
-    """Return the protocol of a target URL."""
     return _SCHEMES.get(urlsplit(url).scheme.lower(), "http")
 
 
@@ -222,7 +221,6 @@ def check_target(setup: WorkerSetup) -> bool:
 
 
 def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None) -> Asking:
-    """Create the sender of a setup whose target is not HTTP."""
     options = setup.sender
     common: dict[str, Any] = {
         "model": options.model, "headers": [(name.encode(), value.encode()) for name, value in setup.headers],

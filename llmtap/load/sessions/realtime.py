@@ -126,10 +126,8 @@ class RealtimeSession:
         self._whole = 0
         self._answer: RealtimeAnswer | None = None
         self._began_ns = 0
-        """Start of writing the request."""
         self._submit_ns: int | None = None
         self._broken: str | None = None
-        """Why the request could not be written."""
         self._last_ns = 0
 
     @property
@@ -180,11 +178,9 @@ class RealtimeSession:
             self._end(Outcome.UPSTREAM_RESET, self._broken)
 
     def call_off(self) -> None:
-        """Stop opening: the request was cancelled."""
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
 
     def look_again(self, now_ns: int) -> None:
-        """Check the socket: see `net/stream.py`."""
         if self._stream is not None and now_ns - self._last_ns > QUIET_NS:
             self._last_ns = now_ns
             self._stream.look_again()
@@ -389,9 +385,7 @@ class RealtimeTarget:
         self._sessions: set[RealtimeSession] = set()
         self._under_way: dict[str, tuple[RealtimeSession, RealtimeAnswer]] = {}
         self.connects = 0
-        """Sessions begun."""
         self.reuses = 0
-        """Requests on a reused session."""
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int, tenant: str | None = None) -> int:
@@ -453,14 +447,12 @@ class RealtimeTarget:
         return x
 
     def cancel(self, request_id: str) -> None:
-        """End the request as cancelled; no effect after its end."""
         if request_id in self._under_way:
             session, answer = self._under_way[request_id]
             answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
             session.call_off()
 
     async def close(self) -> None:
-        """Close every session; requests in flight end as cancelled."""
         for session in list(self._sessions):
             session.leave()
         self._timer.cancel()

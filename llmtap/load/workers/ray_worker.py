@@ -66,7 +66,6 @@ class RemoteProcess:
         return llmtap.__version__, read_clocks()
 
     def take(self, piece: bytes) -> None:
-        """Append to the bodies."""
         self._bodies.write(piece)
 
     def start(self, setup: bytes, script: bytes, ca: bytes | None, keep: bool) -> int:

@@ -50,15 +50,12 @@ class LoadResult:
     began_ns: int
     ended_ns: int
     done: list[Done] = field(default_factory=list)
-    """Last messages of processes that reported."""
     clocks: list[HostClock] = field(default_factory=list)
-    """Clocks of their hosts."""
     lost: list[int | None] = field(default_factory=list)
     """Exit status of each lost process (negative for a signal), None if its host was lost."""
     lost_rows: int = 0
     """Rows of lost processes; which were sent is unknown except for stored exchanges."""
     stopped: str | None = None
-    """Reason for an early end."""
 
 
 def dealt(requests: Requests, hands: int) -> list[list[int]]:
@@ -111,7 +108,6 @@ class WorkerPool:
             for _ in (self._hands if keep else ())
         ]
         self._told: list[Member] = []
-        """Started processes."""
         self._said: list[str] = []
         self._stopping: str | None = None
         """Reason of the first `stop`."""
@@ -162,7 +158,6 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Pids of started processes, each on its own host."""
         return [member.pid for member in self._members if member.pid is not None]
 
     def stop(self, why: str = STOPPED) -> None:

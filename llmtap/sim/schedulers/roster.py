@@ -91,14 +91,11 @@ class Waiting:
             heappop(heap)
 
     def head(self) -> int | None:
-        """Return the next request, if any."""
         return self._heap[0][1] if self._heap else None
 
 
 @dataclass(slots=True)
 class _Seat:
-    """A request that holds memory."""
-
     names: Sequence[int]
     """Named blocks of its prompt."""
     tokens: int
@@ -133,7 +130,6 @@ class Roster:
         """Requests that decode, in the order in which they began to. Never changed: replaced."""
         self._waiting = Waiting(ranks)
         self._seats: dict[int, _Seat] = {}
-        """In order of seating."""
         self._made: dict[int, int] = {}
         """Tokens made by each preempted request."""
         self._preempted: set[int] = set()
@@ -408,7 +404,6 @@ class Roster:
         return (seat.since - seat.tokens + len(seat.names) * self.memory.named_tokens) % len(self._growing)
 
     def _unseat(self, requests: Sequence[int]) -> None:
-        """Release their memory."""
         decoded = False
         for request in requests:
             seat = self._seats.pop(request)

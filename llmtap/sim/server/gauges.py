@@ -49,10 +49,7 @@ _REASONS: Final = ("stop", "length", "abort", "error")
 
 
 class EngineMetrics:
-    """Metrics of one server."""
-
     def __init__(self, model: str, state: Callable[[], IterationState] | None = None) -> None:
-        """`state` of the engine, if there is one."""
         self._state = state
         self._open = 0
         self._registry = registry = CollectorRegistry()
@@ -113,7 +110,6 @@ class EngineMetrics:
             self._e2e.observe(e2e_ns / NS_PER_S)
 
     def text(self) -> bytes:
-        """Return the exposition."""
         if self._state is None:
             self._running.set(self._open)
         else:

@@ -84,8 +84,6 @@ Rate = Annotated[float, Meta(ge=0, le=1)]
 
 
 class PacingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are sent."""
-
     tokens_per_chunk: Annotated[int, doc("Tokens in one event.", ge=1)] = 1
     coalesce: Annotated[
         Duration, doc("Events are collected for so long and leave in one write; 0: none waits.")
@@ -185,8 +183,6 @@ _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
 
 
 class Key(NamedTuple):
-    """An option, for documentation."""
-
     key: str
     """On the command line, such as `pacing.jitter`."""
     default: str

@@ -145,7 +145,6 @@ class Reception:
     def _tickets(
         self, asked: SimulatedRequest, said: list[DeliveredText], lengths: list[int], listener: EngineSource
     ) -> list[Ticket]:
-        """Return an engine's request for each choice. Raises BadRequest."""
         assert self._engine is not None
         limit, size = self._engine.tokens_max, self._engine.block_tokens
         shared: list[tuple[int, ...]] = [()] * len(lengths)
@@ -215,7 +214,6 @@ class Reception:
         return gatherer.due_ns
 
     def end(self, job: ServerJob) -> None:
-        """Record the end of a request, of which nothing more will be sent."""
         job.source.close(self.clock.mono_ns())
         truth = job.truth
         truth.ended_ns = self.clock.mono_ns()

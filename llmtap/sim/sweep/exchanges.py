@@ -52,7 +52,6 @@ _MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up mid
 
 
 def relay_name(scheduler: str) -> str:
-    """Return the relay of the exchanges of a run."""
     return f"sim-{scheduler}"
 
 

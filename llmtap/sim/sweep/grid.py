@@ -38,8 +38,6 @@ BEST: Final = "best"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named sweep."""
-
     about: str
     source: str
     axes: Mapping[str, tuple[Any, ...]]
@@ -139,7 +137,6 @@ class GridSource:
         """`name`: a place for `load_trace`, or a synthetic workload if no file has that name."""
         self.name = name
         self.traces: dict[str, Trace] = {}
-        """By digest."""
         self.remarks: list[str] = []
         """Notes beside those of the rows."""
         self._drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
@@ -182,7 +179,6 @@ class GridSource:
         return digest, self.traces[digest]
 
     def _hint(self) -> str | None:
-        """Return a hint for an unknown name."""
         if self.name == "-" or "://" in self.name or Path(self.name).exists():
             return None
         names = [name for name in workloads() if ":" not in name and "." not in name]
@@ -192,8 +188,6 @@ class GridSource:
 
 @dataclass(frozen=True, slots=True)
 class SweepGrid:
-    """Makes jobs from points."""
-
     source: GridSource
     common: Mapping[str, Any]
     """Fields of `SweepJob` that are the same for all."""

@@ -278,8 +278,6 @@ _EFFORT_PER_PROCESS: Final = 200_000
 
 
 class SweepListener(Protocol):
-    """Listener to the progress of a sweep."""
-
     def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
         """These jobs start now; `kept` more were done before."""
 

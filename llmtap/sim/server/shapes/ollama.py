@@ -60,7 +60,6 @@ def read_generate(body: bytes) -> SimulatedRequest:
 
 
 def ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
-    """Return the body of an error response."""
     return {"error": message}
 
 

@@ -53,8 +53,6 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Completion(CommonRequest, kw_only=True):
-    """Fields of both bodies."""
-
     stop: str | list[str] | None = None
     n: int | None = 1
     stream_options: _StreamOptions | None = None
@@ -101,8 +99,6 @@ def read_completions(body: bytes) -> SimulatedRequest:
 
 
 class OpenAIChatShape(Shape):
-    """Writes one chat completion."""
-
     _prefix = "chatcmpl-sim"
     _object = "chat.completion"
     _chunk_object = "chat.completion.chunk"
@@ -223,7 +219,6 @@ class _Responses(CommonRequest, kw_only=True):
 
 
 def read_responses(body: bytes) -> SimulatedRequest:
-    """Read a request. Raises BadRequest."""
     r: _Responses = decode(body, _Responses)
     items = [r.input] if isinstance(r.input, str) else [i for i in r.input if isinstance(i, dict)]
     said = [r.instructions, *(i if isinstance(i, str) else text_of(i.get("content")) for i in items)]
@@ -231,8 +226,6 @@ def read_responses(body: bytes) -> SimulatedRequest:
 
 
 class OpenAIResponsesShape(Shape):
-    """Writes one response."""
-
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer, "resp_sim")
         self._item_id = f"msg_sim{answer.number}"

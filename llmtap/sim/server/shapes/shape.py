@@ -21,8 +21,6 @@ class BadRequest(ValueError):
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """A request of any API."""
-
     model: str
     stream: bool
     prompts: tuple[str, ...]
@@ -112,7 +110,6 @@ class Shape:
         self._answer = answer
         self._asked = answer.asked
         self._choice = answer.choices[0]
-        """The only one of most APIs."""
 
     def opening(self) -> bytes:
         """Return what precedes the first token."""
@@ -147,7 +144,6 @@ class Shape:
 
     @property
     def _said(self) -> str:
-        """The text sent so far."""
         return "".join(self._choice.pieces[: self._answer.sent[0]])
 
     def _status(self) -> tuple[str, str | None]:
@@ -172,7 +168,6 @@ def decode(body: bytes, kind: type[Any]) -> Any:
 
 
 def lines_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Return the stop strings."""
     return tuple(text for text in ([stop] if isinstance(stop, str) else stop or ()) if text)
 
 
@@ -187,7 +182,5 @@ def text_of(content: Any) -> str:
 
 
 class Message(msgspec.Struct):
-    """A message of a conversation."""
-
     role: str = "user"
     content: Any = None
