@@ -184,12 +184,13 @@ class BodyMaker:
         return text
 
 
-def parse_body_fields(texts: Sequence[str], place: str = "--body-field") -> dict[str, msgspec.Raw]:
+def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
     """Parse `NAME=JSON` fields.
 
-    Raises ConfigError naming `place` for invalid JSON, a duplicate, or a field that has its own option.
+    Raises ConfigError for invalid JSON, a duplicate, or a field that has its own option.
     """
     fields: dict[str, msgspec.Raw] = {}
+    place = "--body-field"
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
@@ -337,10 +338,6 @@ class Prepared:
     @property
     def bytes_total(self) -> int:
         return sum(self.ends) - sum(self.begins)
-
-    @property
-    def bytes_stored(self) -> int:
-        return os.fstat(self.fd).st_size
 
     def body(self, row: int) -> bytes:
         begin = self.begins[row]

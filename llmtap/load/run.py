@@ -37,8 +37,9 @@ class StopErrors(msgspec.Struct, frozen=True):
     latest: int = LATEST
 
 
-def parse_stop_errors(text: str, place: str = "--stop-errors") -> StopErrors:
-    """Parse `50%`, `0.5` or `50%/200`. Raises ConfigError naming `place`."""
+def parse_stop_errors(text: str) -> StopErrors:
+    """Parse `50%`, `0.5` or `50%/200`. Raises ConfigError."""
+    place = "--stop-errors"
     whole, slash, latest = text.partition("/")
     number, percent, rest = whole.strip().partition("%")
     try:

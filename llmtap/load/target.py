@@ -43,13 +43,13 @@ class LoadTarget:
         return b"\r\n".join(lines)
 
 
-def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--target") -> LoadTarget:
+def parse_target(url: str, endpoint: str, headers: Headers) -> LoadTarget:
     """Parse `http://host:port[/prefix]`; a prefix ending in /v1 is the API's own. `endpoint`: one of PATHS,
     or a path.
 
-    Raises ConfigError naming `place`, or `--header` for an invalid field.
+    Raises ConfigError naming `--target`, or `--header` for an invalid field.
     """
-    origin = parse_origin(url, place)
+    origin = parse_origin(url, "--target")
     path = endpoint if endpoint.startswith("/") else PATHS[endpoint]
     if origin.prefix.endswith(b"/v1"):
         path = path.removeprefix("/v1")

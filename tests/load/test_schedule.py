@@ -200,7 +200,7 @@ def test_a_rule(text: str, rule: StopErrors) -> None:
 )  # fmt: skip
 def test_no_rule_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse_stop_errors(text, "--stop-errors")
+        parse_stop_errors(text)
     assert refused.value.place == "--stop-errors"
     assert refused.value.hint
 

@@ -49,14 +49,13 @@ class GrpcTarget:
         exact_output: bool = False,
         timeout_ns: int = TIMEOUT_NS,
         name: str = "load",
-        place: str = "--target",
     ) -> None:
         """Target of `grpc://host:port`. `headers` are sent as metadata and may be secret. `exact_output`:
         request exactly the given number of tokens.
 
-        Raises ConfigError naming `place` or `--header`.
+        Raises ConfigError naming `--target` or `--header`.
         """
-        address = parse_grpc(url, place)
+        address = parse_grpc(url)
         self._metadata = metadata_of(headers)
         self.model = model
         self._tenant_header = None if tenant_header is None else tenant_header.lower()
@@ -140,15 +139,15 @@ class GrpcTarget:
         self.lateness.close()
 
 
-def parse_grpc(url: str, place: str = "--target") -> str:
-    """Return the address of `grpc://host:port`. Raises ConfigError naming `place`."""
+def parse_grpc(url: str) -> str:
+    """Return the address of `grpc://host:port`. Raises ConfigError naming `--target`."""
     parts = urlsplit(url)
     try:
         port = parts.port
     except ValueError as exc:
-        raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
+        raise ConfigError("--target", f"{url!r} is no URL: {exc}") from None
     if parts.scheme != "grpc" or not parts.hostname or port is None or parts.path.strip("/"):
-        raise ConfigError(place, f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
+        raise ConfigError("--target", f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
     return parts.netloc
 
 

@@ -352,17 +352,16 @@ class RealtimeTarget:
         connect_timeout_ns: int = CONNECT_TIMEOUT_NS,
         tls: ssl.SSLContext | None = None,
         name: str = "load",
-        place: str = "--target",
     ) -> None:
         """Target of `ws://host:port[/path][?model=NAME]`; the default path is OpenAI's.
 
         `headers` go only with the upgrade: they may be secret. `exact_output` also sends `ignore_eos` and
-        `min_tokens`, which only some servers know. Raises ConfigError naming `place`.
+        `min_tokens`, which only some servers know. Raises ConfigError naming `--target`.
         """
-        origin, path, named = parse_realtime(url, place)
+        origin, path, named = parse_realtime(url)
         self.model = model or named
         if origin.tls and tls is None:
-            raise ConfigError(place, "wss needs a TLS context")
+            raise ConfigError("--target", "wss needs a TLS context")
         kernel = clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         query = f"?{urlencode({'model': self.model})}" if self.model else ""
@@ -531,14 +530,16 @@ class RealtimeTarget:
         return _encode({"type": "response.create", "event_id": request_id, "response": response})
 
 
-def parse_realtime(url: str, place: str = "--target") -> tuple[Origin, str, str | None]:
+def parse_realtime(url: str) -> tuple[Origin, str, str | None]:
     """Return origin, path and model of `ws://host:port[/path][?model=NAME]`. Raises ConfigError naming
-    `place`."""
+    `--target`."""
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
-        raise ConfigError(place, f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000")
+        raise ConfigError(
+            "--target", f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000"
+        )
     scheme = "https" if parts.scheme == "wss" else "http"
-    origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), place)
+    origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), "--target")
     return origin, parts.path.rstrip("/") or PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 

@@ -139,15 +139,11 @@ class GridSource:
         self.traces: dict[str, Trace] = {}
         self.remarks: list[str] = []
         """Notes beside those of the rows."""
-        self._drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
+        self.drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
+        """Whether it is a synthetic workload, which depends on the seed."""
         self._format = source_format
         self._progress = progress
         self._digests: dict[tuple[int | None, int], str] = {}
-
-    @property
-    def drawn(self) -> bool:
-        """Whether it is a synthetic workload, which depends on the seed."""
-        return self._drawn
 
     @property
     def notes(self) -> list[str]:
@@ -157,9 +153,9 @@ class GridSource:
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
         """Return the digest of the first `count` rows, and these. Raises ConfigError."""
-        key = (count, seed if self._drawn else 0)
+        key = (count, seed if self.drawn else 0)
         if key not in self._digests:
-            if self._drawn:
+            if self.drawn:
                 if self._format is not None:
                     raise ConfigError("--from", f"{self.name} is a workload that is drawn: it has no format")
                 trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
@@ -297,20 +293,15 @@ def _summary(told: SweepAttempt) -> dict[str, Any]:
 
 
 def _scale(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:
-    scale, option = _wanted_scale(point, trace, capacity_rps)
-    if trace.span_ns * -(-count // max(1, len(trace) - 1)) > _LAST_NS * scale:
-        raise ConfigError(option, f"the last of {count:,} requests would arrive after 146 years")
-    return scale
-
-
-def _wanted_scale(point: Point, trace: Trace, capacity_rps: float | None) -> tuple[float, str]:
-    """Return the scale and the option that sets it."""
-    rate = point.get("rate")
+    rate, scale, option = point.get("rate"), float(point.get("scale", 1.0)), "--scale"
     if "share" in point:
         assert capacity_rps is not None
         rate = point["share"] * capacity_rps
-    if rate is None:
-        return float(point.get("scale", 1.0)), "--scale"
-    if trace.rate_rps is None:
-        raise ConfigError("--rate", _NO_RATE)
-    return float(rate / trace.rate_rps), "--rate"
+    if rate is not None:
+        option = "--rate"
+        if trace.rate_rps is None:
+            raise ConfigError(option, _NO_RATE)
+        scale = float(rate / trace.rate_rps)
+    if trace.span_ns * -(-count // max(1, len(trace) - 1)) > _LAST_NS * scale:
+        raise ConfigError(option, f"the last of {count:,} requests would arrive after 146 years")
+    return scale

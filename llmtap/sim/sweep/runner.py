@@ -236,8 +236,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _attempt(job: SweepJob) -> SweepAttempt:
-    return attempt(job, _traces[job.rows], SystemClock.mono_ns)
+def _attempt(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
+    return attempt(job, _traces[job.rows] if trace is None else trace, SystemClock.mono_ns)
 
 
 def on_ray(
@@ -250,7 +250,7 @@ def on_ray(
     """
     with ray_cluster(address, workers) as ray:
         kept = {digest: ray.put(trace) for digest, trace in traces.items()}
-        task = ray.remote(max_retries=1)(_attempt_on_ray)
+        task = ray.remote(max_retries=1)(_attempt)
         running = {task.options(name=job.name).remote(job, kept[job.rows]): job for job in jobs}
         # Nothing is cancelled when the iterator is closed: all ends with this driver, and Ray 2.60 aborts it
         # if a task that was cancelled by force ends all the same.
@@ -267,10 +267,6 @@ def on_ray(
                         job.id, job.to_dict(), error=f"{_DIED} ({str(exc).strip().splitlines()[0]})"
                     )
                 yield told
-
-
-def _attempt_on_ray(job: SweepJob, trace: Trace) -> SweepAttempt:
-    return attempt(job, trace, SystemClock.mono_ns)
 
 
 _EFFORT_PER_PROCESS: Final = 200_000
