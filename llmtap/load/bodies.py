@@ -4,9 +4,8 @@ Three endpoints, named as in exchanges: chat.completions, completions, responses
 `min_tokens` are fields of vLLM and SGLang; other servers may reject them, so they are sent only to servers
 that know them.
 
-Prepared bodies are stored one after another in an unnamed file, identical ones once, so that nothing is made
-between two sends. Sending processes inherit the descriptor and read with `os.pread`, which moves no shared
-position.
+Prepared bodies are in an unnamed file, identical ones once. Sending processes inherit its descriptor and read
+with `os.pread`, which moves no shared position.
 
 Source: openai/openai-openapi; vllm/entrypoints/openai (its Responses have no min_tokens); sglang's
 srt/entrypoints/openai/protocol.py.

@@ -1,8 +1,7 @@
 """Samples of this host during a run: CPU and memory of the sender, the server and the host, and the GPUs.
 
-The sampler is a thread, because a GPU driver may answer slowly. It takes a sample at each multiple of the
-period since the start; samples that cannot be taken in time are skipped and counted. Each sample stores its
-own duration.
+The sampler is a thread, because a GPU driver may answer slowly. Samples that cannot be taken in time are
+skipped and counted. Each sample stores its own duration.
 
 Series (`<side>` is `sender` or `server`, `<i>` counts GPUs from 0):
 - `<side>_cpu` (cpus: 1 is one busy CPU) and `<side>_memory` (bytes, RSS) of its processes and their

@@ -1,7 +1,6 @@
 """Compare replayed rows with the same rows at their capture.
 
-- A source with answer times is read a second time after the run, up to the last row sent. A repeated row is
-  compared once.
+- A source with answer times is read again after the run, up to the last row sent; a repeated row counts once.
 - A pair needs the figure on both sides, and both rows ended well. TTFT, TPOT and the longest pause are those
   of streamed answers. A row without a recorded outcome counts as ended well.
 - `elapsed` is from arrival to the last byte, for rows without a recorded submit time. Our arrival is the time

@@ -1,11 +1,8 @@
 """A sending process on a node of a Ray cluster.
 
-An actor runs `python -m llmtap.load` there, gives it its files and forwards commands and frames. Bodies go
-through Ray's object store, to each node those of its own rows; exchanges come back after the run. Ray
-encrypts none of it (prompts, keys) unless RAY_USE_TLS is set.
-
-A lost actor takes its process along, whose stdin ends, which cuts its requests. Nothing is restarted, because
-it is unknown which requests were sent.
+An actor runs `python -m llmtap.load` there and forwards commands and frames. Each node gets the bodies of its
+own rows; exchanges come back after the run. Ray encrypts none of it (prompts, keys) unless RAY_USE_TLS is set.
+A lost actor takes its process along, and nothing is restarted: it is unknown which requests were sent.
 """
 
 import asyncio

@@ -1,18 +1,13 @@
 """Requests under way: who waits, runs, holds memory, and is preempted. Shared by the iterating schedulers.
 
-The schedulers decide what an iteration consists of; the roster knows which requests could be in it, manages
-the memory, and counts tokens.
-
 A request holds the memory of its prompt from when it is seated, and one block more whenever its next token
-begins one. No request is seated that would take the blocks of the next step from running ones. As answers
-grow the memory can still become full; then the request that was seated last is preempted: its KV is discarded
-and recomputed later (`recompute`, with the tokens it has made), or swapped out and in (`swap`). It waits
-before all that never ran. The request seated first is never preempted, so that all are served in the end; a
-request larger than the memory is given up on arrival.
+begins one. No request is seated that would take the blocks of the next step from running ones. If the memory
+becomes full all the same, the request seated last is preempted: its KV is discarded and recomputed later
+(`recompute`), or swapped out and in (`swap`). It waits before all that never ran. The request seated first is
+never preempted, so all are served in the end; a request larger than the memory is given up on arrival.
 
 All decoding requests are part of every iteration that decodes. So the steps of a request's last token and of
-its next block are known when it begins, and a step only looks up who ends and how many need a block: it costs
-nothing per request.
+its next block are known when it begins, and a step costs nothing per request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Accepts a request of any protocol, and records how it ended.
 
-Here a request's faults and its answer are drawn (`answers.py`), and its tokens are scheduled or asked of the
-engine (`delivery.py`, `live.py`). The result is a `ServerJob`, which a protocol's own code carries out with a
-`ResponseSender` or a `Gatherer`, and hands back at its end.
+A request's faults and answer are drawn (`answers.py`), and its tokens are scheduled or asked of the engine
+(`delivery.py`, `live.py`). A protocol's own code carries the resulting `ServerJob` out and hands it back.
 """
 
 import random

@@ -1,10 +1,8 @@
 """Runs the jobs of a sweep in this process, in several, or on a Ray cluster, and keeps the results.
 
-Attempts come as they end, in any order. Workers get the traces once, when they start. A job that fails is an
-attempt with an error, also if its process dies. Each attempt is written and synced before anything else is
-done with it, so a kill costs only what was running; an incomplete last line is cut off when the file is
-opened again. Jobs in the file are not run again unless they failed. Any number of sweeps may share a file,
-one at a time.
+Attempts come as they end, in any order. A job that fails is an attempt with an error, also if its process
+dies. Each attempt is written and synced first, so a kill costs only what was running; an incomplete last line
+is cut off when the file is opened again. Jobs in the file are not run again unless they failed.
 """
 
 import fcntl
