@@ -1,8 +1,8 @@
 """What senders of one loop share: deferred work, lateness of the loop, and the interface to a run.
 
 Requests are sent and sockets read first; other work is done in slices. Kernel timestamps do not age, so with
-many streams the loop sleeps for a moment and reads together what has arrived. The uncertainty of timestamps is
-the lateness of the loop, measured by a timer or, with kernel timestamps, by each read (`net/lag.py`).
+many streams the loop sleeps for a moment and reads together what has arrived. The uncertainty of timestamps
+is the lateness of the loop, measured by a timer or, with kernel timestamps, by each read (`net/lag.py`).
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The grid of a sweep: values of options are multiplied out to points, and points become jobs; presets.
 
-Points are ordered for reading: sizes, loads, seeds, servers, options as given, then schedulers. A job has only
-the options that its scheduler reads (`registry.options_read`): points that differ in others are one job.
+Points are ordered for reading: sizes, loads, seeds, servers, options as given, then schedulers. A job has
+only the options that its scheduler reads (`registry.options_read`): points that differ in others are one job.
 
 The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; `share` of what a
 scheduler can do (`Preset.share_of`), which is run first.

@@ -81,17 +81,6 @@ def test_a_trace_without_dates_keeps_its_own_zero(tmp_path: Path) -> None:
     assert sorted(x.arrival_wall_ns for x in capture.exchanges()) == [0, MS]
 
 
-def test_blocks_of_prompts_are_kept_as_the_trace_had_them(tmp_path: Path) -> None:
-    record(tmp_path, work(2, blocks=[(4, 5), (4,)], block_tokens=10))
-    capture = llmtap.read(tmp_path)
-    assert (capture.info.blocks, capture.info.block_size, capture.info.block_unit) == ("trace", 10, "tokens")
-    table = capture.table(["seq", "blocks", "block_size"]).sort_by("seq")
-    assert table.to_pylist() == [
-        {"seq": 1, "blocks": [4, 5], "block_size": 10},
-        {"seq": 2, "blocks": [4], "block_size": 10},
-    ]
-
-
 def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     """With the last block of each prompt, which is not full."""
     rows = [
