@@ -343,8 +343,6 @@ class Difference:
     """At 1 - alpha for all looks together."""
     p: float | None = None
     """Of "there is no difference", valid whenever one looks."""
-    p_single: float | None = None
-    """The same for a single look, decided on beforehand: never to be watched."""
 
 
 def mean_interval(figure: Figure, alpha: float) -> Interval | None:
@@ -378,7 +376,7 @@ def mean_difference(arm: Figure, control: Figure, alpha: float) -> Difference | 
         far = mixture_width(n, alpha) * error
         anytime = (estimate - far, estimate + far)
         p = anytime_p(mixture_e_log(z, n, alpha))
-    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, t_tail(z, df))
+    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p)
 
 
 def quantile_interval(

@@ -1,9 +1,11 @@
 """Finished exchanges, made from a few numbers."""
 
+from collections.abc import Sequence
+
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 
-__all__ = ["streamed"]
+__all__ = ["reader_wait_ns", "streamed"]
 
 MS = 1_000_000
 
@@ -33,3 +35,12 @@ def streamed(
     )  # fmt: skip
     x.added.chunks_ns.extend([30_000] * len(times_ms))
     return x
+
+
+def reader_wait_ns(times_ns: Sequence[int], origin_ns: int, reader_ns_per_token: int = 50_000_000) -> int:
+    """Simulate a reader who starts at `origin_ns`; return the sum of all its waits."""
+    free_ns, waited_ns = origin_ns, 0
+    for t_ns in times_ns:
+        waited_ns += max(0, t_ns - free_ns)
+        free_ns = max(t_ns, free_ns) + reader_ns_per_token
+    return waited_ns

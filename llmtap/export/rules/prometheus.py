@@ -6,7 +6,7 @@ group watches llmtap (`self_alerts.py`). Two differences from Sloth: windows of 
 exchanges and not minutes; and an alarm requires so many exchanges in its long window that a single bad one
 cannot raise it, as in the meter.
 
-Source: SRE Workbook, chapter 5; `metrics/burn.py` has the arithmetic.
+Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
 """
 
 import textwrap
@@ -18,8 +18,7 @@ import yaml
 
 from llmtap.errors import ConfigError
 from llmtap.export.rules.self_alerts import Alert, self_alerts
-from llmtap.metrics.burn import PERIOD_NS, Alarm, burn_rate_max, events_min
-from llmtap.metrics.slo import SloClass
+from llmtap.metrics.slo import PERIOD_NS, Alarm, SloClass, burn_rate_max, events_min
 
 __all__ = ["SLO_ALERTS", "Recording", "burn_alert", "check_job", "missing_alarms", "recordings", "render",
            "runbook_url", "window_name"]  # fmt: skip

@@ -9,13 +9,13 @@ import aiohttp
 import pytest
 
 from llmtap.meter.pipeline import recent_exchanges as kept
-from llmtap.metrics.deadlines import reader_wait_ns
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.support.browser import CHROMIUM, Page, browser
 from tests.support.dashboard import TITLES, VIEWS, a_tally, is_live, play, reads, served, shown, under_way
 from tests.support.live_proxy import live_proxy
 from tests.support.sim_engine import ask_chat, engine
+from tests.support.streams import reader_wait_ns
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.metrics.burn import (
+from llmtap.metrics.slo import (
     STANDARD_ALARMS,
     burn_rate,
     burn_rate_max,
@@ -11,9 +11,7 @@ from llmtap.metrics.burn import (
     check_reachable,
     error_ratio,
     events_min,
-    factor,
     reachable,
-    standard_alarms,
 )
 
 HOUR = 3_600 * 10**9
@@ -28,11 +26,6 @@ def test_the_standard_alarms_are_the_workbooks() -> None:
         ("ticket", 3 * DAY, 6 * HOUR, pytest.approx(1)),
     ]
     assert all(a.long_ns == 12 * a.short_ns for a in STANDARD_ALARMS)
-
-
-def test_factors_follow_the_period() -> None:
-    assert [a.factor for a in standard_alarms(28 * DAY)] == pytest.approx([13.44, 5.6, 2.8, 0.933333333333])
-    assert factor(0.02, HOUR, 30 * DAY) == pytest.approx(14.4)
 
 
 def test_a_rate_is_the_error_ratio_over_the_budget() -> None:
