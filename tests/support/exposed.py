@@ -7,14 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.prometheus.exposition import Exposition
-from llmtap.export.prometheus.self_metrics import (
-    CaptureState,
-    ExporterState,
-    MeterState,
-    RelayState,
-    SloState,
-)
-from llmtap.export.sinks import SeriesKey
+from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
+from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values
+from llmtap.meter.relays import RelayState
 from llmtap.metrics.latency import measure
 from tests.support.exchanges import streamed
 from tests.support.relay_status import relay_status
@@ -41,17 +36,27 @@ def exposition_text() -> str:
     for x in _exchanges():
         exposition.ended(x, measure(x), SeriesKey("acme", "tiny", "control"), None)
     status = relay_status(opened=9, measured=7, dropped={"overflow": 1}, refused={"tap_overloaded": 1})
-    meter = MeterState(
-        frames=1, errors={"x": 1}, label_overflow={"tenant": 1}, smooth_goodput={"1m": 1.0},
-        goodput={"1m": 1.0}, lag_ns={"1m": 1},
-        exporters=[ExporterState("otlp", 1, 0, 1, {"queue_full": 1})],
-        capture=CaptureState(dropped={"memory": 1}, problem="disk_full", files_problem="no such bucket"),
-    )  # fmt: skip
-    slos = SloState(
-        targets={"gold": 0.99}, bounds_ns={("gold", "ttft"): 500 * MS}, counts={("gold", "acme"): (2, 1)},
-        burn_rates={("gold", "5m"): 1.0},
-    )  # fmt: skip
-    body, _ = exposition.freeze([RelayState("r0", True, status)], meter, slos).render()
+    relays = [RelayState("r0", True, status)]
+    capture = CaptureState(dropped={"memory": 1}, problem="disk_full", files_problem="no such bucket")
+    values = {
+        "slo_events": {("gold", "acme"): 2, ("gold", "default"): 0},
+        "slo_good": {("gold", "acme"): 1, ("gold", "default"): 0},
+        "slo_target_ratio": {"gold": 0.99},
+        "slo_objective_seconds": {("gold", "ttft"): 0.5},
+        "slo_burn_rate": {("gold", "5m"): 1.0},
+        "label_overflow": {"tenant": 1},
+        "meter_errors": {"x": 1},
+        **dict.fromkeys(("meter_cpu_seconds", "meter_rss_bytes", "meter_live_exchanges"), 0),
+        **dict.fromkeys(("live_subscribers", "live_missed_exchanges"), 0),
+        "meter_frames": 1,
+        "smooth_goodput_tokens_per_second": {"1m": 1.0},
+        "goodput_requests_per_second": {"1m": 1.0},
+        "window_uncertainty_seconds": {"1m": 1e-9},
+        **relay_values(relays),
+        **exporter_values([ExporterState("otlp", 1, 0, 1, {"queue_full": 1})]),
+        **capture_values(capture),
+    }
+    body, _ = exposition.freeze(values, lag_cells(relays)).render()
     return body.decode()
 
 

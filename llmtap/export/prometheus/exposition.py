@@ -10,7 +10,7 @@ import platform
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -19,19 +19,11 @@ from prometheus_client.metrics_core import InfoMetricFamily, Metric
 from prometheus_client.samples import Exemplar
 
 from llmtap import native
-from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.buckets import ADDED_EDGES_NS, Buckets
-from llmtap.export.prometheus.self_metrics import (
-    MeterState,
-    RelayState,
-    SloState,
-    collect_meter,
-    collect_relays,
-    collect_slos,
-)
-from llmtap.export.prometheus.series import COUNTERS, FrozenSeries, Series, families_for
-from llmtap.export.prometheus.text import HistogramFamily, TextWriter, counter, escape
+from llmtap.export.prometheus.catalogue import ADDED, COUNTERS, LAG, HistogramFamily, Value, collect
+from llmtap.export.prometheus.series import FrozenSeries, Series, families_for
+from llmtap.export.prometheus.text import TextWriter, escape
 from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import TraceParent, parse_trace_parent
 from llmtap.metrics.latency import Measured
@@ -84,17 +76,9 @@ def by_series(kept: Kept, unit: float) -> dict[str, dict[tuple[str, ...], dict[i
     return found
 
 
-_ADDED: Final = HistogramFamily(
-    "llmtap_tap_added_seconds",
-    "What the tap itself added, from a read to the kernel's taking the bytes",
-    ADDED_EDGES_NS,
-    labels=("point",),
-)
-_LAG: Final = HistogramFamily(
-    "llmtap_tap_loop_lag_seconds", "How late the relay's event loop ran", LAG_EDGES_NS, labels=("relay",)
-)
 _Who = tuple[str, str, str]
-_Cell = tuple[tuple[str, ...], Sequence[int], int]
+Cell = tuple[tuple[str, ...], Sequence[int], int]
+"""Labels, counts by bucket, and sum of a histogram's series."""
 
 
 class Exposition:
@@ -145,16 +129,21 @@ class Exposition:
 
     def freeze(
         self,
-        relays: Sequence[RelayState] = (),
-        meter: MeterState | None = None,
-        slos: SloState | None = None,
+        values: Mapping[str, Value] | None = None,
+        lags: Sequence[Cell] = (),
+        helps: Mapping[str, str] | None = None,
     ) -> "Frozen":
-        """A copy of all counts as they are now. Call it where `ended` is called."""
+        """Return a copy of all counts as they are now. Call it where `ended` is called.
+
+        Args:
+            values: those of llmtap itself, by name in `catalogue.SELF`; they must not change any more.
+            lags: the relays' histograms of loop lag. helps: replaces the help of some metrics.
+        """
         # Sorting and formatting can wait for another thread: only copying has to be done here.
         return Frozen(
             self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
-            {point: buckets.read() for point, buckets in self._added.items()}, self._unparsed, tuple(relays),
-            MeterState() if meter is None else meter, SloState() if slos is None else slos,
+            {point: buckets.read() for point, buckets in self._added.items()},
+            {"unparsed_events": self._unparsed, **(values or {})}, lags, helps or {},
             self._exemplars.freeze(),
         )  # fmt: skip
 
@@ -167,11 +156,10 @@ class Frozen:
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_Who, FrozenSeries]]
     added: Mapping[str, tuple[Sequence[int], int]]
-    unparsed: int
-    relays: tuple[RelayState, ...]
-    meter: MeterState
-    slos: SloState = field(default_factory=SloState)
-    exemplars: Kept = field(default_factory=dict)
+    values: Mapping[str, Value]
+    lags: Sequence[Cell]
+    helps: Mapping[str, str]
+    exemplars: Kept
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the Accept header asks for."""
@@ -188,12 +176,7 @@ class Frozen:
 
     def collect(self) -> Iterator[Metric]:
         """The few series that are not of a tenant: a prometheus_client collector."""
-        yield counter(
-            "llmtap_unparsed_events", "Events of a shape the dialect does not know", (), [((), self.unparsed)]
-        )
-        yield from collect_slos(self.slos)
-        yield from collect_relays(self.relays)
-        yield from collect_meter(self.meter)
+        yield from collect(self.values, self.helps)
         yield InfoMetricFamily(
             "llmtap_build",
             "Version of the meter, its Python, and the implementation of its per-event path",
@@ -204,8 +187,8 @@ class Frozen:
             },
         )
 
-    def _histograms(self) -> Iterator[tuple[HistogramFamily, list[_Cell]]]:
-        found: dict[str, list[_Cell]] = {}
+    def _histograms(self) -> Iterator[tuple[HistogramFamily, Sequence[Cell]]]:
+        found: dict[str, list[Cell]] = {}
         for who, (keys, read, _) in self.series:
             labels = tuple(map(escape, who))
             for (name, more), counts, total in zip(keys, read[::2], read[1::2], strict=True):
@@ -216,15 +199,8 @@ class Frozen:
             found["token_gap"] = gaps + found.get("token_gap", [])
         for name, rows in found.items():
             yield self.families[name], rows
-        yield _ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
-        yield (
-            _LAG,
-            [
-                ((relay.name,), relay.status.lag_buckets, relay.status.lag_sum_ns)
-                for relay in self.relays
-                if relay.status is not None and len(relay.status.lag_buckets) == len(LAG_EDGES_NS) + 1
-            ],
-        )
+        yield ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
+        yield LAG, self.lags
 
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:
         found: dict[str, list[tuple[tuple[str, ...], int]]] = {}

@@ -15,8 +15,7 @@ from llmtap.exchange.bounds import Budget
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.export.prometheus.exposition import Exposition
-from llmtap.export.prometheus.self_metrics import ExporterState
-from llmtap.export.sinks import ExchangeSink, SeriesKey
+from llmtap.export.sinks import ExchangeSink, ExporterState, SeriesKey
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline.assembler import CooperativeYield

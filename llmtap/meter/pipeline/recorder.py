@@ -37,8 +37,7 @@ from llmtap.errors import LlmtapError
 from llmtap.exchange.bounds import memory_bytes
 from llmtap.exchange.exchange import CapturedText, Exchange
 from llmtap.exchange.prompt import read_prompt
-from llmtap.export.prometheus.self_metrics import CaptureState
-from llmtap.export.sinks import SeriesKey
+from llmtap.export.sinks import CaptureState, SeriesKey
 from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead
 

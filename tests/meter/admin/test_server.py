@@ -17,7 +17,6 @@ from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.prometheus.exposition import Frozen
-from llmtap.export.prometheus.self_metrics import MeterState
 from llmtap.meter.admin import server
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
@@ -180,7 +179,7 @@ def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPat
             return (b"in time\n" if healthy.wait(60) else b"too late\n"), "text/plain"
 
     async def scene(tally: ExchangePipeline, client: Client) -> None:
-        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, 0, (), MeterState()))
+        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, {}, (), {}, {}))
         rendering = asyncio.ensure_future(client.get("/metrics"))
         await asyncio.sleep(0.01)
         assert (await client.get("/healthz")).status == 200

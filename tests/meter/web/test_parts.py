@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.export.prometheus.self_metrics import CaptureState
+from llmtap.export.sinks import CaptureState
 from tests.support.browser import CHROMIUM, Page
 from tests.support.dashboard import an_empty_tally, play, reads
 
