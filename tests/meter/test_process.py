@@ -101,13 +101,6 @@ def test_a_malformed_request_to_the_admin_port_leaves_nothing_in_the_log(meter: 
     assert [word for word in ("s3cret", "Traceback", "aiohttp") if word in log] == []
 
 
-def test_it_ends_with_its_supervisor(meter: Meter) -> None:
-    assert meter.process.stdin is not None
-    meter.process.stdin.close()
-    meter.process.stdin = None
-    assert meter.stop()[0] == 0
-
-
 def joined(meter: Meter) -> socket.socket:
     """A relay that has just begun an exchange."""
     relay = socket.socket(socket.AF_UNIX)

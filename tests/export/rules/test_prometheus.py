@@ -18,8 +18,6 @@ from llmtap.export.rules.prometheus import (
 from llmtap.metrics.slo import SloClass, SloOptions
 from tests.support.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
 
-IDENTITY = {"sloth_id", "sloth_service", "sloth_slo"}
-
 
 def asked(**classes: SloOptions) -> list[SloClass]:
     return [SloClass.of(name, options).with_tickets() for name, options in classes.items()]
