@@ -29,49 +29,39 @@ from llmtap.export.trace_context import TraceParent, parse_trace_parent
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "Kept", "by_series"]
+__all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "by_series"]
 
 
 EXEMPLARS_MAX: Final = 20_000
-"""The newest: 0.5 KB each, and 2,000 series of a histogram have 60,000 buckets, most with old news."""
+"""The newest: 0.7 KB each, and 2,000 series of a histogram have 60,000 buckets, most with old news."""
 
-Kept = Mapping[tuple[str, tuple[str, ...], int], tuple[int, str, str, int]]
-"""By metric, labels and bucket: value, trace id, span id, and when, in ns since the epoch."""
+Place = tuple[str, tuple[str, ...], int]
+"""Metric, labels and bucket."""
 
 
 class Exemplars:
-    """The last of each bucket."""
+    """The latest exemplar of each bucket."""
 
     def __init__(self, most: int = EXEMPLARS_MAX) -> None:
-        self._last: OrderedDict[tuple[str, tuple[str, ...], int], tuple[int, str, str, int]] = OrderedDict()
+        self._last: OrderedDict[Place, Exemplar] = OrderedDict()
         self._most = most
 
-    def note(
-        self,
-        metric: str,
-        labels: tuple[str, ...],
-        edges: Sequence[int],
-        value: int,
-        parent: TraceParent,
-        wall_ns: int,
-    ) -> None:
-        """A value of a metric's series, of a request that is traced."""
-        key = (metric, labels, bisect_left(edges, value))
-        self._last[key] = (value, parent.trace_id, parent.span_id, wall_ns)
-        self._last.move_to_end(key)
+    def note(self, place: Place, value: float, parent: TraceParent, wall_ns: int) -> None:
+        """Keep a value of a traced request."""
+        traced = {"trace_id": parent.trace_id, "span_id": parent.span_id}
+        self._last[place] = Exemplar(traced, value, wall_ns / 1e9)
+        self._last.move_to_end(place)
         if len(self._last) > self._most:
             self._last.popitem(last=False)
 
-    def freeze(self) -> Kept:
-        """A copy."""
+    def freeze(self) -> dict[Place, Exemplar]:
         return dict(self._last)
 
 
-def by_series(kept: Kept, unit: float) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
-    """As the exposition wants them: by metric, labels, bucket; `unit` of ours make one of the metric's."""
+def by_series(kept: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
+    """Sort exemplars by metric, labels and bucket, as `TextWriter` takes them."""
     found: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
-    for (metric, labels, bucket), (value, trace_id, span_id, wall_ns) in kept.items():
-        exemplar = Exemplar({"trace_id": trace_id, "span_id": span_id}, value / unit, wall_ns / 1e9)
+    for (metric, labels, bucket), exemplar in kept.items():
         found.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
     return found
 
@@ -125,7 +115,8 @@ class Exposition:
         ):
             if value is not None:
                 shown = tuple(map(escape, labels))
-                self._exemplars.note(family.name, shown, family.edges, value, parent, wall_ns)
+                place = family.name, shown, bisect_left(family.edges, value)
+                self._exemplars.note(place, value / family.unit, parent, wall_ns)
 
     def freeze(
         self,
@@ -159,13 +150,13 @@ class Frozen:
     values: Mapping[str, Value]
     lags: Sequence[Cell]
     helps: Mapping[str, str]
-    exemplars: Kept
+    exemplars: Mapping[Place, Exemplar]
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the Accept header asks for."""
         encode, content_type = choose_encoder(accept)
         writer = TextWriter(openmetrics=content_type.startswith("application/openmetrics-text"))
-        exemplars = by_series(self.exemplars, 1e9)
+        exemplars = by_series(self.exemplars)
         for family, cells in self._histograms():
             writer.histogram(family, cells, exemplars.get(family.name))
         for name, rows in self._counters().items():

@@ -10,12 +10,10 @@ import grpc
 import pytest
 import trustme
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
-from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
 from llmtap.export.opentelemetry.exporter import BATCH_MAX, OtlpExporter, pause_s
 from llmtap.export.opentelemetry.otlp import OtlpLink, OtlpResponse, connect
 from llmtap.export.options import OtlpOptions
@@ -49,17 +47,6 @@ def export(receiver: OtlpReceiver, *exchanges: Exchange, **options: Any) -> Otlp
 
 
 # ---------------------------------------------------------------- spans
-
-
-def test_the_unreleased_version_has_no_schema_and_off_has_no_name_of_theirs() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(), semconv="genai-main")
-        export(receiver, chat(), semconv="off")
-        main, off = receiver.spans
-        assert receiver.traces[0].resource_spans[0].scope_spans[0].schema_url == ""
-    assert plain(main.attributes)["gen_ai.operation.name"] == "chat"
-    assert plain(off.attributes)["llmtap.operation.name"] == "chat"
-    assert not [key for key in plain(off.attributes) if key.startswith("gen_ai.")]
 
 
 def test_the_callers_span_is_the_parent() -> None:
@@ -105,29 +92,6 @@ def test_a_share_of_the_roots_is_sampled_by_their_ids() -> None:
     assert all(int.from_bytes(i[8:]) < 2**62 for i in ids)
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "error_type"),
-    [
-        ({}, Status.STATUS_CODE_UNSET, None),
-        ({"outcome": Outcome.REFUSED}, Status.STATUS_CODE_UNSET, None),
-        ({"outcome": Outcome.CLIENT_CANCELLED, "error": "client left"}, Status.STATUS_CODE_UNSET, None),
-        ({"outcome": Outcome.UPSTREAM_ERROR, "status": 429}, Status.STATUS_CODE_ERROR, "429"),
-        ({"outcome": Outcome.UPSTREAM_ERROR, "status": 503}, Status.STATUS_CODE_ERROR, "503"),
-        ({"outcome": Outcome.UPSTREAM_RESET}, Status.STATUS_CODE_ERROR, "upstream_reset"),
-        ({"outcome": Outcome.TRUNCATED, "error": "upstream ended"}, Status.STATUS_CODE_ERROR, "truncated"),
-    ],
-)
-def test_the_status_of_a_span(fields: dict[str, object], code: int, error_type: str | None) -> None:
-    x = chat(**fields)
-    with OtlpReceiver() as receiver:
-        export(receiver, x)
-        (span,) = receiver.spans
-    assert span.status.code == code
-    assert span.status.message == ("" if error_type is None else x.error or error_type)
-    assert plain(span.attributes).get("error.type") == error_type
-    assert plain(span.attributes)["llmtap.outcome"] == x.outcome.value
-
-
 def test_text_that_is_no_unicode_does_no_harm() -> None:
     with OtlpReceiver() as receiver:
         e = export(receiver, chat(model="\ud800", refusal={"kind": "model_refusal"}), chat())
@@ -171,16 +135,6 @@ def test_metrics_arrive_with_names_units_edges_and_exact_counts() -> None:
     assert usage == {"input": 14, "output": 5}
     (exchanges,) = found["llmtap.exchanges"].sum.data_points
     assert (exchanges.as_int, found["llmtap.exchanges"].sum.is_monotonic) == (2, True)
-
-
-def test_off_sends_only_metrics_of_our_own() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(), semconv="off")
-        assert set(receiver.last_metrics) == {
-            "llmtap.time_to_first_token", "llmtap.inter_chunk", "llmtap.user_idle", "llmtap.exchanges",
-        }  # fmt: skip
-        point = receiver.last_metrics["llmtap.user_idle"].histogram.data_points[0]
-    assert plain(point.attributes)["llmtap.request.model"] == "gpt-x"
 
 
 def test_many_series_go_in_several_requests_and_all_arrive() -> None:

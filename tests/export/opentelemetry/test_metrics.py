@@ -156,12 +156,6 @@ def test_what_counts_as_an_error(outcome: Outcome, status: int | None, told: str
     assert error_type(chat(outcome=outcome, status=status)) == told
 
 
-def test_a_failed_answer_has_a_duration_but_no_server_terms_of_success() -> None:
-    _, terms = read(chat(outcome=Outcome.UPSTREAM_RESET))
-    assert terms.duration_ns == 261 * MS
-    assert (terms.server_first_token_ns, terms.server_per_token_ns) == (None, None)
-
-
 def test_an_answer_in_one_piece_has_no_terms_of_a_stream() -> None:
     _, terms = read(chat(stream=False))
     assert (terms.first_chunk_ns, terms.server_first_token_ns, terms.chunk_times_ns) == (None, None, [])
