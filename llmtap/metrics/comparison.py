@@ -1,6 +1,7 @@
 """Two-sided tests of two samples, with the size of the difference and its interval; simple differences.
 
-- The same requests sent to both (guardrails on and off): `compare_paired`, or `compare_quantile` with `paired`.
+- The same requests sent to both (guardrails on and off): `compare_paired`, or `compare_quantile` with
+  `paired`.
 - Different requests, one run each: `compare_unpaired`, or `compare_quantile`. The result holds for these two
   runs only.
 - Several runs of each, at least three (IETF 6.3): `compare_runs`. Runs are independent, requests are not.

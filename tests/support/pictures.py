@@ -7,6 +7,7 @@ browser and its fonts make the same pictures, but for a shade of some rounded co
 import asyncio
 import math
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -75,15 +76,15 @@ DRAWN: Final = """[...document.querySelectorAll("main > div:not([hidden]) .plot"
   .every((plot) => plot.querySelector(".main-svg") && !plot.drawing && !plot.wanted)"""
 
 
-async def make(folder: Path) -> dict[str, str]:
-    """Takes every picture; returns what could be read on each, by its name."""
+async def make(folder: Path, looks: Iterable[str] = LOOKS) -> dict[str, str]:
+    """Take every picture of these looks; return what could be read on each, by its name."""
     tally, told = await planted()
     beats = _Beats(told)
     words: dict[str, str] = {}
     async with served(tally, None, beats.between) as url, browser() as running:
-        for look, size in LOOKS.items():
+        for look in looks:
             page = await running.page()
-            await page.screen(**size)
+            await page.screen(**LOOKS[look])
             await own_clock(page)
             await page.open(url)
             await is_live(page)

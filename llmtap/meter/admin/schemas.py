@@ -6,6 +6,7 @@ Durations are seconds. Objects may gain names in later versions; none listed her
 from typing import Any, Final
 
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.metrics.latency import IN_SECONDS
 from llmtap.metrics.statistics import SHARES
 from llmtap.metrics.summary import METRICS
 
@@ -63,10 +64,7 @@ _TIMELINE: Final = (
     "request_end", "submit", "head", "first_byte", "first_any", "first_token", "first_reasoning",
     "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
 )  # fmt: skip
-_EXCHANGE_METRICS: Final = (
-    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e", "user_idle",
-    "user_idle_from_first_token", "tbc_max", "jitter", "smooth_benefit",
-)  # fmt: skip
+_EXCHANGE_METRICS: Final = (*IN_SECONDS, "smooth_benefit")
 
 _EXCHANGE: Final = _object(
     {

@@ -65,7 +65,7 @@ def summed(exchanges: Iterable[Exchange]) -> Summary:
 
 @pytest.mark.once
 def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
-    """Two and a half hours of bursts and silences; every window against a plain list, at random moments."""
+    """An hour and a half of bursts and silences; every window against a plain list, at random moments."""
     rng = random.Random(3)
     clock = ManualClock(now_ns=17 * S)
     objectives = Objectives.parse("ttft:150ms")
@@ -73,7 +73,7 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
     pairs = [SeriesKey(t, m, a, "gold") for t in ("a", "b", "c") for m in ("x", "y") for a in ("", "left")]
     kept: list[tuple[int, SeriesKey, Exchange]] = []
     checked = 0
-    while clock.now_ns < 9_000 * S:
+    while clock.now_ns < 5_500 * S:
         quiet = rng.random() < 0.02
         clock.advance(round((rng.uniform(60, 700) if quiet else rng.expovariate(0.4)) * S))
         who = rng.choice(pairs)
@@ -94,7 +94,7 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
                 start = 17 * S + max(0, since // level.step_ns * level.step_ns - window_ns + level.step_ns)
                 check(windows, name, [row for row in kept if row[0] >= start])
             check(windows, "all", kept)
-    assert checked > 15
+    assert checked > 8
     assert len(windows) < 100
 
 
