@@ -50,6 +50,11 @@ TURN_S: Final = 0.1
 LEFT_MAX: Final = 64
 """Relays that left and are told of in each file after, by which a file that is lost is missed. All of them
 would be too many: apps with the middleware may come and go for ever."""
+_OF_STORE: Final = (
+    "bytes_written", "files", "files_waiting", "files_deleted", "spool_bytes", "local_bytes", "failures",
+    "recovered", "damaged",
+)  # fmt: skip
+"""What a CaptureState has of its store's state, by the same names."""
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
 """For the files of what was recorded until then; exchanges wait in memory meanwhile."""
@@ -238,15 +243,7 @@ class Recorder:
             unshaped=self._unshaped + self._cut + skipped,
             problem=store.problem if self._opened else "folder",
             files_problem=store.files_problem,
-            bytes_written=store.bytes_written,
-            files=store.files,
-            files_waiting=store.files_waiting,
-            files_deleted=store.files_deleted,
-            spool_bytes=store.spool_bytes,
-            local_bytes=store.local_bytes,
-            failures=store.failures,
-            recovered=store.recovered,
-            damaged=store.damaged,
+            **{name: getattr(store, name) for name in _OF_STORE},
         )
 
     def go_by(self, config: str) -> None:
