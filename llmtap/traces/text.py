@@ -21,28 +21,10 @@ from pyarrow import csv as arrow_csv
 from llmtap.traces.format import ROWS_PER_BATCH, FormatError
 
 __all__ = [
-    "BODY_BYTES_MAX",
-    "COUNT",
-    "COUNT_MAX",
-    "SECONDS",
-    "SECONDS_US",
-    "TEXT",
-    "Count",
-    "CsvColumn",
-    "CsvKind",
-    "Id",
-    "JsonLines",
-    "Number",
-    "clipped",
-    "csv_header",
-    "decimal_text",
-    "first_objects",
-    "number_ns",
-    "read_csv",
-    "read_lines",
-    "told",
-    "write_csv",
-]
+    "BODY_BYTES_MAX", "COUNT", "COUNT_MAX", "SECONDS", "SECONDS_US", "TEXT", "Count", "CsvColumn", "CsvKind",
+    "Id", "JsonLines", "Number", "clipped", "csv_header", "decimal_text", "first_objects", "number_ns",
+    "numbers_ns", "read_csv", "read_lines", "start_of", "told", "write_csv",
+]  # fmt: skip
 
 LINE_BYTES_MAX: Final = 4 << 20
 """A line without text: a prompt of ten million tokens has 20,000 block ids, some 200 KB."""
@@ -96,6 +78,14 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
     return ns
 
 
+def numbers_ns(
+    numbers: Sequence[Number | None], places: int, lines: Sequence[int], field: str
+) -> list[int | None]:
+    """Return the times of rows, as `number_ns`; `lines`: their line numbers."""
+    pairs = zip(numbers, lines, strict=True)
+    return [None if number is None else number_ns(number, places, line, field) for number, line in pairs]
+
+
 def decimal_text(units: int, places: int, *, point: bool = False) -> str:
     """Return `units` (>= 0) of 10**-places as a number; with `point` also a whole one has a fraction."""
     whole, fraction = divmod(units, 10**places)
@@ -143,6 +133,11 @@ class JsonLines(Generic[T]):
         if lines:
             yield self._decoded(lines), [number for number, _ in lines]
 
+    def rows(self) -> Iterator[tuple[T, int]]:
+        """Yield row by row, with the line numbers."""
+        for rows, numbers in self:
+            yield from zip(rows, numbers, strict=True)
+
     def _decoded(self, lines: list[tuple[int, bytes]]) -> list[T]:
         try:
             rows = self._strict.decode_lines(b"\n".join(line for _, line in lines))
@@ -182,6 +177,11 @@ def told(exc: ValueError | RecursionError, number: int) -> FormatError:
     if not isinstance(exc, msgspec.ValidationError):
         what = f"not JSON: {what.removeprefix('jSON is malformed: ')}"
     return FormatError(f"line {number}: {f'{field}: ' if field else ''}{what}")
+
+
+def start_of(head: bytes) -> bytes:
+    """Return the first bytes of a file without byte order mark and white space, for sniffing."""
+    return head.removeprefix(_BOM).lstrip()
 
 
 def first_objects(head: bytes) -> list[dict[str, object]]:

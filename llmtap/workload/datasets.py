@@ -215,7 +215,6 @@ def read_sharegpt(path: Path, place: str, *, whole: bool = False) -> ShareGpt:
     pairs: list[Pair] = []
     items: list[range] = []
     with reading(path, place) as file:
-        assert sharegpt.FORMAT.read is not None
         source = sharegpt.FORMAT.read(file)
         empty = 0
         # A conversation's rows come together, its first one as turn 0.

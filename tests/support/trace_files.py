@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import TraceFormat, TraceSource, TraceWritten, WriteOptions, batch_of
+from llmtap.traces.format import TraceFormat, TraceSource, TraceWriter, WriteOptions, batch_of
 from tests.support.data import TRACES
 
 __all__ = ["TRACES", "from_trace", "read", "rows", "stats", "trace", "write"]
@@ -36,7 +36,7 @@ def read(fmt: TraceFormat, data: bytes) -> tuple[TraceSource, list[pa.RecordBatc
 
 def write(
     fmt: TraceFormat, info: CaptureInfo, batches: Iterable[pa.RecordBatch], **options: Any
-) -> tuple[bytes, TraceWritten]:
+) -> tuple[bytes, TraceWriter]:
     """What a format makes of the batches."""
     out = io.BytesIO()
     written = fmt.write(out, info, batches, WriteOptions(**options))

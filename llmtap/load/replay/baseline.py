@@ -32,9 +32,10 @@ from llmtap.metrics.latency import e2e_ns, output_times_ns, tbc_max_ns, tbc_ns, 
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
+from llmtap.traces.source import open_trace
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
-from llmtap.workload.trace import Trace, opened_trace
+from llmtap.workload.trace import Trace
 
 __all__ = ["FIGURES", "Baseline", "RecordedAnswer", "read_then", "recorded_of"]
 
@@ -268,9 +269,9 @@ def read_then(
     places = recorded.places
     order = [row for row in sorted(range(len(places)), key=places.__getitem__) if baseline.was_sent(row)]
     begin = done = 0
-    reading = opened_trace(recorded.place, source_format=recorded.format, progress=progress)
-    with reading as (source, _):
-        for batch in source.batches:
+    reading = open_trace(recorded.place, source_format=recorded.format, progress=progress)
+    with reading as trace:
+        for batch in trace.source.batches:
             end, first = begin + batch.num_rows, done
             while done < len(order) and places[order[done]] < end:
                 done += 1
@@ -291,7 +292,7 @@ def read_then(
             begin = end
             if done == len(order):
                 break
-        return source.info.arrivals == "wall"
+        return trace.source.info.arrivals == "wall"
 
 
 def _figures(x: Exchange) -> dict[str, int | None]:

@@ -41,18 +41,6 @@ def test_each_kind_of_row_comes_back_as_it_was(data: bytes, content: str) -> Non
     assert write(FORMAT, source.info, batches, style={"content": content})[0] == data
 
 
-@pytest.mark.parametrize("data", [LENGTHS, PAYLOADS, MESSAGES, TEXTS])
-def test_what_only_aiperf_has_tells_it(data: bytes) -> None:
-    assert FORMAT.sniff(data, "x.jsonl")
-    assert not MOONCAKE.sniff(data, "x.jsonl")
-    assert not INPUTS.sniff(data, "x.jsonl")
-
-
-def test_what_is_mooncakes_is_left_to_it() -> None:
-    data = b'{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n'
-    assert not FORMAT.sniff(data, "x.jsonl")
-
-
 def test_times_are_milliseconds() -> None:
     _, batches = read(FORMAT, LENGTHS)
     assert rows(batches, "arrival_ns", "think_us", "session", "input_tokens", "blocks") == [
