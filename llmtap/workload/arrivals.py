@@ -92,7 +92,8 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
     try:
         words = _Words(rest)
         if kind.own_rates and rate_rps is not None:
-            raise ValueError(f"rate: it names its rates itself, and takes none beside (got {rate_rps:g})")
+            told = f"it names its rates itself, and takes none beside them (got {rate_rps:g})"
+            raise ValueError(f"rate: {told}")
         if not kind.own_rates:
             if rate_rps is None:
                 raise ValueError("rate: is not given, and it needs a mean rate")

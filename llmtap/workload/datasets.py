@@ -24,14 +24,13 @@ from llmtap.traces.bodies import messages_of, read_object
 from llmtap.traces.format import FormatError
 from llmtap.traces.formats import sharegpt
 from llmtap.traces.text import read_lines
-from llmtap.workload.composed import REQUEST, TOKENIZER, Claim, check_rows
+from llmtap.workload.composed import Claim, PlannedWorkload, description
 from llmtap.workload.lengths import Lengths, described, drawn, lengths_told
 from llmtap.workload.plan import ConversationScript, PlannedTurn, Sharing, Speaker, WorkloadPlan, assemble
 from llmtap.workload.programs import LANGUAGES
 from llmtap.workload.prompts.prompt import ElasticSource
 from llmtap.workload.prompts.prose import fitted_text, prose
 from llmtap.workload.prompts.text import count_tokens
-from llmtap.workload.requests import Requests
 
 __all__ = [
     "PROMPT_TOKENS_MAX", "SHAREGPT_CONTENT", "STACK_CONTENT", "DataSet", "Pair", "RecordedDataset",
@@ -71,7 +70,7 @@ class DataSet(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedDataset:
+class RecordedDataset(PlannedWorkload):
     """A workload of a data set's texts."""
 
     name: str
@@ -92,24 +91,20 @@ class RecordedDataset:
         without = ", without context and history" if self.sharing else ""
         told, message, answer = self._lengths()
         made = {**answer, "of": f"the answer, {told}"} if self.output is None else described(self.output)
-        return {
-            "name": self.name,
-            "input": {**message, "of": f"the message{without}, {told}"},
-            "output": {**made, "control": "max_tokens"},
-            "content": self.content,
-            "sharing": self.sharing.describe() if self.sharing else None,
-            "conversations": {
-                "turns": "the data's", "think": "none: the data has no times",
-                "prompt": "history and new message, both as in the data", "tokens_max": _TOKENS_MAX,
-            } if self.converses else None,
+        members: dict[str, Any] = {
             "data": {**self.data.describe(), "subset": SUBSET},
-            "tokenizer": TOKENIZER,
             "generation": "the data's texts, untouched; contexts and lengths that are not the data's:"
             " random.Random, one generator for each column, seeded with SEED/COLUMN",
-            "request": REQUEST,
-            "deviations": [],
-            **self.about,
-        }  # fmt: skip
+        }
+        if self.sharing:
+            members["sharing"] = self.sharing.describe()
+        if self.converses:
+            members["conversations"] = {
+                "turns": "the data's", "think": "none: the data has no times",
+                "prompt": "history and new message, both as in the data", "tokens_max": _TOKENS_MAX,
+            }  # fmt: skip
+        given = {**message, "of": f"the message{without}, {told}"}
+        return description(self.name, given, made, self.content, **members, **self.about)
 
     def _lengths(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """Return which pairs are described, and the lengths of messages and answers."""
@@ -127,13 +122,7 @@ class RecordedDataset:
             tokens_max=_TOKENS_MAX if self.converses else None,
         )  # fmt: skip
 
-    def requests(self, count: int, seed: int) -> Requests:
-        return self.plan(count, seed).requests
-
-    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
-        plan = self.plan(len(requests), seed)
-        check_rows(plan.requests, requests)
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
         return Speaker(plan, _AsRecorded(self.data, plan, seed))
 
     def _turns(self, seed: int) -> Iterator[PlannedTurn]:
@@ -267,12 +256,8 @@ STACK_CONTENT: Final = {"kind": "data", "domain": "code", "language": list(LANGU
 PROMPT_TOKENS_MAX: Final = 1_024
 """Limit of the text before a function's body; a longer signature is kept whole."""
 _SHORT: Final = {
-    "py": "python",
-    "js": "javascript",
-    "ts": "typescript",
-    "tsx": "typescript",
-    "jsx": "javascript",
-}
+    "py": "python", "js": "javascript", "ts": "typescript", "tsx": "typescript", "jsx": "javascript",
+}  # fmt: skip
 
 _PYTHON: Final = re.compile(
     r"^([ \t]*)(?:async[ \t]+)?def[ \t]+\w+[ \t]*\([^)]*\)[^:\n]*:[ \t]*\n"
