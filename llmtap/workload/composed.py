@@ -7,7 +7,7 @@ has its own random generator, so that changing one distribution leaves the other
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from llmtap.workload.lengths import Lengths, described, drawn
 from llmtap.workload.plan import (
@@ -27,8 +27,8 @@ from llmtap.workload.prompts.text import VOCABULARY
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "GENERATION", "REQUEST", "TOKENIZER", "Claim", "Composed", "PlannedWorkload", "RandomIds", "Written",
-    "check_rows", "claims_of", "description",
+    "GENERATION", "REQUEST", "TOKENIZER", "Composed", "PlannedWorkload", "RandomIds", "Written",
+    "check_rows", "description",
 ]  # fmt: skip
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
@@ -44,33 +44,6 @@ GENERATION: Final = (
     " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"
     " SEED/ROW"
 )
-
-
-Column = Literal["message", "output", "sharing", "context"]
-"""`message`: tokens of the prompt without its context; `sharing`: whether it has one; `context`: its
-tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A documented figure of a workload."""
-
-    column: Column
-    statistic: str
-    """mean, min, max, a percentile such as p95; `share` of requests with a context, `share K` of the K-th
-    context among them, `share N` of messages or outputs of N tokens."""
-    documented: float | None
-    """None if the document implies it without a figure."""
-    source: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.column} {self.statistic}"
-
-
-def claims_of(column: Column, source: str, figures: Mapping[str, float | None]) -> tuple[Claim, ...]:
-    """Return the claims of a column that a source documents, by statistic."""
-    return tuple(Claim(column, statistic, figure, source) for statistic, figure in figures.items())
 
 
 def description(
@@ -129,8 +102,6 @@ class Composed(PlannedWorkload):
     content: ProseWriter | RandomIds = field(default_factory=ProseWords)
     sharing: Sharing | None = None
     conversations: Conversations | None = None
-    claims: tuple[Claim, ...] = ()
-    """Documented figures."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Additional or different members of `describe`."""
 

@@ -24,7 +24,7 @@ from llmtap.traces.bodies import messages_of, read_object
 from llmtap.traces.format import FormatError
 from llmtap.traces.formats import sharegpt
 from llmtap.traces.text import read_lines
-from llmtap.workload.composed import Claim, PlannedWorkload, description
+from llmtap.workload.composed import PlannedWorkload, description
 from llmtap.workload.lengths import Lengths, described, drawn, lengths_told
 from llmtap.workload.plan import ConversationScript, PlannedTurn, Sharing, Speaker, WorkloadPlan, assemble
 from llmtap.workload.programs import LANGUAGES
@@ -79,7 +79,6 @@ class RecordedDataset(PlannedWorkload):
     output: Lengths | None = None
     """None: the answers' lengths."""
     sharing: Sharing | None = None
-    claims: tuple[Claim, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     input: None = None
 

@@ -18,11 +18,9 @@ from typing import Any, Final
 
 from llmtap.workload.composed import (
     TOKENIZER,
-    Claim,
     Composed,
     RandomIds,
     check_rows,
-    claims_of,
     description,
 )  # fmt: skip
 from llmtap.workload.datasets import (
@@ -40,7 +38,7 @@ from llmtap.workload.prompts.prose import Document
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "CODE_CLAIMS", "CODE_COMPLETION", "CONVERSATION", "CONVERSATION_CLAIMS", "DOCUMENTED", "LONG_CONTEXT",
+    "CODE_COMPLETION", "CONVERSATION", "LONG_CONTEXT",
     "LONG_CONTEXT_UNIFORM", "SKEWED", "TARGETS", "UNIFORM", "SyntheticWorkload", "code_completion_of",
     "conversation_of",
 ]  # fmt: skip
@@ -53,18 +51,6 @@ _INPUT: Final = Percentiles(
 )  # fmt: skip
 """Azure's LLM inference trace 2023, code."""
 _OUTPUT: Final = LogNormal(mu=4.0, sigma=1.5, max=2_048)
-DOCUMENTED: Final = (
-    *claims_of("output", "4.3.2.4: exp(mu)", {"p50": None}),
-    *claims_of("output", "4.3.2.4", {"p95": None, "mean": None}),
-    *claims_of("sharing", "A.4.2", {"share": 0.8}),
-    *claims_of("context", "A.4.2: at least 512", {"min": None}),
-    *claims_of("context", "A.4.2: at most 1,024", {"max": None}),
-    *claims_of("context", "A.4.2: Zipf, s=1.5", {"share 1": None, "share 2": None, "share 10": None}),
-)
-CODE_CLAIMS: Final = (
-    *claims_of("message", "Azure code trace 2023", {f"p{p:g}": tokens for p, tokens in _INPUT.points}),
-    *DOCUMENTED,
-)
 
 
 def _deviation(section: str, says: str, here: str) -> dict[str, str]:
@@ -85,7 +71,7 @@ _DEVIATIONS: Final = (
 _ABOUT: Final[dict[str, Any]] = {"source": "seed 000, 4.3.2.4 and A.4"}
 
 CODE_COMPLETION: Final = Composed(
-    "code-completion", _INPUT, _OUTPUT, Code(), sharing=_SHARING, claims=CODE_CLAIMS,
+    "code-completion", _INPUT, _OUTPUT, Code(), sharing=_SHARING,
     about=_ABOUT | {
         "about": "code to complete; 80 % share one of 10 contexts of 512 to 1,024 tokens, Zipf s=1.5",
         "deviations": [
@@ -106,7 +92,7 @@ def code_completion_of(path: Path, place: str) -> RecordedDataset:
     """Return the workload with functions and contexts of a Stack-shaped file. Raises ConfigError of the
     place."""
     return RecordedDataset(
-        "code-completion", read_stack(path, place), STACK_CONTENT, _OUTPUT, _SHARING, DOCUMENTED,
+        "code-completion", read_stack(path, place), STACK_CONTENT, _OUTPUT, _SHARING,
         about=_ABOUT | {
             "about": f"functions of {path.name} to complete; 80 % share one of 10 contexts, Zipf s=1.5",
             "deviations": [
@@ -123,12 +109,6 @@ def code_completion_of(path: Path, place: str) -> RecordedDataset:
 _CHAT_SHARING: Final = Sharing(fraction=0.5, tokens=200)
 _CHAT_INPUT: Final = Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192)
 _CHAT_OUTPUT: Final = Percentiles(points=((50, 234), (95, 789), (99, 1_567)), max=4_096)
-CONVERSATION_CLAIMS: Final = (
-    *claims_of("message", "A.3.2", {"p50": 156, "p95": 892, "p99": 2_134}),
-    *claims_of("output", "A.3.2", {"p50": 234, "p95": 789, "p99": 1_567}),
-    *claims_of("sharing", "4.3.2.3", {"share": 0.5}),
-    *claims_of("context", "4.3.2.3", {"min": 200}),
-)
 _SYSTEM_PROMPT: Final = _deviation(
     "A.3.2, 4.3.2.3", "nothing on whether input tokens include the system prompt",
     "they do not: more than half of the documented lengths are below its 200 tokens",
@@ -136,7 +116,7 @@ _SYSTEM_PROMPT: Final = _deviation(
 _CHAT_ABOUT: Final[dict[str, Any]] = {"source": "seed 000, 4.3.2.3 and A.3"}
 
 CONVERSATION: Final = Composed(
-    "conversation", _CHAT_INPUT, _CHAT_OUTPUT, sharing=_CHAT_SHARING, claims=CONVERSATION_CLAIMS,
+    "conversation", _CHAT_INPUT, _CHAT_OUTPUT, sharing=_CHAT_SHARING,
     about=_CHAT_ABOUT | {
         "about": "chats with A.3.2's percentiles of lengths; half share a system prompt of 200 tokens",
         "deviations": [
@@ -161,7 +141,6 @@ def conversation_of(path: Path, place: str) -> RecordedDataset:
     """Return the workload with texts of a ShareGPT-shaped file. Raises ConfigError of the place."""
     return RecordedDataset(
         "conversation", read_sharegpt(path, place), SHAREGPT_CONTENT, sharing=_CHAT_SHARING,
-        claims=CONVERSATION_CLAIMS,
         about=_CHAT_ABOUT | {
             "about": f"chats of {path.name}; half share a system prompt of 200 tokens",
             "deviations": [_SYSTEM_PROMPT],
@@ -170,7 +149,6 @@ def conversation_of(path: Path, place: str) -> RecordedDataset:
 
 
 TARGETS: Final = (8_192, 16_384, 32_768, 65_536, 131_072)
-_OUTPUT_CLAIMS: Final = claims_of("output", "A.5.2", {"min": 256, "max": 256})
 _QUESTION: Final = _deviation(
     "A.5.1", "document of the target length minus 100 tokens, question of ~100 tokens",
     "the question has 100 tokens with the blank line before it, by the project's tokenizer; by"
@@ -178,16 +156,13 @@ _QUESTION: Final = _deviation(
 )  # fmt: skip
 
 
-def _long_context(
-    name: str, given: Empirical | UniformLengths, claims: tuple[Claim, ...], about: dict[str, Any]
-) -> Composed:
+def _long_context(name: str, given: Empirical | UniformLengths, about: dict[str, Any]) -> Composed:
     about = {"source": "seed 000, 4.3.2.5 and A.5"} | about
-    return Composed(name, given, Fixed(tokens=256), Document(), claims=claims + _OUTPUT_CLAIMS, about=about)
+    return Composed(name, given, Fixed(tokens=256), Document(), about=about)
 
 
 LONG_CONTEXT: Final = _long_context(
     "long-context", Empirical(values=TARGETS),
-    claims_of("message", "A.5.1", {**{f"share {target}": 0.2 for target in TARGETS}, "mean": None}),
     {
         "about": "documents of 8,192 to 131,072 tokens with a question, output of 256 (A.5)",
         "deviations": [
@@ -201,7 +176,6 @@ LONG_CONTEXT: Final = _long_context(
 )  # fmt: skip
 LONG_CONTEXT_UNIFORM: Final = _long_context(
     "long-context-uniform", UniformLengths(min=8_192, max=32_768),
-    claims_of("message", "4.3.2.5", {"mean": None, "p5": None, "p95": None}),
     {
         "about": "the same with inputs uniform between 8,192 and 32,768 tokens (4.3.2.5)",
         "deviations": [
@@ -229,8 +203,6 @@ class SyntheticWorkload:
     lengths: Callable[[Random], tuple[int, int]]
     """Draws input and output length."""
     about: Mapping[str, Any]
-    claims: tuple[Claim, ...]
-    """Documented figures."""
     sharing: None = None
 
     def describe(self) -> Mapping[str, object]:
@@ -334,10 +306,6 @@ UNIFORM: Final = SyntheticWorkload(
         "source": "seed 000, 4.3.2.1 and A.1",
         "deviations": [],
     },
-    (
-        *claims_of("message", "A.1.1", {"min": 128, "max": 512, "mean": 320}),
-        *claims_of("output", "A.1.2", {"min": 64, "max": 256, "mean": 160}),
-    ),
 )  # fmt: skip
 SKEWED: Final = SyntheticWorkload(
     "synthetic-skewed", _SKEWED_INPUT, _SKEWED_OUTPUT, _skewed,
@@ -360,10 +328,4 @@ SKEWED: Final = SyntheticWorkload(
             ),
         ],
     },
-    (
-        *claims_of("message", "A.2.1", {"min": 32, "max": 4_096, "p50": 245, "mean": 405}),
-        *claims_of("output", "A.2.2", {"min": 16, "max": 2_048}),
-        *claims_of("output", "4.3.2.2: exp(mu)", {"p50": None}),
-        *claims_of("output", "A.2.2", {"mean": None}),
-    ),
 )  # fmt: skip
