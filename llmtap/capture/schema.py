@@ -15,21 +15,9 @@ from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
 __all__ = [
-    "EVENT_CLASS_NAMES",
-    "META_KEY",
-    "SCHEMA",
-    "STEPS",
-    "VERSION",
-    "CaptureInfo",
-    "CaptureLedger",
-    "CaptureVersionError",
-    "RelayCount",
-    "Step",
-    "Steps",
-    "info_of",
-    "migrate",
-    "with_info",
-]
+    "EVENT_CLASS_NAMES", "META_KEY", "SCHEMA", "STEPS", "VERSION", "CaptureInfo", "CaptureLedger",
+    "CaptureVersionError", "RelayCount", "Step", "Steps", "info_of", "migrate", "with_info",
+]  # fmt: skip
 
 
 VERSION: Final = 1

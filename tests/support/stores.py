@@ -10,11 +10,15 @@ import pyarrow.parquet as pq
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger
+from llmtap.capture.store.spool import SpoolWriter
 from llmtap.capture.store.store import Store
 from llmtap.clock import Clock, SystemClock
 from llmtap.units import Bytes
 
-__all__ = ["INFO", "NOTHING", "append", "fat", "numbers", "options", "store", "thin", "until"]
+__all__ = [
+    "INFO", "NOTHING", "append", "fat", "files_in", "left_spool", "no_room", "numbers", "options", "store",
+    "thin", "until",
+]  # fmt: skip
 
 INFO = CaptureInfo(capture="c1", level="shape")
 NOTHING = CaptureLedger()
@@ -65,6 +69,27 @@ def numbers(files: Path | Iterable[Path]) -> list[int]:
     for path in files.glob("*.parquet") if isinstance(files, Path) else files:
         found += pq.read_table(path, columns=["seq"])["seq"].to_pylist()
     return sorted(found)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a capture, in the order of their names."""
+    return sorted(folder.glob("*.parquet"))
+
+
+def left_spool(folder: Path, name: str, batches: Iterable[pa.RecordBatch], info: CaptureInfo = INFO) -> Path:
+    """A spool as a process that died has left it."""
+    spool = folder / ".spool"
+    spool.mkdir(parents=True, exist_ok=True)
+    writer = SpoolWriter(spool / name, info)
+    for batch in batches:
+        writer.append(batch)
+    writer.close()
+    return writer.path
+
+
+def no_room(*_: object, **__: object) -> None:
+    """In place of anything that writes to a disk: it is full."""
+    raise OSError(28, "No space left on device")
 
 
 def until(condition: Callable[[], bool]) -> None:

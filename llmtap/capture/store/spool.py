@@ -48,15 +48,8 @@ from llmtap.capture.schema import (
 from llmtap.errors import LlmtapError
 
 __all__ = [
-    "LOCK",
-    "SpoolContents",
-    "SpoolError",
-    "SpoolWriter",
-    "aside_of",
-    "clear",
-    "read_spool",
-    "take_back",
-]
+    "LOCK", "SpoolContents", "SpoolError", "SpoolWriter", "aside_of", "clear", "read_spool", "take_back",
+]  # fmt: skip
 
 
 _MAGIC: Final = b"LTSP"

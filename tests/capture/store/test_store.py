@@ -18,7 +18,7 @@ from llmtap.capture.schema import (
     info_of,
 )
 from llmtap.capture.store.finisher import Finisher
-from llmtap.capture.store.spool import SpoolWriter, read_spool
+from llmtap.capture.store.spool import read_spool
 from llmtap.capture.store.store import (
     Store,
     check,
@@ -26,22 +26,20 @@ from llmtap.capture.store.store import (
 )
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.errors import ConfigError
-from tests.support.stores import INFO, NOTHING, append, fat, numbers, options, store, thin, until
-
-
-def _files(folder):
-    return sorted(folder.glob("*.parquet"))
-
-
-def _lay(folder, name, batches, info=INFO, ledger=None):
-    """A spool as a process that died has left it."""
-    spool = folder / ".spool"
-    spool.mkdir(parents=True, exist_ok=True)
-    writer = SpoolWriter(spool / name, info)
-    for batch in batches:
-        writer.append(batch, ledger)
-    writer.close()
-    return writer.path
+from tests.support.stores import (
+    INFO,
+    NOTHING,
+    append,
+    fat,
+    files_in,
+    left_spool,
+    no_room,
+    numbers,
+    options,
+    store,
+    thin,
+    until,
+)  # fmt: skip
 
 
 def test_rows_become_a_file_that_says_whose_it_is(tmp_path):
@@ -53,7 +51,7 @@ def test_rows_become_a_file_that_says_whose_it_is(tmp_path):
     assert at.state().rows_written == 10
     assert numbers(tmp_path / "cap") == []
     at.close(10)
-    (path,) = _files(tmp_path / "cap")
+    (path,) = files_in(tmp_path / "cap")
     assert path.name.startswith("llmtap-20231114T221320000Z-c1-0001-")
     assert numbers([path]) == list(range(1, 11))
     info = info_of(pq.read_schema(path))
@@ -72,7 +70,7 @@ def test_nobody_else_may_read_files_and_folders_that_we_made(tmp_path):
     (spool,) = (tmp_path / "cap" / "deeper" / ".spool").glob("*.spool")
     assert stat.S_IMODE(spool.stat().st_mode) == 0o600
     at.close(10)
-    (path,) = _files(tmp_path / "cap" / "deeper")
+    (path,) = files_in(tmp_path / "cap" / "deeper")
     modes = {
         stat.S_IMODE(p.stat().st_mode) for p in (path.parent.parent, path.parent, path.parent / ".spool")
     }
@@ -99,7 +97,7 @@ def test_a_spool_becomes_a_file_by_size_and_by_age(tmp_path):
     assert numbers(tmp_path) == list(range(1, sent + 2))
     at.tick()
     at.close(10)
-    assert len(_files(tmp_path)) == 3
+    assert len(files_in(tmp_path)) == 3
 
 
 def test_names_are_sorted_by_time_and_never_used_twice(tmp_path):
@@ -112,7 +110,7 @@ def test_names_are_sorted_by_time_and_never_used_twice(tmp_path):
             at.rotate()
             append(at, thin(100 * run + 10 * step + 5))
             at.close(10)
-            names += [p.name for p in _files(tmp_path) if p.name not in names]
+            names += [p.name for p in files_in(tmp_path) if p.name not in names]
         clock.advance(10_000_000)
     assert len(names) == 8
     times = [name.split("-")[1] for name in names]
@@ -122,18 +120,18 @@ def test_names_are_sorted_by_time_and_never_used_twice(tmp_path):
 def test_spools_that_a_crash_left_become_files_of_their_own_names(tmp_path):
     names = [f"llmtap-2023010{i}T000000000Z-c0-0001-000{i}" for i in (1, 2)]
     for i, name in enumerate(names):
-        _lay(tmp_path, f"{name}.spool", [thin(1 + 10 * i), thin(6 + 10 * i)])
+        left_spool(tmp_path, f"{name}.spool", [thin(1 + 10 * i), thin(6 + 10 * i)])
     at = store(tmp_path)
     append(at, thin(100))
     at.close(10)
-    assert [p.stem for p in _files(tmp_path)][:2] == names
+    assert [p.stem for p in files_in(tmp_path)][:2] == names
     assert numbers(tmp_path) == [*range(1, 21), *range(100, 105)]
     assert at.state().recovered == 20
     assert at.state().rows_written == 5
 
 
 def test_a_kill_between_the_file_and_the_end_of_its_spool_leaves_each_row_once(tmp_path):
-    path = _lay(tmp_path, "llmtap-20230101T000000000Z-c0-0001-0001.spool", [thin(1)])
+    path = left_spool(tmp_path, "llmtap-20230101T000000000Z-c0-0001-0001.spool", [thin(1)])
     saved = path.read_bytes()
     store(tmp_path).close(10)
     assert not path.exists()
@@ -149,7 +147,7 @@ def test_a_kill_between_the_file_and_the_end_of_its_spool_leaves_each_row_once(t
     "damage, rows, batches", [("torn", 5, 1), ("garbage", 10, 1), ("flipped", 5, 1), ("none", 10, 0)]
 )
 def test_a_damaged_spool_gives_what_is_whole_and_its_file_says_what_is_not(tmp_path, damage, rows, batches):
-    path = _lay(tmp_path, "llmtap-20230101T000000000Z-c0-0001-0001.spool", [thin(1), thin(6)])
+    path = left_spool(tmp_path, "llmtap-20230101T000000000Z-c0-0001-0001.spool", [thin(1), thin(6)])
     data = bytearray(path.read_bytes())
     match damage:
         case "torn":
@@ -161,7 +159,7 @@ def test_a_damaged_spool_gives_what_is_whole_and_its_file_says_what_is_not(tmp_p
     path.write_bytes(data)
     at = store(tmp_path)
     at.close(10)
-    (file,) = _files(tmp_path)
+    (file,) = files_in(tmp_path)
     assert numbers([file]) == list(range(1, rows + 1))
     assert info_of(pq.read_schema(file)).damaged.get("batches", 0) == batches == at.state().damaged
     assert at.state().recovered == rows
@@ -169,13 +167,13 @@ def test_a_damaged_spool_gives_what_is_whole_and_its_file_says_what_is_not(tmp_p
 
 
 def test_a_spool_of_a_newer_tap_stays_and_the_others_are_finished(tmp_path, caplog):
-    newer = _lay(
+    newer = left_spool(
         tmp_path,
         "llmtap-20230101T000000000Z-c0-0001-0001.spool",
         [thin(1)],
         CaptureInfo(schema_version=VERSION + 1),
     )
-    _lay(tmp_path, "llmtap-20230102T000000000Z-c0-0001-0001.spool", [thin(6)])
+    left_spool(tmp_path, "llmtap-20230102T000000000Z-c0-0001-0001.spool", [thin(6)])
     before = newer.read_bytes()
     at = store(tmp_path)
     at.close(10)
@@ -194,13 +192,13 @@ def test_a_ledger_without_rows_is_kept_where_it_tells_of_exchanges(tmp_path):
     append(at, nobody, CaptureLedger(meter="m"))
     at.rotate()
     until(lambda: at.state().files_waiting == 0)
-    assert _files(tmp_path) == [], "no exchange, nothing to tell"
+    assert files_in(tmp_path) == [], "no exchange, nothing to tell"
     told = CaptureLedger({"r0": RelayCount(7, {"no_meter": 7})}, meter="m")
     append(at, nobody, told)
     at.rotate()
     append(at, nobody, told)
     at.close(10)
-    (file,) = _files(tmp_path)
+    (file,) = files_in(tmp_path)
     assert info_of(pq.read_schema(file)).ledger == told
     assert numbers([file]) == []
 
@@ -212,7 +210,7 @@ def test_each_file_has_the_ledger_even_where_it_has_not_changed(tmp_path):
         append(at, thin(start), told)
         at.rotate()
     at.close(10)
-    assert [info_of(pq.read_schema(p)).ledger for p in _files(tmp_path)] == [told, told]
+    assert [info_of(pq.read_schema(p)).ledger for p in files_in(tmp_path)] == [told, told]
 
 
 @pytest.mark.parametrize("policy, syncs", [("batch", 3 + 1), ("rotate", 1), ("never", 0)])
@@ -356,18 +354,14 @@ def test_what_is_not_finished_in_time_is_found_at_the_next_start(tmp_path, monke
     at = store(tmp_path)
     append(at, thin(1))
     with monkeypatch.context() as failing:
-        failing.setattr(Finisher, "_make", _no_room)
+        failing.setattr(Finisher, "_make", no_room)
         at.close(10)
     assert f"event=capture_files_left spools=1 spool={tmp_path}/.spool reason=" in caplog.text
     assert at.state().files_waiting == 1
     assert at.state().failures >= 1
     assert "No space" in at.state().files_problem
-    assert _files(tmp_path) == []
+    assert files_in(tmp_path) == []
     after = store(tmp_path)
     after.close(10)
     assert numbers(tmp_path) == [1, 2, 3, 4, 5]
     assert after.state().recovered == 5
-
-
-def _no_room(*_, **__):
-    raise OSError(28, "No space left on device")

@@ -19,22 +19,18 @@ from llmtap.capture.store.store import (
 )
 from llmtap.clock import ManualClock
 from llmtap.units import Bytes
-from tests.support.stores import INFO, NOTHING, append, fat, numbers, store, thin, until
-
-
-def _files(folder):
-    return sorted(folder.glob("*.parquet"))
-
-
-def _lay(folder, name, batches, info=INFO, ledger=None):
-    """A spool as a process that died has left it."""
-    spool = folder / ".spool"
-    spool.mkdir(parents=True, exist_ok=True)
-    writer = SpoolWriter(spool / name, info)
-    for batch in batches:
-        writer.append(batch, ledger)
-    writer.close()
-    return writer.path
+from tests.support.stores import (
+    NOTHING,
+    append,
+    fat,
+    files_in,
+    left_spool,
+    no_room,
+    numbers,
+    store,
+    thin,
+    until,
+)  # fmt: skip
 
 
 def test_at_the_bound_oldest_files_go_and_capture_goes_on(tmp_path, caplog):
@@ -50,7 +46,7 @@ def test_at_the_bound_oldest_files_go_and_capture_goes_on(tmp_path, caplog):
     state = at.state()
     assert state.files_deleted > 0
     assert caplog.text.count("event=capture_deleted") == state.files_deleted
-    kept = numbers(p for p in _files(tmp_path) if p.name != "llmtap-mine.parquet")
+    kept = numbers(p for p in files_in(tmp_path) if p.name != "llmtap-mine.parquet")
     assert kept == list(range(kept[0], 81)), "the newest, without a gap"
     assert len(kept) > 20
     assert state.rows_deleted == 80 - len(kept), "what was deleted is counted in rows, too"
@@ -74,19 +70,19 @@ def test_at_the_bound_capture_may_pause_until_somebody_makes_room(tmp_path):
     state = at.state()
     assert (state.problem, state.files_deleted) == ("total_bytes", 0)
     assert bound - NOTES_BYTES - 40_000 <= state.local_bytes <= bound, "counted before it is taken"
-    oldest, *_ = _files(tmp_path)
+    oldest, *_ = files_in(tmp_path)
     shutil.move(oldest, tmp_path / ".spool" / "elsewhere")
     assert not at.append(fat(seq), NOTHING), "nobody looks before a second has passed"
     clock.advance(1_000_000_000)
     append(at, fat(seq))
     assert at.problem is None
     at.close(10)
-    assert numbers([*_files(tmp_path), tmp_path / ".spool" / "elsewhere"]) == list(range(1, seq + 1))
+    assert numbers([*files_in(tmp_path), tmp_path / ".spool" / "elsewhere"]) == list(range(1, seq + 1))
 
 
 def _ledgers(folder):
     """The last word of each file and each spool, in the order of their names."""
-    found = {p.stem: info_of(pq.read_schema(p)).ledger for p in _files(folder)}
+    found = {p.stem: info_of(pq.read_schema(p)).ledger for p in files_in(folder)}
     found |= {p.stem: read_spool(p).ledger for p in (folder / ".spool").glob("*.spool")}
     return [found[name] for name in sorted(found)]
 
@@ -130,7 +126,7 @@ def test_a_spool_of_ledgers_that_cannot_be_begun_anew_stays(tmp_path, monkeypatc
         append(at, thin(0, 0), CaptureLedger(dropped={"memory": lost}, meter="m"))
     (before,) = (tmp_path / ".spool").glob("*.spool")
     with monkeypatch.context() as failing:
-        failing.setattr(SpoolWriter, "note", _no_room)
+        failing.setattr(SpoolWriter, "note", no_room)
         assert not at.append(thin(0, 0), CaptureLedger(dropped={"memory": 1_000}, meter="m"))
     assert list((tmp_path / ".spool").glob("*.spool")) == [before]
     append(at, thin(0, 0), CaptureLedger(dropped={"memory": 1_001}, meter="m"))
@@ -159,7 +155,7 @@ def test_what_is_deleted_for_a_batch_that_is_not_taken_all_the_same_is_known_too
     while not at.state().rows_deleted:
         seq += 1
         with monkeypatch.context() as failing:
-            failing.setattr(SpoolWriter, "append", _no_room)
+            failing.setattr(SpoolWriter, "append", no_room)
             assert not at.append(fat(seq), CaptureLedger(meter="m"))
         if not at.state().rows_deleted:
             until(lambda seq=seq: at.append(fat(seq), CaptureLedger(meter="m")))
@@ -181,12 +177,12 @@ def test_a_batch_that_alone_is_larger_than_the_bound_does_not_stand_in_the_way_f
 def test_files_that_somebody_takes_away_are_not_counted_for_long(tmp_path):
     clock = ManualClock()
     newer = CaptureInfo(schema_version=VERSION + 1)
-    left = _lay(tmp_path, "llmtap-20230101T000000000Z-c0-0001-0001.spool", [thin(1)], newer)
+    left = left_spool(tmp_path, "llmtap-20230101T000000000Z-c0-0001-0001.spool", [thin(1)], newer)
     at = store(tmp_path, clock)
     append(at, thin(1))
     at.rotate()
     until(lambda: at.state().files == 1)
-    assert at.state().local_bytes == left.stat().st_size + _files(tmp_path)[0].stat().st_size
+    assert at.state().local_bytes == left.stat().st_size + files_in(tmp_path)[0].stat().st_size
     shutil.rmtree(tmp_path)
     clock.advance(LOOK_NOW_AND_THEN_NS - 1)
     at.tick()
@@ -196,7 +192,3 @@ def test_files_that_somebody_takes_away_are_not_counted_for_long(tmp_path):
     state = at.state()
     assert (state.local_bytes, state.spool_bytes, state.files_waiting) == (0, 0, 0)
     at.close(10)
-
-
-def _no_room(*_, **__):
-    raise OSError(28, "No space left on device")
