@@ -4,7 +4,7 @@ Flat columns, because every reader can filter on them; offsets are whole microse
 that a reader needs to the nanosecond are in `arrival_ns`; `arrival` is the same moment as a date.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -16,7 +16,7 @@ from llmtap.user_files import decode_json
 
 __all__ = [
     "EVENT_CLASS_NAMES", "META_KEY", "SCHEMA", "STEPS", "VERSION", "CaptureInfo", "CaptureLedger",
-    "CaptureVersionError", "RelayCount", "Step", "Steps", "info_of", "migrate", "with_info",
+    "CaptureVersionError", "RelayCount", "info_of", "migrate", "with_info",
 ]  # fmt: skip
 
 
@@ -141,19 +141,16 @@ def info_of(schema: pa.Schema) -> CaptureInfo | None:
     return None if raw is None else decode_json(raw, CaptureInfo)
 
 
-Step = Callable[[pa.RecordBatch], pa.RecordBatch]
-Steps = Mapping[int, Step]
-
-STEPS: Final[Steps] = {}
+STEPS: Final[dict[int, Callable[[pa.RecordBatch], pa.RecordBatch]]] = {}
 """Step to the next version, by the version that it takes: for a column with another name or meaning."""
 
 
 class CaptureVersionError(ConfigError):
     """A capture is newer than this llmtap."""
 
-    def __init__(self, where: str, version: int, newest: int = VERSION) -> None:
+    def __init__(self, where: str, version: int) -> None:
         super().__init__(
-            where, f"schema version {version}, and this llmtap reads up to {newest}",
+            where, f"schema version {version}, and this llmtap reads up to {VERSION}",
             "read it with the llmtap that wrote it, or a newer one",
         )  # fmt: skip
         self.where = where
@@ -161,20 +158,17 @@ class CaptureVersionError(ConfigError):
 
 
 def migrate(
-    batch: pa.RecordBatch, version: int, *, steps: Steps = STEPS, schema: pa.Schema = SCHEMA,
-    newest: int = VERSION, where: str = "capture",
-) -> pa.RecordBatch:  # fmt: skip
+    batch: pa.RecordBatch, version: int, *, schema: pa.Schema = SCHEMA, where: str = "capture"
+) -> pa.RecordBatch:
     """Bring a batch of `version` to `schema`.
 
     A version that only added columns needs no step: they are null. Unknown columns are dropped. Raises
     CaptureVersionError for a newer version, pa.ArrowInvalid for values that do not fit.
     """
-    if version > newest:
-        raise CaptureVersionError(where, version, newest)
-    for number in range(version, newest):
-        step = steps.get(number)
-        if step is not None:
-            batch = step(batch)
+    if version > VERSION:
+        raise CaptureVersionError(where, version)
+    for number in range(version, VERSION):
+        batch = STEPS[number](batch) if number in STEPS else batch
     if batch.schema.equals(schema):
         return batch
     columns = []

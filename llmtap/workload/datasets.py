@@ -64,7 +64,8 @@ class DataSet(Protocol):
         """Return a shared context of exactly `tokens`."""
         ...
 
-    def describe(self) -> Mapping[str, Any]:
+    @property
+    def about(self) -> Mapping[str, Any]:
         """File, sha256, version, preprocessing with its effects, content (seed 000, 4.3.3)."""
         ...
 
@@ -91,7 +92,7 @@ class RecordedDataset(PlannedWorkload):
         told, message, answer = self._lengths()
         made = {**answer, "of": f"the answer, {told}"} if self.output is None else described(self.output)
         members: dict[str, Any] = {
-            "data": {**self.data.describe(), "subset": SUBSET},
+            "data": {**self.data.about, "subset": SUBSET},
             "generation": "the data's texts, untouched; contexts and lengths that are not the data's:"
             " random.Random, one generator for each column, seeded with SEED/COLUMN",
         }
@@ -193,9 +194,6 @@ class ShareGpt:
     def context(self, number: int, tokens: int, seed: int) -> str:
         """Return a generated system prompt: the data has none that all share."""
         return prose(tokens, f"{seed}/context/{number}")
-
-    def describe(self) -> Mapping[str, Any]:
-        return self.about
 
 
 def read_sharegpt(path: Path, place: str, *, whole: bool = False) -> ShareGpt:
@@ -306,9 +304,6 @@ class Stack:
         # Too few files for K contexts of other texts: a first line of its own tells them apart.
         head = f"# context {number}\n" if number >= len(order) else ""
         return fitted_text(head + text, tokens, "#")
-
-    def describe(self) -> Mapping[str, Any]:
-        return self.about
 
 
 def read_stack(path: Path, place: str) -> Stack:

@@ -53,7 +53,7 @@ def test_a_first_question_is_a_prompt_and_its_answer_a_length(talks: Path) -> No
     assert data.pairs[0] == ("Be brief.\n\nWhat is a river?", "Water that runs.")
     assert data.pairs[1] == ("Go on.", "No."), "what the model said unasked is no question"
     assert len(data.items) == len(data.pairs) == 32
-    told = data.describe()
+    told = data.about
     assert (told["conversations"], told["kept"]) == (33, 32)
     assert any("1 turns have no text" in note for note in told["notes"])
     assert any("have no answer" in note for note in told["notes"]), "the reader's own notes too"
@@ -195,7 +195,7 @@ def code(tmp_path: Path) -> Path:
 
 def test_a_file_is_its_functions(code: Path) -> None:
     data = read_stack(code, "--workload")
-    told = data.describe()
+    told = data.about
     assert (told["files"], told["functions"]) == (6, 6)
     assert told["notes"] == [
         "1 files are in other languages, and were left out",
