@@ -1,6 +1,7 @@
 """What is written is arrivals, which their description makes again, or an error that names the field."""
 
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -108,8 +109,8 @@ def test_a_description_makes_the_same_arrivals_again(
     if even and not text.startswith("gamma"):
         text += ",spacing=even"
     arrivals = parse_arrivals(text, rate_rps=None if own else rate_rps, seed=seed)
-    told = arrivals.describe()
-    again = parse_arrivals(str(told["arrivals"]), rate_rps=told["rate_rps"], seed=told["seed"])  # type: ignore[arg-type]
+    told: dict[str, Any] = arrivals.describe()
+    again = parse_arrivals(told["arrivals"], rate_rps=told["rate_rps"], seed=told["seed"])
     assert again == arrivals
     assert list(islice(again, 20)) == list(islice(arrivals, 20))
 
