@@ -27,7 +27,7 @@ from llmtap.exchange.verdict import (
     ServerTiming,
     TokenLadder,
     figures_of,
-    is_word,
+    is_reason,
     judge,
     no_token_reason,
     remove_implausible,
@@ -412,7 +412,7 @@ class Observer:
         if delta.finish_reason is not None:
             # The last one counts (dialects.md section 1).
             reason = delta.finish_reason
-            self._x.finish_reason = reason if is_word(reason) else "other"
+            self._x.finish_reason = reason if is_reason(reason) else "other"
         if delta.server_times or delta.server_clock_ns >= 0:
             self._server.read_event(self._events_seen - 1, delta)
         if delta.counts is not None:

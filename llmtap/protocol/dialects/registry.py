@@ -7,7 +7,9 @@ from typing import Any, Final, Protocol
 
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.anthropic import Anthropic
+from llmtap.protocol.dialects.bedrock import BedrockConverse
 from llmtap.protocol.dialects.cohere import Cohere
+from llmtap.protocol.dialects.gemini import Gemini
 from llmtap.protocol.dialects.llamacpp import LlamaCpp
 from llmtap.protocol.dialects.lmstudio import LmStudio
 from llmtap.protocol.dialects.native_shapes import failure_in
@@ -52,6 +54,8 @@ DIALECTS: Final = (
     SGLang,
     Cohere,
     LmStudio,
+    Gemini,
+    BedrockConverse,
 )
 """`claim(value, path)` of each says how sure a first JSON object makes it that the answer is its own:
 3 the answer names itself (4 where others share its names, and the path tells), 2 its shape fits, 1 only the

@@ -1,7 +1,7 @@
 """SGLang's own `/generate`: events that repeat the whole text so far, and count its tokens.
 
-A server started to stream increments sends in each event its own text only; the second event of an answer
-tells which. The stream ends with `[DONE]`.
+A server started to stream increments sends in each event its own text only: the first text that does not
+begin with the one before it tells. The stream ends with `[DONE]`.
 
 Source: sgl-project/sglang srt/entrypoints/http_server.py, srt/managers/tokenizer_manager.py;
 shared/dialects/dialects.md section 3.5.
@@ -51,7 +51,8 @@ class SGLang(ObjectReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._cumulative: bool | None = None
+        self._cumulative = True
+        """Every text began with the one before it."""
         self._running = RunningCount()
         self._said: dict[int, tuple[int, int]] = {}
         """Length and hash of the text so far, by choice; the text itself is not kept."""
@@ -80,13 +81,12 @@ class SGLang(ObjectReader):
 
     def _new(self, index: int, text: str) -> str:
         length, mark = self._said.get(index, (0, 0))
-        if self._cumulative is None and length:
-            self._cumulative = len(text) >= length and hash(text[:length]) == mark
-        if self._cumulative is False:
+        # An increment may begin like the text so far by chance; the next one hardly does.
+        self._cumulative = self._cumulative and len(text) >= length and hash(text[:length]) == mark
+        if not self._cumulative:
             return text
         if index in self._said or len(self._said) < CHOICES_MAX:
-            # Once it is known to be repeated, its length is all that is needed.
-            self._said[index] = (len(text), 0 if self._cumulative else hash(text))
+            self._said[index] = (len(text), hash(text))
         return text[length:]
 
     def _read_answer(self, text: str, meta: dict[str, Any], index: int) -> Delta:
