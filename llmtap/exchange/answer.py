@@ -87,6 +87,13 @@ class AnswerReader:
         reader._messages = MessageParser("upstream", masked=False)
         return reader
 
+    @classmethod
+    def of_response(cls, path: str) -> "AnswerReader":
+        """Reads one response of a session, message by message."""
+        reader = cls(None, path)
+        reader.kind = BodyKind.NDJSON
+        return reader
+
     @property
     def skipped(self) -> int:
         return self._parser.skipped + (self._lines.skipped if self._lines is not None else 0)
@@ -221,14 +228,15 @@ class AnswerReader:
         return delta
 
     def _read_messages(self, parser: MessageParser, payload: bytes) -> list[Delta]:
-        out = [self._read_message(message) for message in parser.feed(payload)]
+        out = [self.read_message(message) for message in parser.feed(payload)]
         if parser.broken is not None:
             self.give_up()
             if not out:
                 return self.feed(payload)
         return out
 
-    def _read_message(self, message: WebSocketMessage) -> Delta:
+    def read_message(self, message: WebSocketMessage) -> Delta:
+        """Return what a message, or a control frame, says."""
         payload = message.payload
         if message.opcode in (Opcode.PING, Opcode.PONG):
             delta = Delta(EventClass.KEEPALIVE)

@@ -273,12 +273,14 @@ class Exchange:
     response_bytes: int = 0
     unparsed_events: int = 0
     """Events whose shape the dialect did not know: counted, timed as chunks, never guessed."""
+    part: int = 0
+    """Number of the response in its session, from 1; 0 for an exchange that is none."""
     unlogged_events: int = 0
     """Events beyond the length an event log may have: they moved the points, but are not in `events`."""
 
     @property
     def id(self) -> str:
-        return f"{self.relay}-{self.seq}"
+        return f"{self.relay}-{self.seq}" if not self.part else f"{self.relay}-{self.seq}.{self.part}"
 
     def since_arrival(self, t_ns: int | None) -> float | None:
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9

@@ -133,7 +133,7 @@ def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
         columns["response_text"] = [None if said is None else said.response_text for said in saids]
         columns["redactions"] = [None if said is None else said.redactions for said in saids]
     columns["capture"] = [capture] * n
-    columns["id"] = [f"{x.relay}-{x.seq}" for x in xs]
+    columns["id"] = [x.id for x in xs]
     columns["path"] = [_clean(x.path) for x in xs]
     arrays = [_column(columns.get(field.name), n, field.type) for field in SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
