@@ -10,6 +10,7 @@ from llmtap.protocol.dialects.anthropic import Anthropic
 from llmtap.protocol.dialects.bedrock import BedrockConverse
 from llmtap.protocol.dialects.cohere import Cohere
 from llmtap.protocol.dialects.gemini import Gemini
+from llmtap.protocol.dialects.generate import SGLang, Tgi
 from llmtap.protocol.dialects.llamacpp import LlamaCpp
 from llmtap.protocol.dialects.lmstudio import LmStudio
 from llmtap.protocol.dialects.native_shapes import failure_in
@@ -18,8 +19,6 @@ from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIRealtime, OpenAIResponses
 from llmtap.protocol.dialects.openai_shapes import read_frame, read_json
-from llmtap.protocol.dialects.sglang import SGLang
-from llmtap.protocol.dialects.tgi import Tgi
 from llmtap.protocol.sse import SseEvent
 
 __all__ = ["Dialect", "Undecided", "choose"]

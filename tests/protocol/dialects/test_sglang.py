@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, TokenSource
-from llmtap.protocol.dialects.sglang import SGLang
+from llmtap.protocol.dialects.generate import SGLang
 from tests.support.events import encode, event, told
 
 

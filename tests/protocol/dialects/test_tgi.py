@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llmtap.protocol.delta import TokenSource
-from llmtap.protocol.dialects.tgi import Tgi
+from llmtap.protocol.dialects.generate import Tgi
 from tests.support.events import encode, event, told
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.protocol.dialects.openai_chat import InlineThinking
+from llmtap.protocol.inline_thinking import InlineThinking
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
