@@ -235,19 +235,21 @@ def _acted(value: Any, depth: int = 0) -> bool:
     return isinstance(value, list) and any(_acted(v, depth + 1) for v in value[:_ITEMS_MAX])
 
 
-def of_rails(data: Any, place: str) -> Verdict | None:
+def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
     """NeMo Guardrails' data beside an answer: the rail that stopped it, and whose canned text came instead.
 
     Args:
         data: `guardrails_data` or `guardrails`, whose log lists the rails that were activated, by name or as
             objects with a `stop`.
+        status: beside it; `blocked` where one that is only named stopped the answer.
     """
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
         kind = rail.get("type") if isinstance(rail, dict) else None
         name = rail.get("name") if isinstance(rail, dict) else rail
-        if not isinstance(name, str) or (isinstance(rail, dict) and rail.get("stop") is not True):
+        stopped = rail.get("stop") is True if isinstance(rail, dict) else status == "blocked"
+        if not stopped or not isinstance(name, str):
             continue
         phase = kind if kind in ("input", "output") else _phase_of(name)
         path = f"{place}.log.activated_rails[{i}]"

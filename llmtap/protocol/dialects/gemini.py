@@ -47,10 +47,11 @@ class Gemini(ObjectReader):
     name = "gemini"
     fields = Fields(_Event)
 
-    __slots__ = ("_stopped",)
+    __slots__ = ("_spoken", "_stopped")
 
     def __init__(self) -> None:
         super().__init__()
+        self._spoken = False
         self._stopped = False
 
     @staticmethod
@@ -96,8 +97,9 @@ class Gemini(ObjectReader):
         usage = said.usage if isinstance(said.usage, dict) else {}
         counts = counted(*(usage.get(name) for name in _COUNTS))
         beside = [EventClass.USAGE] if counts is not None else []
-        if role and not pieces and reason is None:
+        if role and not (pieces or reason or self._spoken or (counts and counts.output)):
             beside.append(EventClass.ROLE)
+        self._spoken |= bool(pieces)
         delta = gather(
             pieces,
             beside,

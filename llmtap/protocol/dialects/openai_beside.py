@@ -84,6 +84,7 @@ class Beside(msgspec.Struct, gc=False):
     trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
     guardrails_data: Any = None
     guardrails: Any = None
+    status: Any = None
     invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
     generation_stats: Any = None
     # An error may lie flat: with `object` "error" (older vLLM), or with nothing but a code (DashScope, WSO2).
@@ -115,8 +116,8 @@ class Beside(msgspec.Struct, gc=False):
         """What put a text of its own in place of the answer."""
         return (
             of_guardrail_action(self.guardrail_action, self.trace)
-            or of_rails(self.guardrails_data, "guardrails_data")
-            or of_rails(self.guardrails, "guardrails")
+            or of_rails(self.guardrails_data, "guardrails_data", self.status)
+            or of_rails(self.guardrails, "guardrails", self.status)
         )
 
     @property
@@ -158,7 +159,7 @@ _BESIDE_NAMES: Final = tuple(
 _KNOWN: Final = tuple(
     f.name
     for f in msgspec.structs.fields(Beside)
-    if f.name not in ("choices", "object", "message", "type", "code")
+    if f.name not in ("choices", "object", "message", "type", "code", "status")
 )
 
 

@@ -197,7 +197,7 @@ def _read_item(item: Any) -> Delta:
 def _written(item: dict[str, Any]) -> str:
     """Return what the model wrote in a call: arguments, input, code, a patch, or shell commands."""
     operation, action = item.get("operation"), item.get("action")
-    commands = action.get("commands") if isinstance(action, dict) else None
+    commands = action.get("commands", action.get("command")) if isinstance(action, dict) else None
     diff = operation.get("diff") if isinstance(operation, dict) else None
     found = (item.get("arguments"), item.get("input"), item.get("code"), diff)
     text = next((text for part in found if (text := text_of(part))), "")
