@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmtap.capture.read.integrity import Integrity, check, latest_ledger
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, RelayCount
-from llmtap.capture.store.rows import to_batch
+from llmtap.capture.store.rows import exchanges_of, to_batch
 from tests.support.captures import ledger
 from tests.support.exchanges import streamed
 
@@ -177,3 +177,12 @@ def test_numbers_add_up(
     assert relay.since == len([n for n in missing if n > opened])
     assert capture.unexplained == max(0, len(missing) - dropped - unsettled - relay.since - lost)
     assert relay.exact == (not unsettled and not relay.since)
+
+
+def test_responses_of_a_session_share_a_number_and_are_no_duplicates() -> None:
+    exchanges = [streamed(1), *(streamed(2, part=part) for part in (1, 2, 3)), streamed(3)]
+    rows = to_batch(exchanges, capture="c1", level="shape")[0]
+    assert rows.column("seq").to_pylist() == [1, 2, None, None, 3]
+    assert [x.id for x in exchanges_of(rows)] == [x.id for x in exchanges]
+    told = check([info(ledger(3))], [rows])
+    assert (told.ok, told.captures[0].duplicates, told.captures[0].missing) == (True, 0, 0)
