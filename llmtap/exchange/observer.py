@@ -247,7 +247,7 @@ class Observer:
         """An event of this response, read at `t_ns`."""
         self._count_read(t_ns, added_ns)
         answer = self._answer
-        if answer is not None and not self._closed:
+        if answer is not None and self._lost is None:
             self._shared |= self._t.last_token_ns == t_ns
             self._add(answer.read_message(message), t_ns)
 

@@ -28,6 +28,8 @@ __all__ = ["RESPONSES_MAX", "SESSION_ENDPOINTS", "Session"]
 SESSION_ENDPOINTS: Final = frozenset({"responses", "realtime"})
 RESPONSES_MAX: Final = 64
 """Responses under way in one session, those asked for and not begun included. Later ones are not measured."""
+_CAUSE_BYTES_MAX: Final = 1 << 16
+"""Of a message kept until it causes a response; of a longer one the content is not known."""
 _ENDS: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "done"})
 _CAUSES: Final = ("input_audio_buffer.commit", "response.steer")
 """Messages of a client behind which the server may begin a response that nobody asked for."""
@@ -120,7 +122,7 @@ class Session:
             if said.type == "response.create":
                 self._begin(stream, t_ns, added_ns, message.payload, _text(said.event_id), message.size)
             elif said.type in _CAUSES:
-                self._cause[stream] = (t_ns, added_ns, message.payload)
+                self._note(stream, t_ns, added_ns, message.payload)
             elif said.type == "response.cancel":
                 response = self._of(said, stream)
                 if response is not None:
@@ -137,8 +139,8 @@ class Session:
                 self._event(said, kind.removeprefix("response."), stream, message, t_ns, added_ns)
             elif kind == "error":
                 self._failed(said, stream, message, t_ns, added_ns)
-            elif kind in _COMMITTED:
-                self._cause.setdefault(stream, (t_ns, added_ns, b""))
+            elif kind in _COMMITTED and stream not in self._cause:
+                self._note(stream, t_ns, added_ns, b"")
             elif kind.startswith("session.") and isinstance(said.session, dict):
                 self._model = _text(said.session.get("model")) or self._model
 
@@ -160,6 +162,11 @@ class Session:
             response.observer.abandon()
             self._forgot()
         self._open.clear()
+
+    def _note(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
+        """Remember what may cause a response."""
+        if stream in self._cause or len(self._cause) < RESPONSES_MAX:
+            self._cause[stream] = (t_ns, added_ns, payload if len(payload) <= _CAUSE_BYTES_MAX else b"")
 
     def _begin(
         self, stream: str, t_ns: int, added_ns: int, payload: bytes, event_id: str = "", size: int = 0
