@@ -282,6 +282,19 @@ class Exchange:
     def id(self) -> str:
         return f"{self.relay}-{self.seq}" if not self.part else f"{self.relay}-{self.seq}.{self.part}"
 
+    @property
+    def reasoning_apart(self) -> bool:
+        """Whether the usage counts reasoning beside the output and not within it: by its name (Gemini), or
+        because only so its counts add up to its total (xAI)."""
+        usage, reasoning = self.usage or {}, self.tokens.reasoning
+        if not reasoning:
+            return False
+        counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), usage.get("total_tokens"))
+        if not all(isinstance(n, int) for n in counts):
+            return "thoughtsTokenCount" in usage
+        given, output, total = counts
+        return bool(given + output + reasoning == total)  # type: ignore[operator]
+
     def since_arrival(self, t_ns: int | None) -> float | None:
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9
 

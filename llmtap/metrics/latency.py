@@ -306,7 +306,7 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         ttft_tool_call_ns=ttft_tool_call_ns(t),
         first_event_ns=first_event_ns(t),
         ttfb_ns=ttfb_ns(t),
-        tpot_ns=tpot_ns(t, x.tokens.output),
+        tpot_ns=tpot_ns(t, _written_tokens(x)),
         e2e_ns=e2e_ns(t),
         user_idle_ns=idle,
         user_idle_from_first_token_ns=reading,
@@ -378,12 +378,22 @@ def _streamed_tokens(x: Exchange) -> int | None:
     A provider's total includes reasoning that it did not send; where no reasoning event passed, that
     part is taken off.
     """
-    n = x.tokens.output
+    n = _written_tokens(x)
     if n is None or x.tokens.source in (TokenSource.NONE, TokenSource.CHUNKS):
         return None
-    if x.tokens.reasoning and EventClass.REASONING.value not in x.timeline.events.classes:
+    if x.tokens.reasoning and not (_shows_reasoning(x) or x.reasoning_apart):
         n = max(0, n - x.tokens.reasoning)
     return n
+
+
+def _written_tokens(x: Exchange) -> int | None:
+    """Tokens of the output, with reasoning that was sent and is counted beside it."""
+    n = x.tokens.output
+    return n + (x.tokens.reasoning or 0) if n is not None and x.reasoning_apart and _shows_reasoning(x) else n
+
+
+def _shows_reasoning(x: Exchange) -> bool:
+    return EventClass.REASONING.value in x.timeline.events.classes
 
 
 def _since_submit(t: Timeline, t_ns: int | None) -> int | None:

@@ -20,6 +20,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import ROUNDING_NS
+from llmtap.metrics.latency import measure
 from llmtap.protocol import repetition
 from tests.support.data import CORPUS
 
@@ -271,3 +272,18 @@ def test_a_recorded_response_with_its_framing_gives_the_same_exchange(name: str)
         observer.response_end(round(doc["response"]["end_ms"] * MS))
     x = observer.finish(None, "complete" if clean else "upstream_reset", None, None, 0, 0, 0, 0)
     check(name, x, doc, chunked=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [("xai_reasoning_beside", True), ("gemini_native_sse", True), ("responses_reasoning_summary", False)],
+)
+def test_reasoning_is_counted_beside_the_output_where_the_total_says_so(name: str, apart: bool) -> None:
+    doc, body = load(name)
+    x = play(doc, reads_of(doc, body), chunked=False)
+    assert x.reasoning_apart is apart
+    written = (x.tokens.output or 0) + (x.tokens.reasoning or 0 if apart else 0)
+    t = x.timeline
+    span_ns = (t.last_token_ns or 0) - (t.first_token_ns or 0)
+    tpot_ns = measure(x).tpot_ns
+    assert tpot_ns == pytest.approx(span_ns / (written - 1), abs=1)
