@@ -287,3 +287,11 @@ def test_reasoning_is_counted_beside_the_output_where_the_total_says_so(name: st
     span_ns = (t.last_token_ns or 0) - (t.first_token_ns or 0)
     tpot_ns = measure(x).tpot_ns
     assert tpot_ns == pytest.approx(span_ns / (written - 1), abs=1)
+
+
+def test_a_streamed_array_read_as_one_value_says_the_same() -> None:
+    doc, body = load("gemini_native_array")
+    doc = {**doc, "request": {**doc["request"], "path": "/elsewhere"}}
+    x = play(doc, reads_of(doc, body), chunked=False)
+    assert (x.dialect, x.stream, classes(x)) == ("gemini", False, ["content"])
+    assert (x.tokens.input, x.tokens.output, x.tokens.reasoning, x.finish_reason) == (9, 10, 12, "STOP")

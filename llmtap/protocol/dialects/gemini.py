@@ -70,10 +70,20 @@ class Gemini(ObjectReader):
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
-        said = self.fields.of(value[0] if isinstance(value, list) and value else value)
-        if said is None or (said.candidates is None and said.prompt_feedback is None):
-            return failure_in(value)
-        return self._read_answer(said)
+        values = value[:EVENT_CHOICES_MAX] if isinstance(value, list) else [value]
+        answers = (a for v in values if (a := self.fields.of(v)) is not None)
+        said = [a for a in answers if a.candidates or a.prompt_feedback or a.usage]
+        if not said:
+            return failure_in(value[0] if isinstance(value, list) and value else value)
+        # The elements of a stream that was read as one value.
+        lists = [a.candidates for a in said if isinstance(a.candidates, list)]
+        whole = _Event(
+            [candidate for candidates in lists for candidate in candidates],
+            next((a.prompt_feedback for a in said if a.prompt_feedback), None),
+            next((a.usage for a in reversed(said) if a.usage), None),
+            said[0].model,
+        )
+        return self._read_answer(whole)
 
     def _read_answer(self, said: _Event) -> Delta:
         pieces: list[Piece] = []
@@ -103,7 +113,7 @@ class Gemini(ObjectReader):
         delta = gather(
             pieces,
             beside,
-            choices=tuple(choices) or FIRST,
+            choices=tuple(dict.fromkeys(choices)) or FIRST,
             reason=reason,
             signal="finishReason",
             verdict=verdict,
