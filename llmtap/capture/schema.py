@@ -101,6 +101,10 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     since: int = 0
     """Numbers up to this one, and their drops (`before`), are older than this capture."""
     before: dict[str, int] = {}
+    packets: dict[str, int] = {}
+    """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
+    watched: dict[str, int] = {}
+    """Its connections, by kind."""
 
 
 class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):

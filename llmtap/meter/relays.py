@@ -201,6 +201,7 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
             "connected": relay.connected,
             "pid": relay.hello.pid,
             "clock": relay.hello.clock,
+            "vantage": relay.hello.vantage or None,
             "implementation": relay.hello.implementation or None,
             "implementation_reason": relay.hello.implementation_reason or None,
             "status_age": None if s is None else (now_ns - relay.status_at_ns) / 1e9,
@@ -217,4 +218,9 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
                 "cpu": s.cpu_ns / 1e9, "rss_bytes": s.rss_bytes, "lag_max": s.lag_ns_max / 1e9,
                 "bytes_up": s.bytes_up, "bytes_down": s.bytes_down,
             }  # fmt: skip
+            if relay.hello.vantage == "passive":
+                about |= {
+                    "side": s.side or None, "packets": s.packets, "watched": s.watched,
+                    "missing_bytes": s.missing_bytes,
+                }  # fmt: skip
         yield name, about

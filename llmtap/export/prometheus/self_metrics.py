@@ -190,6 +190,22 @@ def collect_relays(relays: Iterable[RelayState]) -> Iterator[Metric]:
     passed = {
         (name, way): n for name, s in said.items() for way, n in (("up", s.bytes_up), ("down", s.bytes_down))
     }
+    packets = {(name, result): n for name, s in said.items() for result, n in s.packets.items()}
+    watched = {(name, kind): n for name, s in said.items() for kind, n in s.watched.items()}
+    if packets:
+        missing = {name: s.missing_bytes for name, s in said.items() if s.packets}
+        yield counter(
+            "llmtap_watch_packets", "Packets that passed the filter: captured, or lost by the kernel",
+            ("relay", "result"), packets.items(),
+        )  # fmt: skip
+        yield counter(
+            "llmtap_watch_connections",
+            "Connections of a passive vantage: followed, joined in the middle; not measured, by kind",
+            ("relay", "kind"), watched.items(),
+        )  # fmt: skip
+        yield counter(
+            "llmtap_watch_missing_bytes", "Bytes of streams that no packet brought", ("relay",), _by(missing)
+        )
     for metric, text, label, counts in (
         ("llmtap_tap_dropped_exchanges", "Exchanges that passed unmeasured", "reason", dropped),
         ("llmtap_relay_refused", "Connections and requests turned away, by limit", "limit", refused),

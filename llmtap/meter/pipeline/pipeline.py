@@ -163,7 +163,9 @@ class ExchangePipeline:
             return  # counted here, measured and kept there
         self.windows.lagged(status.lag_ns_max)
         if self.recorder is not None:
-            self.recorder.relay_said(relay, status.opened, status.dropped, status.unsettled)
+            self.recorder.relay_said(
+                relay, status.opened, status.dropped, status.unsettled, status.packets, status.watched
+            )
 
     def left(self, relay: str, final: RelayStatus) -> None:
         """A relay left; `final` are its counts as of its last frame, and none of its exchanges is open."""

@@ -194,7 +194,10 @@ class Recorder:
         self._taken_bytes += n_bytes
         self._inbox.append((x, None, b"", n_bytes))
 
-    def relay_said(self, relay: str, opened: int, dropped: dict[str, int], unsettled: int) -> None:
+    def relay_said(
+        self, relay: str, opened: int, dropped: dict[str, int], unsettled: int,
+        packets: dict[str, int] | None = None, watched: dict[str, int] | None = None,
+    ) -> None:  # fmt: skip
         """A relay's counts: by these a reader can tell what is missing."""
         known = self._relays.get(relay)
         if known is not None:
@@ -204,7 +207,11 @@ class Recorder:
         else:
             since, before = 0, {}
         # A new dict each time: the thread may be reading the old one.
-        count = RelayCount(opened, dict(dropped), unsettled, since, before)
+        if packets is None and known is not None:
+            packets, watched = known.packets, known.watched
+        count = RelayCount(
+            opened, dict(dropped), unsettled, since, before, dict(packets or {}), dict(watched or {})
+        )
         self._relays = {**self._relays, relay: count}
         self._left.pop(relay, None)
 

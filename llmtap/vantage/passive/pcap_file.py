@@ -47,6 +47,8 @@ class PacketFile:
         self.truncated = False
         self.read_bytes = 0
         """Bytes read so far."""
+        self.unit_ns = 1
+        """Resolution of the latest packet's timestamp."""
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes]]:
         """Raises PcapError."""
@@ -84,6 +86,7 @@ class PacketFile:
             return
         link = struct.unpack_from(order + "I", head, 16)[0] & 0xFFFF
         record = struct.Struct(order + "IIII")
+        self.unit_ns = unit_ns
         while len(head := self._read(16)) == 16:
             seconds, fraction, captured, _ = record.unpack(head)
             if captured > BLOCK_BYTES_MAX:
@@ -117,6 +120,7 @@ class PacketFile:
                     wall_ns = offset_s * 10**9 + (high << 32 | low) * 10**9 // ticks_per_s
                     if not 0 <= wall_ns < WALL_NS_MAX:
                         raise self._damaged("a timestamp out of range")
+                    self.unit_ns = max(1, 10**9 // ticks_per_s)
                     yield wall_ns, link, body[20 : 20 + captured]
                 elif kind == _INTERFACE and len(interfaces) < INTERFACES_MAX:
                     (link,) = struct.unpack_from(order + "H", body)
