@@ -113,3 +113,20 @@ def test_a_bar_reports_the_bytes_read(file: Path) -> None:
     vantage = file_vantage.FileVantage(WatchOptions(), lambda frames, now_ns: None)
     vantage.read(io.BytesIO(pcap(packets)), told.append)
     assert told == sorted(told) and len(told) == len(packets) // file_vantage.TOLD_EVERY
+
+
+def test_inspect_lists_the_exchanges_of_a_file_and_explains_one(file: Path) -> None:
+    def inspect(*args: str) -> Any:
+        return CliRunner().invoke(app, ["inspect", str(file), *args])
+
+    listed = inspect()
+    head, row = listed.stdout.splitlines()
+    cells = dict(zip(head.split("\t"), row.split("\t"), strict=True))
+    assert (cells["#"], cells["status"], cells["outcome"], cells["events"]) == ("0", "200", "complete", "6")
+    assert float(cells["TTFT ms"]) == 2.0 and cells["request"] == "POST /v1/chat/completions"
+    assert "1 followed" in listed.stderr
+    (told,) = json.loads(inspect("--json").stdout)
+    assert told["clock"] == "packet" and told["metrics"]["ttft"] == pytest.approx(0.002)
+    explained = inspect("--entry", "0")
+    assert explained.exit_code == 0 and "w3" in explained.stdout
+    assert isinstance(inspect("--entry", "7").exception, ConfigError)

@@ -52,8 +52,8 @@ class Connection:
     )  # fmt: skip
 
     def __init__(self, sink: FrameSink, counts: WatchCounts, early: EarlyBytes) -> None:
-        self.client = TcpDirection(self, early, is_up=True)
-        self.server = TcpDirection(self, early, is_up=False)
+        self.client = TcpDirection(early, is_up=True)
+        self.server = TcpDirection(early, is_up=False)
         self.client.peer, self.server.peer = self.server, self.client
         self.over = False
         """Both ends are done: nothing follows."""
@@ -80,6 +80,7 @@ class Connection:
             self._reset(way, seq, t_ns)
             return
         if self.ignored:
+            self.over = bool(flags & FIN)
             return
         if flags & SYN:
             if way.next is None:
@@ -162,7 +163,7 @@ class Connection:
         """Drop the references between the parts, so that no garbage collector is needed."""
         for way in (self.client, self.server):
             way.forget()
-            del way.peer, way.connection
+            del way.peer
 
     def _reset(self, way: TcpDirection, seq: int, t_ns: int) -> None:
         ahead = 0 if way.next is None else way.distance(seq)

@@ -7,12 +7,9 @@ Copies are compared with the last piece that was returned and with pieces that a
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from llmtap.errors import LlmtapError
-
-if TYPE_CHECKING:
-    from llmtap.vantage.passive.connection import Connection
 
 __all__ = ["EarlyBytes", "LostSyncError", "TcpDirection"]
 
@@ -43,18 +40,16 @@ class TcpDirection:
     """Bytes from one end.
 
     Args:
-        connection: the connection, for the table of connections.
         is_up: from client to server.
         early: bound of all connections.
     """
 
     __slots__ = (
-        "_early", "_early_bytes", "_kept", "_position", "connection", "hole_ns", "is_up", "last", "next",
+        "_early", "_early_bytes", "_kept", "_position", "hole_ns", "is_up", "last", "next",
         "peer",
     )  # fmt: skip
 
-    def __init__(self, connection: "Connection", early: EarlyBytes, *, is_up: bool) -> None:
-        self.connection = connection
+    def __init__(self, early: EarlyBytes, *, is_up: bool) -> None:
         self.is_up = is_up
         self.peer: TcpDirection = self
         self.next: int | None = None

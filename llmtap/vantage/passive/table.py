@@ -57,7 +57,7 @@ class ConnectionTable:
         self._hosts = hosts
         self._local = local
         self._early = EarlyBytes()
-        self._ways: dict[bytes, TcpDirection] = {}
+        self._ways: dict[bytes, tuple[Connection, TcpDirection]] = {}
         self._silent_ones: OrderedDict[bytes, Connection] = OrderedDict()
         """By flow of the client: those that had not asked when they were last looked at, oldest first."""
         self._connections_max = connections_max
@@ -72,12 +72,13 @@ class ConnectionTable:
         if segment is None:
             return
         flow, seq, ack, flags, window, start, stop = segment
-        way = self._ways.get(flow)
-        if way is None:
-            way = self._begin(flow, flags, buf[start:stop])
-            if way is None:
+        found = self._ways.get(flow)
+        if found is None:
+            found = self._begin(flow, flags, buf[start:stop])
+            if found is None:
                 return
-        elif (
+        connection, way = found
+        if (
             seq == way.next
             and start < stop
             and ack == way.peer.next
@@ -88,18 +89,21 @@ class ConnectionTable:
             payload = buf[start:stop]
             way.next = (seq + stop - start) & 0xFFFFFFFF
             way.last = payload
-            connection = way.connection
             connection.last_ns = t_ns
             connection.take(way, payload, t_ns)
             return
-        elif flags & SYN and way.is_up and (seq + 1) & 0xFFFFFFFF != way.next:
+        if (
+            flags & SYN
+            and way.is_up
+            and (connection.ignored or way.next not in (None, (seq + 1) & 0xFFFFFFFF))
+        ):
             # The same ports again: the end of the connection before was missed.
-            way.connection.give_up(t_ns, "packets_lost")
+            connection.give_up(t_ns, "packets_lost")
             self._forget(flow)
-            way = self._begin(flow, flags, b"")
-            if way is None:
+            found = self._begin(flow, flags, b"")
+            if found is None:
                 return
-        connection = way.connection
+            connection, way = found
         connection.last_ns = t_ns
         connection.segment(way, seq, ack, flags, window, buf[start:stop], t_ns)
         if connection.over:
@@ -129,13 +133,13 @@ class ConnectionTable:
             self._forget(flow)
 
     def _connections(self) -> dict[bytes, Connection]:
-        return {flow: way.connection for flow, way in self._ways.items() if way.is_up}
+        return {flow: connection for flow, (connection, way) in self._ways.items() if way.is_up}
 
     def _serves(self, address: bytes, port: bytes) -> bool:
         return (not self._ports or port in self._ports) and (not self._hosts or address in self._hosts)
 
-    def _begin(self, flow: bytes, flags: int, payload: bytes) -> TcpDirection | None:
-        """Return the direction of a connection that was not known; None where it is none of ours."""
+    def _begin(self, flow: bytes, flags: int, payload: bytes) -> tuple[Connection, TcpDirection] | None:
+        """Follow a connection that was not known; return None where it is none of ours."""
         n = (len(flow) - 4) // 2
         source, target = flow[:n], flow[n : 2 * n]
         up = self._serves(target, flow[-2:])
@@ -155,7 +159,8 @@ class ConnectionTable:
             flow, source, target = reverse_flow(flow), target, source
         connection = Connection(self._sink, self.counts, self._early)
         connection.ring_lost = self._ring_lost
-        self._ways[flow], self._ways[reverse_flow(flow)] = connection.client, connection.server
+        from_client, from_server = (connection, connection.client), (connection, connection.server)
+        self._ways[flow], self._ways[reverse_flow(flow)] = from_client, from_server
         self._silent_ones[flow] = connection
         self.counts.add("followed" if flags & SYN else "joined")
         if self._local:
@@ -164,7 +169,7 @@ class ConnectionTable:
                 "host" if by_client and by_server
                 else "client" if by_client else "server" if by_server else "middle"
             )  # fmt: skip
-        return connection.client if up else connection.server
+        return from_client if up else from_server
 
     def _make_room(self) -> bool:
         """Forget the oldest connection that has not asked anything."""
@@ -177,7 +182,7 @@ class ConnectionTable:
 
     def _forget(self, flow: bytes) -> None:
         """Forget a connection by the flow of its client."""
-        way = self._ways.pop(flow)
+        connection, _ = self._ways.pop(flow)
         del self._ways[reverse_flow(flow)]
         self._silent_ones.pop(flow, None)
-        way.connection.release()
+        connection.release()

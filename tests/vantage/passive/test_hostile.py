@@ -3,7 +3,6 @@
 import struct
 import time
 import tracemalloc
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,9 +21,9 @@ from tests.vantage.passive.wire import ANSWER, ASK, COMPLETE, PORT, Sink, Wire, 
 
 
 def direction(early: EarlyBytes | None = None) -> TcpDirection:
-    way: Any = TcpDirection(None, early or EarlyBytes(), is_up=True)  # type: ignore[arg-type]
+    way = TcpDirection(early or EarlyBytes(), is_up=True)
     way.begin(0)
-    return way  # type: ignore[no-any-return]
+    return way
 
 
 TEXT = bytes(range(200))

@@ -321,7 +321,14 @@ def test_what_is_not_http_1_is_counted_once(wire: Wire, sink: Sink, data: bytes,
     wire.down(b"\x16\x03\x03 and so on")
     wire.up(data)
     assert counted(table_of(wire)) == {"followed": 1, kind: 1} and not sink.ledger.opened
-    wire.close()
+    wire.at = [5_000, 6_000]
+    wire.connect()  # the same ports again
+    wire.up(ASK)
+    wire.answer()
+    assert sink.said() == [COMPLETE]
+    wire.up(flags=FIN | ACK)
+    wire.down(flags=FIN | ACK)
+    assert not len(table_of(wire))
 
 
 def test_encrypted_connection_that_is_joined(wire: Wire) -> None:
