@@ -286,9 +286,7 @@ def inspect(
     request_body: Annotated[
         str, typer.Option(help="The request's JSON, or @FILE: it names the model.", metavar="JSON|@FILE")
     ] = "",
-    entry: Annotated[
-        int | None, typer.Option(help="Entry of a HAR file or a packet capture.", min=0)
-    ] = None,
+    entry: Annotated[int | None, typer.Option(help="Entry of a HAR file or a packet capture.", min=0)] = None,
     text: Annotated[bool, typer.Option("--text/--no-text", help="Show what the events say.")] = True,
 ) -> None:
     """Explain a saved stream: each event's class, bytes, text and tokens, and what they come to."""
