@@ -24,6 +24,7 @@ from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
 from llmtap.metrics.slo import SloOptions, check_slos
 from llmtap.units import encode_special, read_special
 from llmtap.user_files import decode_json, read_toml
+from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.relay.options import RelayOptions
 
 __all__ = ["Settings", "fingerprint", "keys", "load_settings"]
@@ -38,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Everything that can be set."""
 
     relay: RelayOptions = RelayOptions()
+    watch: WatchOptions = WatchOptions()
     meter: MeterOptions = MeterOptions()
     tenants: TenantOptions = TenantOptions()
     slo: dict[str, SloOptions] = {}

@@ -1,16 +1,26 @@
 """Options as `NAME=VALUE`: read and explained by the fields of a struct."""
 
 import difflib
+import types
 from collections.abc import Iterator, Mapping
-from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec.inspect import FloatType, IntType, Metadata, type_info
+from msgspec.inspect import (
+    BoolType,
+    FloatType,
+    IntType,
+    LiteralType,
+    Metadata,
+    StrType,
+    Type,
+    UnionType,
+    type_info,
+)
 
 from llmtap.units import Duration, format_ns, parse_duration_ns
 
-__all__ = ["explained", "read_options"]
+__all__ = ["choices_of", "explained", "read_options", "read_value"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -31,7 +41,7 @@ def read_options(kind: type[S], settings: Mapping[str, str], noun: str) -> S:
             meant = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"no {noun} is called {name!r}{meant}")
         try:
-            values[name] = _value(known[name].type, text)
+            values[name] = read_value(known[name].type, text)
         except ValueError as exc:
             raise ValueError(f"{name}: {exc}") from None
     return kind(**values)
@@ -44,8 +54,7 @@ def explained(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any, str]]:
         assert isinstance(info, Metadata)
         assert info.extra_json_schema is not None
         meaning = info.extra_json_schema["description"]
-        choices = _choices(_inner(field.type))
-        if choices:
+        if choices := choices_of(field.type):
             meaning += f" ({' | '.join(choices)})"
         yield field.name, _text(field.default), meaning
 
@@ -60,46 +69,53 @@ def _text(default: Any) -> str | None:
     return "-" if default == () else str(default)
 
 
-def _inner(kind: object) -> Any:
-    """Return the type in `Annotated`, without None."""
+def _parts(kind: object) -> list[Any]:
+    """Return the type in `Annotated`, or those of a union, without None."""
     inner = get_args(kind)[0]
-    if get_origin(inner) in (Union, UnionType):
-        [inner] = [one for one in get_args(inner) if one is not type(None)]
-    return inner
+    parts = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
+    return [part for part in parts if part is not type(None)]
 
 
-def _choices(inner: object) -> list[str]:
-    """Return the values of a Literal, else nothing."""
-    return list(get_args(inner)) if get_origin(inner) is Literal else []
+def choices_of(kind: object) -> list[str]:
+    """Return the words that a value may be."""
+    return [word for part in _parts(kind) if get_origin(part) is Literal for word in get_args(part)]
 
 
-def _value(kind: object, text: str) -> object:
-    inner = _inner(kind)
-    if inner is Duration:
-        return Duration(parse_duration_ns(text))
-    if choices := _choices(inner):
-        if text not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}, got {text!r}")
+def read_value(kind: object, text: str) -> object:
+    """Return the value of an option. Raises ValueError, which says what is expected."""
+    parts, choices = _parts(kind), choices_of(kind)
+    if text in choices:
         return text
-    if inner is bool:
-        if text.lower() not in _BOOLS:
-            raise ValueError(f"expected true or false, got {text!r}")
+    if choices and len(parts) == 1:
+        raise ValueError(f"expected one of {', '.join(choices)}, got {text!r}")
+    if parts == [Duration]:
+        return Duration(parse_duration_ns(text))
+    if parts == [bool] and text.lower() in _BOOLS:
         return _BOOLS[text.lower()]
-    raw: object = [one.strip() for one in text.split(",")] if get_origin(inner) is tuple else text
+    raw: object = [one.strip() for one in text.split(",")] if get_origin(parts[0]) is tuple else text
     try:
         return msgspec.convert(raw, kind, strict=False)
     except msgspec.ValidationError:
-        raise ValueError(f"expected {_wanted(kind)}, got {text!r}") from None
+        raise ValueError(f"expected {_wanted(type_info(kind))}, got {text!r}") from None
 
 
-def _wanted(kind: object) -> str:
-    info = type_info(kind)
-    number = info.type if isinstance(info, Metadata) else info
-    if not isinstance(number, IntType | FloatType):
-        return "whole numbers, apart by commas"
-    what = "a whole number" if isinstance(number, IntType) else "a number"
-    if number.ge is not None and number.le is not None:
-        return f"{what} from {number.ge:,} to {number.le:,}"
-    if number.ge is not None:
-        return f"{what} of at least {number.ge:,}"
-    return what if number.gt is None else f"{what} above {number.gt:,}"
+def _wanted(info: Type) -> str:
+    match info:
+        case Metadata():
+            return _wanted(info.type)
+        case UnionType():
+            return " or ".join(map(_wanted, info.types))
+        case LiteralType():
+            return ", ".join(map(str, info.values))
+        case BoolType():
+            return "true or false"
+        case StrType():
+            return "a text"
+        case IntType() | FloatType() as number:
+            what = "a whole number" if isinstance(number, IntType) else "a number"
+            if number.ge is not None and number.le is not None:
+                return f"{what} from {number.ge:,} to {number.le:,}"
+            if number.ge is not None:
+                return f"{what} of at least {number.ge:,}"
+            return what if number.gt is None else f"{what} above {number.gt:,}"
+    return "whole numbers, apart by commas"

@@ -27,6 +27,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+LONG_FIRST = (
+    "tests/proxy/",
+    "tests/docs/",
+    "tests/bench/",
+    "tests/supervisor/",
+    "tests/cli/",
+    "tests/sim/sweep/",
+)
+"""Folders with long tests: started first, so that no process ends long after the others."""
+NO_BROWSER = "there is no chromium"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(mark.kwargs.get("reason") == NO_BROWSER for mark in item.iter_markers("skipif")):
+            item.add_marker("browser")
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG_FIRST))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_ray_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
     """Two Rays that start beside each other on two CPUs give up waiting for their own processes.

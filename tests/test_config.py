@@ -66,6 +66,7 @@ OF_A_SET = {
     "capture.memory_bytes": "2MiB", "capture.rotate_bytes": "1MiB", "capture.total_bytes": "1GiB",
     "capture.full_share": "0.25", "capture.full_tenants": '["x"]',
     "capture.redact": '["email"]', "capture.flush": "100ms",
+    "watch.interfaces": '["lo"]', "watch.ports": "[8000]", "watch.upstream_hosts": '["10.0.0.1"]',
     "otlp.protocol": "http/protobuf", "otlp.semconv": "off", "otlp.sampler": "always",
 }  # fmt: skip
 ONLY_BESIDE = {

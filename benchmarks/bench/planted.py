@@ -29,9 +29,9 @@ from typing import Any, Final
 from planted_cases import Case, Log, Row, cases
 
 HERE: Final = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "e2e"))
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "e2e"))
 
-from servers import Failure, Server, port_free  # noqa: E402 - e2e/ is a folder of scripts
+from parts.servers import Failure, Server, port_free  # noqa: E402 - tests/e2e is a folder of scripts
 
 LLMTAP: Final = HERE.parent.parent / ".venv/bin/llmtap"
 TEST_S_MAX: Final = 900

@@ -26,13 +26,11 @@ from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
-sys.path.insert(0, str(REPOSITORY / "e2e"))
+sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
 
-import environments  # noqa: E402 - e2e/ is a folder of scripts
-import guardrail  # noqa: E402
 import run as e2e  # noqa: E402
-import script  # noqa: E402
-from servers import Failure, port_free  # noqa: E402
+from parts import environments, guardrail, script  # noqa: E402
+from parts.servers import Failure, port_free  # noqa: E402
 
 REPORTS: Final = REPOSITORY / "benchmarks/reports"
 PAGE_BYTES_MAX: Final = 200_000

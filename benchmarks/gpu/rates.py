@@ -30,10 +30,10 @@ from plotly.subplots import make_subplots
 
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
-sys.path[:0] = [str(HERE), str(REPOSITORY / "e2e")]
+sys.path[:0] = [str(HERE), str(REPOSITORY / "tests" / "e2e")]
 
 from model import SHAPES, make_model  # noqa: E402 - folders of scripts
-from servers import Failure, Server, port_free  # noqa: E402
+from parts.servers import Failure, Server, port_free  # noqa: E402
 
 LLMTAP: Final = REPOSITORY / ".venv/bin/llmtap"
 READY_S_MAX: Final = 900

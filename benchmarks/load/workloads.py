@@ -16,14 +16,14 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
-from llmtap.workload.composed import Claim
+from llmtap.workload.ietf import TARGETS
 from llmtap.workload.lengths import Fixed, Lengths, mean_of
 from llmtap.workload.plan import NO_CONTEXT, Sharing, WorkloadPlan, zipf_shares
 from llmtap.workload.registry import DEFAULT_SEED, REFERENCE, report_of, workload_named
@@ -34,6 +34,85 @@ _PERCENTS: Final = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9
 
 _TINY: Final = 1e-12
 """The share at which a distribution has come to its bounds."""
+
+
+Column = Literal["message", "output", "sharing", "context"]
+"""`message`: tokens of the prompt without its context; `sharing`: whether it has one; `context`: its
+tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A documented figure of a workload."""
+
+    column: Column
+    statistic: str
+    """mean, min, max, a percentile such as p95; `share` of requests with a context, `share K` of the K-th
+    context among them, `share N` of messages or outputs of N tokens."""
+    documented: float | None
+    """None if the document implies it without a figure."""
+    source: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.column} {self.statistic}"
+
+
+def claims_of(column: Column, source: str, figures: Mapping[str, float | None]) -> tuple[Claim, ...]:
+    """Return the claims of a column that a source documents, by statistic."""
+    return tuple(Claim(column, statistic, figure, source) for statistic, figure in figures.items())
+
+
+_OF_CODE: Final = (
+    *claims_of("output", "4.3.2.4: exp(mu)", {"p50": None}),
+    *claims_of("output", "4.3.2.4", {"p95": None, "mean": None}),
+    *claims_of("sharing", "A.4.2", {"share": 0.8}),
+    *claims_of("context", "A.4.2: at least 512", {"min": None}),
+    *claims_of("context", "A.4.2: at most 1,024", {"max": None}),
+    *claims_of("context", "A.4.2: Zipf, s=1.5", {"share 1": None, "share 2": None, "share 10": None}),
+)
+_AZURE: Final = {
+    "p5": 76, "p25": 577.75, "p50": 1_452.5, "p75": 2_692, "p90": 5_025, "p95": 7_375.35, "p99": 7_436,
+}  # fmt: skip
+_OF_CHATS: Final = (
+    *claims_of("message", "A.3.2", {"p50": 156, "p95": 892, "p99": 2_134}),
+    *claims_of("output", "A.3.2", {"p50": 234, "p95": 789, "p99": 1_567}),
+)
+_SYSTEM_PROMPT: Final = (
+    *claims_of("sharing", "4.3.2.3", {"share": 0.5}), *claims_of("context", "4.3.2.3", {"min": 200}),
+)  # fmt: skip
+_LONG: Final = claims_of("output", "A.5.2", {"min": 256, "max": 256})
+CLAIMS: Final[dict[str, tuple[Claim, ...]]] = {
+    "synthetic-uniform": (
+        *claims_of("message", "A.1.1", {"min": 128, "max": 512, "mean": 320}),
+        *claims_of("output", "A.1.2", {"min": 64, "max": 256, "mean": 160}),
+    ),
+    "synthetic-skewed": (
+        *claims_of("message", "A.2.1", {"min": 32, "max": 4_096, "p50": 245, "mean": 405}),
+        *claims_of("output", "A.2.2", {"min": 16, "max": 2_048}),
+        *claims_of("output", "4.3.2.2: exp(mu)", {"p50": None}),
+        *claims_of("output", "A.2.2", {"mean": None}),
+    ),
+    "conversation": (*_OF_CHATS, *_SYSTEM_PROMPT),
+    "code-completion": (*claims_of("message", "Azure code trace 2023", _AZURE), *_OF_CODE),
+    "long-context": (
+        *claims_of("message", "A.5.1", {**{f"share {target}": 0.2 for target in TARGETS}, "mean": None}),
+        *_LONG,
+    ),
+    "long-context-uniform": (
+        *claims_of("message", "4.3.2.5", {"mean": None, "p5": None, "p95": None}), *_LONG,
+    ),
+    "conversation:FILE": (*_OF_CHATS, *_SYSTEM_PROMPT),
+    "code-completion:FILE": _OF_CODE,
+    "sharegpt:FILE": _OF_CHATS,
+}  # fmt: skip
+"""By the names of workloads; those of files have a colon."""
+
+
+def claims_for(name: str) -> tuple[Claim, ...]:
+    """The claims of a workload by the name that it was asked for."""
+    kind, colon, _ = name.partition(":")
+    return CLAIMS.get(f"{kind}:FILE" if colon else name, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +140,6 @@ class Checked(Protocol):
     """A workload of which a document says something."""
 
     @property
-    def claims(self) -> tuple[Claim, ...]: ...
-
-    @property
     def input(self) -> Lengths | None:
         """Of messages; None where data has them."""
         ...
@@ -77,10 +153,10 @@ class Checked(Protocol):
     def plan(self, count: int, seed: int) -> WorkloadPlan: ...
 
 
-def check(workload: Checked, count: int, seed: int) -> list[ClaimFinding]:
+def check(workload: Checked, claims: Sequence[Claim], count: int, seed: int) -> list[ClaimFinding]:
     """Each claim of a workload, compared with a sample of its requests."""
     plan = workload.plan(count, seed)
-    return [replace(_finding(claim, plan), expected=_expected(claim, workload)) for claim in workload.claims]
+    return [replace(_finding(claim, plan), expected=_expected(claim, workload)) for claim in claims]
 
 
 def _expected(claim: Claim, workload: Checked) -> float | None:
@@ -202,7 +278,7 @@ def table(name: str, count: int, seed: int) -> str:
         f"{count:,} requests, seed {seed}, sha256 `{digest}`, made in {seconds:.2f} s.",
         "",
         HEADER,
-        *map(row, check(workload, count, seed)),
+        *map(row, check(workload, claims_for(name), count, seed)),
         "",
     ]
     if told["deviations"]:

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.support.browser import CHROMIUM, Page, browser  # noqa: E402
-from tests.support.live_proxy import port_free  # noqa: E402
+from tests.support.servers.live_proxy import port_free  # noqa: E402
 
 LIMIT_MS: Final = 100.0
 VIEWS: Final = ("overview", "streams", "exchanges", "chunking", "experiment", "tap")

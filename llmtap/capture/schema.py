@@ -4,7 +4,7 @@ Flat columns, because every reader can filter on them; offsets are whole microse
 that a reader needs to the nanosecond are in `arrival_ns`; `arrival` is the same moment as a date.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -15,21 +15,9 @@ from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
 __all__ = [
-    "EVENT_CLASS_NAMES",
-    "META_KEY",
-    "SCHEMA",
-    "STEPS",
-    "VERSION",
-    "CaptureInfo",
-    "CaptureLedger",
-    "CaptureVersionError",
-    "RelayCount",
-    "Step",
-    "Steps",
-    "info_of",
-    "migrate",
-    "with_info",
-]
+    "EVENT_CLASS_NAMES", "META_KEY", "SCHEMA", "STEPS", "VERSION", "CaptureInfo", "CaptureLedger",
+    "CaptureVersionError", "RelayCount", "info_of", "migrate", "with_info",
+]  # fmt: skip
 
 
 VERSION: Final = 1
@@ -101,6 +89,10 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     since: int = 0
     """Numbers up to this one, and their drops (`before`), are older than this capture."""
     before: dict[str, int] = {}
+    packets: dict[str, int] = {}
+    """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
+    watched: dict[str, int] = {}
+    """Its connections, by kind."""
 
 
 class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -153,19 +145,16 @@ def info_of(schema: pa.Schema) -> CaptureInfo | None:
     return None if raw is None else decode_json(raw, CaptureInfo)
 
 
-Step = Callable[[pa.RecordBatch], pa.RecordBatch]
-Steps = Mapping[int, Step]
-
-STEPS: Final[Steps] = {}
+STEPS: Final[dict[int, Callable[[pa.RecordBatch], pa.RecordBatch]]] = {}
 """Step to the next version, by the version that it takes: for a column with another name or meaning."""
 
 
 class CaptureVersionError(ConfigError):
     """A capture is newer than this llmtap."""
 
-    def __init__(self, where: str, version: int, newest: int = VERSION) -> None:
+    def __init__(self, where: str, version: int) -> None:
         super().__init__(
-            where, f"schema version {version}, and this llmtap reads up to {newest}",
+            where, f"schema version {version}, and this llmtap reads up to {VERSION}",
             "read it with the llmtap that wrote it, or a newer one",
         )  # fmt: skip
         self.where = where
@@ -173,20 +162,17 @@ class CaptureVersionError(ConfigError):
 
 
 def migrate(
-    batch: pa.RecordBatch, version: int, *, steps: Steps = STEPS, schema: pa.Schema = SCHEMA,
-    newest: int = VERSION, where: str = "capture",
-) -> pa.RecordBatch:  # fmt: skip
+    batch: pa.RecordBatch, version: int, *, schema: pa.Schema = SCHEMA, where: str = "capture"
+) -> pa.RecordBatch:
     """Bring a batch of `version` to `schema`.
 
     A version that only added columns needs no step: they are null. Unknown columns are dropped. Raises
     CaptureVersionError for a newer version, pa.ArrowInvalid for values that do not fit.
     """
-    if version > newest:
-        raise CaptureVersionError(where, version, newest)
-    for number in range(version, newest):
-        step = steps.get(number)
-        if step is not None:
-            batch = step(batch)
+    if version > VERSION:
+        raise CaptureVersionError(where, version)
+    for number in range(version, VERSION):
+        batch = STEPS[number](batch) if number in STEPS else batch
     if batch.schema.equals(schema):
         return batch
     columns = []

@@ -8,31 +8,33 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from llmtap.errors import ConfigError, install_hint
 
-__all__ = ["Encode", "load_tokenizer"]
+__all__ = ["TIKTOKEN", "Encode", "load_tokenizer", "open_tiktoken", "open_tokenizer_file"]
 
 Encode = Callable[[str], Sequence[int]]
-"""The ids of the tokens of a text."""
+"""Returns the token ids of a text."""
 
-_TIKTOKEN: Final = "tiktoken:"
+TIKTOKEN: Final = "tiktoken:"
 _INSTALL: Final = install_hint("tokenizers")
 
 
 def load_tokenizer(text: str, place: str = "meter.tokenizer") -> Encode:
-    """A function that cuts a text into tokens. `text` is `tiktoken:NAME` or a path to a tokenizer.json.
+    """Return a function that cuts a text into tokens. `text`: `tiktoken:NAME` or a path to a tokenizer.json.
 
-    Raises:
-        ConfigError: for a package, an encoding or a file that is not there; it names `place`.
+    Raises ConfigError of `place` for a missing package, encoding or file.
     """
-    if text.startswith(_TIKTOKEN):
-        return _tiktoken(text.removeprefix(_TIKTOKEN), place)
-    return _tokenizers(Path(text), place)
+    if text.startswith(TIKTOKEN):
+        encode: Encode = open_tiktoken(text.removeprefix(TIKTOKEN), place).encode_ordinary
+        return encode
+    tokenizer = open_tokenizer_file(Path(text), place)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _tiktoken(name: str, place: str) -> Encode:
+def open_tiktoken(name: str, place: str) -> Any:
+    """Return an encoding of tiktoken's. Raises ConfigError of `place`."""
     try:
         import tiktoken
         import tiktoken.load
@@ -53,14 +55,13 @@ def _tiktoken(name: str, place: str) -> Encode:
 
     tiktoken.load.read_file = refuse
     try:
-        encoding = tiktoken.get_encoding(name)
+        return tiktoken.get_encoding(name)
     finally:
         tiktoken.load.read_file = read_file
-    encode: Encode = encoding.encode_ordinary
-    return encode
 
 
-def _tokenizers(path: Path, place: str) -> Encode:
+def open_tokenizer_file(path: Path, place: str) -> Any:
+    """Return a `tokenizers.Tokenizer` that cuts and fills nothing. Raises ConfigError of `place`."""
     if not path.is_file():
         raise ConfigError(place, f"there is no file {path}", "tiktoken:NAME, or the path of a tokenizer.json")
     try:
@@ -71,7 +72,7 @@ def _tokenizers(path: Path, place: str) -> Encode:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as exc:  # the package raises a bare Exception
         raise ConfigError(place, f"{path} is no tokenizer.json: {exc}") from None
-    # A file may ask for both, and then says nothing of how long a text is.
+    # Some files ask to cut or fill texts up to a length, for training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    return tokenizer

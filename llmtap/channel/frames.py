@@ -102,7 +102,9 @@ class Hello(msgspec.Struct, kw_only=True):
     """Name, unique among the relays of this proxy and over its restarts."""
     pid: int
     clock: str
-    """`mono` or `kernel`."""
+    """`mono`, `kernel` or `packet`."""
+    vantage: str = ""
+    """`relay`, `middleware` or `passive`; empty: not reported."""
     listen: str = ""
     """Where clients connect, as URL of the bound address; nothing of an app with the middleware."""
     anchor_mono_ns: int
@@ -201,6 +203,14 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     """It takes no more connections."""
     upstream_unsolicited: int = 0
     """Connections closed because the upstream sent bytes that no request had asked for."""
+    packets: dict[str, int] = {}
+    """Of a passive vantage: packets `captured`, and those that the kernel `lost` for lack of room."""
+    watched: dict[str, int] = {}
+    """Its connections: `followed`, `joined` in the middle, and those that it cannot measure, by kind."""
+    missing_bytes: int = 0
+    """Bytes of its streams that no packet brought."""
+    side: str = ""
+    """Where it stands: `client`, `server`, `host` (both ends), `middle`, `mixed`."""
 
 
 MAGIC: Final = 0x4C4C5402

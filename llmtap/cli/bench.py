@@ -13,15 +13,21 @@ from llmtap.bench.run.test import TESTS
 from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
+    ApiKeyEnv,
     Heard,
     Outputs,
+    Seed,
+    argument,
+    flag,
     json_text,
     loop_signals,
+    need_extra,
     need_warmup,
+    option,
     print_rich,
     write_output,
 )
-from llmtap.errors import ConfigError, install_hint
+from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.bench.run.perform import Bench
@@ -66,61 +72,56 @@ app.add_typer(bench, short_help="Run the ten tests of the IETF draft.")
 def _run(
     context: typer.Context,
     target: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where to: http://host:port[/prefix], ws:// or grpc://.")
+        str | None, option("URL", "Where to: http://host:port[/prefix], ws:// or grpc://.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What is tested, and parameters (config/bench.toml).")
+        Path | None, option("FILE", "What is tested, and parameters (config/bench.toml).")
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where results go; one that is there is gone on with, and refused where a test of it was"
-            " measured with other parameters.",
+        option(
+            "DIR",
+            "Where results go; one that is there is gone on with, and refused where a test of it was "
+            "measured with other parameters.",
         ),
     ] = None,
     again: Annotated[
-        bool,
-        typer.Option("--again", help="Measure anew in --results: what it has of these tests is removed."),
+        bool, flag("--again", "Measure anew in --results: what it has of these tests is removed.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Shorten it; the report says which demands that gives up.")
+        bool, flag("--quick", "Shorten it; the report says which demands that gives up.")
     ] = False,
     assign: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME=VALUE",
+            "A parameter (rate=10, ttft.requests=10000) or a key of the file (target.model=NAME).",
             "--set",
-            metavar="NAME=VALUE",
-            help="A parameter (rate=10, ttft.requests=10000) or a key of the file (target.model=NAME).",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of all that is drawn.")] = 42,
+    seed: Seed = 42,
     runs: Annotated[
         int,
-        typer.Option(
-            metavar="N",
+        option(
+            "N",
+            "Of each test, independent and with other seeds: 3 and more for llmtap report --compare.",
             min=1,
             max=100,
-            help="Of each test, independent and with other seeds: 3 and more for llmtap report --compare.",
         ),
     ] = 1,
     warmup: Annotated[
         str,
-        typer.Option(
-            metavar="auto|none|N",
-            help="100 requests and 10,000 tokens, then until latency is stable (IETF 4.5); none (a cold"
-            " start), or just N requests, and no probe.",
+        option(
+            "auto|none|N",
+            "100 requests and 10,000 tokens, then until latency is stable (IETF 4.5); none (a cold start), "
+            "or just N requests, and no probe.",
         ),
     ] = "auto",
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report; - is stdout.")] = None,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write a page with charts and the compliance matrix.")
-    ] = None,
-    markdown: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the full report (C.2) as Markdown.")
-    ] = None,
+    json: Annotated[str | None, option("FILE", "Write the report; - is stdout.")] = None,
+    html: Annotated[str | None, option("FILE", "Write a page with charts and the compliance matrix.")] = None,
+    markdown: Annotated[str | None, option("FILE", "Write the full report (C.2) as Markdown.")] = None,
 ) -> None:
-    _need_bench()
+    need_extra("llmtap bench", "scipy", "bench")
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_warmup(warmup)
     if again and results is None:
@@ -171,10 +172,10 @@ bench.command(
 
 @bench.command("list")
 def show_tests(
-    tests: Annotated[list[str] | None, typer.Argument(metavar="TEST...", help="Default: all.")] = None,
+    tests: Annotated[list[str] | None, argument("TEST...", "Default: all.")] = None,
 ) -> None:
     """The tests, their sections, and their parameters with defaults and meanings."""
-    _need_bench()
+    need_extra("llmtap bench", "scipy", "bench")
     from llmtap.bench.run.test import tests_said
 
     for line in tests_said(tests or None):
@@ -183,15 +184,11 @@ def show_tests(
 
 @bench.command(epilog="Example:\n\n  llmtap bench init --target http://127.0.0.1:8000 bench.toml")
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; - is stdout.")] = Path(
-        "bench.toml"
-    ),
-    target: Annotated[str, typer.Option(metavar="URL", help="The server that is asked.")] = "",
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
-    ] = None,
-    ca: Annotated[str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    file: Annotated[Path, argument("FILE", "Where to write it; - is stdout.")] = Path("bench.toml"),
+    target: Annotated[str, option("URL", "The server that is asked.")] = "",
+    api_key_env: ApiKeyEnv = None,
+    ca: Annotated[str | None, option("FILE", "Trust this CA (PEM).")] = None,
+    force: Annotated[bool, flag("--force", "Write over a file that is there.")] = False,
 ) -> None:
     """Ask a server what it is, and write a bench file: what it said, and what a person has to fill in."""
     if not target:
@@ -238,13 +235,6 @@ async def _performed(one: "Bench", watcher: "BenchLines", names: list[str], hear
 
     loop_signals(heard, stop)
     return await one.run(names)
-
-
-def _need_bench() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("scipy") is None:
-        raise ConfigError("llmtap bench", "needs SciPy", install_hint("bench"))
 
 
 def _fresh_folder(name: str) -> Path:

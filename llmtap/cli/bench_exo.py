@@ -7,7 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from llmtap.cli.bench import bench
-from llmtap.cli.shared import FAILED, Heard, Outputs, loop_signals, option_duration, print_rich
+from llmtap.cli.shared import (
+    FAILED,
+    AnswerTimeout,
+    ApiKeyEnv,
+    BodyFields,
+    CaFile,
+    Headers,
+    Heard,
+    Json,
+    ModelName,
+    Outputs,
+    flag,
+    loop_signals,
+    option,
+    option_duration,
+    print_rich,
+)
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,72 +51,47 @@ Exit codes: 0 ok; 1 some requests failed (the table says how many); 2 a wrong op
 
 @bench.command(epilog=EPILOG)
 def exo(
-    target: Annotated[str, typer.Option(metavar="URL", help="Where to: http://host:port[/prefix].")] = "",
-    pp: Annotated[
-        str, typer.Option(metavar="N,..", help="Tokens of the prompt, the chat template's included.")
-    ] = "",
-    tg: Annotated[str, typer.Option(metavar="N,..", help="Tokens of the answer, 2 or more.")] = "",
-    concurrency: Annotated[str, typer.Option(metavar="N,..", help="Requests sent at once.")] = "1",
-    repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, max=10_000, help="How often each point is measured.")
-    ] = 1,
+    target: Annotated[str, option("URL", "Where to: http://host:port[/prefix].")] = "",
+    pp: Annotated[str, option("N,..", "Tokens of the prompt, the chat template's included.")] = "",
+    tg: Annotated[str, option("N,..", "Tokens of the answer, 2 or more.")] = "",
+    concurrency: Annotated[str, option("N,..", "Requests sent at once.")] = "1",
+    repeat: Annotated[int, option("N", "How often each point is measured.", min=1, max=10_000)] = 1,
     warmup: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, max=10_000, help="Requests of the first pp and tg that count nowhere."
-        ),
+        int, option("N", "Requests of the first pp and tg that count nowhere.", min=0, max=10_000)
     ] = 0,
     use_prefix_cache: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--use-prefix-cache",
-            help="Prompts may be found in the server's prefix cache, which saves time; prefill rates of hits"
-            " are approximate. Without it every prompt is computed.",
+            "Prompts may be found in the server's prefix cache, which saves time; prefill rates of hits are "
+            "approximate. Without it every prompt is computed.",
         ),
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Default: the one the server lists, if it is one.")
-    ] = None,
+    model: ModelName = None,
     server: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|openai|vllm|sglang|llamacpp|exo",
-            help="Whose fields may be sent. Default: as it says.",
-        ),
+        str, option("auto|openai|vllm|sglang|llamacpp|exo", "Whose fields may be sent. Default: as it says.")
     ] = "auto",
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="FOLDER|FILE|tiktoken:NAME",
-            help="Prompts get their exact length by it: the model's folder (through its chat template)."
-            " Default: llmtap's own, which only `llmtap sim serve` has.",
+        option(
+            "FOLDER|FILE|tiktoken:NAME",
+            "Prompts get their exact length by it: the model's folder (through its chat template). Default: "
+            "llmtap's own, which only `llmtap sim serve` has.",
         ),
     ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="'NAME: VALUE'", help="Of each request; may be repeated.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
-    ] = None,
-    body_field: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=JSON", help="Into each body; may be repeated: top_p=0.9"),
-    ] = None,
-    ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM) instead of the system's.")
-    ] = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="For a whole answer.")] = "10m",
+    header: Headers = None,
+    api_key_env: ApiKeyEnv = None,
+    body_field: BodyFields = None,
+    ca: CaFile = None,
+    timeout: AnswerTimeout = "10m",
     metrics: Annotated[
-        str | None,
-        typer.Option(metavar="URL|none", help="The server's metrics. Default: its /metrics, if there."),
+        str | None, option("URL|none", "The server's metrics. Default: its /metrics, if there.")
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=0, help="Of the words that prompts begin with. Default: another one each time."
-        ),
+        option("N", "Of the words that prompts begin with. Default: another one each time.", min=0),
     ] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the result; - is stdout.")] = None,
+    json: Json = None,
 ) -> None:
     """Prefill and generation rates over a grid of lengths and concurrency, as exo-bench has them."""
     if not target:

@@ -21,7 +21,7 @@ from llmtap.cli.demo_stage import (
     demo_plan,
 )
 from llmtap.cli.main import app
-from llmtap.cli.shared import Stopped, stoppable
+from llmtap.cli.shared import SourceFormat, Stopped, argument, flag, option, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.meter.tenants import DEFAULT
@@ -30,8 +30,6 @@ from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 if TYPE_CHECKING:
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.plan import ReplayPlan
-    from llmtap.load.workers.worker_handle import Progress
-    from llmtap.workload.requests import Requests
 
 __all__ = ["demo"]
 
@@ -55,8 +53,6 @@ LOOK_S: Final = 1.0
 LINE_NS: Final = 5 * NS_PER_S
 """Between two lines, where nobody watches a line change."""
 SETTLED_NS: Final = 5 * NS_PER_S
-SILENCE_NS: Final = NS_PER_S
-"""Between two requests of a trace, from where on it is said."""
 SECONDS_MAX: Final = 86_400
 NOBODY: Final[Mapping[str, Any]] = {"n": 0, "outcomes": {}}
 _CUT: Final = "client_cancelled"
@@ -66,20 +62,13 @@ T = TypeVar("T")
 
 @app.command(short_help="Engine, tap and traffic in one command.", epilog=EPILOG)
 def demo(
-    trace: Annotated[str, typer.Argument(metavar="[TRACE]", help="What to send.")] = "",
-    seconds: Annotated[str, typer.Option(metavar="TIME", help="Send for so long.")] = "30s",
-    requests: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1_000_000, help="Send no more than so many.")
-    ] = None,
-    speed: Annotated[
-        float, typer.Option(metavar="X", help=f"X times as fast; a workload has {RATE_RPS} requests/s.")
-    ] = 10.0,
-    from_format: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Then stay up until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    trace: Annotated[str, argument("[TRACE]", "What to send.")] = "",
+    seconds: Annotated[str, option("TIME", "Send for so long.")] = "30s",
+    requests: Annotated[int | None, option("N", "Send no more than so many.", min=1, max=1_000_000)] = None,
+    speed: Annotated[float, option("X", f"X times as fast; a workload has {RATE_RPS} requests/s.")] = 10.0,
+    from_format: SourceFormat = None,
+    keep: Annotated[bool, flag("--keep", "Then stay up until Ctrl-C.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
 ) -> None:
     """Start the simulated engine and the tap in front of it, send requests, show what the tap saw."""
     if not 0 < speed <= 1e6:
@@ -105,42 +94,6 @@ class _Over(Exception):
     """A signal came while something was waited for."""
 
 
-class _Sent:
-    """What the sending process says: a replay's audience.
-
-    Args:
-        within: what is due later is not sent.
-    """
-
-    def __init__(self, within: Duration) -> None:
-        self.progress: Progress | None = None
-        self.requests: Requests | None = None
-        self._within_ns = within
-
-    def silence_ns(self) -> int:
-        """From the last request to the next, when nothing is under way; 0 otherwise."""
-        now, requests = self.progress, self.requests
-        if now is None or requests is None or now.under_way or not 0 < now.sent < len(requests):
-            return 0
-        last_ns, next_ns = requests.arrival_ns[now.sent - 1 : now.sent + 1]
-        return next_ns - last_ns if next_ns <= self._within_ns else 0
-
-    def preparing(self, done: int, of: int) -> None:
-        pass
-
-    def warming(self, how: str) -> None:
-        pass
-
-    def sending(self, progress: "Progress", planned: int) -> None:
-        self.progress = progress
-
-    def writing(self, done: int, of: int) -> None:
-        pass
-
-    def comparing(self, done: int, of: int | None) -> None:
-        pass
-
-
 class _Demo:
     """One demo, in one loop, which is told of signals from its first to its last moment."""
 
@@ -158,6 +111,8 @@ class _Demo:
     ) -> None:
         from rich.console import Console
 
+        from llmtap.cli.progress import LatestProgress
+
         self._folder = folder
         self._source = source
         self._format = source_format
@@ -167,7 +122,8 @@ class _Demo:
         self._keep = keep
         self._as_json = as_json
         self._told = Console(stderr=True, highlight=False)
-        self._sent = _Sent(seconds)
+        self._sent = LatestProgress()
+        self._tenants: set[str] = set()
         self._replay: Replay | None = None
         self._over = asyncio.Event()
         self._signal: int | None = None
@@ -250,7 +206,7 @@ class _Demo:
         from llmtap.load.replay.perform import Replay
 
         plan = plan or self._plan()
-        self._sent.requests = plan.requests
+        self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants}
         options = ReplayOptions(
             target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
             connect_timeout=Duration(10 * NS_PER_S), duration=self._seconds,
@@ -307,9 +263,6 @@ class _Demo:
         said = [f"{(SystemClock.mono_ns() - self._began_ns) / NS_PER_S:.0f} s"]
         if progress is not None:
             said += [f"sent {progress.sent:,}", f"under way {progress.under_way:,}"]
-        silence_ns = self._sent.silence_ns()
-        if silence_ns >= SILENCE_NS:
-            said.append(f"(the trace: no request for {silence_ns / NS_PER_S:.1f} s)")
         said.append(f"measured {summary['n']:,}")
         for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
             figures = summary["metrics"][name]
@@ -333,10 +286,9 @@ class _Demo:
 
     def _others(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
         """What somebody else sent through the demo's tap, as far as one can tell: without a tenant's name."""
-        requests = self._sent.requests
-        ours = () if requests is None else {tenant or DEFAULT for tenant in requests.tenants}
         tenants = summary["by"]["tenant"]
-        found: Mapping[str, Any] = tenants[DEFAULT] if DEFAULT in tenants and DEFAULT not in ours else NOBODY
+        theirs = DEFAULT in tenants and DEFAULT not in self._tenants
+        found: Mapping[str, Any] = tenants[DEFAULT] if theirs else NOBODY
         return found
 
     def _show(

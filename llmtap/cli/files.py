@@ -1,19 +1,21 @@
 """`llmtap convert` and `llmtap inspect`: traces from one format to another, and a saved answer explained."""
 
+import io
 import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from llmtap.cli.main import app
-from llmtap.cli.shared import print_json, print_table, read_pairs
+from llmtap.cli.shared import argument, flag, option, print_json, print_table, read_pairs
 from llmtap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmtap.exchange.exchange import Exchange
 
 __all__ = ["convert", "inspect"]
 
@@ -52,33 +54,31 @@ _BAR_AFTER_NS: Final = 1_000_000_000
     epilog=_CONVERT_EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
 )
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="What to read.")] = "",
-    target: Annotated[str, typer.Argument(metavar="OUT", help="What to write.")] = "",
+    source: Annotated[str, argument("IN", "What to read.")] = "",
+    target: Annotated[str, argument("OUT", "What to write.")] = "",
     source_format: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="Format of IN, where its content does not tell."),
+        str | None, option("NAME", "Format of IN, where its content does not tell.", "--from")
     ] = None,
     target_format: Annotated[
-        str | None, typer.Option("--to", metavar="NAME", help="Format of OUT, where its name does not tell.")
+        str | None, option("NAME", "Format of OUT, where its name does not tell.", "--to")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model to write where a row names none.")] = None,
-    override_model: Annotated[bool, typer.Option(help="Write --model in every row.")] = False,
+    model: Annotated[str | None, option(None, "Model to write where a row names none.")] = None,
+    override_model: Annotated[bool, option(None, "Write --model in every row.")] = False,
     style: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="How to write what has several spellings; see below."),
+        list[str] | None, option("K=V", "How to write what has several spellings; see below.")
     ] = None,
     redact: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="Redact bodies and answers by the rules of capture.redact: email, card, phone, key (with "
-            "commas between), re:PATTERN; may be repeated. Without it text goes over as it is.",
+        option(
+            "RULE",
+            "Redact bodies and answers by the rules of capture.redact: email, card, phone, key (with commas "
+            "between), re:PATTERN; may be repeated. Without it text goes over as it is.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
+    force: Annotated[bool, flag("--force", "Replace OUT if it is there.")] = False,
     show_list: Annotated[
-        bool, typer.Option("--list", help="List the formats; with a name for IN, all about that one.")
+        bool, flag("--list", "List the formats; with a name for IN, all about that one.")
     ] = False,
 ) -> None:
     """Convert a trace, a dataset or a capture, and say what was kept, what was lost and why."""
@@ -256,7 +256,8 @@ FILE_BYTES_MAX = 512 << 20
 
 _INSPECT_EPILOG = """\
 FILE is an event stream, NDJSON or JSON body, a whole HTTP response (chunked framing, gzip, br and
-zstd are undone), or a HAR file; - reads standard input.
+zstd are undone), a HAR file, or a packet capture (pcap, pcapng), whose exchanges are listed, or explained by
+--entry; - reads standard input.
 
 Examples:
 
@@ -264,30 +265,40 @@ Examples:
 
   curl -siN --raw http://127.0.0.1:8080/v1/chat/completions -d @ask.json > a.http; llmtap inspect a.http
 
-  llmtap inspect session.har --entry 3 --json"""
+  llmtap inspect session.har --entry 3 --json
+
+  llmtap inspect traffic.pcap; llmtap inspect traffic.pcap --entry 3"""
 
 
 @app.command(short_help="Explain a saved stream, event by event.", epilog=_INSPECT_EPILOG)
 def inspect(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A saved answer, or - for standard input.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the exchange as JSON, with its events.")
-    ] = False,
+    file: Annotated[str, argument("FILE", "A saved answer, or - for standard input.")],
+    as_json: Annotated[bool, flag("--json", "Print the exchange as JSON, with its events.")] = False,
     path: Annotated[
-        str, typer.Option(help="Path of the request, where the file does not tell: it breaks ties.")
+        str, option(None, "Path of the request, where the file does not tell: it breaks ties.")
     ] = "/",
     request_body: Annotated[
-        str, typer.Option(help="The request's JSON, or @FILE: it names the model.", metavar="JSON|@FILE")
+        str, option("JSON|@FILE", "The request's JSON, or @FILE: it names the model.")
     ] = "",
-    entry: Annotated[int | None, typer.Option(help="Entry of a HAR file, counted from 0.", min=0)] = None,
-    text: Annotated[bool, typer.Option("--text/--no-text", help="Show what the events say.")] = True,
+    entry: Annotated[int | None, option(None, "Entry of a HAR file or a packet capture.", min=0)] = None,
+    text: Annotated[bool, flag("--text/--no-text", "Show what the events say.")] = True,
 ) -> None:
     """Explain a saved stream: each event's class, bytes, text and tokens, and what they come to."""
     from llmtap.exchange.saved import SavedError, explain, read_saved
     from llmtap.report.stream import explained_to_dict
+    from llmtap.vantage.passive.pcap_file import is_packet_file
 
     name = "standard input" if file == "-" else file
     data = _read(file)
+    if is_packet_file(data):
+        found = _exchanges_in(name, data)
+        if entry is None:
+            _list(found, as_json=as_json)
+            return
+        if entry >= len(found):
+            raise ConfigError("--entry", f"there are {len(found)} exchanges, counted from 0")
+        exchange, data = found[entry]
+        path, request_body = exchange.path, ""
     asked = _read(request_body[1:]) if request_body.startswith("@") else request_body.encode()
     try:
         saved = read_saved(data, path=path, request_body=asked, entry=entry)
@@ -298,6 +309,61 @@ def inspect(
         print_json(explained_to_dict(saved, explained, text=text))
     else:
         _show(saved, explained, text=text)
+
+
+def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
+    from llmtap.channel.frames import Frame, FrameKind
+    from llmtap.config import Settings
+    from llmtap.meter.offline import OfflineMeter
+    from llmtap.supervisor.run import offline_setup
+    from llmtap.vantage.passive.file_vantage import FileVantage
+    from llmtap.vantage.passive.options import WatchOptions
+    from llmtap.vantage.passive.pcap_file import PcapError
+
+    parts: dict[int, list[bytes]] = {}
+    found: list[tuple[Exchange, bytes]] = []
+
+    def digest(frames: Sequence[Frame], now_ns: int) -> None:
+        for kind, seq, _, _, part in frames:
+            if kind in (FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA, FrameKind.ANSWER):
+                parts.setdefault(seq, []).append(part)
+        meter.digest(frames, now_ns)
+
+    vantage = FileVantage(WatchOptions(), digest)
+    meter = OfflineMeter(
+        offline_setup(Settings()), vantage.hello, lambda x: found.append((x, b"".join(parts.pop(x.seq, ()))))
+    )
+    try:
+        vantage.read(io.BytesIO(data))
+    except PcapError as exc:
+        raise ConfigError(name, str(exc)) from None
+    status = vantage.status()
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(status.watched.items())) or "none"
+    dropped = "".join(f", {n:,} dropped as {reason}" for reason, n in sorted(status.dropped.items()))
+    print(f"llmtap: connections: {kinds}; exchanges: {len(found):,} measured{dropped}", file=sys.stderr)
+    return found
+
+
+def _list(found: "list[tuple[Exchange, bytes]]", *, as_json: bool) -> None:
+    """List the exchanges of a packet capture."""
+    from llmtap.metrics.latency import chunking_of, measure, metrics_of
+    from llmtap.report.values import harmless, milliseconds
+
+    if as_json:
+        print_json([x.to_dict(metrics_of(x), chunking_of(x)) for x, _ in found])
+        return
+    began_ns = min((x.timeline.arrival_ns for x, _ in found), default=0)
+    rows = []
+    for i, (x, _) in enumerate(found):
+        m = measure(x)
+        ttft, e2e = (milliseconds(None if ns is None else ns / 1e9) for ns in (m.ttft_ns, m.e2e_ns))
+        at = f"{(x.timeline.arrival_ns - began_ns) / 1e9:.6f}"
+        rows.append([
+            str(i), at, harmless(f"{x.method} {x.path}"), str(x.status or "-"), x.outcome.value,
+            ttft, e2e, str(len(x.timeline.events)), str(x.tokens.output or "-"),
+        ])  # fmt: skip
+    columns = ("#", "at s", "request", "status", "outcome", "TTFT ms", "E2E ms", "events", "tokens")
+    print_table(columns, rows, right=frozenset({"#", "at s", "TTFT ms", "E2E ms", "events", "tokens"}))
 
 
 def _read(file: str) -> bytes:

@@ -13,9 +13,9 @@ from llmtap.errors import ConfigError, LlmtapError
 __all__ = ["app", "load_commands", "main"]
 
 _INTERRUPTED: Final = 130
-_MODULES: Final = ("tap", "sim", "replay", "files", "demo", "report", "bench", "bench_exo")
+_MODULES: Final = ("tap", "watch", "sim", "replay", "files", "demo", "report", "bench", "bench_exo")
 _COMMANDS: Final = (
-    "proxy", "replay", "inspect", "demo", "convert", "report", "meter", "top", "sim", "bench", "slo",
+    "proxy", "watch", "replay", "inspect", "demo", "convert", "report", "meter", "top", "sim", "bench", "slo",
 )  # fmt: skip
 """In the order of the help text."""
 

@@ -15,7 +15,10 @@ from llmtap.units import NS_PER_S
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-__all__ = ["Answering", "Bars", "BenchLines", "ReplayLines", "painted", "watching_bench", "watching_replay"]
+__all__ = [
+    "Answering", "Bars", "BenchLines", "LatestProgress", "ReplayLines", "painted", "watching_bench",
+    "watching_replay",
+]  # fmt: skip
 
 
 EVERY_NS: Final = 10_000_000_000
@@ -65,6 +68,20 @@ class ReplayLines:
 
     def _say(self, words: str) -> None:
         print(f"llmtap: {words}", file=sys.stderr, flush=True)
+
+
+class LatestProgress(ReplayLines):
+    """Keeps the progress, and prints nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.progress: Progress | None = None
+
+    def warming(self, how: str) -> None:
+        pass
+
+    def sending(self, progress: Progress, planned: int) -> None:
+        self.progress = progress
 
 
 class Bars(ReplayLines):

@@ -11,11 +11,23 @@ from llmtap.cli.main import app
 from llmtap.cli.report import tell_replay, write_beside
 from llmtap.cli.shared import (
     FAILED,
+    AnswerTimeout,
+    ApiKeyEnv,
+    BodyFields,
+    CaFile,
+    Headers,
     Heard,
+    Json,
+    ModelName,
     Outputs,
+    Seed,
+    SourceFormat,
     Stopped,
+    argument,
+    flag,
     need_capture,
     need_warmup,
+    option,
     option_duration,
     stoppable,
 )
@@ -58,175 +70,117 @@ _ENDPOINTS: Final = {
 
 @app.command(short_help="Send a trace or a workload to a server, and measure.", epilog=EPILOG)
 def replay(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="What to send.")] = "",
+    trace: Annotated[str, argument("TRACE", "What to send.")] = "",
     target: Annotated[
-        str,
-        typer.Option(metavar="URL", help="Where to: http://host:port[/prefix], ws:// (Realtime) or grpc://."),
+        str, option("URL", "Where to: http://host:port[/prefix], ws:// (Realtime) or grpc://.")
     ] = "",
-    source_format: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
-    ] = None,
+    source_format: SourceFormat = None,
     requests: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=100_000_000,
-            help="The first N rows; a shorter trace is repeated. Of a workload 1,000.",
+        option(
+            "N", "The first N rows; a shorter trace is repeated. Of a workload 1,000.", min=1, max=100_000_000
         ),
     ] = None,
     window: Annotated[
-        str | None,
-        typer.Option(metavar="FROM[+FOR]", help="Rows of that time of the trace, such as 10m+5m."),
+        str | None, option("FROM[+FOR]", "Rows of that time of the trace, such as 10m+5m.")
     ] = None,
-    share: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="So many of the conversations, such as 0.1.")
-    ] = None,
-    speed: Annotated[
-        float | None, typer.Option(metavar="X", help="X times as fast: bursts stay bursts.")
-    ] = None,
+    share: Annotated[float | None, option("SHARE", "So many of the conversations, such as 0.1.")] = None,
+    speed: Annotated[float | None, option("X", "X times as fast: bursts stay bursts.")] = None,
     rate: Annotated[
-        float | None,
-        typer.Option(metavar="RPS", help="The same, by the mean rate; of conversations, their first turns'."),
+        float | None, option("RPS", "The same, by the mean rate; of conversations, their first turns'.")
     ] = None,
     arrivals: Annotated[
         str | None,
-        typer.Option(
-            metavar="PROCESS",
-            help="poisson, uniform, gamma:cv=2, onoff:..., ramp:..., steps:..., diurnal:..., at-once; instead"
-            " of the trace's own times. A workload has poisson.",
+        option(
+            "PROCESS",
+            "poisson, uniform, gamma:cv=2, onoff:..., ramp:..., steps:..., diurnal:..., at-once; instead of "
+            "the trace's own times. A workload has poisson.",
         ),
     ] = None,
     closed: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=100_000, help="Closed loop: N at a time, starting together."),
+        int | None, option("N", "Closed loop: N at a time, starting together.", min=1, max=100_000)
     ] = None,
     as_recorded: Annotated[
         bool,
-        typer.Option(
-            "--as-recorded",
-            help="Send a conversation's later turns at their recorded times, without waiting.",
-        ),
+        flag("--as-recorded", "Send a conversation's later turns at their recorded times, without waiting."),
     ] = False,
-    duration: Annotated[str | None, typer.Option(metavar="TIME", help="Send nothing after so long.")] = None,
+    duration: Annotated[str | None, option("TIME", "Send nothing after so long.")] = None,
     drain: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Answers may come for so long after the last request; else they"
-            " are cut. Default: --timeout.",
+        option(
+            "TIME",
+            "Answers may come for so long after the last request; else they are cut. Default: --timeout.",
         ),
     ] = None,
-    endpoint: Annotated[
-        str, typer.Option(metavar="chat|completions|responses", help="What is asked.")
-    ] = "chat",
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Default: the one the server lists, if it is one.")
-    ] = None,
+    endpoint: Annotated[str, option("chat|completions|responses", "What is asked.")] = "chat",
+    model: ModelName = None,
     server: Annotated[
-        str, typer.Option(metavar="auto|openai|vllm|sglang", help="Whose fields may be sent (ignore_eos).")
+        str, option("auto|openai|vllm|sglang", "Whose fields may be sent (ignore_eos).")
     ] = "auto",
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="FOLDER|FILE|tiktoken:NAME",
-            help="Prompts get their exact length by it: a model's folder (through its chat template), a"
-            " tokenizer.json. Default: llmtap's own, which only `llmtap sim serve` has.",
+        option(
+            "FOLDER|FILE|tiktoken:NAME",
+            "Prompts get their exact length by it: a model's folder (through its chat template), a "
+            "tokenizer.json. Default: llmtap's own, which only `llmtap sim serve` has.",
         ),
     ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="'NAME: VALUE'", help="Of each request; may be repeated.")
-    ] = None,
-    header_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, a line each; for what is secret.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
-    ] = None,
-    tenant_header: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Send each row's tenant in this header.")
-    ] = None,
-    body_field: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=JSON", help="Into each body; may be repeated: top_p=0.9"),
-    ] = None,
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Ask for answers in one piece.")] = False,
+    header: Headers = None,
+    header_file: Annotated[Path | None, option("FILE", "The same, a line each; for what is secret.")] = None,
+    api_key_env: ApiKeyEnv = None,
+    tenant_header: Annotated[str | None, option("NAME", "Send each row's tenant in this header.")] = None,
+    body_field: BodyFields = None,
+    no_stream: Annotated[bool, flag("--no-stream", "Ask for answers in one piece.")] = False,
     warmup: Annotated[
         str,
-        typer.Option(
-            metavar="auto|none|N",
-            help="Before measuring: 100 requests and 10,000 tokens, then until latency is stable (IETF 4.5);"
-            " none (a cold start), or N requests. As long as the first ones of the load, in other words.",
+        option(
+            "auto|none|N",
+            "Before measuring: 100 requests and 10,000 tokens, then until latency is stable (IETF 4.5); "
+            "none (a cold start), or N requests. As long as the first ones of the load, in other words.",
         ),
     ] = "none",
-    processes: Annotated[
-        int, typer.Option(metavar="N", min=1, max=256, help="Sending processes; one schedule.")
-    ] = 1,
+    processes: Annotated[int, option("N", "Sending processes; one schedule.", min=1, max=256)] = 1,
     ray: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Run them on that Ray cluster: auto, HOST:6379, ray://HOST:10001, or local. Prompts and keys"
-            " travel over it.",
+        option(
+            "ADDRESS",
+            "Run them on that Ray cluster: auto, HOST:6379, ray://HOST:10001, or local. Prompts and keys "
+            "travel over it.",
         ),
     ] = None,
-    realtime: Annotated[
-        bool, typer.Option("--realtime", help="Ask for real-time priority for them (root).")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="A new connection for each request; default: kept.")
-    ] = False,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="For a whole answer.")] = "10m",
-    connect_timeout: Annotated[str, typer.Option(metavar="TIME", help="For a connection.")] = "10s",
-    retries: Annotated[
-        int, typer.Option(metavar="N", min=0, max=100, help="After refusals; counted. Default: none.")
-    ] = 0,
-    retry_wait: Annotated[
-        str, typer.Option(metavar="TIME", help="A Retry-After above it is not waited for.")
-    ] = RETRY_WAIT,
+    realtime: Annotated[bool, flag("--realtime", "Ask for real-time priority for them (root).")] = False,
+    fresh: Annotated[bool, flag("--fresh", "A new connection for each request; default: kept.")] = False,
+    timeout: AnswerTimeout = "10m",
+    connect_timeout: Annotated[str, option("TIME", "For a connection.")] = "10s",
+    retries: Annotated[int, option("N", "After refusals; counted. Default: none.", min=0, max=100)] = 0,
+    retry_wait: Annotated[str, option("TIME", "A Retry-After above it is not waited for.")] = RETRY_WAIT,
     stop_errors: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE[/N]", help="Stop when so many of the latest N (100) failed: 50%."),
+        str | None, option("SHARE[/N]", "Stop when so many of the latest N (100) failed: 50%.")
     ] = None,
     limit_in_flight: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="What is due while N are under way is skipped and counted; never delayed.",
-        ),
+        option("N", "What is due while N are under way is skipped and counted; never delayed.", min=1),
     ] = None,
-    no_request_ids: Annotated[bool, typer.Option("--no-request-ids", help="Send no X-Request-Id.")] = False,
-    ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM) instead of the system's.")
-    ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Don't verify the certificate.")] = False,
-    slo: Annotated[
-        str | None, typer.Option(metavar="BOUNDS", help="Goodput counts by: 'ttft:500ms tpot:50ms'.")
-    ] = None,
+    no_request_ids: Annotated[bool, flag("--no-request-ids", "Send no X-Request-Id.")] = False,
+    ca: CaFile = None,
+    insecure: Annotated[bool, flag("--insecure", "Don't verify the certificate.")] = False,
+    slo: Annotated[str | None, option("BOUNDS", "Goodput counts by: 'ttft:500ms tpot:50ms'.")] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL|none",
-            help="The server's metrics. Default: its /metrics, asked for once where it has none. What is"
-            " asked beside the load has the User-Agent llmtap-replay/VERSION.",
+        option(
+            "URL|none",
+            "The server's metrics. Default: its /metrics, asked for once where it has none. What is asked "
+            "beside the load has the User-Agent llmtap-replay/VERSION.",
         ),
     ] = None,
     capture: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Write the exchanges as a capture, and beside them the result."),
+        str | None, option("DIR", "Write the exchanges as a capture, and beside them the result.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of all that is drawn.")] = 42,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the result; - is stdout.")] = None,
-    html: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write a page with figures and charts; - is stdout."),
-    ] = None,
-    markdown: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the report as Markdown; - is stdout.")
-    ] = None,
-    list_workloads: Annotated[bool, typer.Option("--workloads", help="List the workloads.")] = False,
+    seed: Seed = 42,
+    json: Json = None,
+    html: Annotated[str | None, option("FILE", "Write a page with figures and charts; - is stdout.")] = None,
+    markdown: Annotated[str | None, option("FILE", "Write the report as Markdown; - is stdout.")] = None,
+    list_workloads: Annotated[bool, flag("--workloads", "List the workloads.")] = False,
 ) -> None:
     """Send a trace, a capture or a workload to a server, and measure the answers."""
     if list_workloads:
@@ -241,9 +195,9 @@ def replay(
     if server not in ("auto", "openai", "vllm", "sglang"):
         raise ConfigError("--server", f"{server!r} is none of auto, openai, vllm, sglang")
     outputs = Outputs(json=json, html=html, markdown=markdown)
-    for option, number in (("--speed", speed), ("--rate", rate)):
+    for name, number in (("--speed", speed), ("--rate", rate)):
         if number is not None and not 0 < number <= 1e6:
-            raise ConfigError(option, f"expected a number above 0, at most 1e6, got {number:g}")
+            raise ConfigError(name, f"expected a number above 0, at most 1e6, got {number:g}")
     if limit_in_flight is not None and closed is not None:
         raise ConfigError("--limit-in-flight", "only an open loop has one", "leave out --closed")
     need_warmup(warmup)

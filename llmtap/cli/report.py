@@ -17,8 +17,20 @@ import msgspec
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.shared import FAILED, STDOUT, Outputs, json_text, print_json, print_rich, write_output
-from llmtap.errors import ConfigError, LlmtapError, install_hint
+from llmtap.cli.shared import (
+    FAILED,
+    STDOUT,
+    Outputs,
+    argument,
+    flag,
+    json_text,
+    need_extra,
+    option,
+    print_json,
+    print_rich,
+    write_output,
+)
+from llmtap.errors import ConfigError, LlmtapError
 
 __all__ = ["load_result", "report", "tell_replay", "verdicts_beside", "write_beside"]
 
@@ -49,37 +61,30 @@ Examples:
 
 @app.command(short_help="Sum up a capture, or compare two.", epilog=EPILOG)
 def report(
-    places: Annotated[list[str], typer.Argument(metavar="CAPTURE...", help="What to read.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    places: Annotated[list[str], argument("CAPTURE...", "What to read.")],
+    as_json: Annotated[bool, flag("--json", "Print the same as JSON.")] = False,
     integrity: Annotated[
-        bool,
-        typer.Option(
-            "--integrity", help="List the exchanges that are missing; exit 1 if nobody accounts for some."
-        ),
+        bool, flag("--integrity", "List the exchanges that are missing; exit 1 if nobody accounts for some.")
     ] = False,
     by: Annotated[
-        list[str] | None,
-        typer.Option(metavar="tenant|model|arm|session", help="The same for each of them; may be repeated."),
+        list[str] | None, option("tenant|model|arm|session", "The same for each of them; may be repeated.")
     ] = None,
     slo: Annotated[
-        str | None, typer.Option(help="Objectives to judge by, such as 'ttft:500ms tpot:50ms'.")
+        str | None, option(None, "Objectives to judge by, such as 'ttft:500ms tpot:50ms'.")
     ] = None,
     skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Pass over files that cannot be read, and name them.")
+        bool, flag("--skip-broken", "Pass over files that cannot be read, and name them.")
     ] = False,
     html: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Of results of a benchmark or a replay: write their page."),
+        str | None, option("FILE", "Of results of a benchmark or a replay: write their page.")
     ] = None,
-    markdown: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Of these: write them as Markdown.")
-    ] = None,
+    markdown: Annotated[str | None, option("FILE", "Of these: write them as Markdown.")] = None,
     compare: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RESULTS",
-            help="Hold these results of a benchmark against the first; may be repeated. Exit 1 where they had"
-            " other loads: nothing is tested then.",
+        option(
+            "RESULTS",
+            "Hold these results of a benchmark against the first; may be repeated. Exit 1 where they had "
+            "other loads: nothing is tested then.",
         ),
     ] = None,
 ) -> None:
@@ -325,10 +330,7 @@ def _compare(
             "one, then --compare for each of the others",
         )
     outputs = Outputs(json=json, html=html, markdown=markdown)
-    from importlib.util import find_spec
-
-    if find_spec("scipy") is None:
-        raise ConfigError("--compare", "needs SciPy", install_hint("bench"))
+    need_extra("--compare", "scipy", "bench")
     from llmtap.bench.report.compare import compare_results
     from llmtap.report.bench import compare_html, compare_markdown, render_compare
 

@@ -1,25 +1,59 @@
-"""What commands share: files that they write, texts that they print, values of options, and signals."""
+"""What commands share: options, files that they write, texts that they print, and signals."""
 
+import difflib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from llmtap.errors import ConfigError
+import typer
+
+from llmtap.errors import ConfigError, install_hint
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    "FAILED", "STDOUT", "Heard", "Outputs", "Stopped", "json_text", "loop_signals", "need_capture",
-    "need_warmup", "option_duration", "print_json", "print_rich", "print_table", "read_pairs",
-    "stoppable", "write_output",
-]  # fmt: skip
+    "FAILED",
+    "STDOUT",
+    "AdminAddress",
+    "AnswerTimeout",
+    "ApiKeyEnv",
+    "BodyFields",
+    "CaFile",
+    "CaptureTo",
+    "CheckOnly",
+    "Headers",
+    "Heard",
+    "Json",
+    "ModelName",
+    "Outputs",
+    "Seed",
+    "SourceFormat",
+    "Stopped",
+    "argument",
+    "check_known",
+    "flag",
+    "json_text",
+    "loop_signals",
+    "need_capture",
+    "need_extra",
+    "need_warmup",
+    "option",
+    "option_duration",
+    "print_json",
+    "print_rich",
+    "print_table",
+    "read_pairs",
+    "stoppable",
+    "write_output",
+]
+
 
 FAILED: Final = 1
 """Exit code of a check that failed."""
@@ -168,6 +202,22 @@ def read_pairs(
     return pairs
 
 
+def need_extra(place: str, module: str, extra: str, hint: str = "") -> None:
+    """Raise ConfigError of `place` where the package `module`, which the extra installs, is missing."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise ConfigError(place, f"needs {module}", install_hint(extra) + hint)
+
+
+def check_known(option: str, kind: str, name: str, known: Collection[str]) -> None:
+    """Raise ConfigError of an option that names none of the `known` ones, with the nearest of them."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        raise ConfigError(option, f"no {kind} is called {name!r}; {hint}")
+
+
 def need_warmup(warmup: str) -> None:
     number = warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
     if warmup not in ("auto", "none") and not number:
@@ -245,3 +295,39 @@ def stoppable() -> Iterator[Heard]:
         if not raised:
             for each, handler in before.items():
                 signal.signal(each, handler)
+
+
+def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
+    """Declare an option with a value. `metavar` is what the help shows for the value; None: its type."""
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+def flag(name: str, text: str, **more: Any) -> Any:
+    """Declare an option without a value."""
+    return typer.Option(name, help=text, **more)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Declare an argument."""
+    return typer.Argument(metavar=metavar, help=text)
+
+
+AdminAddress = Annotated[
+    str | None, option(None, "HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
+]
+CaptureTo = Annotated[
+    str | None,
+    option("DIR|URL", "Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]"),
+]
+CheckOnly = Annotated[bool, flag("--check", "Check the configuration and start nothing.")]
+CaFile = Annotated[str | None, option("FILE", "Trust this CA (PEM) instead of the system's.")]
+SourceFormat = Annotated[
+    str | None, option("NAME", "Format of TRACE, where its content does not tell.", "--from")
+]
+ModelName = Annotated[str | None, option("NAME", "Default: the one the server lists, if it is one.")]
+Headers = Annotated[list[str] | None, option("'NAME: VALUE'", "Of each request; may be repeated.")]
+ApiKeyEnv = Annotated[str | None, option("NAME", "Variable with the key. Default: OPENAI_API_KEY.")]
+BodyFields = Annotated[list[str] | None, option("NAME=JSON", "Into each body; may be repeated: top_p=0.9")]
+AnswerTimeout = Annotated[str, option("TIME", "For a whole answer.")]
+Seed = Annotated[int, option("N", "Of all that is drawn.", min=0)]
+Json = Annotated[str | None, option("FILE", "Write the result; - is stdout.")]

@@ -1,6 +1,8 @@
 """`llmtap sim`: the simulated engine as a server, and a trace through schedulers in virtual time."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +12,13 @@ from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
     Outputs,
+    SourceFormat,
     Stopped,
+    argument,
+    flag,
     json_text,
     need_capture,
+    option,
     print_table,
     read_pairs,
     stoppable,
@@ -49,65 +55,57 @@ Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/mes
 
 @sim.command(epilog=_SERVE_EPILOG)
 def serve(
-    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:8000",
+    listen: Annotated[str, option(None, "HOST:PORT to listen on.")] = "127.0.0.1:8000",
     grpc: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Also serve vLLM's engine service over gRPC there."),
+        str | None, option("HOST:PORT", "Also serve vLLM's engine service over gRPC there.")
     ] = None,
-    ttft: Annotated[
-        str | None, typer.Option(help="From a request to its first token; default 150ms.")
-    ] = None,
-    itl: Annotated[str | None, typer.Option(help="Between tokens; default 20ms.")] = None,
+    ttft: Annotated[str | None, option(None, "From a request to its first token; default 150ms.")] = None,
+    itl: Annotated[str | None, option(None, "Between tokens; default 20ms.")] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens per answer, unless max_tokens is less; default 40.")
+        int | None, option(None, "Tokens per answer, unless max_tokens is less; default 40.")
     ] = None,
-    spread: Annotated[
-        float | None, typer.Option(help="Share by which each answer varies; default 0.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all that is drawn; default 0.")] = None,
-    dialect: Annotated[str | None, typer.Option(help="openai or vllm; default openai.")] = None,
+    spread: Annotated[float | None, option(None, "Share by which each answer varies; default 0.")] = None,
+    seed: Annotated[int | None, option(None, "Seed of all that is drawn; default 0.")] = None,
+    dialect: Annotated[str | None, option(None, "openai or vllm; default openai.")] = None,
     tokens_per_chunk: Annotated[
-        int | None, typer.Option(help="Tokens in one event; default 1. [pacing.tokens_per_chunk]")
+        int | None, option(None, "Tokens in one event; default 1. [pacing.tokens_per_chunk]")
     ] = None,
     jitter: Annotated[
-        float | None, typer.Option(help="Sigma of a lognormal factor on every gap. [pacing.jitter]")
+        float | None, option(None, "Sigma of a lognormal factor on every gap. [pacing.jitter]")
     ] = None,
     scheduler: Annotated[
         str,
-        typer.Option(
-            help="What decides when tokens are made: a fixed schedule, or an engine with this; --servings "
-            "lists them. multi_bin_dynamic needs --reading bin_edges=..."
+        option(
+            None,
+            "What decides when tokens are made: a fixed schedule, or an engine with this; --servings lists "
+            "them. multi_bin_dynamic needs --reading bin_edges=...",
         ),
     ] = "fixed",
     serving: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Of an engine that iterates; may be repeated."),
+        list[str] | None, option("NAME=VALUE", "Of an engine that iterates; may be repeated.")
     ] = None,
     servings: Annotated[
-        bool, typer.Option("--servings", help="List these, and what they mean; and the schedulers.")
+        bool, flag("--servings", "List these, and what they mean; and the schedulers.")
     ] = False,
     reading: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Of an engine that serves whole batches (seed 004), such as bin_edges=1,30,117: the lower "
-            "edge of each bin of multi_bin_dynamic. `llmtap sim run --readings` lists them.",
+        option(
+            "NAME=VALUE",
+            "Of an engine that serves whole batches (seed 004), such as bin_edges=1,30,117: the lower edge "
+            "of each bin of multi_bin_dynamic. `llmtap sim run --readings` lists them.",
         ),
     ] = None,
     predictor: Annotated[
-        str | None, typer.Option(metavar="perfect|prompt|noisy", help="Of output lengths, for the engine.")
+        str | None, option("perfect|prompt|noisy", "Of output lengths, for the engine.")
     ] = None,
-    servers: Annotated[int, typer.Option(help="How many GPUs serve whole batches.", min=1, max=10_000)] = 1,
+    servers: Annotated[int, option(None, "How many GPUs serve whole batches.", min=1, max=10_000)] = 1,
     truth: Annotated[
-        Path | None, typer.Option(help="Append the schedule and send times of every request, as JSON lines.")
+        Path | None, option(None, "Append the schedule and send times of every request, as JSON lines.")
     ] = None,
     assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as pacing.jitter=0.3."),
+        list[str] | None, option("KEY=VALUE", "Any key, such as pacing.jitter=0.3.", "--set")
     ] = None,
-    list_keys: Annotated[
-        bool, typer.Option("--keys", help="List every key, its default, and its header.")
-    ] = False,
+    list_keys: Annotated[bool, flag("--keys", "List every key, its default, and its header.")] = False,
 ) -> None:
     """A gateway as OpenAI, Anthropic and Ollama have one, whose every token is due at a known moment."""
     from llmtap.sim.server.options import load_engine, load_options
@@ -143,21 +141,12 @@ def serve(
     from llmtap.net.listener import bind, is_free, parse_address
     from llmtap.sim.server.server import SimServer
 
-    try:
-        host, port = parse_address(listen)
-        sock = bind(host, port, shared=False)
-    except ValueError as exc:
-        raise ConfigError("--listen", str(exc)) from None
-    except OSError as exc:
-        raise ConfigError("--listen", f"cannot listen on {listen}: {exc.strerror}") from None
+    with _listening("--listen", listen):
+        sock = bind(*parse_address(listen), shared=False)
     if grpc is not None:
-        try:
+        with _listening("--grpc", grpc):
             grpc_host, grpc_port = parse_address(grpc)
             is_free(grpc_host, grpc_port)
-        except ValueError as exc:
-            raise ConfigError("--grpc", str(exc)) from None
-        except OSError as exc:
-            raise ConfigError("--grpc", f"cannot listen on {grpc}: {exc.strerror}") from None
     try:
         server = SimServer(options, engine=engine, truth_file=truth)
     except OSError as exc:
@@ -191,6 +180,17 @@ def serve(
     )
 
 
+@contextmanager
+def _listening(option_name: str, address: str) -> Iterator[None]:
+    """Name the option of an address that is none, or on which nothing can listen."""
+    try:
+        yield
+    except ValueError as exc:
+        raise ConfigError(option_name, str(exc)) from None
+    except OSError as exc:
+        raise ConfigError(option_name, f"cannot listen on {address}: {exc.strerror}") from None
+
+
 def _list_keys() -> None:
     from llmtap.sim.server.options import Key, keys
 
@@ -212,7 +212,7 @@ def _list_servings() -> None:
 
 @sim.command(epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json")
 def tokenizer(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; - for stdout.")],
+    file: Annotated[Path, argument("FILE", "Where to write it; - for stdout.")],
 ) -> None:
     """Write the tokenizer by which `sim serve` counts, as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
@@ -250,108 +250,79 @@ Options with several values are multiplied out, and the runs are spread over pro
 
 @sim.command(epilog=_RUN_EPILOG)
 def run(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="What to run.")] = "",
-    source_format: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
-    ] = None,
+    trace: Annotated[str, argument("TRACE", "What to run.")] = "",
+    source_format: SourceFormat = None,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Schedulers; default: the three of seed 004.")
+        str | None, option("NAME,...", "Schedulers; default: the three of seed 004.")
     ] = None,
-    scale: Annotated[
-        str | None, typer.Option(metavar="X,...", help="Arrivals X times as dense; bursts stay bursts.")
-    ] = None,
-    rate: Annotated[
-        str | None, typer.Option(metavar="RPS,...", help="The same, by the mean rate that comes of it.")
-    ] = None,
-    requests: Annotated[
-        str | None, typer.Option(metavar="N,...", help="The first N rows; a shorter trace is repeated.")
-    ] = None,
-    servers: Annotated[str | None, typer.Option(metavar="N,...", help="How many GPUs; default 1.")] = None,
+    scale: Annotated[str | None, option("X,...", "Arrivals X times as dense; bursts stay bursts.")] = None,
+    rate: Annotated[str | None, option("RPS,...", "The same, by the mean rate that comes of it.")] = None,
+    requests: Annotated[str | None, option("N,...", "The first N rows; a shorter trace is repeated.")] = None,
+    servers: Annotated[str | None, option("N,...", "How many GPUs; default 1.")] = None,
     bins: Annotated[
         str | None,
-        typer.Option(
-            metavar="K|EDGE,...",
-            help="How many bins, or the lower edge of each: 4 is a number, 0,64,256 are edges.",
-        ),
+        option("K|EDGE,...", "How many bins, or the lower edge of each: 4 is a number, 0,64,256 are edges."),
     ] = None,
-    eps: Annotated[str | None, typer.Option(help="Half width of the band around the token SLA.")] = None,
-    predictor: Annotated[
-        str | None, typer.Option(metavar="perfect|prompt|noisy|shuffled", help="Of output lengths.")
-    ] = None,
-    reading: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another reading; may be repeated.")
-    ] = None,
+    eps: Annotated[str | None, option(None, "Half width of the band around the token SLA.")] = None,
+    predictor: Annotated[str | None, option("perfect|prompt|noisy|shuffled", "Of output lengths.")] = None,
+    reading: Annotated[list[str] | None, option("NAME=VALUE", "Another reading; may be repeated.")] = None,
     serving: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="How schedulers that iterate serve; may be repeated."),
+        list[str] | None, option("NAME=VALUE", "How schedulers that iterate serve; may be repeated.")
     ] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=V,V,...",
-            help="Several values of a reading or of --serving; by | where they hold commas. May be repeated.",
+        option(
+            "NAME=V,V,...",
+            "Several values of a reading or of --serving; by | where they hold commas. May be repeated.",
         ),
     ] = None,
     readings: Annotated[
-        bool, typer.Option("--readings", help="List readings and options of serving, and what they mean.")
+        bool, flag("--readings", "List readings and options of serving, and what they mean.")
     ] = False,
     preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A sweep that has a name; options replace its axes.")
+        str | None, option("NAME", "A sweep that has a name; options replace its axes.")
     ] = None,
-    presets: Annotated[bool, typer.Option("--presets", help="List presets and workloads.")] = False,
+    presets: Annotated[bool, flag("--presets", "List presets and workloads.")] = False,
     latency: Annotated[
         str | None,
-        typer.Option(
-            metavar="CSV|CAPTURE",
-            help="Fit the model to a grid of batch_size, max_seq_len, mean_latency_sec, or to a capture.",
+        option(
+            "CSV|CAPTURE",
+            "Fit the model to a grid of batch_size, max_seq_len, mean_latency_sec, or to a capture.",
         ),
     ] = None,
     fit_chunk: Annotated[
         int | None,
-        typer.Option(
-            metavar="TOKENS",
+        option(
+            "TOKENS",
+            "The CAPTURE of --latency is of a server that takes prompts in in pieces of so many tokens.",
             min=1,
-            help="The CAPTURE of --latency is of a server that takes prompts in in pieces of so many tokens.",
         ),
     ] = None,
     capacity: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Also search the rate at which this share is outside the SLA."),
+        float | None, option("SHARE", "Also search the rate at which this share is outside the SLA.")
     ] = None,
     slo: Annotated[
-        str | None,
-        typer.Option(metavar="BOUNDS", help="Objectives that goodput counts by: 'ttft:1s tbc_max:200ms'."),
+        str | None, option("BOUNDS", "Objectives that goodput counts by: 'ttft:1s tbc_max:200ms'.")
     ] = None,
     measure: Annotated[
         bool | None,
-        typer.Option(
+        option(
+            None,
+            "All metrics of live traffic, or only seed 004's; default: where schedulers iterate.",
             "--measure/--no-measure",
-            help="All metrics of live traffic, or only seed 004's; default: where schedulers iterate.",
         ),
     ] = None,
     capture: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write each run's exchanges as a capture in a folder.")
+        str | None, option("DIR", "Write each run's exchanges as a capture in a folder.")
     ] = None,
-    seed: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Of predictors and workloads; default 42.")
-    ] = None,
+    seed: Annotated[str | None, option("N,...", "Of predictors and workloads; default 42.")] = None,
     results: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep results as they come; what is in it is not run again."),
+        Path | None, option("FILE", "Keep results as they come; what is in it is not run again.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes; default: as many as CPUs.")
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; local starts one here.")
-    ] = None,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the summaries; - is stdout.")
-    ] = None,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write a page with curves; - is stdout.")
-    ] = None,
+    jobs: Annotated[int | None, option("N", "Processes; default: as many as CPUs.", min=1)] = None,
+    ray: Annotated[str | None, option("ADDRESS", "Run on a Ray cluster; local starts one here.")] = None,
+    json: Annotated[str | None, option("FILE", "Write the summaries; - is stdout.")] = None,
+    html: Annotated[str | None, option("FILE", "Write a page with curves; - is stdout.")] = None,
 ) -> None:
     """Run a trace through schedulers in virtual time, and compare them."""
     if readings or presets:

@@ -4,7 +4,6 @@ Progress is a bar in a terminal, else a line for each job that is done. A job is
 size, what the sweep varies, and what else differs from its default.
 """
 
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,13 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.cli.shared import check_known
 from llmtap.errors import ConfigError
 from llmtap.metrics.objectives import Objectives
 from llmtap.report.sweep import setting_text
 from llmtap.report.values import number
 from llmtap.sim.model_options import ModelOptions, Serving, read_model_options, read_serving, settled
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
-from llmtap.sim.sweep.fitting import GridError, fit_batches, load_grid
+from llmtap.sim.sweep.fitting import GridError, fit_batches, fit_capture, load_grid
 from llmtap.sim.sweep.grid import LOADS, PRESETS, READINGS, SERVING, GridSource, SweepGrid, points, read_at
 from llmtap.sim.sweep.runner import Results, SweepRunner
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
@@ -64,10 +64,7 @@ class AxesRead:
             return
         names = _parts(text)
         for name in names:
-            if name not in SCHEDULERS:
-                near = difflib.get_close_matches(name, SCHEDULERS, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SCHEDULERS)}"
-                raise ConfigError("--scheduler", f"no scheduler is called {name!r}; {hint}")
+            check_known("--scheduler", "scheduler", name, SCHEDULERS)
         if not names:
             raise ConfigError("--scheduler", "names none")
         self._set("scheduler", names, "--scheduler")
@@ -206,13 +203,9 @@ class AxesRead:
 
 def preset_named(name: str | None) -> Any:
     """The preset; None for None."""
-
     if name is None:
         return None
-    if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
-        raise ConfigError("--preset", f"no preset is called {name!r}; {hint}")
+    check_known("--preset", "preset", name, PRESETS)
     return PRESETS[name]
 
 
@@ -243,12 +236,6 @@ def objectives_text(slo: str | None, preset: Any) -> str:
 
 def option_defaults() -> dict[str, dict[str, dict[str, Any]]]:
     """By scheduler: readings and options of serving as summaries have them when nobody sets any."""
-    import msgspec
-
-    from llmtap.sim.model_options import ModelOptions, Serving, settled
-    from llmtap.sim.schedulers.registry import SCHEDULERS
-    from llmtap.units import encode_seconds
-
     return {
         name: {
             "readings": msgspec.to_builtins(ModelOptions(), enc_hook=encode_seconds),
@@ -263,8 +250,6 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
 
     `chunk`: tokens of an iteration of the server that was captured, where it takes prompts in in pieces.
     """
-    from llmtap.sim.schedulers.registry import SCHEDULERS
-
     if place is None:
         if chunk is not None:
             raise ConfigError("--fit-chunk", "is of a capture that --latency names")
@@ -277,8 +262,6 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
             kind = "whole batches take, and nothing of iterations" if is_grid else "iterations take"
             serves = "composes iterations" if is_grid else "serves whole batches"
             raise ConfigError("--latency", f"{place} tells how long {kind}; {name} {serves}")
-    from llmtap.sim.sweep.fitting import fit_capture
-
     if not is_grid:
         found = fit_capture(place, chunk=chunk)
         r2 = min(found.prefill.r2, found.decode.r2)

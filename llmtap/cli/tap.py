@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.shared import print_json, read_pairs
-from llmtap.errors import ConfigError, install_hint
+from llmtap.cli.shared import (
+    AdminAddress,
+    CaFile,
+    CaptureTo,
+    CheckOnly,
+    flag,
+    need_extra,
+    option,
+    print_json,
+    read_pairs,
+    write_output,
+)
+from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.capture.options import CaptureOptions
+    from llmtap.config import Settings
     from llmtap.top.client import TopOptions
 
 __all__ = ["capture_places", "generate", "meter", "proxy", "top"]
@@ -34,36 +46,24 @@ SIGUSR2, after an upgrade, goes on as the program that is on disk now, without l
 
 @app.command(short_help="Put the tap in front of a gateway.", epilog=_PROXY_EPILOG)
 def proxy(
-    upstream: Annotated[str | None, typer.Option(help="URL of the gateway. [relay.upstream]")] = None,
+    upstream: Annotated[str | None, option(None, "URL of the gateway. [relay.upstream]")] = None,
     listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT for clients; default 127.0.0.1:8080. [relay.listen]")
+        str | None, option(None, "HOST:PORT for clients; default 127.0.0.1:8080. [relay.listen]")
     ] = None,
-    admin: Annotated[
-        str | None, typer.Option(help="HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Relay processes; default 1. [relay.workers]")] = None,
-    capture: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]",
-            metavar="DIR|URL",
-        ),
-    ] = None,
+    admin: AdminAddress = None,
+    workers: Annotated[int | None, option(None, "Relay processes; default 1. [relay.workers]")] = None,
+    capture: CaptureTo = None,
     config: Annotated[
-        Path | None,
-        typer.Option(help="TOML file; see config/llmtap.toml for every key.", envvar="LLMTAP_CONFIG"),
+        Path | None, option(None, "TOML file; see config/llmtap.toml for every key.", envvar="LLMTAP_CONFIG")
     ] = None,
     assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as relay.clock=mono."),
+        list[str] | None, option("KEY=VALUE", "Any key, such as relay.clock=mono.", "--set")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration and start nothing.")
-    ] = False,
-    list_keys: Annotated[bool, typer.Option("--keys", help="List every key of the configuration.")] = False,
+    check: CheckOnly = False,
+    list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
     """Put the tap in front of a gateway: clients notice nothing, every token is timed."""
-    from llmtap.config import Settings, fingerprint, keys, load_settings
+    from llmtap.config import fingerprint, keys, load_settings
 
     if list_keys:
         for key, text in keys().items():
@@ -78,7 +78,7 @@ def proxy(
         **read_pairs("--set", assign),
     }
 
-    def load() -> Settings:
+    def load() -> "Settings":
         return load_settings(config, os.environ, flags)
 
     settings = load()
@@ -106,16 +106,20 @@ def proxy(
     check_settings(settings)
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
-    admin_scheme = "https" if settings.meter.admin_tls_certificate else "http"
 
     def announce(listen: str, admin: str) -> None:
-        line = f"llmtap: {scheme}://{listen} -> {settings.relay.upstream}"
-        line += f"   metrics: {admin_scheme}://{admin}/metrics"
-        if settings.capture.to is not None:
-            line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
-        print(line, file=sys.stderr, flush=True)
+        _announce(f"{scheme}://{listen} -> {settings.relay.upstream}", admin, settings)
 
     raise typer.Exit(asyncio.run(Supervisor(settings, load, announce).run()))
+
+
+def _announce(what: str, admin: str, settings: "Settings") -> None:
+    """Print the first line of a proxy or a meter."""
+    scheme = "https" if settings.meter.admin_tls_certificate else "http"
+    line = f"llmtap: {what}   metrics: {scheme}://{admin}/metrics"
+    if settings.capture.to is not None:
+        line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
+    print(line, file=sys.stderr, flush=True)
 
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
@@ -140,30 +144,17 @@ this user may deliver to one socket. SIGTERM ends it at once: the apps go on, an
 @app.command(short_help="Measure apps that have the middleware.", epilog=_METER_EPILOG)
 def meter(
     listen_socket: Annotated[
-        str | None,
-        typer.Option(help="Path of the unix socket that apps deliver to. [meter.socket]", metavar="PATH"),
+        str | None, option("PATH", "Path of the unix socket that apps deliver to. [meter.socket]")
     ] = None,
-    admin: Annotated[
-        str | None, typer.Option(help="HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
-    ] = None,
-    capture: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]",
-            metavar="DIR|URL",
-        ),
-    ] = None,
+    admin: AdminAddress = None,
+    capture: CaptureTo = None,
     config: Annotated[
-        Path | None,
-        typer.Option(help="TOML file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"),
+        Path | None, option(None, "TOML file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG")
     ] = None,
     assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as meter.window=5m."),
+        list[str] | None, option("KEY=VALUE", "Any key, such as meter.window=5m.", "--set")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration and start nothing.")
-    ] = False,
+    check: CheckOnly = False,
 ) -> None:
     """Measure what apps with the middleware tell: the tap without a proxy in front."""
     from llmtap.config import fingerprint, load_settings
@@ -176,15 +167,7 @@ def meter(
         check_alone(settings)
         print(f"ok (config {fingerprint(settings)})")
         return
-    scheme = "https" if settings.meter.admin_tls_certificate else "http"
-
-    def announce(path: str, address: str) -> None:
-        line = f"llmtap: meter at {path}   metrics: {scheme}://{address}/metrics"
-        if settings.capture.to is not None:
-            line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
-        print(line, file=sys.stderr, flush=True)
-
-    run_meter(settings, announce)
+    run_meter(settings, lambda path, admin: _announce(f"meter at {path}", admin, settings))
 
 
 slo_app = typer.Typer(no_args_is_help=True, help="Objectives: rules for alerting.")
@@ -203,23 +186,19 @@ Alarms that can never ring at a class's target are left out, and told on stderr.
 def generate(
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file with [slo.NAME] tables, as the proxy reads it.", envvar="LLMTAP_CONFIG"),
+        option(None, "TOML file with [slo.NAME] tables, as the proxy reads it.", envvar="LLMTAP_CONFIG"),
     ] = None,
     written: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Format of the rules: prometheus.", hidden=True)
+        str, option("NAME", "Format of the rules: prometheus.", "--format", hidden=True)
     ] = "prometheus",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write there; default: standard output.")
-    ] = None,
-    job: Annotated[
-        str, typer.Option(metavar="NAME", help="What Prometheus calls the scrape job.")
-    ] = "llmtap",
+    out: Annotated[Path | None, option("FILE", "Write there; default: standard output.")] = None,
+    job: Annotated[str, option("NAME", "What Prometheus calls the scrape job.")] = "llmtap",
     runbooks: Annotated[
         str,
-        typer.Option(
-            metavar="URL",
-            help="Where the pages of deploy/runbooks/ are served; each alert links its own, URL/ALERT.md, "
-            "or what the URL says with {alert} in it.",
+        option(
+            "URL",
+            "Where the pages of deploy/runbooks/ are served; each alert links its own, URL/ALERT.md, or "
+            "what the URL says with {alert} in it.",
         ),
     ] = "deploy/runbooks",
 ) -> None:
@@ -246,11 +225,8 @@ def generate(
     text = render(classes, job, runbooks)
     if out is None:
         sys.stdout.write(text)
-        return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError("--out", f"cannot write {out}: {exc.strerror}") from None
+    else:
+        write_output("--out", out, text.removesuffix("\n"))
 
 
 _TOP_EPILOG = """\
@@ -276,24 +252,16 @@ Exit codes: 0 the figures were printed, or the screen was left (q, Ctrl-C); 1 th
 
 @app.command(short_help="Watch a tap in the terminal.", epilog=_TOP_EPILOG)
 def top(
-    admin: Annotated[
-        str, typer.Option(metavar="URL", help="The tap's admin port, http or https.")
-    ] = "http://127.0.0.1:9464",
+    admin: Annotated[str, option("URL", "The tap's admin port, http or https.")] = "http://127.0.0.1:9464",
     token_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Variable with the token. Default: LLMTAP_ADMIN_TOKEN.")
+        str | None, option("NAME", "Variable with the token. Default: LLMTAP_ADMIN_TOKEN.")
     ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the token, instead.")
-    ] = None,
-    ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM) instead of the system's.")
-    ] = None,
-    window: Annotated[str, typer.Option(metavar="10s|1m|5m|1h|all", help="What figures are of.")] = "1m",
-    interval: Annotated[
-        str, typer.Option(metavar="TIME", help="Between an answer and the next question.")
-    ] = "1s",
-    once: Annotated[bool, typer.Option("--once", help="Print one screen as plain tables.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, as the tap told it.")] = False,
+    token_file: Annotated[Path | None, option("FILE", "File with the token, instead.")] = None,
+    ca: CaFile = None,
+    window: Annotated[str, option("10s|1m|5m|1h|all", "What figures are of.")] = "1m",
+    interval: Annotated[str, option("TIME", "Between an answer and the next question.")] = "1s",
+    once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
+    as_json: Annotated[bool, flag("--json", "The same as JSON, as the tap told it.")] = False,
 ) -> None:
     """Watch a tap: tenants, models, arms, live streams, exchanges event by event, and the tap itself."""
     from llmtap.top.client import TopOptions, read_token
@@ -321,10 +289,7 @@ def _print(options: "TopOptions", *, as_json: bool) -> None:
 
 
 def _watch(options: "TopOptions") -> None:
-    from importlib.util import find_spec
-
-    if find_spec("textual") is None:
-        raise ConfigError("llmtap top", "needs textual", f"{install_hint('top')}; --once does without")
+    need_extra("llmtap top", "textual", "top", "; --once does without")
     from llmtap.top.plain import fetched
 
     fetched(options)  # what is wrong from the start is told here, and not on a screen that closes at once

@@ -14,6 +14,7 @@ from llmtap.exchange.bounds import Share
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.dialects.registry import Undecided
+from llmtap.protocol.event_stream import ArrayParser, MessageStreamParser
 from llmtap.protocol.repetition import Repetition, RepetitionFinder
 from llmtap.protocol.sse import EVENT_BYTES_MAX, LineParser, SseEvent, SseParser
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
@@ -30,6 +31,9 @@ _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
 """Of a JSON body, where a line may tell that more of them follow."""
+_MESSAGES: Final = b"application/vnd.amazon.eventstream"
+_ARRAY_PATH: Final = ":streamGenerateContent"
+"""Gemini streams a JSON array there, unless it is asked for an event stream."""
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
 """Ends of the types of bodies that are JSON by the line."""
 
@@ -42,6 +46,7 @@ class BodyKind(Enum):
     JSON = 2
     OPAQUE = 3
     NDJSON = 4
+    """Lines of JSON, elements of an array, or binary messages: events that say so themselves."""
     MESSAGES = 5
 
 
@@ -55,17 +60,18 @@ class AnswerReader:
     """
 
     __slots__ = (
-        "_body", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_repeats", "_share",
-        "_size", "_type", "dialect", "kind",
+        "_body", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path", "_repeats",
+        "_share", "_size", "_type", "dialect", "kind",
     )  # fmt: skip
 
     def __init__(self, content_type: bytes | None, path: str, share: Share | None = None) -> None:
         self.kind = BodyKind.UNDECIDED
         self.dialect = Undecided(path)
+        self._path = path
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self._repeats = RepetitionFinder()
-        self._lines: LineParser | None = None
+        self._lines: LineParser | ArrayParser | MessageStreamParser | None = None
         self._messages: MessageParser | None = None
         self._held = b""  # while undecided
         self._share = Share() if share is None else share
@@ -81,6 +87,13 @@ class AnswerReader:
         reader._messages = MessageParser("upstream", masked=False)
         return reader
 
+    @classmethod
+    def of_response(cls, path: str) -> "AnswerReader":
+        """Reads one response of a session, message by message."""
+        reader = cls(None, path)
+        reader.kind = BodyKind.NDJSON
+        return reader
+
     @property
     def skipped(self) -> int:
         return self._parser.skipped + (self._lines.skipped if self._lines is not None else 0)
@@ -90,7 +103,7 @@ class AnswerReader:
         """Whether it is a stream of events or lines, or was announced as one. A tunnel is none: what comes
         down it need not answer the request that opened it."""
         announced = self.kind in (BodyKind.OPAQUE, BodyKind.UNDECIDED) and (
-            self._type == b"text/event-stream" or self._type.endswith(_LINES)
+            self._type in (b"text/event-stream", _MESSAGES) or self._type.endswith(_LINES)
         )
         return announced or self.kind in (BodyKind.SSE, BodyKind.NDJSON)
 
@@ -113,7 +126,7 @@ class AnswerReader:
         if self.kind is BodyKind.OPAQUE:
             return [Delta(EventClass.METADATA, len(payload), parsed=False)]
         if self._lines is not None:
-            return [self._read_line(line) for line in self._lines.feed(payload)]
+            return self._read_lines(self._lines, payload)
         if self._messages is not None:
             return self._read_messages(self._messages, payload)
         return self._decide(payload)
@@ -193,10 +206,21 @@ class AnswerReader:
         self._share.give(len(self._body))
         self._body.clear()
 
-    def _begin_lines(self, payload: bytes) -> list[Delta]:
+    def _begin_lines(
+        self, payload: bytes, parser: LineParser | ArrayParser | MessageStreamParser | None = None
+    ) -> list[Delta]:
         self.kind = BodyKind.NDJSON
-        self._lines = LineParser()
+        self._lines = LineParser() if parser is None else parser
         return self.feed(payload)
+
+    def _read_lines(
+        self, parser: LineParser | ArrayParser | MessageStreamParser, payload: bytes
+    ) -> list[Delta]:
+        out = [self._read_line(line) for line in parser.feed(payload)]
+        if isinstance(parser, MessageStreamParser) and parser.broken:
+            self.give_up()
+            out.append(Delta(EventClass.METADATA, parsed=False))
+        return out
 
     def _read_line(self, line: SseEvent) -> Delta:
         delta = self.dialect.read_event(line)
@@ -204,14 +228,15 @@ class AnswerReader:
         return delta
 
     def _read_messages(self, parser: MessageParser, payload: bytes) -> list[Delta]:
-        out = [self._read_message(message) for message in parser.feed(payload)]
+        out = [self.read_message(message) for message in parser.feed(payload)]
         if parser.broken is not None:
             self.give_up()
             if not out:
                 return self.feed(payload)
         return out
 
-    def _read_message(self, message: WebSocketMessage) -> Delta:
+    def read_message(self, message: WebSocketMessage) -> Delta:
+        """Return what a message, or a control frame, says."""
         payload = message.payload
         if message.opcode in (Opcode.PING, Opcode.PONG):
             delta = Delta(EventClass.KEEPALIVE)
@@ -226,6 +251,8 @@ class AnswerReader:
 
     def _decide(self, payload: bytes) -> list[Delta]:
         """As `feed`, while the kind of the body is undecided."""
+        if self._type == _MESSAGES:
+            return self._begin_lines(payload, MessageStreamParser())
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")
         out: list[Delta] = []
         held = self._held + payload
@@ -242,6 +269,9 @@ class AnswerReader:
             if self._type.endswith(_LINES):
                 self._held = b""
                 return out + self._begin_lines(held)
+            if text.startswith(b"[") and self._path.endswith(_ARRAY_PATH):
+                self._held = b""
+                return out + self._begin_lines(held, ArrayParser())
             self.kind = BodyKind.JSON
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self.kind = BodyKind.SSE

@@ -273,12 +273,27 @@ class Exchange:
     response_bytes: int = 0
     unparsed_events: int = 0
     """Events whose shape the dialect did not know: counted, timed as chunks, never guessed."""
+    part: int = 0
+    """Number of the response in its session, from 1; 0 for an exchange that is none."""
     unlogged_events: int = 0
     """Events beyond the length an event log may have: they moved the points, but are not in `events`."""
 
     @property
     def id(self) -> str:
-        return f"{self.relay}-{self.seq}"
+        return f"{self.relay}-{self.seq}" if not self.part else f"{self.relay}-{self.seq}.{self.part}"
+
+    @property
+    def reasoning_apart(self) -> bool:
+        """Whether the usage counts reasoning beside the output and not within it: by its name (Gemini), or
+        because only so its counts add up to its total (xAI)."""
+        usage, reasoning = self.usage or {}, self.tokens.reasoning
+        if not reasoning:
+            return False
+        counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), usage.get("total_tokens"))
+        if not all(isinstance(n, int) for n in counts):
+            return "thoughtsTokenCount" in usage
+        given, output, total = counts
+        return bool(given + output + reasoning == total)  # type: ignore[operator]
 
     def since_arrival(self, t_ns: int | None) -> float | None:
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9

@@ -27,7 +27,7 @@ from llmtap.exchange.verdict import (
     ServerTiming,
     TokenLadder,
     figures_of,
-    is_word,
+    is_reason,
     judge,
     no_token_reason,
     remove_implausible,
@@ -36,6 +36,7 @@ from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.encoding import Decoder
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, header_value, parse_response_head
 from llmtap.protocol.repetition import Repetition, TokenRun, make_token_run
+from llmtap.protocol.websocket import WebSocketMessage
 
 __all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
 
@@ -233,12 +234,29 @@ class Observer:
         self._dechunk = self._decoder = None
         self._answer = AnswerReader.of_tunnel(self._x.path.rstrip("/"))
 
+    def begin_response(self, request: bytes, t_ns: int, added_ns: int) -> None:
+        """This is one response of a session; `request` is the message that asked for it, read at `t_ns` and
+        written `added_ns` later (`exchange/session.py`)."""
+        self.request_data(request, t_ns)
+        self.request_end(t_ns)
+        self.submitted(t_ns + added_ns, added_ns)
+        self._x.status = 101
+        self._answer = AnswerReader.of_response(self._x.path.rstrip("/"))
+
+    def message(self, message: WebSocketMessage, t_ns: int, added_ns: int) -> None:
+        """An event of this response, read at `t_ns`."""
+        self._count_read(t_ns, added_ns)
+        answer = self._answer
+        if answer is not None and self._lost is None:
+            self._shared |= self._t.last_token_ns == t_ns
+            self._add(answer.read_message(message), t_ns)
+
     def tunnel(self, data_up: bytes | None, data_down: bytes | None, t_ns: int, added_ns: int) -> None:
         """Bytes that passed a tunnel, up or down, read at `t_ns`.
 
-        Those from the upstream are timed, as messages of a WebSocket if that is what they are. All responses
-        of a session (OpenAI Realtime) are on this one exchange, submitted when the tunnel was opened, so its
-        points are no latencies.
+        Those from the upstream are timed, as messages of a WebSocket if that is what they are. The exchange
+        was submitted when the tunnel was opened, so its points are no latencies; the responses of a session
+        have exchanges of their own (`exchange/session.py`).
         """
         if data_down:
             self._count_read(t_ns, added_ns)
@@ -412,7 +430,7 @@ class Observer:
         if delta.finish_reason is not None:
             # The last one counts (dialects.md section 1).
             reason = delta.finish_reason
-            self._x.finish_reason = reason if is_word(reason) else "other"
+            self._x.finish_reason = reason if is_reason(reason) else "other"
         if delta.server_times or delta.server_clock_ns >= 0:
             self._server.read_event(self._events_seen - 1, delta)
         if delta.counts is not None:

@@ -142,8 +142,8 @@ class _Reader:
         return True
 
     def chat(self, value: dict[str, Any]) -> list[PromptMessage]:
-        """`messages`, with what Anthropic keeps beside them."""
-        messages = value.get("messages")
+        """`messages`, or Gemini's `contents`, with what Anthropic and others keep beside them."""
+        messages = value.get("messages") or value.get("contents")
         if not isinstance(messages, list) or not messages or len(messages) > MESSAGES_MAX:
             return []
         return [*self._before(value), *(self._message(message) for message in messages)]
@@ -162,16 +162,16 @@ class _Reader:
         return self._completion(value, ("prompt", "inputs"))
 
     def generate(self, value: dict[str, Any]) -> list[PromptMessage]:
-        """SGLang's own endpoint, which shares its path with TGI's."""
-        return self._completion(value, ("prompt", "inputs", "text", "input_ids"))
+        """SGLang's own endpoint, which shares its path with those of TGI and vLLM."""
+        return self._completion(value, ("prompt", "inputs", "text", "input_ids", "token_ids"))
 
     def embed(self, value: dict[str, Any]) -> list[PromptMessage]:
         return self._completion(value, ("input", "inputs"))
 
     def _before(self, value: dict[str, Any]) -> Iterator[PromptMessage]:
-        for key in ("system", "instructions", "system_prompt"):
-            if value.get(key):
-                yield self._made("system", value[key])
+        for key in ("system", "instructions", "system_prompt", "systemInstruction"):
+            if found := value.get(key):
+                yield self._made("system", found.get("parts", found) if isinstance(found, dict) else found)
 
     def _completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[PromptMessage]:
         found = next((value[key] for key in keys if value.get(key)), None)
@@ -226,7 +226,7 @@ class _Reader:
         said.think(next((message[k] for k in _THINKING if isinstance(message.get(k), str)), None))
         if isinstance(message.get("tool_plan"), str):  # Cohere's word before its calls
             said.text(message["tool_plan"])
-        content = message.get("content")
+        content = message.get("content", message.get("parts"))
         said.content(content)
         if isinstance(message.get("refusal"), str):
             said.text(message["refusal"])
@@ -328,7 +328,7 @@ class _Said:
         self.parts.append(b"call")
         if isinstance(function.get("name"), str):
             self.text(function["name"])
-        for key in ("arguments", "input", "action"):
+        for key in ("arguments", "input", "action", "args"):
             if key in function:
                 self.parts.append(b"arguments")
                 given = function[key]
@@ -359,6 +359,8 @@ class _Said:
             self.think(item.get("thinking") or item.get("text") or item.get("summary"))
         elif kind.endswith("tool_use"):
             self.call(item)
+        elif not kind and isinstance(call := item.get("functionCall", item.get("toolUse")), dict):
+            self.call(call)  # Gemini, Bedrock
         elif kind.endswith("tool_result"):
             self.parts.append(b"result")
             self.content(item.get("content"), depth + 1)
@@ -374,7 +376,7 @@ class _Said:
 
 
 _THINKING: Final = ("reasoning_content", "reasoning", "thinking")
-_media_word = re.compile(r"image|audio|video|file|document|screenshot").search
+_media_word = re.compile(r"image|audio|video|file|document|screenshot|inlineData").search
 
 _Read = Callable[[_Reader, dict[str, Any]], list[PromptMessage]]
 _CHAT: Final[tuple[_Read, bool]] = (_Reader.chat, True)

@@ -14,7 +14,7 @@ from typing import Final
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.protocol.delta import Verdict
-from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT
+from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, reason_kind
 
 __all__ = ["APPLIED_GUARDRAILS", "TEXT_PATTERNS", "Interventions"]
 
@@ -82,7 +82,10 @@ class Interventions:
         elif verdict.action == "flagged":
             self._flagged = self._flagged or _Said(verdict, event, tokens_before)
         else:
-            self._acted = self._acted or _Said(verdict, event, tokens_before)
+            acted = self._acted
+            # A trace that follows says what a stop reason left open.
+            if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
+                self._acted = _Said(verdict, event, tokens_before)
 
     def read(self, text: str) -> None:
         """The next piece of the answer's content, while `reading`."""
@@ -132,7 +135,7 @@ class Interventions:
         nothing_came = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and nothing_came and not verdict.substituted:
             verdict.confidence = "medium"
-            if x.tokens.output == 0 and (verdict.value or "").lower() == "content_filter":
+            if x.tokens.output == 0 and reason_kind(verdict.value or "") == "content_filter":
                 verdict.kind, verdict.phase = INPUT, "input"
                 verdict.detail = {"why": "no text and completion_tokens 0"}
         if verdict.phase is None:

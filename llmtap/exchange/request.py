@@ -6,8 +6,10 @@ because the rules for it are an operator's.
 Source: shared/dialects/dialects.md section 8; W3C Trace Context; llm-d's request headers for objectives.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -39,8 +41,19 @@ _ENDPOINTS: Final = (
     ("/completion", "llamacpp.completion"),
     ("/v2/chat", "cohere.chat"),
     ("/api/v1/chat", "lmstudio.chat"),
+    (":streamGenerateContent", "gemini.generate"),
+    (":generateContent", "gemini.generate"),
+    ("/converse-stream", "bedrock.converse"),
+    ("/converse", "bedrock.converse"),
+    ("/invoke-with-response-stream", "bedrock.invoke"),
+    ("/invoke", "bedrock.invoke"),
 )
 """By the end of the path; the first that fits."""
+
+_MODEL_PATH: Final = re.compile(
+    r"/models/([^/:]{1,256}):(?:streamG|g)enerateContent$"
+    r"|/model/([^/]{1,1024})/(?:converse|invoke)(?:-stream|-with-response-stream)?$"
+)
 
 Identify = Callable[[RequestHead, str, Callable[[], Any]], str]
 """`(head, path, body) -> tenant`; `body()` is the request's JSON value, or None if it has none."""
@@ -149,8 +162,9 @@ class RequestReader:
                 request = _decode_request(body)
             except (ValueError, RecursionError):
                 pass
-        if isinstance(request.model, str) and request.model:
-            self._x.model = bounded("model", request.model)
+        model = request.model or _model_in(path)
+        if isinstance(model, str) and model:
+            self._x.model = bounded("model", model)
         self.wants_stream = request.stream is True
         if self._identify is not None:
             self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
@@ -179,6 +193,12 @@ def _json(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError):
         return None
+
+
+def _model_in(path: str) -> str | None:
+    """The model that a path names, as Gemini's and Bedrock's do."""
+    found = _MODEL_PATH.search(path)
+    return None if found is None else unquote(found[1] or found[2], errors="replace")
 
 
 def _ms(value: bytes) -> int | None:

@@ -23,6 +23,7 @@ from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.encoding import Decoder
+from llmtap.protocol.event_stream import is_message_stream
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, ResponseHead, parse_response_head
 from llmtap.protocol.sse import SseParser
 
@@ -170,6 +171,8 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
     """What a bare body is, and the content type that says so."""
     if _read_json(body) is not None:
         return "JSON", b"application/json"
+    if is_message_stream(body):
+        return "AWS event stream", b"application/vnd.amazon.eventstream"
     if _SSE_LINE.search(body):
         return "event stream", b"text/event-stream"
     lines = [line for line in body.splitlines() if line.strip()]

@@ -32,7 +32,7 @@ from llmtap.protocol.verdicts import MODEL_REFUSAL
 
 __all__ = [
     "KINDS", "ROUNDING_NS", "TOKEN_COUNT", "WORD_CHARS_MAX", "ServerTiming", "TokenLadder", "figures_of",
-    "is_word", "judge", "no_token_reason", "remove_implausible",
+    "is_reason", "is_word", "judge", "no_token_reason", "remove_implausible",
 ]  # fmt: skip
 
 WORD_CHARS_MAX: Final = BOUNDS["usage"].chars
@@ -102,6 +102,11 @@ def figures_of(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
         elif value is None or _is_figure(value) or (isinstance(value, str) and is_word(value)):
             out[key] = value
     return out
+
+
+def is_reason(text: str) -> bool:
+    """Whether it is a word, or two with a colon between: `content_filter: PROHIBITED_CONTENT` (Gemini)."""
+    return is_word(text.replace(": ", ":", 1))
 
 
 def is_word(text: str) -> bool:

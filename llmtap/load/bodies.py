@@ -4,9 +4,8 @@ Three endpoints, named as in exchanges: chat.completions, completions, responses
 `min_tokens` are fields of vLLM and SGLang; other servers may reject them, so they are sent only to servers
 that know them.
 
-Prepared bodies are stored one after another in an unnamed file, identical ones once, so that nothing is made
-between two sends. Sending processes inherit the descriptor and read with `os.pread`, which moves no shared
-position.
+Prepared bodies are in an unnamed file, identical ones once. Sending processes inherit its descriptor and read
+with `os.pread`, which moves no shared position.
 
 Source: openai/openai-openapi; vllm/entrypoints/openai (its Responses have no min_tokens); sglang's
 srt/entrypoints/openai/protocol.py.
@@ -16,7 +15,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import IO, Any, Final, Literal, Protocol, Self
 
@@ -39,14 +38,8 @@ Server = Literal["auto", "openai", "vllm", "sglang"]
 Decode = Callable[[Sequence[int]], str | None]
 """Text of token ids; None if the tokenizer cannot decode."""
 
-_KNOW_EOS: Final = {
-    "vllm": {"chat.completions", "completions", "responses"},
-    "sglang": {"chat.completions", "completions"},
-}
-_KNOW_MIN: Final = {
-    "vllm": {"chat.completions", "completions"},
-    "sglang": {"chat.completions", "completions"},
-}
+_KNOW_MIN: Final = dict.fromkeys(("vllm", "sglang"), ("chat.completions", "completions"))
+_KNOW_EOS: Final = {**_KNOW_MIN, "vllm": ("chat.completions", "completions", "responses")}
 _OPTIONS_OF: Final = {
     "model": "--model", "messages": "the workload", "prompt": "the workload", "input": "the workload",
     "stream": "--no-stream",
@@ -190,12 +183,13 @@ class BodyMaker:
         return text
 
 
-def parse_body_fields(texts: Sequence[str], place: str = "--body-field") -> dict[str, msgspec.Raw]:
+def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
     """Parse `NAME=JSON` fields.
 
-    Raises ConfigError naming `place` for invalid JSON, a duplicate, or a field that has its own option.
+    Raises ConfigError for invalid JSON, a duplicate, or a field that has its own option.
     """
     fields: dict[str, msgspec.Raw] = {}
+    place = "--body-field"
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
@@ -290,10 +284,7 @@ class PromptLengths:
         self.ways[fitted.way] = self.ways.get(fitted.way, 0) + 1
 
     def describe(self) -> dict[str, object]:
-        return {
-            "n": self.n, "exact": self.exact, "missed_min": self.missed_min, "missed_max": self.missed_max,
-            "ways": dict(self.ways),
-        }  # fmt: skip
+        return asdict(self)
 
 
 class Prepared:
@@ -306,6 +297,34 @@ class Prepared:
         self.tokens = array("q")
         """Counted prompt tokens of each row; -1 if not counted."""
         self.lengths = PromptLengths()
+        self._pending = bytearray()
+        self._at = 0
+        """File offset of the next body."""
+        self._known: dict[bytes, int] = {}
+
+    def add(self, body: bytes, tokens: int) -> None:
+        """Add the body of the next row; identical ones are written once."""
+        # 16 bytes of a digest: two bodies that differ in a run of a billion share one by a chance of 1e-21.
+        digest = blake2b(body, digest_size=16).digest()
+        begin = self._known.get(digest)
+        if begin is None:
+            begin = self._at
+            self._at += len(body)
+            self._pending += body
+            if len(self._known) < KNOWN_MAX:
+                self._known[digest] = begin
+            if len(self._pending) >= WRITE_BYTES:
+                self.flush()
+        self.begins.append(begin)
+        self.ends.append(begin + len(body))
+        self.tokens.append(tokens)
+
+    def flush(self) -> None:
+        left = memoryview(self._pending)
+        while left:
+            left = left[os.write(self.fd, left) :]
+        left.release()
+        self._pending = bytearray()
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -317,13 +336,7 @@ class Prepared:
 
     @property
     def bytes_total(self) -> int:
-        """Total size of all rows' bodies."""
         return sum(self.ends) - sum(self.begins)
-
-    @property
-    def bytes_stored(self) -> int:
-        """Size of the file."""
-        return os.fstat(self.fd).st_size
 
     def body(self, row: int) -> bytes:
         begin = self.begins[row]
@@ -355,17 +368,15 @@ def prepare(
     except OSError as exc:
         raise _no_room(exc) from None
     prepared = Prepared(file)
-    writer = _Writer(prepared)
     count = len(requests)
     try:
         for batch in in_batches(range(count), requests.input or array("q", bytes(8 * count))):
             for row, body, tokens in _bodies(requests, prompts, maker, batch, prepared.lengths):
                 assert row == len(prepared)
-                writer.add(body)
-                prepared.tokens.append(tokens)
+                prepared.add(body, tokens)
             if progress is not None:
                 progress(len(prepared), count)
-        writer.flush()
+        prepared.flush()
     except OSError as exc:
         prepared.close()
         raise _no_room(exc) from None
@@ -397,39 +408,6 @@ def _bodies(
         else:
             prompt, tokens = made[row]
             yield row, maker.body(prompt, requests.output[row]), tokens
-
-
-class _Writer:
-    """Writes each distinct body once."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
-        self._pending = bytearray()
-        self._at = 0
-        """File offset of the next body."""
-        self._known: dict[bytes, int] = {}
-
-    def add(self, body: bytes) -> None:
-        # 16 bytes of a digest: two bodies that differ in a run of a billion share one by a chance of 1e-21.
-        digest = blake2b(body, digest_size=16).digest()
-        begin = self._known.get(digest)
-        if begin is None:
-            begin = self._at
-            self._at += len(body)
-            self._pending += body
-            if len(self._known) < KNOWN_MAX:
-                self._known[digest] = begin
-            if len(self._pending) >= WRITE_BYTES:
-                self.flush()
-        self._prepared.begins.append(begin)
-        self._prepared.ends.append(begin + len(body))
-
-    def flush(self) -> None:
-        left = memoryview(self._pending)
-        while left:
-            left = left[os.write(self._prepared.fd, left) :]
-        left.release()
-        self._pending = bytearray()
 
 
 def _no_room(exc: OSError) -> ConfigError:

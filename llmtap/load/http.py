@@ -29,13 +29,11 @@ from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.protocol.http1 import (
     BodyScanner,
     CloseScanner,
-    Framing,
     RequestHead,
     ResponseHead,
     header_value,
-    parse_response_head,
-    scanner_for,
 )
+from llmtap.protocol.http1_response import begin_response_body, next_response_head
 from llmtap.units import NS_PER_S, Duration
 
 __all__ = ["HEAD_BYTES_MAX", "STATUSES", "Call", "LoadSender", "SenderOptions", "retry_after_ns", "wait_ns"]
@@ -55,12 +53,10 @@ class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     clock: str = "kernel"
     """Source of read timestamps: `kernel` or `mono`."""
     fresh: bool = False
-    """Use a new connection for each request instead of keeping them."""
     connect_timeout: Duration = Duration(10 * NS_PER_S)
     timeout: Duration = Duration(600 * NS_PER_S)
     """From dispatch to the last byte of each attempt."""
     retries: int = 0
-    """Maximum retries of a failed request."""
     retry_wait: Duration = Duration(30 * NS_PER_S)
     """Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
     model: str | None = None
@@ -119,7 +115,6 @@ class LoadSender:
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> "Call":
-        """Send a request now; see `Sending.send`."""
         self.sent += 1
         call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
         self.calls[call] = None
@@ -140,12 +135,10 @@ class LoadSender:
 
     @property
     def connects(self) -> int:
-        """Connections opened."""
         return self.pool.connects
 
     @property
     def reuses(self) -> int:
-        """Requests on a reused connection."""
         return self.pool.reuses
 
     def stop_retrying(self) -> None:
@@ -199,10 +192,10 @@ class _Opening:
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         self._pool.give_back(stream, mono_ns(), used=False)
-        self._settle()
+        self.settled.set_result(None)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self._settle()  # each request will find out for itself, and say so
+        self.settled.set_result(None)  # each request will find out for itself, and say so
 
     def on_data(self, data: bytes, t_ns: int) -> None: ...
 
@@ -211,10 +204,6 @@ class _Opening:
     def on_lost(self, error: OSError | None) -> None: ...
 
     def on_drained(self) -> None: ...
-
-    def _settle(self) -> None:
-        if not self.settled.done():
-            self.settled.set_result(None)
 
 
 STATUSES: Final = frozenset({429, 503})
@@ -249,6 +238,8 @@ def wait_ns(retries: int, asked_ns: int | None, wait_max_ns: int) -> int | None:
 
 HEAD_BYTES_MAX: Final = 1 << 18
 """Limit of response heads including interim ones; servers and proxies send at most 8 to 64 KiB."""
+HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
+"""No limit of its own: the shortest field takes 4 bytes."""
 QUIET_NS: Final = 200_000_000
 """Time without a byte after which a stream is checked: the loop may have stopped watching it."""
 QUIET_NS_MAX: Final = 5_000_000_000
@@ -262,10 +253,10 @@ class Call:
     Exchange."""
 
     __slots__ = (
-        "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes", "_head_part",
-        "_held", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns", "_request", "_rest",
-        "_scanner", "_sender", "_seq", "_stream", "_submit_ns", "_submit_width_ns", "_timer", "_unobserved",
-        "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over", "request_bytes",
+        "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes_left",
+        "_head_part", "_held", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns", "_request",
+        "_rest", "_scanner", "_sender", "_seq", "_stream", "_submit_ns", "_submit_width_ns", "_timer",
+        "_unobserved", "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over", "request_bytes",
         "response_bytes", "retries", "row", "scheduled_ns",
     )  # fmt: skip
 
@@ -287,7 +278,6 @@ class Call:
         self._held = b""
         """The request while there is no connection."""
         self._rest = b""
-        """Last part of the answer, until it is parsed."""
         self._lag_ns = 0
         """Longest time a byte of the answer may have waited unread."""
         self._verdict: tuple[Outcome, str | None] | None = None
@@ -304,18 +294,16 @@ class Call:
         self._clear()
 
     def _clear(self) -> None:
-        """Reset to the state before an attempt."""
         self._again = self._verdict = None
         self._observer: Observer | None = None
         self._unobserved = b""
-        """The request, until the observer exists."""
         self._early: list[tuple[bytes, int]] = []
         """Data that was read but not parsed, with its timestamps."""
         self._stream: Stream | None = None
         self._attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
-        self._head_part = bytearray()
-        self._head_bytes = 0
+        self._head_part = b""
+        self._head_bytes_left = HEAD_BYTES_MAX
         self._accepted = self._answer_began = False
         self._keep = False
         self._submit_ns = self._submit_width_ns = 0
@@ -433,7 +421,6 @@ class Call:
         later.after_read()
 
     def _catch_up(self) -> None:
-        """Parse data that was only read."""
         early, self._early = self._early, []
         for data, t_ns in early:
             if not self.over:
@@ -459,64 +446,42 @@ class Call:
         self._complete(data[:end], t_ns)
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
-        observer = self._observer
+        observer, data = self._observer, self._head_part + data
         assert observer is not None
+        self._head_part = b""
         self._answer_began = True
-        self._head_bytes += len(data)
-        part = self._head_part
-        searched = max(0, len(part) - 3)
-        part += data
-        start = 0  # of the next head in `part`
-        while True:
-            end = part.find(b"\r\n\r\n", max(start, searched)) + 4
-            if end < 4:
-                begins_well = part.startswith(b"HTTP/1."[: len(part) - start], start)
-                if self._head_bytes > HEAD_BYTES_MAX or not begins_well:
-                    self._broke(PeerProtocolError("the answer's head is malformed or too long", 502))
-                else:
-                    del part[:start]
-                return
-            raw = bytes(part[start:end])
-            start = end
-            try:
-                head = parse_response_head(raw, b"POST")
+        try:
+            while True:
+                found = next_response_head(
+                    data, b"POST", bytes_max=self._head_bytes_left, fields_max=HEAD_FIELDS_MAX
+                )
+                if found is None:
+                    self._head_part = data
+                    return
+                head, end = found
                 if head.status == 101:
                     raise PeerProtocolError("the server switched protocols unasked", 502)
-            except PeerProtocolError as exc:
-                self._broke(exc)
-                return
-            observer.response_head(raw, t_ns, 0)
-            if head.status >= 200:
-                break
-            if start == len(part):
-                part.clear()
-                self._answer_began = False  # that was an interim one
-                return
-        data = bytes(part[start:])
-        part.clear()
+                observer.response_head(data[:end], t_ns, 0)
+                if head.status >= 200:
+                    break
+                self._head_bytes_left -= end
+                data = data[end:]
+                if not data:
+                    self._answer_began = False  # that was an interim one
+                    return
+            body_end, self._scanner = begin_response_body(head, data, end)
+        except PeerProtocolError as exc:
+            self._broke(exc)
+            return
         self._keep = head.keep_alive and not self._sender.options.fresh
         self._accepted = head.status < 400
         if head.status in STATUSES:
             self._again = self._asks_again(head)
-        if head.framing is Framing.NONE:
-            if data:
-                self._keep = False
-            self._complete(b"", t_ns)
-            return
-        self._scanner = scanner_for(head.framing, head.length)
-        if not data:
-            return
-        try:
-            at = self._scanner.feed(data)
-        except PeerProtocolError as exc:
-            self._broke(exc)
-            return
-        if at < 0:
-            observer.response_data(data, t_ns, 0)
-            return
-        if at < len(data):
-            self._keep = False
-        self._complete(data[:at], t_ns)
+        if body_end >= 0:
+            self._keep = self._keep and body_end == len(data)  # else it said more than it announced
+            self._complete(data[end:body_end], t_ns)
+        elif len(data) > end:
+            observer.response_data(data[end:], t_ns, 0)
 
     def _complete(self, data: bytes, t_ns: int) -> None:
         """End the answer with `data`; release the connection before anything is computed."""
@@ -587,7 +552,6 @@ class Call:
 
     @property
     def waiting(self) -> bool:
-        """Whether the call waits for its next attempt."""
         return self._timer is not None
 
     def _wait_ns(self, asked_ns: int | None) -> int | None:
@@ -692,5 +656,4 @@ class Call:
 
 
 def _wants_text(x: Exchange, head: RequestHead, body: bytes) -> bool:
-    """Keep the text of every answer."""
     return True

@@ -9,7 +9,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -22,10 +22,7 @@ from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "ClosedSchedule", "ErrorWatch", "LoadRun", "OpenSchedule", "Schedule", "StopErrors",
-    "parse_stop_errors",
-]  # fmt: skip
+__all__ = ["ErrorWatch", "LoadRun", "Schedule", "StopErrors", "parse_stop_errors"]
 
 
 LATEST = 100
@@ -37,12 +34,12 @@ class StopErrors(msgspec.Struct, frozen=True):
     """Stop when more than `share` of the latest `latest` answers failed."""
 
     share: float
-    """0 to less than 1."""
     latest: int = LATEST
 
 
-def parse_stop_errors(text: str, place: str = "--stop-errors") -> StopErrors:
-    """Parse `50%`, `0.5` or `50%/200`. Raises ConfigError naming `place`."""
+def parse_stop_errors(text: str) -> StopErrors:
+    """Parse `50%`, `0.5` or `50%/200`. Raises ConfigError."""
+    place = "--stop-errors"
     whole, slash, latest = text.partition("/")
     number, percent, rest = whole.strip().partition("%")
     try:
@@ -75,155 +72,82 @@ class ErrorWatch:
         return None
 
 
-class Schedule(Protocol):
-    """Order and times of a sender's rows. All times are offsets in ns from the start of the run."""
+class Schedule:
+    """Order and times of a sender's rows. All times are offsets in ns from the start of the run.
 
-    @property
-    def next_ns(self) -> int:
-        """Time of the next row; `NEVER` if none is due."""
-        ...
+    Without `slots`, an open loop: each row at its arrival. With them, a closed loop: so many rows at a time,
+    in row order. A slot serves one conversation until it is over, think times included; only later turns
+    have a scheduled time. If several turns follow one, all are sent, and no conversation starts until fewer
+    than `slots` are left.
+    """
 
-    @property
-    def left(self) -> int:
-        """Rows neither taken nor dropped."""
-        ...
-
-    @property
-    def dropped(self) -> int:
-        """Turns not sent because an earlier one failed."""
-        ...
-
-    def take(self, now_ns: int) -> tuple[int, int | None] | None:
-        """Return a row that is due and its scheduled time (None: not planned), or None if none is due."""
-        ...
-
-    def followed(self, row: int) -> bool:
-        """Whether other rows depend on the result of this one."""
-        ...
-
-    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
-        """Record the end of an answer; `served`: its conversation continues."""
-        ...
-
-
-class _Turns:
-    """Later turns of conversations: by preceding row, and a heap of those with a known time."""
-
-    def __init__(self, requests: Requests, rows: Sequence[int]) -> None:
+    def __init__(self, requests: Requests, rows: Sequence[int], slots: int | None = None) -> None:
+        """`rows`: this sender's, by arrival, with whole conversations."""
+        after = requests.after
+        self._arrival_ns = requests.arrival_ns
         self._think_ns = requests.think_ns
+        self._firsts = deque(row for row in rows if not after or after[row] < 0)
+        self._free = slots
+        """Free slots; less than none while more turns follow than there are slots."""
         self._followers: dict[int, list[int]] = {}
-        self.heap: list[tuple[int, int]] = []
+        self._heap: list[tuple[int, int]] = []
+        """Later turns with a known time."""
+        self._left = len(rows)
         self.dropped = 0
-        if requests.after:
+        """Turns not sent because an earlier one failed."""
+        if after:
             ours = bytearray(len(requests))
             for row in rows:
                 ours[row] = 1
-                before = requests.after[row]
+                before = after[row]
                 if before >= 0:
                     assert ours[before], "a turn is of the same sender as the one before it"
                     self._followers.setdefault(before, []).append(row)
 
-    def followed(self, row: int) -> bool:
-        return row in self._followers
-
-    def ended(self, row: int, end_ns: int, *, served: bool) -> int:
-        """Return the number of following turns."""
-        followers = self._followers.pop(row, [])
-        if served:
-            for follower in followers:
-                heapq.heappush(self.heap, (end_ns + self._think_ns[follower], follower))
-            return len(followers)
-        while followers:
-            self.dropped += 1
-            followers += self._followers.pop(followers.pop(), [])
-        return 0
-
-
-class OpenSchedule:
-    """Rows at their arrivals. `rows`: this sender's, by arrival, with whole conversations."""
-
-    def __init__(self, requests: Requests, rows: Sequence[int]) -> None:
-        self._arrival_ns = requests.arrival_ns
-        after = requests.after
-        self._firsts = deque(row for row in rows if not after or after[row] < 0)
-        self._turns = _Turns(requests, rows)
-        self._left = len(rows)
-
     @property
     def next_ns(self) -> int:
-        first_ns = self._arrival_ns[self._firsts[0]] if self._firsts else NEVER
-        heap = self._turns.heap
-        return min(first_ns, heap[0][0]) if heap else first_ns
+        """Time of the next row; `NEVER` if none is due."""
+        turn_ns = self._heap[0][0] if self._heap else NEVER
+        if not self._firsts or (self._free is not None and self._free <= 0):
+            return turn_ns
+        return min(turn_ns, self._arrival_ns[self._firsts[0]] if self._free is None else 0)
 
     @property
     def left(self) -> int:
+        """Rows neither taken nor dropped."""
         return self._left - self.dropped
 
-    @property
-    def dropped(self) -> int:
-        return self._turns.dropped
-
     def take(self, now_ns: int) -> tuple[int, int | None] | None:
+        """Return a row that is due and its scheduled time (None: not planned), or None if none is due."""
         due_ns = self.next_ns
         if due_ns > now_ns:
             return None
         self._left -= 1
-        heap = self._turns.heap
-        if heap and heap[0][0] == due_ns:
-            return heapq.heappop(heap)[1], due_ns
-        return self._firsts.popleft(), due_ns
-
-    def followed(self, row: int) -> bool:
-        return self._turns.followed(row)
-
-    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
-        self._turns.ended(row, end_ns, served=served)
-
-
-class ClosedSchedule:
-    """`slots` rows at a time, in row order. A slot serves one conversation until it is over, think times
-    included. Only later turns have a scheduled time. If several turns follow one, all are sent, and no
-    conversation starts until fewer than `slots` are left."""
-
-    def __init__(self, requests: Requests, rows: Sequence[int], slots: int) -> None:
-        after = requests.after
-        self._firsts = deque(row for row in rows if not after or after[row] < 0)
-        self._turns = _Turns(requests, rows)
-        self._left = len(rows)
-        self._free = slots  # less than none while more turns follow than there are slots
-
-    @property
-    def next_ns(self) -> int:
-        if self._free > 0 and self._firsts:
-            return 0
-        heap = self._turns.heap
-        return heap[0][0] if heap else NEVER
-
-    @property
-    def left(self) -> int:
-        return self._left - self.dropped
-
-    @property
-    def dropped(self) -> int:
-        return self._turns.dropped
-
-    def take(self, now_ns: int) -> tuple[int, int | None] | None:
-        heap = self._turns.heap
-        if heap and heap[0][0] <= now_ns:
-            self._left -= 1
+        heap = self._heap
+        if heap and heap[0][0] <= (due_ns if self._free is None else now_ns):
             due_ns, row = heapq.heappop(heap)
             return row, due_ns
-        if self._free > 0 and self._firsts:
-            self._left -= 1
-            self._free -= 1
-            return self._firsts.popleft(), None
-        return None
+        if self._free is None:
+            return self._firsts.popleft(), due_ns
+        self._free -= 1
+        return self._firsts.popleft(), None
 
     def followed(self, row: int) -> bool:
-        return self._turns.followed(row)
+        """Whether other rows depend on the result of this one."""
+        return row in self._followers
 
     def ended(self, row: int, end_ns: int, *, served: bool) -> None:
-        self._free += 1 - self._turns.ended(row, end_ns, served=served)
+        """Record the end of an answer; `served`: its conversation continues."""
+        followers = self._followers.pop(row, [])
+        if self._free is not None:
+            self._free += 1 - (len(followers) if served else 0)
+        if served:
+            for follower in followers:
+                heapq.heappush(self._heap, (end_ns + self._think_ns[follower], follower))
+            return
+        while followers:
+            self.dropped += 1
+            followers += self._followers.pop(followers.pop(), [])
 
 
 TURN_NS_MAX: Final = 1_000_000
@@ -284,12 +208,10 @@ class LoadRun:
         self.skipped = 0
         """Rows not sent because of `limit_in_flight`."""
         self.gave_up: str | None = None
-        """Broken rule of `stop_errors`."""
         self.stopped: str | None = None
         """Reason for an early end."""
 
     async def go(self) -> None:
-        """Run until nothing is left to send or in flight."""
         self._waker.sooner(self._due_ns())
         self._sender.later.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None
@@ -395,7 +317,6 @@ class LoadRun:
         self._settle()
 
     def _settle(self) -> None:
-        """End the run if it is over."""
         if self._over.done():
             return
         if self._schedule.left and mono_ns() < self._last_ns:

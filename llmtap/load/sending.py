@@ -1,17 +1,15 @@
 """What senders of one loop share: deferred work, lateness of the loop, and the interface to a run.
 
-Many answers may end at one moment, and the next requests are due then. So requests are sent and sockets read
-first, and other work is done in slices. Kernel timestamps do not age, so with many streams the loop sleeps
-for a moment and reads together what has arrived: fewer wake-ups.
-
-The uncertainty of timestamps is the lateness of the loop: measured by a timer, or with kernel timestamps by
-each read. See `net/lag.py`.
+Requests are sent and sockets read first; other work is done in slices. Kernel timestamps do not age, so with
+many streams the loop sleeps for a moment and reads together what has arrived. The uncertainty of timestamps
+is the lateness of the loop, measured by a timer or, with kernel timestamps, by each read (`net/lag.py`).
 """
 
 import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from llmtap.clock import SystemClock
@@ -20,8 +18,9 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.net.pacing import Pacer
 from llmtap.net.stream import Timebase
 from llmtap.units import NS_PER_S
+from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = ["Done", "Lateness", "Later", "OnAnswer", "Sending", "Underway"]
+__all__ = ["Done", "Lateness", "Later", "OnAnswer", "PromptRequest", "Sending", "Underway"]
 
 
 SLICE_NS: Final = 200_000
@@ -61,7 +60,6 @@ class Later:
         """Pacer of the run; due requests wait for neither work nor sleep."""
 
     def add(self, work: Callable[[], None], *, urgent: bool = False) -> None:
-        """Do `work` soon, or at once if too much is pending."""
         if urgent:
             self._urgent.append(work)
         else:
@@ -92,7 +90,6 @@ class Later:
         self._gathers = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
 
     def finish(self) -> None:
-        """Do all pending work now."""
         urgent, waiting = self._urgent, self._waiting
         while urgent or waiting:
             (urgent or waiting).popleft()()
@@ -191,9 +188,19 @@ class Lateness:
         self._start()
 
 
-class Underway(Protocol):
-    """A request in flight."""
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """A request to a target that takes prompts instead of HTTP bodies."""
 
+    prompt: Prompt
+    output_tokens: int
+    scheduled_ns: int | None = None
+    tenant: str | None = None
+    request_id: str = ""
+    """Empty: the target makes one."""
+
+
+class Underway(Protocol):
     row: int
 
     def cancel(self, why: str) -> None:
@@ -216,15 +223,12 @@ class Sending(Protocol):
 
     loop: asyncio.AbstractEventLoop
     sent: int
-    """Requests begun."""
     retries: Counter[str]
     lateness: Lateness
     later: Later
 
     @property
-    def calls(self) -> _Calls:
-        """Requests in flight."""
-        ...
+    def calls(self) -> _Calls: ...
 
     @property
     def connects(self) -> int: ...
@@ -249,8 +253,6 @@ class Sending(Protocol):
         """
         ...
 
-    async def open(self, connections: int) -> int:
-        """Open connections in advance; return the number of idle ones."""
-        ...
+    async def open(self, connections: int) -> int: ...
 
     def stop_retrying(self) -> None: ...

@@ -50,13 +50,11 @@ class LoadTally:
         self.sent_ns = array("q")
         """Dispatch times, in the order of the ends."""
         self.planned = 0
-        """Rows to send."""
         self.dropped = 0
         """Turns not sent because an earlier one failed."""
         self.skipped = 0
         """Rows not sent because too many were in flight."""
         self.retries: Counter[str] = Counter()
-        """Retries by reason."""
 
     def add(self, x: Exchange) -> Measured:
         m = measure(x)

@@ -16,7 +16,6 @@ PATHS: Final = {
     "completions": "/v1/completions",
     "responses": "/v1/responses",
 }
-"""Path of each endpoint."""
 _TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"connection"})
 
@@ -31,7 +30,6 @@ class LoadTarget:
     def head(
         self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False
     ) -> bytes:
-        """Return the request head for a body of this size."""
         lines = [
             b"POST " + self.origin.prefix + self.path + b" HTTP/1.1",
             b"Host: " + self.origin.authority,
@@ -45,13 +43,13 @@ class LoadTarget:
         return b"\r\n".join(lines)
 
 
-def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--target") -> LoadTarget:
+def parse_target(url: str, endpoint: str, headers: Headers) -> LoadTarget:
     """Parse `http://host:port[/prefix]`; a prefix ending in /v1 is the API's own. `endpoint`: one of PATHS,
     or a path.
 
-    Raises ConfigError naming `place`, or `--header` for an invalid field.
+    Raises ConfigError naming `--target`, or `--header` for an invalid field.
     """
-    origin = parse_origin(url, place)
+    origin = parse_origin(url, "--target")
     path = endpoint if endpoint.startswith("/") else PATHS[endpoint]
     if origin.prefix.endswith(b"/v1"):
         path = path.removeprefix("/v1")

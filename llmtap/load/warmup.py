@@ -4,16 +4,15 @@ Seed 000, 4.5.1: at least 100 requests and 10,000 output tokens, then the queue 
 and after until their latency varies by less than 10 %. 4.5.3: no warm-up for a cold start, which the result
 states.
 
-Only answers that ended well count. All probes are the same request, one at a time: correct for stability, but
-cached prefixes make their TTFT too short. Variation is (longest - shortest) / mean of three consecutive
-probes, of TTFT and E2E; with varying answer lengths E2E does not become stable.
+Only answers that ended well count. All probes are the same request, one at a time; cached prefixes make their
+TTFT too short. Variation is (longest - shortest) / mean of three consecutive probes, of TTFT and E2E.
 
 Source: IETF seed 000, 4.5.
 """
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +30,7 @@ from llmtap.workload.requests import Requests
 
 __all__ = ["Probe", "WarmUp", "WarmUpOptions", "warm_up"]
 
+_Send = Callable[[Sequence[int], int], Awaitable[list[Exchange]]]
 IN_A_ROW: Final = 3
 ROUNDS_MAX: Final = 8
 """Each round sends what was missing after the one before."""
@@ -41,7 +41,6 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 10_000
     """Minimum output tokens; both minimums must be reached."""
     slots: int = 8
-    """Concurrent requests."""
     requests_max: int = 20_000
     """Bound for servers whose answers report few or no tokens."""
     variation: float = 0.10
@@ -55,8 +54,6 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One request alone."""
-
     outcome: str
     ttft_ns: int | None
     e2e_ns: int | None
@@ -74,12 +71,9 @@ class WarmUp:
     failed: int = 0
     tokens: int = 0
     duration_ns: int = 0
-    """Without probes."""
     enough: bool = False
-    """Both minimums were reached."""
     before: Probe | None = None
     probes: list[Probe] = field(default_factory=list)
-    """Probes after the warm-up, in order."""
     variation_ttft: float | None = None
     """Of the last three; None if one has no such latency."""
     variation_e2e: float | None = None
@@ -126,16 +120,26 @@ async def warm_up(
         return WarmUp(skipped="cold start")
     if not len(requests):
         return WarmUp(skipped="there is nothing to send")
-    source = _Source(setup, requests, body_begins, body_ends)
+
+    async def send(rows: Sequence[int], slots: int) -> list[Exchange]:
+        return await _exchanges(setup, requests, (body_begins, body_ends), rows, slots)
+
     found = WarmUp()
     if options.probe:
-        (found.before,) = await source.probe(1)
+        (found.before,) = await _probe(send, 1)
     sent = 0
     for _ in range(ROUNDS_MAX):
         n = min(_missing(found, options), options.requests_max - sent)
         if n <= 0:
             break
-        await source.ask(range(sent, sent + n), options.slots, found)
+        began_ns = SystemClock.mono_ns()
+        for x in await send([number % len(body_begins) for number in range(sent, sent + n)], options.slots):
+            if x.outcome in ENDED_WELL:
+                found.requests += 1
+                found.tokens += x.tokens.output or 0
+            else:
+                found.failed += 1
+        found.duration_ns += SystemClock.mono_ns() - began_ns
         sent += n
         if not found.requests:
             break
@@ -149,7 +153,7 @@ async def warm_up(
             f"{options.tokens} after {sent} requests"
         )
     if options.probe:
-        await _settle(source, found, options)
+        await _settle(send, found, options)
         if not found.stable and found.problem is None:
             found.problem = f"latency still varies after {len(found.probes)} probes"
     return found
@@ -165,9 +169,9 @@ def _missing(found: WarmUp, options: WarmUpOptions) -> int:
     return max(by_requests, 1, math.ceil(left / each) if each else options.requests)
 
 
-async def _settle(source: "_Source", found: WarmUp, options: WarmUpOptions) -> None:
+async def _settle(send: _Send, found: WarmUp, options: WarmUpOptions) -> None:
     while len(found.probes) < options.probes_max:
-        for probe in await source.probe(min(IN_A_ROW, options.probes_max - len(found.probes))):
+        for probe in await _probe(send, min(IN_A_ROW, options.probes_max - len(found.probes))):
             found.probes.append(probe)
             latest = found.probes[-IN_A_ROW:]
             found.variation_ttft = _variation([probe.ttft_ns for probe in latest])
@@ -187,48 +191,32 @@ def _variation(latest: Sequence[int | None]) -> float | None:
     return (max(known) - min(known)) / (sum(known) / len(known))
 
 
-class _Source:
-    def __init__(
-        self, setup: WorkerSetup, requests: Requests, body_begins: "array[int]", body_ends: "array[int]"
-    ) -> None:
-        self._setup = setup
-        self._tenants = requests.tenants
-        self._begins = body_begins
-        self._ends = body_ends
+async def _probe(send: _Send, n: int) -> list[Probe]:
+    probes = []
+    for x in await send([0] * n, 1):
+        m = measure(x)
+        probes.append(Probe(x.outcome.value, m.ttft_ns, m.e2e_ns))
+    return probes
 
-    async def ask(self, numbers: Sequence[int], slots: int, found: WarmUp) -> None:
-        began_ns = SystemClock.mono_ns()
-        for x in await self._exchanges([number % len(self._begins) for number in numbers], slots):
-            if x.outcome in ENDED_WELL:
-                found.requests += 1
-                found.tokens += x.tokens.output or 0
-            else:
-                found.failed += 1
-        found.duration_ns += SystemClock.mono_ns() - began_ns
 
-    async def probe(self, n: int) -> list[Probe]:
-        probes = []
-        for x in await self._exchanges([0] * n, 1):
-            m = measure(x)
-            probes.append(Probe(x.outcome.value, m.ttft_ns, m.e2e_ns))
-        return probes
-
-    async def _exchanges(self, rows: Sequence[int], slots: int) -> list[Exchange]:
-        setup = msgspec.structs.replace(
-            self._setup, slots=slots, open=slots, duration_ns=NEVER, drain_ns=NEVER, limit_in_flight=None,
-            stop_errors=None, slo=None,
-            sender=msgspec.structs.replace(self._setup.sender, name=f"{self._setup.sender.name}-warmup"),
-        )  # fmt: skip
-        plan = Requests(
-            array("q", [0] * len(rows)), tenants=[self._tenants[row] for row in rows] if self._tenants else []
-        )
-        begins = array("q", [self._begins[row] for row in rows])
-        ends = array("q", [self._ends[row] for row in rows])
-        with WorkerPool(setup, plan, begins, ends, keep=True) as crew:
-            out = await crew.run()
-            if out.lost:
-                raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
-            return [x for _, x in crew.exchanges()]
+async def _exchanges(
+    setup: WorkerSetup, requests: Requests, places: "tuple[array[int], array[int]]", rows: Sequence[int],
+    slots: int,
+) -> list[Exchange]:  # fmt: skip
+    """Send these rows in turn, `slots` at a time; `places`: range of each row's body."""
+    setup = msgspec.structs.replace(
+        setup, slots=slots, open=slots, duration_ns=NEVER, drain_ns=NEVER, limit_in_flight=None,
+        stop_errors=None, slo=None,
+        sender=msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}-warmup"),
+    )  # fmt: skip
+    tenants = [requests.tenants[row] for row in rows] if requests.tenants else []
+    plan = Requests(array("q", [0] * len(rows)), tenants=tenants)
+    begins, ends = (array("q", [column[row] for row in rows]) for column in places)
+    with WorkerPool(setup, plan, begins, ends, keep=True) as crew:
+        out = await crew.run()
+        if out.lost:
+            raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
+        return [x for _, x in crew.exchanges()]
 
 
 def _seconds(ns: int | None) -> float | None:

@@ -19,6 +19,7 @@ __all__ = [
     "MeterOptions",
     "TenantOptions",
     "TenantRule",
+    "is_loopback",
     "split_address",
 ]
 
@@ -108,7 +109,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
                 f"there are {', '.join(WINDOWS)}",
             )  # fmt: skip
-        if self.admin_token is None and not _is_loopback(host):
+        if self.admin_token is None and not is_loopback(host):
             raise ConfigError(
                 "meter.admin_token",
                 f"required because the admin address {self.admin} can be reached from other machines",
@@ -116,7 +117,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
             raise ConfigError("meter.admin_tls_key", "admin_tls_certificate and admin_tls_key go together")
-        if not (self.admin_tls_certificate or self.admin_plaintext or _is_loopback(host)):
+        if not (self.admin_tls_certificate or self.admin_plaintext or is_loopback(host)):
             raise ConfigError(
                 "meter.admin_tls_certificate",
                 f"required because {self.admin} can be reached from other machines: the token could be read",
@@ -259,7 +260,8 @@ def split_address(text: str, place: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether the host is `localhost` or a loopback address."""
     if host == "localhost":
         return True
     try:

@@ -21,7 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from llmtap import __version__, native
 from llmtap.capture.tokenizer import Encode, load_tokenizer
-from llmtap.clock import SystemClock
+from llmtap.clock import Clock, SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.log import set_up
 from llmtap.meter.admin.server import AdminTls, admin_app
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from llmtap.export.opentelemetry.exporter import OtlpExporter
     from llmtap.meter.pipeline.recorder import Recorder
 
-__all__ = ["main", "serve"]
+__all__ = ["main", "make_pipeline", "serve", "start_recorder"]
 
 NICE = 5
 """A third of a relay's share when both want the same CPU: enough to keep up, not enough to rule."""
@@ -105,9 +105,24 @@ def _counter(encode: Encode | None) -> Callable[[str], int] | None:
     return None if encode is None else lambda text: len(encode(text))
 
 
-def _start_recorder(
-    setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode | None
-) -> "Recorder | None":
+def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, Encode | None]:
+    """Return the pipeline of a meter, and the tokenizer that it uses."""
+    encode = _start_tokenizer(setup.options.tokenizer)
+    pipeline = ExchangePipeline(
+        setup.options,
+        clock,
+        setup.experiment,
+        tenants=setup.tenants,
+        salt=setup.salt,
+        slos=setup.slo,
+        price=setup.cost.price,
+        count_tokens=_counter(encode),
+    )
+    return pipeline, encode
+
+
+def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode | None) -> "Recorder | None":
+    """Capture what the pipeline measures; None where that fails, which is logged."""
     # Arrow takes 40 MB and 200 ms, so only for who captures.
     from llmtap.capture.schema import CaptureInfo
     from llmtap.meter.pipeline.recorder import Recorder
@@ -172,19 +187,9 @@ async def _run(
             recorder.go_by(to.config)
 
     ending = Ending(loop, setup.changeable.drain_s, change, supervised=sock is None)
-    encode = _start_tokenizer(setup.options.tokenizer)
-    pipeline = ExchangePipeline(
-        setup.options,
-        SystemClock(),
-        setup.experiment,
-        tenants=setup.tenants,
-        salt=setup.salt,
-        slos=setup.slo,
-        price=setup.cost.price,
-        count_tokens=_counter(encode),
-    )
+    pipeline, encode = make_pipeline(setup, SystemClock())
     exporter = _start_exporter(setup, pipeline) if setup.otlp.endpoint else None
-    recorder = _start_recorder(setup, pipeline, encode) if setup.capture.to else None
+    recorder = start_recorder(setup, pipeline, encode) if setup.capture.to else None
     receiver = Receiver(pipeline)
     await receiver.start(listen_on(setup.socket) if sock is None else sock)
     logging.getLogger("aiohttp.server").addFilter(_is_own_fault)
@@ -234,7 +239,9 @@ async def _run(
         for relay in relays:
             if relay.status is not None and not pipeline.relays.is_elsewhere(relay.name):
                 said = relay.status
-                recorder.relay_said(relay.name, said.opened, said.dropped, said.unsettled)
+                recorder.relay_said(
+                    relay.name, said.opened, said.dropped, said.unsettled, said.packets, said.watched
+                )
         # Where another meter goes on with the capture, it is not ours to close.
         await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and successor is None)
     if exporter is not None:

@@ -7,17 +7,35 @@ from typing import Final
 import msgspec
 
 from llmtap.channel.frames import Hello, RelayStatus
-from llmtap.export.prometheus.self_metrics import RelayState
 from llmtap.units import NS_PER_S
 
-__all__ = ["Reckoning", "RelayBook"]
+__all__ = ["Reckoning", "RelayBook", "RelayState"]
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
 """Relays speak twice a second; one silent for longer than this is not counted on."""
 GONE_NS: Final = 5 * NS_PER_S
 """A relay that comes back within this time has counted what it lost by itself."""
+_COUNTS: Final = (
+    "opened", "measured", "dropped", "unsettled", "connections", "streams", "upstream_idle",
+    "upstream_connects", "upstream_reuses", "upstream_unsolicited", "accepted", "refused",
+    "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
+)  # fmt: skip
+"""What the API shows of a status: its fields, three of them converted."""
 RELAYS_MAX: Final = 64
 """Relays remembered, those that left included: a crash loop must not grow the exposition for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayState:
+    """A relay at one moment."""
+
+    name: str
+    connected: bool
+    status: RelayStatus | None
+    lost: int = 0
+    """Exchanges that were open when the relay went away for good."""
+    implementation: str = ""
+    """Implementation of the parts that can be compiled: `native`, `python`; empty: not reported."""
 
 
 class Reckoning:
@@ -201,20 +219,22 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
             "connected": relay.connected,
             "pid": relay.hello.pid,
             "clock": relay.hello.clock,
+            "vantage": relay.hello.vantage or None,
             "implementation": relay.hello.implementation or None,
             "implementation_reason": relay.hello.implementation_reason or None,
             "status_age": None if s is None else (now_ns - relay.status_at_ns) / 1e9,
             "lost": lost,
         }
         if s is not None:
-            about |= {
-                "opened": s.opened, "measured": s.measured, "dropped": s.dropped,
+            own = {
                 "unsettled": max(0, s.unsettled - lost),
-                "connections": s.connections, "streams": s.streams, "upstream_idle": s.upstream_idle,
-                "upstream_connects": s.upstream_connects, "upstream_reuses": s.upstream_reuses,
-                "upstream_unsolicited": s.upstream_unsolicited,
-                "accepted": s.accepted, "refused": s.refused, "tap_pending_bytes": s.tap_pending_bytes,
-                "cpu": s.cpu_ns / 1e9, "rss_bytes": s.rss_bytes, "lag_max": s.lag_ns_max / 1e9,
-                "bytes_up": s.bytes_up, "bytes_down": s.bytes_down,
-            }  # fmt: skip
+                "cpu": s.cpu_ns / 1e9,
+                "lag_max": s.lag_ns_max / 1e9,
+            }
+            about |= {field: own[field] if field in own else getattr(s, field) for field in _COUNTS}
+            if relay.hello.vantage == "passive":
+                about |= {
+                    "side": s.side or None, "packets": s.packets, "watched": s.watched,
+                    "missing_bytes": s.missing_bytes,
+                }  # fmt: skip
         yield name, about

@@ -4,7 +4,7 @@ A class has objectives (bounds for each exchange) and a target (the share that m
 judged as they end, and counted by class and tenant over the windows that burn-rate alarms look at: 5 and 30
 minutes, 1 and 6 hours.
 
-Source: SRE Workbook, chapter 5; `metrics/burn.py` has the arithmetic.
+Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
 """
 
 import fnmatch
@@ -17,10 +17,9 @@ from typing import Final
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
 from llmtap.meter.pipeline.windows import Merging, SliceLevel, Slices
-from llmtap.metrics.burn import Alarm, burn_rate, burn_rate_max, error_ratio, events_min
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import judge
-from llmtap.metrics.slo import SloClass, SloOptions
+from llmtap.metrics.slo import Alarm, SloClass, SloOptions, burn_rate, burn_rate_max, error_ratio, events_min
 from llmtap.units import NS_PER_S
 
 __all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook"]

@@ -1,12 +1,11 @@
-"""Whether requests came when a plan, or a law, says: figures of a sequence of times.
+"""Figures of a sequence of arrival times: do they follow a plan, or a Poisson process.
 
-The gaps of a Poisson stream are exponential and know nothing of each other. So their coefficient of variation
-is 1, the distance of Kolmogorov and Smirnov to the exponential is small, and so are their autocorrelations.
-Distance and autocorrelation stand with what chance alone makes of them, so that a generator that drifts,
-repeats itself or sends in clumps is told from bad luck.
+The gaps of a Poisson process are exponential and independent: their coefficient of variation is 1, and the
+Kolmogorov-Smirnov distance to the exponential and the autocorrelations are small. Each stands with its limit
+under pure chance, so that a generator that drifts, repeats itself or sends in clumps is recognised.
 
-A plan is drawn by chance, too: in a minute of 240 a second the number of arrivals has a deviation of 0.8 %.
-So what a sender achieved is compared with what its plan asked, row by row, and not with the nominal rate.
+A plan is random too: in a minute of 240 a second the number of arrivals has a deviation of 0.8 %. So the sent
+requests are compared with the plan row by row, not with the nominal rate.
 """
 
 from collections.abc import Mapping, Sequence

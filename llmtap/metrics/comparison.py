@@ -1,25 +1,22 @@
-"""Whether a difference is one: two-sided tests of two samples, with the size of the difference and its
-interval; and the simple differences that the draft asks for.
+"""Two-sided tests of two samples, with the size of the difference and its interval; simple differences.
 
 - The same requests sent to both (guardrails on and off): `compare_paired`, or `compare_quantile` with
   `paired`.
-- Different requests, one run each: `compare_unpaired`, or `compare_quantile` for a percentile. The result
-  holds for these two runs; it does not tell whether the next two runs would show the same.
-- Several runs of each, three at least (IETF 6.3): `compare_runs`. Requests of a run are not independent, runs
-  are.
+- Different requests, one run each: `compare_unpaired`, or `compare_quantile`. The result holds for these two
+  runs only.
+- Several runs of each, at least three (IETF 6.3): `compare_runs`. Runs are independent, requests are not.
 
 `a` is the base; a difference is b - a. With enough requests every difference is significant, so the interval
-and the effect stand beside p. `adjusted` corrects p for many comparisons at once.
+and the effect stand beside p. `adjusted` corrects p for many comparisons.
 
 The shift of Hodges and Lehmann is the median of all pairwise steps: of the averages (d_i + d_j) / 2, i <= j,
-of paired differences, or of all b_j - a_i. Outliers do not move it. Ten thousand values have fifty or a
-hundred million such steps, so none is listed: those up to a value are counted, and the k-th is found by
-halving.
+of paired differences, or of all b_j - a_i. Outliers do not move it. The steps are counted, not listed: 10,000
+values have 50 to 100 million.
 
 `reduction`, `increase` and `difference` are None where the base is 0 or a figure is missing.
 
 Source: IETF seed 000, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
-3.3 and 4.2; Brunner and Munzel 2000 (samples of unequal spread); the tests' own at each function.
+3.3 and 4.2; Brunner and Munzel 2000 (samples of unequal spread).
 """
 
 from collections.abc import Sequence

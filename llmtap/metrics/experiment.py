@@ -1,23 +1,19 @@
-"""The arms of an experiment in numbers: what each arm's exchanges showed, and how arms differ.
+"""The arms of an experiment in numbers: figures of each arm, and differences between arms.
 
-An arm is assigned to units (a request, a conversation, a tenant), and units are what is independent. A unit
-may bring many values (the gaps of a stream, the requests of a conversation), which are alike among
-themselves; an interval that took them for independent would be too narrow. So every mean is a ratio of sums
-over units with the variance of that ratio, and every quantile's interval is widened by the design effect
-found in a sample of units.
+An arm is assigned to units (a request, a conversation, a tenant), and units are independent. The values of
+one unit (the gaps of a stream, the requests of a conversation) are alike. So a mean is a ratio of sums over
+units, with the variance of that ratio, and the interval of a quantile is widened by the design effect of a
+sample of units.
 
-Intervals come in two kinds. The first is for one look: means by Welch's t, quantiles by order statistics,
-shares by Wilson's score, differences of quantiles and shares from the two single intervals (MOVER).
+Intervals for one look: means by Welch's t, quantiles by order statistics, shares by Wilson's score,
+differences of quantiles and shares from the two single intervals (MOVER).
 
-The second, `anytime`, stays valid however often one looks, for numbers that are watched live. A confidence
-sequence is wrong at any of all its moments with probability alpha at most; an e-value has an expectation of
-at most 1 under the null hypothesis at any stopping time, so 1 / e is a p-value there (Ville's inequality).
-Means have asymptotic confidence sequences: Robbins' normal mixture with the variance estimated, which needs a
-sample before it holds (`FIRST_LOOK`). Counts have the Dirichlet mixture, which is exact from the first count
-on.
+Intervals named `anytime` stay valid however often one looks. A confidence sequence is wrong at any moment
+with probability alpha at most; 1 / e of an e-value is a p-value at any stopping time (Ville's inequality).
+Means have asymptotic confidence sequences: Robbins' normal mixture with estimated variance, which holds from
+`FIRST_LOOK` units on. Counts have the Dirichlet mixture, which is exact.
 
-The meter imports this module, so Student's t is worked out here: importing SciPy takes as long as starting
-it.
+Student's t is computed here, because the meter imports this module and SciPy takes as long as its start.
 
 Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952 (quantiles by way
 of the distribution function); Kish 1965 (design effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021,
@@ -343,8 +339,6 @@ class Difference:
     """At 1 - alpha for all looks together."""
     p: float | None = None
     """Of "there is no difference", valid whenever one looks."""
-    p_single: float | None = None
-    """The same for a single look, decided on beforehand: never to be watched."""
 
 
 def mean_interval(figure: Figure, alpha: float) -> Interval | None:
@@ -378,7 +372,7 @@ def mean_difference(arm: Figure, control: Figure, alpha: float) -> Difference | 
         far = mixture_width(n, alpha) * error
         anytime = (estimate - far, estimate + far)
         p = anytime_p(mixture_e_log(z, n, alpha))
-    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, t_tail(z, df))
+    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p)
 
 
 def quantile_interval(

@@ -1,14 +1,12 @@
-"""Intervals around what one run measured: where the true figure lies, as far as the sample can tell.
+"""Confidence intervals of figures of one run.
 
-What they cover is the luck of the draw: had other requests of the same kind been sent, the figure would have
-come out differently. They take values for independent. Gaps of one request are not, and
-`clustered_quantile_interval` draws whole requests. Requests of one run are not quite, either: a queue
-remembers, so that the next request waits when this one did. No interval here knows of that, nor of what makes
-tomorrow's run another one; for claims there are several runs (`significance.compare_runs`).
-`benchmarks/statistics/` shows how much each of this matters.
+They cover the luck of the draw: with other requests of the same kind the figure would differ. Values are
+taken as independent. Gaps of one request are not, so `clustered_quantile_interval` draws whole requests.
+Requests of one run are not quite independent either, because a queue makes the next one wait; no interval
+here covers that, nor the difference between runs (`comparison.compare_runs`). `benchmarks/statistics/` shows
+the size of these effects.
 
-Source: IETF seed 000, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927; Efron 1987
-(BCa).
+Source: IETF seed 000, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927.
 """
 
 from collections.abc import Sequence

@@ -27,10 +27,11 @@ from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 
 __all__ = [
-    "DEFAULT_BENEFIT", "EVENTS_MIN", "HOLD_MEDIANS", "HOLD_NS", "NO_BURSTS", "SPREAD_NS", "Bursts",
-    "Measured", "bursts_of", "chunking_of", "e2e_ns", "first_event_ns", "itl_c_ns", "itl_even_ns", "itl_ns",
-    "jitter_ns", "measure", "metrics_of", "output_times_ns", "tbc_max_ns", "tbc_ns", "tokens_per_chunk",
-    "tpot_ns", "ttfb_ns", "ttft_any_ns", "ttft_ns", "ttft_reasoning_ns", "ttft_tool_call_ns",
+    "DEFAULT_BENEFIT", "EVENTS_MIN", "HOLD_MEDIANS", "HOLD_NS", "IN_SECONDS", "NO_BURSTS", "SPREAD_NS",
+    "Bursts", "Measured", "bursts_of", "chunking_of", "e2e_ns", "first_event_ns", "itl_c_ns", "itl_even_ns",
+    "itl_ns", "jitter_ns", "measure", "metrics_of", "output_times_ns", "tbc_max_ns", "tbc_ns",
+    "tokens_per_chunk", "tpot_ns", "ttfb_ns", "ttft_any_ns", "ttft_ns", "ttft_reasoning_ns",
+    "ttft_tool_call_ns",
 ]  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
 
 
 DEFAULT_BENEFIT: Final = Benefit()
-_IN_SECONDS: Final = (
+IN_SECONDS: Final = (
     "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e", "user_idle",
     "user_idle_from_first_token", "tbc_max", "jitter",
 )  # fmt: skip
@@ -267,7 +268,7 @@ class Measured:
 
     def metrics(self) -> dict[str, float | None]:
         """The public names: seconds, `smooth_benefit` in tokens."""
-        out: dict[str, float | None] = {name: _seconds(getattr(self, f"{name}_ns")) for name in _IN_SECONDS}
+        out: dict[str, float | None] = {name: _seconds(getattr(self, f"{name}_ns")) for name in IN_SECONDS}
         out["smooth_benefit"] = self.smooth_benefit
         return out
 
@@ -306,7 +307,7 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         ttft_tool_call_ns=ttft_tool_call_ns(t),
         first_event_ns=first_event_ns(t),
         ttfb_ns=ttfb_ns(t),
-        tpot_ns=tpot_ns(t, x.tokens.output),
+        tpot_ns=tpot_ns(t, _written_tokens(x)),
         e2e_ns=e2e_ns(t),
         user_idle_ns=idle,
         user_idle_from_first_token_ns=reading,
@@ -378,12 +379,22 @@ def _streamed_tokens(x: Exchange) -> int | None:
     A provider's total includes reasoning that it did not send; where no reasoning event passed, that
     part is taken off.
     """
-    n = x.tokens.output
+    n = _written_tokens(x)
     if n is None or x.tokens.source in (TokenSource.NONE, TokenSource.CHUNKS):
         return None
-    if x.tokens.reasoning and EventClass.REASONING.value not in x.timeline.events.classes:
+    if x.tokens.reasoning and not (_shows_reasoning(x) or x.reasoning_apart):
         n = max(0, n - x.tokens.reasoning)
     return n
+
+
+def _written_tokens(x: Exchange) -> int | None:
+    """Tokens of the output, with reasoning that was sent and is counted beside it."""
+    n = x.tokens.output
+    return n + (x.tokens.reasoning or 0) if n is not None and x.reasoning_apart and _shows_reasoning(x) else n
+
+
+def _shows_reasoning(x: Exchange) -> bool:
+    return EventClass.REASONING.value in x.timeline.events.classes
 
 
 def _since_submit(t: Timeline, t_ns: int | None) -> int | None:

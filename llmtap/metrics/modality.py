@@ -1,18 +1,16 @@
-"""The shape of a distribution: one mode or several, where they are, and how its tail falls off.
+"""The shape of a distribution: one mode or several, their places, and the tail.
 
-IETF seed 000, 5.4.4.3, asks whether a distribution is unimodal and what its tail is like, and gives P99 / P50
-for the latter. That ratio depends on where a distribution begins (a constant part makes any tail look light),
-so the shape of the tail itself stands beside it.
+IETF seed 000, 5.4.4.3, asks whether a distribution is unimodal and what its tail is like, and uses P99 / P50
+for the latter. A constant part of the latency lowers that ratio, so the shape of the tail stands beside it.
 
 Hartigans' dip is the least distance, over all unimodal distributions, between the sample's distribution
-function and theirs: 1 / (2 n) at least, 1/4 at most. A unimodal function is convex up to its mode and concave
-after. So the greatest convex minorant and the least concave majorant of the sample's function are compared
-where they are furthest apart, and again within the modal interval that this leaves, until nothing is gained.
-p is for the uniform distribution, the hardest of all unimodal ones to tell from two modes, so for others the
-test is right less often than alpha. It takes values for independent.
+function and theirs: from 1 / (2 n) to 1/4. A unimodal function is convex up to its mode and concave after:
+the greatest convex minorant and the least concave majorant are compared where they are furthest apart, and
+again within the modal interval that this leaves. p is for the uniform distribution, the hardest unimodal one
+to tell from two modes. Values are taken as independent.
 
-Own code, because the packages at hand are under the GPL. Tested against linear programs that know only the
-definition, and R's published tables.
+Own code, because the available packages are under the GPL. Tested against linear programs that use only the
+definition, and against R's published tables.
 
 Source: Hartigan and Hartigan 1985, "The dip test of unimodality", Annals of Statistics 13.
 """

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 __all__ = [
-    "LinearFit", "PowerFit", "QuadraticFit", "SaturationLevel", "capacity", "delivered_shares", "fit_linear",
+    "LinearFit", "PowerFit", "QuadraticFit", "SaturationLevel", "capacity", "fit_linear",
     "fit_power", "fit_quadratic", "heavy_tail", "incomplete", "knee", "local_exponents", "operating_point",
-    "peak", "per_thousand_tokens", "r_squared", "saturation_point", "undelivered",
+    "peak", "per_thousand_tokens", "r_squared", "saturation_point",
 ]  # fmt: skip
 
 Values = NDArray[np.float64]
@@ -66,20 +66,6 @@ def peak(levels: Sequence[SaturationLevel]) -> float | None:
 def incomplete(levels: Sequence[SaturationLevel], share: float = 0.9) -> float | None:
     """The first load at which fewer than `share` of the requests completed (5.2.3.1)."""
     return _first(levels, lambda level: level.success < share)
-
-
-def delivered_shares(levels: Sequence[SaturationLevel]) -> list[float]:
-    """Tokens achieved / tokens that the load asks for, at the first level's tokens per request."""
-    if not levels:
-        return []
-    per_request = levels[0].achieved_tps / levels[0].offered_rps
-    return [level.achieved_tps / (level.offered_rps * per_request) for level in levels]
-
-
-def undelivered(levels: Sequence[SaturationLevel], share: float = 0.9) -> float | None:
-    """The first load whose tokens fall below `share` of what it asks for (5.2.3.1, counted in tokens)."""
-    shares = zip(levels, delivered_shares(levels), strict=True)
-    return next((level.offered_rps for level, delivered in shares if delivered < share), None)
 
 
 def heavy_tail(levels: Sequence[SaturationLevel], times: float = 10.0, *, of: str = "lowest") -> float | None:

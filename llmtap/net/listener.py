@@ -11,7 +11,7 @@ from typing import Final
 
 from llmtap.net.failures import is_own_shortage
 
-__all__ = ["Listener", "bind", "bound_url", "is_free", "keep_port", "parse_address"]
+__all__ = ["Listener", "bind", "bound_url", "is_free", "keep_port", "name_of", "parse_address"]
 
 ACCEPTS_PER_TURN: Final = 64
 """Bound of the time that running streams wait for new connections."""
@@ -58,10 +58,15 @@ def keep_port() -> socket.socket:
     return sock
 
 
-def bound_url(sock: socket.socket, *, tls: bool) -> str:
-    """Return the URL of a socket's own address: `http://127.0.0.1:8080`, `https://[::]:8443`."""
+def name_of(sock: socket.socket) -> str:
+    """Return a socket's own address as HOST:PORT: `127.0.0.1:8080`, `[::]:8443`."""
     host, port = sock.getsockname()[:2]
-    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bound_url(sock: socket.socket, *, tls: bool) -> str:
+    """Return the URL of a socket's own address."""
+    return f"http{'s' if tls else ''}://{name_of(sock)}"
 
 
 def is_free(host: str, port: int) -> None:

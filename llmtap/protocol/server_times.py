@@ -45,11 +45,12 @@ _OBJECTS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "predicted_ms": ("decode", "ms"),
         "predicted_per_token_ms": ("mean_itl", "ms"),
     },
-    "metrics": {  # vLLM
+    "metrics": {  # vLLM, and Bedrock's last key
         "queue_time_ms": ("queue", "ms"),
         "time_to_first_token_ms": ("ttft_from_schedule", "ms"),
         "generation_time_ms": ("decode", "ms"),
         "mean_itl_ms": ("mean_itl", "ms"),
+        "latencyMs": ("total", "ms"),
     },
     "x_groq.usage": _SECONDS,
     "time_info": _SECONDS,  # Cerebras

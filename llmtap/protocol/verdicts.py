@@ -15,9 +15,10 @@ from typing import Any, Final
 from llmtap.protocol.delta import Verdict
 
 __all__ = [
-    "AMBIGUOUS", "INPUT", "MODEL_REFUSAL", "OUTPUT", "filter_category", "of_block_reason", "of_error",
-    "of_filter_results", "of_finish_reason", "of_guardrail_action", "of_hook_results", "of_moderation",
-    "of_prompt_filter_results", "of_refusal", "of_warnings", "word",
+    "AMBIGUOUS", "FAILED", "INPUT", "MODEL_REFUSAL", "OUTPUT", "filter_category", "of_block_reason",
+    "of_error", "of_filter_results", "of_finish_reason", "of_guardrail_action", "of_hook_results",
+    "of_moderation", "of_prompt_filter_results", "of_rails", "of_refusal", "of_warnings", "phase_of_trace",
+    "reason_kind", "word",
 ]  # fmt: skip
 
 MODEL_REFUSAL: Final = "model_refusal"
@@ -53,15 +54,23 @@ _FILTERED: Final = frozenset(
         "content_filter", "content-filter", "contentfilter", "sensitive", "moderation", "error_toxic",
         # Gemini's own, where a gateway passes them on.
         "safety", "prohibited_content", "blocklist", "recitation", "spii", "image_safety",
-        "image_prohibited_content", "model_armor",
+        "image_prohibited_content", "image_recitation", "model_armor",
     }
 )  # fmt: skip
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
+FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error"})
+"""Finish reasons that report a failure: OpenRouter and vLLM, DeepSeek, Zhipu."""
+
+
+def reason_kind(reason: str) -> str:
+    """Return a finish reason in lower case, without the detail that Gemini's compatible endpoint adds:
+    `content_filter: PROHIBITED_CONTENT`."""
+    return reason.partition(":")[0].strip().lower()
 
 
 def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | None:
     """A reason that says filter. Bedrock's come behind canned text; what was blocked they do not tell."""
-    low = reason.lower()
+    low = reason_kind(reason)
     if low in _FILTERED:
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
     if low in _INTERVENED:
@@ -107,12 +116,16 @@ def filter_category(results: Any) -> str | None:
 
 
 def _category(results: Any, key: str) -> str | None:
-    """Name of the first result with `key` true; "" if the name is no word, None if there is none."""
+    """Name of the first result with `key` true; "" if the name is no word, None if there is none.
+
+    A result is an object, or an array of them (`custom_blocklists`), which may be its `details`.
+    """
     if isinstance(results, dict):
         for i, (name, result) in enumerate(results.items()):
             if i == _ITEMS_MAX:
                 break
-            if isinstance(result, dict) and result.get(key) is True:
+            details = result.get("details") if isinstance(result, dict) else result
+            if any(entry.get(key) is True for entry in (*_dicts([result]), *_dicts(details))):
                 return word(name) or ""
     return None
 
@@ -172,14 +185,79 @@ def _detected(detections: Any, phase: str) -> str | None:
     return None
 
 
-def of_guardrail_action(action: Any) -> Verdict | None:
-    """Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced."""
+def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
+    """Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced. `amazon-bedrock-trace` says whether
+    the input or the output was assessed; without it that is not known, and output is assumed."""
     if not isinstance(action, str) or action.upper() not in ("INTERVENED", "GUARDRAIL_INTERVENED"):
         return None
+    phase, _ = phase_of_trace(trace)
     return Verdict(
-        "body_field", OUTPUT, "replaced", "output", "medium", action, None, "amazon-bedrock-guardrailAction",
-        substituted=True, detail={"why": AMBIGUOUS},
+        "body_field", INPUT if phase == "input" else OUTPUT, "replaced", phase or "output",
+        "medium" if phase is None else "high", action, None, "amazon-bedrock-guardrailAction",
+        substituted=True, detail={"why": AMBIGUOUS} if phase is None else None,
     )  # fmt: skip
+
+
+_ASSESSED: Final = {
+    "input": "input", "inputAssessment": "input", "inputAssessments": "input",
+    "output": "output", "outputs": "output", "outputAssessments": "output", "outputAssessment": "output",
+}  # fmt: skip
+_TRACE_DEPTH_MAX: Final = 8
+_ACTED: Final = ("BLOCKED", "ANONYMIZED", "MASKED")
+
+
+def phase_of_trace(trace: Any) -> tuple[str | None, bool]:
+    """Return the phase that a guardrail's trace assessed, and whether a policy in it acted.
+
+    The phase is that of the assessments that acted, else of those there are; None where they are of both.
+    """
+    guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
+    if not isinstance(guardrail, dict):
+        return None, False
+    found = {
+        phase: _acted(part)
+        for name, part in guardrail.items()
+        if part and (phase := _ASSESSED.get(name)) is not None
+    }
+    acting = [phase for phase, acted in found.items() if acted]
+    phases = acting or list(found)
+    return phases[0] if len(phases) == 1 else None, bool(acting)
+
+
+def _acted(value: Any, depth: int = 0) -> bool:
+    """Return whether an assessment holds a policy that acted."""
+    if depth > _TRACE_DEPTH_MAX:
+        return False
+    if isinstance(value, dict):
+        if value.get("action") in _ACTED:
+            return True
+        value = list(value.values())
+    return isinstance(value, list) and any(_acted(v, depth + 1) for v in value[:_ITEMS_MAX])
+
+
+def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
+    """NeMo Guardrails' data beside an answer: the rail that stopped it, and whose canned text came instead.
+
+    Args:
+        data: `guardrails_data` or `guardrails`, whose log lists the rails that were activated, by name or as
+            objects with a `stop`.
+        status: beside it; `blocked` where one that is only named stopped the answer.
+    """
+    log = data.get("log") if isinstance(data, dict) else None
+    rails = log.get("activated_rails") if isinstance(log, dict) else None
+    for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
+        kind = rail.get("type") if isinstance(rail, dict) else None
+        name = rail.get("name") if isinstance(rail, dict) else rail
+        stopped = rail.get("stop") is True if isinstance(rail, dict) else status == "blocked"
+        if not stopped or not isinstance(name, str):
+            continue
+        phase = kind if kind in ("input", "output") else _phase_of(name)
+        path = f"{place}.log.activated_rails[{i}]"
+        detail = {"rail": name} if _NAME.fullmatch(name) else None
+        found = _blocked("body_field", phase, path=path, detail=detail)
+        found.action, found.substituted = "replaced", True
+        return found
+    return None
 
 
 def of_block_reason(feedback: Any, place: str) -> Verdict | None:

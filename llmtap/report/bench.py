@@ -29,7 +29,7 @@ from llmtap.report.document import (
 from llmtap.report.page import page_html
 from llmtap.report.plots import chart_figure
 from llmtap.report.render import markdown, terminal
-from llmtap.report.values import METRIC_TITLES, at, counted, milliseconds, number, plain_text
+from llmtap.report.values import METRIC_TITLES, at, counted, leaves, milliseconds, number, plain_text
 
 __all__ = [
     "bench_html", "compare_html", "compare_markdown", "compliance_said", "findings_said", "render_bench",
@@ -39,7 +39,6 @@ __all__ = [
 UNMET_SHOWN: Final = 6
 """Of the requirements that a test does not meet; pages and Markdown have all."""
 _TITLES_MAX: Final = 3
-"""Of tests in a page's title."""
 _ASSETS: Final = ("replay_page.css", "bench_page.css")
 _Json = Mapping[str, Any]
 
@@ -80,9 +79,6 @@ def _unmet(row: _Json, what: str) -> Note:
     return Note(f"  {row['id']} {what}: {row['says']} {row['evidence']}", "yellow")
 
 
-# ---------------------------------------------------------------- a benchmark
-
-
 def render_bench(document: _Json, *, minimum_follows: bool = False) -> RenderableType:
     """For a terminal.
 
@@ -121,7 +117,6 @@ def _test_blocks(report: _Json) -> Iterator[Note | Table]:
 
 
 def bench_html(document: _Json) -> str:
-    """The page: the verdict, each test with its tables and charts, and the requirements."""
     reports: Sequence[_Json] = document.get("tests") or ()
     sections = [
         Section(report["test"], f"{report['section']} {report['title']}", list(_test_page(report)))
@@ -174,7 +169,7 @@ def _settings(document: _Json) -> Iterator[Block]:
     rows += [(name, _plain(document.get(name))) for name in ("seed", "warmup", "quick", "made")]
     yield TermTable(rows)
     whole = {"target": target, "arms": document.get("arms") or {}, "params": document.get("params") or {}}
-    values = list(_flat(whole))
+    values = _flat(whole)
     yield DetailsBlock(f"All of it ({len(values):,} values)", [TermTable(values)] if values else [])
 
 
@@ -234,14 +229,9 @@ def _again(document: _Json) -> Iterator[Block]:
     yield TermTable(rows)
 
 
-def _flat(tree: _Json, before: str = "") -> Iterator[tuple[str, str]]:
+def _flat(tree: _Json) -> list[tuple[str, str]]:
     """Leaves by their path, as text; nothing that is empty."""
-    for name, value in tree.items():
-        path = f"{before}.{name}" if before else name
-        if isinstance(value, Mapping):
-            yield from _flat(value, path)
-        elif value not in (None, [], ""):
-            yield path, _plain(value)
+    return [(path, _plain(value)) for path, value in leaves(tree) if value not in (None, [], "")]
 
 
 def _plain(value: object) -> str:
@@ -251,11 +241,7 @@ def _plain(value: object) -> str:
     return str(value) if type(value) is int else plain_text(value)
 
 
-# ---------------------------------------------------------------- systems compared
-
-
 def render_compare(told: _Json) -> RenderableType:
-    """For a terminal: the checklist first, then what differs."""
     blocks: list[Note | Table] = []
     for test in told["tests"]:
         blocks += [Note(_heading(test), "bold"), *_comparison(test), Note("")]
@@ -274,7 +260,6 @@ def _comparison(test: _Json) -> Iterator[Note | Table]:
 
 
 def compare_markdown(told: _Json) -> str:
-    """The same with the whole checklist."""
     sections: list[Section] = []
     for test in told["tests"]:
         blocks: list[Block] = [Note("", lead=said) for said in _unlike(test)]
@@ -295,7 +280,6 @@ def compare_markdown(told: _Json) -> str:
 
 
 def compare_html(told: _Json) -> str:
-    """The page: what differs, whether that is fair, and distributions."""
     base, *others = (one["label"] for one in told["systems"])
     sections = [
         Section(test["test"], f"{test['section']} {test['title']}", list(_comparison_page(test)))
@@ -308,7 +292,6 @@ def compare_html(told: _Json) -> str:
 
 
 def _compare_summary(told: _Json) -> list[Block]:
-    """What the tests are about, and whether the comparison may be published."""
     valid = all(one["valid"] for test in told["tests"] for one in test["systems"])
     fair = valid and not any(_unmet_rows(test) for test in told["tests"])
     items = [f"{test['title']}: {' '.join((*_unlike(test), _fairness(test)))}" for test in told["tests"]]
@@ -406,7 +389,6 @@ def _unmet_rows(test: _Json) -> list[_Json]:
 
 
 def _left_out(told: _Json) -> list[str]:
-    """Tests that not all systems have."""
     return [
         f"left out: {one['test']}, of which only {', '.join(one['only'])} has results"
         for one in told["left_out"]

@@ -30,7 +30,6 @@ _Json = Mapping[str, Any]
 
 
 def render_capture(told: _Json) -> RenderableType:
-    """All of it. Parts that are missing are left out."""
     blocks: list[Note | Table] = [Note(line, "bold") for line in _heading(told)]
     blocks += [*summary_blocks(told), *map(Note, _workload(told.get("workload") or {}))]
     if told.get("integrity"):
@@ -142,11 +141,7 @@ def _duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-# ---------------------------------------------------------------- what is missing
-
-
 def render_integrity(integrity: _Json) -> RenderableType:
-    """All captures, relays and ranges."""
     lines = [*_broken(integrity["broken"])]
     for capture in integrity["captures"]:
         lines += _capture_lines(capture)
@@ -155,7 +150,6 @@ def render_integrity(integrity: _Json) -> RenderableType:
 
 
 def _integrity_said(integrity: _Json) -> str:
-    """All of it in one line."""
     captures = integrity["captures"]
     if not captures:
         return f"{integrity['unnumbered']:,} exchanges without numbers: nothing can be said of missing ones"

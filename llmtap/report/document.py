@@ -83,8 +83,6 @@ class TableGroup:
 
 @dataclass(frozen=True, slots=True)
 class TermTable:
-    """Terms and their values."""
-
     kind: ClassVar = "terms"
     rows: Sequence[Sequence[str]]
     heads: Sequence[str] = ()
@@ -102,8 +100,6 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The most important figures of a page."""
-
     kind: ClassVar = "tiles"
     tiles: Sequence[Tile]
 
@@ -140,7 +136,6 @@ class Compliance:
     rows: Sequence[Mapping[str, Any]]
     caption: str = ""
     tests: Sequence[str] = ()
-    """Test of each row."""
 
     @property
     def choices(self) -> dict[str, tuple[str, list[str]]]:
@@ -186,8 +181,6 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class FigureBlock:
-    """Panels that are read together, their caption, and the same figures as tables."""
-
     kind: ClassVar = "figure"
     key: str
     heading: str
@@ -219,6 +212,8 @@ class Section:
     key: str
     heading: str
     blocks: list[Block]
+    level: int = 2
+    """Of its heading in Markdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +229,6 @@ class LineChoice:
 
 @dataclass(frozen=True, slots=True)
 class ReportDocument:
-    """A whole report."""
-
     title: str
     summary: Sequence[Block] = ()
     settings: Sequence[Block] = ()

@@ -23,8 +23,6 @@ ROWS_MAX: Final = 25
 _WIDE: Final = 20
 """From this ratio of largest to smallest an axis is logarithmic."""
 _PATTERNS: Final = ("", "/", ".", "x", "-", "|", "+")
-_BLUES: Final = ("#f4f8fc", "#d9e8f5", "#b7d5ec", "#8abde0", "#57a1d4")
-_INK: Final = "#14181d"
 _BARS: Final = frozenset({"bars", "histogram"})
 _Chart = Mapping[str, Any]
 
@@ -42,9 +40,6 @@ def chart_figure(key: str, charts: Sequence[_Chart]) -> FigureBlock:
 
 
 def chart_panel(chart: _Chart) -> Panel:
-    """One plot, and what it shows in words."""
-    if chart["kind"] == "heat map":
-        return Panel(chart["title"], _words(chart), *_heat_map(chart))
     data = [_trace(chart, one, i) for i, one in enumerate(chart["series"])]
     layout: dict[str, Any] = {"xaxis": _x_axis(chart), "yaxis": _y_axis(chart)}
     if chart["kind"] == "histogram":
@@ -65,14 +60,13 @@ def _legend(chart: _Chart) -> list[LegendKey]:
     ]
 
 
-def chart_table(chart: _Chart) -> Table:
-    """The same figures."""
+def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
     ends = [end for one in chart["series"] for end in (*(one.get("low") or ()), *(one.get("high") or ()))]
     intervals = any(end is not None for end in ends)
     rows = []
     for one in chart["series"]:
         low, high, n = one.get("low") or [], one.get("high") or [], len(one["x"])
-        chosen = range(n) if n <= ROWS_MAX else [i * (n - 1) // (ROWS_MAX - 1) for i in range(ROWS_MAX)]
+        chosen = range(n) if n <= rows_max else [i * (n - 1) // (rows_max - 1) for i in range(rows_max)]
         for i in chosen:
             cells = [one["name"], plain_text(one["x"][i]), plain_text(one["y"][i])]
             if intervals:
@@ -187,26 +181,6 @@ def _hover(chart: _Chart, one: Mapping[str, Any]) -> str:
     y = "%{y:.2%}" if _in_shares(chart) else "%{y:.4~r}"
     x_title, y_title = escape(chart["x_title"]), escape(chart["y_title"])
     return f"{escape(one['name'])}<br>{x_title}: {x}<br>{y_title}: {y}<extra></extra>"
-
-
-def _heat_map(chart: _Chart) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row for each series, a column for each x."""
-    series, across, up = chart["series"], escape(chart["x_title"]), escape(chart["y_title"])
-    columns = list(dict.fromkeys(x for one in series for x in one["x"]))
-    found = [dict(zip(one["x"], one["y"], strict=True)) for one in series]
-    table = [[row.get(column) for column in columns] for row in found]
-    data = {
-        "type": "heatmap", "x": [escape(plain_text(column)) for column in columns],
-        "y": [escape(one["name"]) for one in series], "z": table,
-        "text": [["" if z is None else number(z, 3) for z in row] for row in table],
-        "texttemplate": "%{text}", "textfont": {"color": _INK}, "showscale": False, "xgap": 1, "ygap": 1,
-        "colorscale": [[i / (len(_BLUES) - 1), colour] for i, colour in enumerate(_BLUES)],
-        "hovertemplate": f"{up}: %{{y}}<br>{across}: %{{x}}<br>%{{text}}<extra></extra>",
-    }  # fmt: skip
-    return [data], {
-        "xaxis": {"type": "category", "title": {"text": across}},
-        "yaxis": {"type": "category", "title": {"text": up}},
-    }
 
 
 def _words(chart: _Chart) -> str:

@@ -10,6 +10,7 @@ from llmtap.report.document import (
     Block,
     ItemList,
     Note,
+    Preformatted,
     ReportDocument,
     Table,
     TableGroup,
@@ -38,7 +39,6 @@ def terminal(blocks: Iterable[Note | Table]) -> RenderableType:
 
 
 def terminal_text(blocks: Iterable[Note | Table], width: int = 80) -> str:
-    """The same as plain text without colours."""
     console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
     with console.capture() as capture:
         console.print(terminal(blocks))
@@ -60,7 +60,7 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
     """Return the text without an end of line at its end; `special` are the characters that are escaped."""
 
     def text(of: str) -> str:
-        shown = harmless(of)
+        shown = harmless(of.replace("\n", " "))
         for character in special:
             shown = shown.replace(character, f"\\{character}")
         return shown.replace("<", "&lt;")
@@ -97,10 +97,12 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
                     yield from parts(block.tables)
                 case TermTable():
                     yield tabled(["", ""], block.rows)
+                case Preformatted():
+                    yield f"```\n{block.text}\n```"
                 case _:
                     pass
 
     found = [f"# {text(document.title)}", *parts(document.summary)]
     for section in document.sections:
-        found += [f"## {text(section.heading)}", *parts(section.blocks)]
+        found += [f"{'#' * section.level} {text(section.heading)}", *parts(section.blocks)]
     return "\n\n".join(found)

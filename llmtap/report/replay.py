@@ -75,9 +75,6 @@ _PAIRS_ABOUT: Final = (
 _Json = Mapping[str, Any]
 
 
-# ---------------------------------------------------------------- parts of all forms
-
-
 def _judged(verdict: _Json) -> tuple[str, str]:
     """The verdict, and what stands between it and its findings."""
     if not verdict["valid"]:
@@ -155,7 +152,6 @@ def _pair_rows(baseline: _Json) -> list[list[str]]:
 
 
 def _pairs_said(baseline: _Json) -> str:
-    """How many rows, how sure, how long their answers."""
     requests, ended = baseline.get("requests") or {}, baseline.get("ended_well") or {}
     said = [f"{ended.get('both', 0):,} of {requests.get('compared', 0):,} rows ended well then and now"]
     said += [f"{ended[side]:,} only {side}" for side in ("then", "now") if ended.get(side)]
@@ -168,9 +164,6 @@ def _pairs_said(baseline: _Json) -> str:
     else:
         said.append("uncertainty then not known")
     return " · ".join(said)
-
-
-# ---------------------------------------------------------------- Markdown
 
 
 def replay_markdown(result: _Json) -> str:
@@ -201,11 +194,7 @@ def replay_markdown(result: _Json) -> str:
     return markdown(ReportDocument(heading_of(result), summary, sections=sections))
 
 
-# ---------------------------------------------------------------- the page
-
-
 def replay_html(result: _Json) -> str:
-    """The page."""
     baseline = result.get("baseline")
     sections = [Section("figures-table", "Figures", list(_figures(result)))]
     sections += _distributions(result, result)
@@ -324,11 +313,7 @@ def _outcomes(result: _Json) -> Iterator[Block]:
     yield from _rests(rests_on(result, f"n {whole:,}"))
 
 
-# ---------------------------------------------------------------- a terminal
-
-
 def render_replay(result: _Json) -> RenderableType:
-    """All of it, in 80 columns."""
     blocks: list[Note | Table] = [Note(_heading(result), "bold"), *summary_blocks(result), _sending(result)]
     blocks += map(Note, _lines(result))
     if baseline := result.get("baseline"):
@@ -345,7 +330,6 @@ def render_replay(result: _Json) -> RenderableType:
 
 
 def render_verdicts(verdicts: Mapping[str, _Json]) -> RenderableType:
-    """Those of several replays, by the names of their results."""
     blocks: list[Note | Table] = []
     for name, verdict in verdicts.items():
         blocks += [Note(f"replay     {name}", "bold"), *_verdict_lines(verdict)]

@@ -36,8 +36,6 @@ _Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One distribution."""
-
     name: str
     n: int
     shares: Sequence[float]
@@ -51,8 +49,6 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Curves that are read together."""
-
     key: str
     heading: str
     about: str
@@ -80,7 +76,6 @@ class Distribution:
 
     @property
     def panels(self) -> list[Panel]:
-        """The whole, and the tail."""
         in_ms = max(curve.seconds[-1] for curve in self.curves) < _IN_SECONDS
         factor, unit = (1e3, "ms") if in_ms else (1.0, "s")
         wide = any(_is_wide(curve) for curve in self.curves)
@@ -216,8 +211,6 @@ def _curve_words(curve: Curve, *, wide: bool) -> str:
     return f"{curve.name}: {', '.join(figures)}, n {curve.n:,}."
 
 
-# ---------------------------------------------------------------- over time
-
 _POINTS_MAX: Final = 4_000
 """More than there are pixels."""
 _ROWS_MAX: Final = 60
@@ -240,8 +233,6 @@ _HITS: Final = ("prefix_queries", "prefix_hits")
 
 @dataclass(frozen=True, slots=True)
 class TimeLine:
-    """A line of a panel."""
-
     name: str
     t: Sequence[float]
     y: Sequence[float | None]
@@ -253,8 +244,6 @@ class TimeLine:
 
 @dataclass(frozen=True, slots=True)
 class TimeChart:
-    """Panels that are read together."""
-
     key: str
     heading: str
     about: str
@@ -420,10 +409,9 @@ def _growth(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _rates(t: Sequence[float], values: Sequence[float | None]) -> tuple[list[float], list[float | None]]:
-    """How fast a counter grew, with the moment up to which it did.
+    """Return the growth of a counter per second, and the end of each period.
 
-    The last sample may come soon after the one before, and growth in so short a time says little: such
-    samples count as one.
+    A last sample soon after the one before it is merged with it: growth in so short a time says little.
     """
     usual = sorted(b - a for a, b in pairwise(t))[(len(t) - 1) // 2] if len(t) > 1 else 0
     kept: list[int] = []

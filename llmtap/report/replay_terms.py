@@ -29,7 +29,6 @@ _Json = Mapping[str, Any]
 
 
 def heading_of(result: _Json) -> str:
-    """The title of a report."""
     plan = result.get("plan") or {}
     return f"Replay of {_name(plan)} to {plan.get('target', '?')}"
 

@@ -72,11 +72,7 @@ def _event_extras(e: SavedEvent, *, text: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------- to read
-
-
 def headline(saved: Saved, explained: Explained) -> str:
-    """What was found, in one line."""
     x = explained.exchange
     said = [saved.what, f"{len(saved.body):,} bytes", f"dialect {x.dialect or 'unknown'}"]
     if x.status is not None:

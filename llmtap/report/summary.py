@@ -50,7 +50,6 @@ _Json = Mapping[str, Any]
 
 
 def render_summary(summary: _Json) -> RenderableType:
-    """The summary as something a rich Console prints."""
     return terminal(summary_blocks(summary))
 
 
@@ -124,11 +123,18 @@ def _relay(relay: _Json) -> str:
         return "no status yet"
     dropped = sum(relay["dropped"].values())
     said = [f"opened {relay['opened']:,}", f"measured {relay['measured']:,}", f"not measured {dropped:,}"]
-    said.append(f"lag max {milliseconds(relay.get('lag_max'))} ms")
+    if relay.get("vantage") == "passive":
+        packets = relay["packets"]
+        said.append(f"packets {packets.get('captured', 0):,}, lost {packets.get('lost', 0):,}")
+        said.append(f"missing bytes {relay['missing_bytes']:,}")
+        said.append(f"connections: {joined(relay['watched'], ', ') or 'none'}")
+        if relay.get("side"):
+            said.append(f"seen at the {relay['side']}")
+    else:
+        said.append(f"lag max {milliseconds(relay.get('lag_max'))} ms")
+    if dropped:
+        said.append(f"dropped: {joined(relay['dropped'], ', ')}")
     return " · ".join(said + ([] if relay.get("connected") else ["gone"]))
-
-
-# ---------------------------------------------------------------- what a run took
 
 
 def system_blocks(told: _Json) -> Iterator[Note | Table]:
@@ -214,7 +220,6 @@ def series_title(name: str) -> str:
 
 
 def series_value(value: float | None, unit: str) -> str:
-    """A figure with its unit."""
     if value is None:
         return "-"
     match unit:

@@ -11,6 +11,7 @@ the run is the same everywhere: a level line.
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -59,7 +60,6 @@ class Dimension:
         return f"{self.name}, s" if self.name in _TIMES else self.name
 
     def at(self, result: Result) -> Hashable:
-        """The run's value; None where it has no such setting."""
         return settings_of(result).get(self.name)
 
     def text_at(self, result: Result) -> str | None:
@@ -148,18 +148,21 @@ def option_text(name: str, value: Any) -> str:
 
 
 def setting_text(name: str, value: Any) -> str:
-    """The same after its name."""
     return f"{name} {option_text(name, value)}"
 
 
 def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
     """Each value once, numbers ascending, or the range of many; empty where there are none."""
-    distinct = list(dict.fromkeys(value for value in values if value is not None))
-    if all(_is_number(value) for value in distinct):
-        distinct = sorted(distinct)  # type: ignore[type-var]
-        if len(distinct) > limit:
-            return f"{_plain(distinct[0])} to {_plain(distinct[-1])}"
+    distinct = _ordered(dict.fromkeys(value for value in values if value is not None))
+    if len(distinct) > limit and all(map(_is_number, distinct)):
+        return f"{_plain(distinct[0])} to {_plain(distinct[-1])}"
     return ", ".join(_plain(value) for value in distinct)
+
+
+def _ordered(values: Iterable[Hashable]) -> list[Any]:
+    """Numbers ascending, others in their order."""
+    found: list[Any] = list(values)
+    return sorted(found) if all(map(_is_number, found)) else found
 
 
 def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
@@ -175,8 +178,7 @@ def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
     for name in names:
         values = found[name]
         if len(values) > 1:
-            order = sorted(values) if all(_is_number(v) for v in values) else list(values)  # type: ignore[type-var]
-            varied[name] = Dimension(name, {v: _named(name, v, values[v]) for v in order})
+            varied[name] = Dimension(name, {v: _named(name, v, values[v]) for v in _ordered(values)})
     return varied
 
 
@@ -258,8 +260,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ---------------------------------------------------------------- the table for a terminal
-
 _UNSERVED: Final = {"refused": ("too_large", "queue_full"), "given up": ("late", "late_midway")}
 """By the reason: before a server took them up, or later."""
 _UNSERVED_SAID: Final = {
@@ -340,7 +340,15 @@ def _unserved(results: Sequence[Result]) -> Iterator[_Column]:
     """Requests that a scheduler did not serve, or not to the end, where there are any."""
     for title, reasons in _UNSERVED.items():
         if any(_count(told, *reasons) for told in results):
-            yield title, lambda told, reasons=reasons: f"{_count(told, *reasons):,}"  # type: ignore[misc]
+            yield title, partial(_unserved_text, reasons)
+
+
+def _option(name: str, told: Result) -> str:
+    return option_text(name, settings_of(told).get(name))
+
+
+def _unserved_text(reasons: Sequence[str], told: Result) -> str:
+    return f"{_count(told, *reasons):,}"
 
 
 def _count(told: Result, *reasons: str) -> int:
@@ -372,7 +380,7 @@ def _varying(results: Sequence[Result]) -> Iterator[_Column]:
         if name == _LOAD:
             yield "offered req/s", _rate("load", "offered_rps")
         elif name not in _SAID_OTHERWISE and not name.startswith("model "):
-            yield name, lambda told, name=name: option_text(name, settings_of(told).get(name))  # type: ignore[misc]
+            yield name, partial(_option, name)
 
 
 def _capacity(told: Result) -> str:
@@ -411,7 +419,6 @@ def _fitted(fit: Mapping[str, Any] | None) -> str:
 
 
 def _each(values: Iterable[Any]) -> list[Any]:
-    """Different ones, in their order."""
     found: list[Any] = []
     for value in values:
         if value is not None and value not in found:

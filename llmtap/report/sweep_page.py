@@ -96,7 +96,6 @@ class SweepChart:
     about: str
     quantities: tuple[Quantity, ...]
     says: tuple[str, ...] = ()
-    """Terms of its caption beside those of every caption."""
 
 
 def _of_times(title: str, metric: str, *shares: str) -> tuple[Quantity, ...]:
@@ -231,9 +230,6 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
     return lines
 
 
-# ---------------------------------------------------------------- curves and their tables
-
-
 def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:
     data: list[dict[str, Any]] = []
     found: list[tuple[float, Line, Any]] = []
@@ -349,9 +345,6 @@ def _table(sweep: Sweep, chart: SweepChart) -> Table:
     return Table(heads, rows, chart.heading, footnote=_FEW if marked else "")
 
 
-# ---------------------------------------------------------------- what figures rest on
-
-
 def settings_rows(results: Sequence[Result], defaults: Defaults | None) -> list[tuple[str, str]]:
     """Term and text of all that is the same for every figure; terms without a text are left out."""
     rows = [
@@ -461,7 +454,6 @@ def _model(results: Sequence[Result]) -> str:
 
 
 def _changed(results: Sequence[Result], defaults: Defaults | None) -> str:
-    """Options that differ from their defaults, in any run."""
     if defaults is None:
         return ""
     said = [f"{row.name} {row.values}" for row in options_rows(results, defaults) if row.changed]

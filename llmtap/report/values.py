@@ -1,6 +1,6 @@
 """Numbers, times and other people's texts as every report writes them, and the titles of the metrics."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import floor, isfinite, log10
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ from llmtap.metrics.statistics import SAMPLES_MIN
 
 __all__ = [
     "FEW", "MARK", "METRIC_TITLES", "at", "counted", "figure_text", "figures_text", "harmless", "is_words",
-    "joined", "milliseconds", "number", "plain_text",
+    "joined", "leaves", "milliseconds", "number", "plain_text",
 ]  # fmt: skip
 
 MARK: Final = "*"
@@ -37,6 +37,15 @@ def at(document: object, *path: str) -> Any:
             return None
         document = document.get(name)
     return document
+
+
+def leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a JSON document that are no objects, by their path; `before` begins each path."""
+    for name, held in tree.items():
+        if isinstance(held, Mapping):
+            yield from leaves(held, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", held
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -55,7 +55,6 @@ class Batch:
     first_ns: int
     """From its start to the first token of each request: alpha (seed 004, 4.3)."""
     step_ns: float
-    """Between two tokens."""
     queue: int = 0
     """Which of the scheduler's queues it is from."""
 
@@ -80,7 +79,6 @@ class Iteration:
     """Requests, and how many tokens of their prompt are processed. A prompt that is complete then also makes
     its first token."""
     decode: Sequence[int] = ()
-    """Requests that make their next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,6 @@ def made_later(made: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
 
 
 class Scheduler(Protocol):
-    """Decides which requests are served next."""
-
     def arrived(self, now_ns: int, request: int) -> None:
         """Take a new request."""
 
@@ -136,7 +132,6 @@ class IterationState:
     kv_peak: float = 0.0
     preemptions: int = 0
     preempted: int = 0
-    """Requests that were preempted at least once."""
     recovered: int = 0
     """Of these, requests served to the end."""
     preempted_tokens: int = 0
@@ -164,8 +159,6 @@ class EngineRun:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of an event."""
-
     started: Sequence[EngineRun] = ()
     made: EngineOutput = EngineOutput()
     given_up: Mapping[int, GivenUp] = field(default_factory=dict)
@@ -210,7 +203,6 @@ class Engine:
         return self._dispatch(now_ns)
 
     def close(self, now_ns: int) -> Step:
-        """No other request will come."""
         self._at(now_ns)
         self._scheduler.closed(now_ns)
         return self._dispatch(now_ns)
@@ -249,11 +241,9 @@ class RunRecord:
     size: "array[int]"
     """Of its batch, or of the iteration that took it up."""
     busy_ns: list[int]
-    """Of each server."""
     sizes: Counter[int] = field(default_factory=Counter)
     """Batches, or iterations, by number of requests."""
     queues: Counter[int] = field(default_factory=Counter)
-    """Batches by queue."""
     finished: int = 0
     given_up: dict[int, int] = field(default_factory=dict)
     """Requests not served to the end, and how many tokens of each had left."""
@@ -263,18 +253,14 @@ class RunRecord:
 
     @classmethod
     def begun(cls, requests: int, servers: int) -> "RunRecord":
-        """Return the record of a run in which nothing has happened yet."""
         n = requests
         starts, ends, size = array("q", [-1]) * n, array("q", bytes(8 * n)), array("q", bytes(8 * n))
         return cls(starts, ends, size, [0] * servers)
 
 
 class _Recorder:
-    """Writes the result of steps into a `RunRecord`."""
-
     def __init__(self, requests: Requests, record: RunRecord, watch: RequestWatcher | None) -> None:
         self.runs: list[tuple[int, int, EngineRun]] = []
-        """A heap, by end."""
         self._record = record
         self._outputs = requests.output
         self._watch = watch

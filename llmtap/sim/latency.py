@@ -19,8 +19,6 @@ __all__ = ["SEED_ITERATIONS", "SEED_MODEL", "IterationModel", "LatencyModel"]
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
-    """The three constants; the times in ns."""
-
     alpha_ns: float
     beta_ns: float
     gamma: float
@@ -34,7 +32,6 @@ class LatencyModel:
         return self.beta_ns * self.overhead(size)
 
     def batch_ns(self, size: int, length: int) -> int:
-        """T(b, L)."""
         return round(self.alpha_ns + length * self.step_ns(size))
 
 
@@ -65,7 +62,6 @@ class IterationModel:
         return round(step_ns + self.prefill_ns * prefill + self.context_ns * context)
 
     def to_dict(self) -> dict[str, float]:
-        """Return it as public JSON, seconds."""
         return {
             "beta": to_seconds(self.beta_ns), "gamma": self.gamma,
             "prefill": to_seconds(self.prefill_ns), "context": to_seconds(self.context_ns),

@@ -41,7 +41,6 @@ _S: Final = 1_000_000_000
 
 
 def doc(text: str, **bounds: Any) -> Meta:
-    """Describe an option, and bound its values."""
     return Meta(description=text, **bounds)
 
 
@@ -157,7 +156,6 @@ def read_model_options(settings: Mapping[str, str]) -> ModelOptions:
 
 
 def explain_model_options() -> list[tuple[str, str, str]]:
-    """Return each reading's name, default and meaning."""
     return list(explained(ModelOptions))
 
 
@@ -204,8 +202,6 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True)
 class ServingSetup:
-    """What a scheduler is made from, besides the requests."""
-
     model: LatencyModel = SEED_MODEL
     readings: ModelOptions = field(default_factory=ModelOptions)
     iterations: IterationModel = SEED_ITERATIONS
@@ -226,7 +222,6 @@ def settled(serving: Serving, scheduler: str) -> Serving:
 
 
 def explain_serving() -> list[tuple[str, str, str]]:
-    """Return each option's name, default and meaning."""
     own = "".join(f"; {format_ns(delay)} with {name}" for name, delay in OUTPUT_DELAYS.items())
     return [
         (name, f"{format_ns(0)}{own}" if default is None else default, meaning)
@@ -235,7 +230,6 @@ def explain_serving() -> list[tuple[str, str, str]]:
 
 
 SEEDED: Final = frozenset(("noisy", "shuffled"))
-"""Predictors that draw."""
 
 _LENGTH_MAX: Final = 4_096
 _SIGMA: Final = 0.1
@@ -247,32 +241,20 @@ def predict(requests: Requests, predictor: str, seed: int | None) -> "array[int]
     return PREDICTORS[predictor](requests, Random(seed or 0))
 
 
-def _perfect(requests: Requests, random: Random) -> "array[int]":
-    return array("q", requests.output)
-
-
-def _prompt(requests: Requests, random: Random) -> "array[int]":
-    return array("q", [_clamped(1.5 * n**0.7) for n in requests.input])
-
-
-def _noisy(requests: Requests, random: Random) -> "array[int]":
-    noise = random.lognormvariate
-    return array("q", [_clamped(1.5 * n**0.7 * noise(0, _SIGMA)) for n in requests.input])
+def _of_prompts(requests: Requests, factor: Callable[[], float]) -> "array[int]":
+    lengths = (1.5 * n**0.7 * factor() for n in requests.input)
+    return array("q", [max(1, min(int(length), _LENGTH_MAX)) for length in lengths])
 
 
 def _shuffled(requests: Requests, random: Random) -> "array[int]":
-    told = list(requests.output)
-    random.shuffle(told)
-    return array("q", told)
-
-
-def _clamped(length: float) -> int:
-    return max(1, min(int(length), _LENGTH_MAX))
+    lengths = list(requests.output)
+    random.shuffle(lengths)
+    return array("q", lengths)
 
 
 PREDICTORS: Final[dict[str, Callable[[Requests, Random], "array[int]"]]] = {
-    "perfect": _perfect,
-    "prompt": _prompt,
-    "noisy": _noisy,
+    "perfect": lambda requests, random: array("q", requests.output),
+    "prompt": lambda requests, random: _of_prompts(requests, lambda: 1.0),
+    "noisy": lambda requests, random: _of_prompts(requests, lambda: random.lognormvariate(0, _SIGMA)),
     "shuffled": _shuffled,
 }

@@ -12,9 +12,9 @@ from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.process import serve
 from llmtap.meter.setup import need_no_meter
 from llmtap.meter.tenants import host_salt
-from llmtap.net.listener import bind, parse_address
+from llmtap.net.listener import name_of
 from llmtap.supervisor.checks import check_measuring
-from llmtap.supervisor.ports import name_of
+from llmtap.supervisor.ports import bind_for
 from llmtap.supervisor.run import meter_setup, new_capture_id
 
 __all__ = ["check_alone", "run_meter"]
@@ -39,11 +39,7 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     """
     path = check_alone(settings)
     need_no_meter(path)
-    host, port = parse_address(settings.meter.admin)
-    try:
-        admin = bind(host, port, shared=False)
-    except OSError as exc:
-        raise ConfigError("meter.admin", f"cannot listen on {settings.meter.admin}: {exc.strerror}") from None
+    (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     address = name_of(admin)
     sock = _listen(path)
     set_up(settings.log)

@@ -23,8 +23,12 @@ READY_S: Final = 30.0
 LOOK_S: Final = 0.05
 """Time between two checks whether an adopted child has ended."""
 
-Kind = Literal["relay", "meter"]
-PACKAGES: Final[dict[Kind, str]] = {"relay": "llmtap.vantage.relay", "meter": "llmtap.meter"}
+Kind = Literal["relay", "meter", "watch"]
+PACKAGES: Final[dict[Kind, str]] = {
+    "relay": "llmtap.vantage.relay",
+    "meter": "llmtap.meter",
+    "watch": "llmtap.vantage.passive",
+}
 
 log = logging.getLogger(__name__)
 

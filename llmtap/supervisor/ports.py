@@ -14,9 +14,9 @@ import msgspec
 
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
-from llmtap.net.listener import bind, is_free, parse_address
+from llmtap.net.listener import bind, is_free, name_of, parse_address
 
-__all__ = ["Handed", "HandedPorts", "Ports", "name_of", "notify", "take_sockets"]
+__all__ = ["Handed", "HandedPorts", "Ports", "bind_for", "notify", "take_sockets"]
 
 
 _FIRST_FD: Final = 3
@@ -96,12 +96,6 @@ class HandedPorts(msgspec.Struct, kw_only=True):
     admin_at: str | None
 
 
-def name_of(sock: socket.socket) -> str:
-    """Return HOST:PORT as bound."""
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Ports:
     """The sockets for clients, at least one for each worker, and the admin port's.
 
@@ -121,10 +115,10 @@ class Ports:
         """Return the sockets that came with process `pid`, or our own. Raises ConfigError."""
         relay, meter = settings.relay, settings.meter
         handed = take_sockets(environ, pid)
-        clients = handed.clients or _bind("relay.listen", relay.listen, relay.workers)
+        clients = handed.clients or bind_for("relay.listen", relay.listen, relay.workers)
         ports = cls(
             clients,
-            handed.admin or _bind("meter.admin", meter.admin, 1)[0],
+            handed.admin or bind_for("meter.admin", meter.admin, 1)[0],
             None if handed.clients else relay.listen,
             None if handed.admin else meter.admin,
         )
@@ -168,7 +162,7 @@ class Ports:
         relay = settings.relay
         if self.listen_at is not None:
             if relay.listen != self.listen_at:
-                self.clients = _bind("relay.listen", relay.listen, relay.workers)
+                self.clients = bind_for("relay.listen", relay.listen, relay.workers)
                 self.listen_at = relay.listen
             host, port = parse_address(relay.listen)
             try:
@@ -183,7 +177,7 @@ class Ports:
         at = settings.meter.admin
         if self.admin_at in (None, at):
             return
-        (self.admin,) = _bind("meter.admin", at, 1)
+        (self.admin,) = bind_for("meter.admin", at, 1)
         self.admin_at = at
 
     def check_admin(self, settings: Settings) -> None:
@@ -208,7 +202,8 @@ class Ports:
         self.clients += [self.clients[0].dup() for _ in range(workers - len(self.clients))]
 
 
-def _bind(key: str, text: str, copies: int) -> list[socket.socket]:
+def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
+    """Return `copies` sockets that listen on `text`, the value of `key`. Raises ConfigError."""
     host, port = parse_address(text)
     try:
         if copies == 1:

@@ -21,7 +21,7 @@ from llmtap.net.pool import parse_origin
 from llmtap.units import encode_special
 from llmtap.vantage.relay.relay import RelaySetup
 
-__all__ = ["ProxyRun", "meter_setup", "new_capture_id"]
+__all__ = ["ProxyRun", "meter_setup", "new_capture_id", "offline_setup"]
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,13 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
 
 def meter_setup(
-    settings: Settings, *, socket: str, admin_fd: int, tenant_salt: str, capture_id: str, capture_salt: str
+    settings: Settings,
+    *,
+    socket: str,
+    admin_fd: int | None,
+    tenant_salt: str,
+    capture_id: str,
+    capture_salt: str,
 ) -> MeterSetup:
     """Return the setup of any meter, with relays or without; `tenant_salt`: where the settings have none."""
     return MeterSetup(
@@ -144,6 +150,14 @@ def meter_setup(
         capture_id=capture_id,
         capture_salt=capture_salt,
     )
+
+
+def offline_setup(settings: Settings) -> MeterSetup:
+    """Return the setup of a meter that reads a file, without processes."""
+    return meter_setup(
+        settings, socket="", admin_fd=None, tenant_salt=host_salt() or secrets.token_hex(16),
+        capture_id=new_capture_id(SystemClock.wall_ns()), capture_salt=secrets.token_hex(32),
+    )  # fmt: skip
 
 
 def _digest(options: msgspec.Struct) -> str:

@@ -27,6 +27,7 @@ from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.log import set_up
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
+from llmtap.net.listener import name_of
 from llmtap.supervisor.checks import check_settings
 from llmtap.supervisor.child import Child, back_off, is_ready, log_not_started, start_at_last
 from llmtap.supervisor.handover import (
@@ -38,7 +39,7 @@ from llmtap.supervisor.handover import (
     take_handover,
     try_out,
 )
-from llmtap.supervisor.ports import Ports, name_of, notify
+from llmtap.supervisor.ports import Ports, notify
 from llmtap.supervisor.run import ProxyRun
 from llmtap.units import encode_special
 

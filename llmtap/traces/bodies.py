@@ -9,31 +9,16 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.schema import SCHEMA
 from llmtap.exchange.outcome import EventClass
 from llmtap.exchange.saved import Explained
-from llmtap.traces.format import ROWS_PER_BATCH, FormatError, TraceWritten, batch_of
+from llmtap.traces.format import FormatError, TraceWriter
 from llmtap.traces.text import BODY_BYTES_MAX
 
 __all__ = [
-    "ENDPOINTS",
-    "JOINED",
-    "PromptTexts",
-    "TextRows",
-    "answer_columns",
-    "asked_columns",
-    "compact",
-    "endpoint_of",
-    "messages_of",
-    "prompt_columns",
-    "read_elements",
-    "read_object",
-    "text_of",
-    "text_said",
-]
-
-BATCH_BYTES: Final = 8 << 20
-"""Text in one batch; a single row may have more."""
+    "ENDPOINTS", "JOINED", "answer_columns", "asked_columns", "chat_answer", "compact", "endpoint_of",
+    "is_object", "messages_of", "prompt_columns", "prompt_of", "read_elements", "read_object", "text_of",
+    "text_said", "write_prompts",
+]  # fmt: skip
 
 ENDPOINTS: Final = {
     "chat.completions": "/v1/chat/completions",
@@ -53,39 +38,6 @@ _ELEMENT_DEPTH_MAX: Final = 500
 _READ_BYTES: Final = 1 << 16
 
 
-class TextRows:
-    """Rows with text, collected into batches."""
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
-        self._bytes = 0
-
-    def add(self, **row: Any) -> Iterator[pa.RecordBatch]:
-        """Add a row; yield the batch that it fills."""
-        self._rows.append(row)
-        for name in ("request_body", "response_text"):
-            self._bytes += len(row.get(name) or "")
-        if self._bytes >= BATCH_BYTES or len(self._rows) >= ROWS_PER_BATCH:
-            yield self._take()
-
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield the last, smaller batch."""
-        if self._rows:
-            yield self._take()
-
-    def _take(self) -> pa.RecordBatch:
-        rows, self._rows, self._bytes = self._rows, [], 0
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns: dict[str, pa.Array] = {}
-        for name in names:
-            try:
-                columns[name] = pa.array([row.get(name) for row in rows], SCHEMA.field(name).type)
-            except (pa.ArrowException, UnicodeError, OverflowError, TypeError, ValueError):
-                # Never the value: it may be somebody's text.
-                raise FormatError(f"{name}: a value does not fit the column") from None
-        return batch_of(len(rows), columns)
-
-
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -102,6 +54,15 @@ def read_object(data: bytes | str, where: str) -> dict[str, Any]:
         raise FormatError(f"{where}: expected a JSON object") from None
     except (ValueError, RecursionError) as exc:
         raise FormatError(f"{where}: not valid JSON: {exc}") from None
+
+
+def is_object(body: str) -> bool:
+    """Whether it is a JSON object."""
+    try:
+        read_object(body, "request")
+    except FormatError:
+        return False
+    return True
 
 
 def endpoint_of(path: str | None, body: Mapping[str, Any]) -> str | None:
@@ -185,10 +146,14 @@ def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
 
 def _media_in(body: dict[str, Any]) -> int:
     """Count the parts of messages that are no text: pictures, sounds, files."""
-    said = body.get("messages", body.get("input"))
-    contents = [m.get("content") for m in said if isinstance(m, dict)] if isinstance(said, list) else []
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return sum(isinstance(part, dict) and part.get("type") in _MEDIA for part in parts)
+    return sum(kind in _MEDIA for kind in _part_types(body.get("messages", body.get("input"))))
+
+
+def _part_types(messages: Any) -> list[Any]:
+    """Return the types of the parts of messages."""
+    found = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    parts = [part for content in found if isinstance(content, list) for part in content]
+    return [part.get("type") for part in parts if isinstance(part, dict)]
 
 
 def _is_int(value: Any, bits: int = 63) -> bool:
@@ -208,22 +173,23 @@ def answer_columns(explained: Explained) -> dict[str, Any]:
     Points in time are left to the caller: a saved answer has none of its own (`exchange/saved.py`).
     """
     x = explained.exchange
-    refusal = x.refusal or {}
-    return {
-        "response_model": x.response_model, "endpoint": x.endpoint, "dialect": x.dialect, "stream": x.stream,
-        "request_id": x.request_id, "status": x.status, "outcome": x.outcome.value,
-        "finish_reason": x.finish_reason, "error": x.error, "retries": x.retries,
-        "refusal_kind": _text(refusal.get("kind")), "refusal_source": _text(refusal.get("source")),
-        "refusal_detail": _text(refusal.get("detail")),
-        "refusal_confidence": _text(refusal.get("confidence")),
-        "guardrail": _json(x.guardrail), "no_token_reason": x.no_token_reason,
-        "input_tokens": x.tokens.input, "output_tokens": x.tokens.output,
+    row = {name: getattr(x, name) for name in _ANSWER_PLAIN}
+    row |= {f"refusal_{name}": _text((x.refusal or {}).get(name)) for name in _REFUSAL}
+    row |= {name: None if (value := getattr(x, name)) is None else compact(value) for name in _ANSWER_JSON}
+    return row | {
+        "outcome": x.outcome.value, "input_tokens": x.tokens.input, "output_tokens": x.tokens.output,
         "input_token_source": None if x.tokens.input is None else "usage",
         "reasoning_tokens": x.tokens.reasoning, "cached_tokens": x.tokens.cached,
         "token_source": None if x.tokens.output is None else x.tokens.source.value,
-        "usage": _json(x.usage), "server_timing": _json(x.server_timing),
-        "unparsed_events": x.unparsed_events,
     }  # fmt: skip
+
+
+_ANSWER_PLAIN: Final = (
+    "response_model", "endpoint", "dialect", "stream", "request_id", "status", "finish_reason", "error",
+    "retries", "no_token_reason", "unparsed_events",
+)  # fmt: skip
+_REFUSAL: Final = ("kind", "source", "detail", "confidence")
+_ANSWER_JSON: Final = ("guardrail", "usage", "server_timing")
 
 
 def text_said(explained: Explained) -> str | None:
@@ -239,11 +205,19 @@ def text_said(explained: Explained) -> str | None:
 
 
 def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else _json(value)
+    return value if value is None or isinstance(value, str) else compact(value)
 
 
-def _json(value: object) -> str | None:
-    return None if value is None else compact(value)
+def chat_answer(row: Mapping[str, Any], model: str, usage: object) -> dict[str, Any]:
+    """Return the members of a chat completion in one piece, with the text of a row's answer."""
+    return {
+        "object": "chat.completion", "model": model,
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": row["response_text"]},
+             "finish_reason": row["finish_reason"]}
+        ],
+        "usage": usage,
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------- arrays
@@ -331,57 +305,41 @@ def prompt_columns(prompt: str) -> dict[str, Any]:
     return {"request_body": compact(body), "level": "full", **asked_columns(body)}
 
 
-class PromptTexts:
-    """Requests of one file as single prompts, for tools that take no messages.
+def prompt_of(body: str) -> tuple[str, bool, bool]:
+    """Return a request as a single prompt, for tools that take no messages; "" if the body has no text.
 
     The texts of several messages are joined by empty lines, the earlier first: common beginnings stay common,
-    and the length stays about right; roles, pictures, sounds and tools are lost.
+    and the length stays about right; roles, pictures, sounds and tools are lost. The flags say whether
+    several messages were joined, and whether the request had more than text.
     """
-
-    def __init__(self) -> None:
-        self.joined = 0
-        """Prompts made of several messages."""
-        self.silent = 0
-        """Bodies without any text."""
-        self.reduced = 0
-        """Bodies with more than text: tools, pictures."""
-
-    def of(self, body: str) -> str | None:
-        """Return the prompt; None if the body has no text, which is counted."""
-        try:
-            request = read_object(body, "request")
-        except FormatError:
-            request = {}
-        messages = messages_of(request)
-        prompt = "\n\n".join(text for _, text in messages or () if text)
-        if not prompt:
-            self.silent += 1
-            return None
-        assert messages is not None
-        self.joined += len(messages) > 1
-        self.reduced += bool(request.get("tools")) or _has_media(request)
-        return prompt
-
-    def of_all(self, batch: pa.RecordBatch, written: TraceWritten) -> list[str | None]:
-        """Return the prompts of a batch; rows without one are not counted as written."""
-        prompts = [self.of(body) for body in batch.column("request_body").to_pylist()]
-        if None in prompts:
-            written.count(batch.filter(pa.array([prompt is None for prompt in prompts])), sign=-1)
-        return prompts
-
-    def report(self, written: TraceWritten) -> None:
-        """Add the counts to the report."""
-        if self.silent:
-            written.drop("no text in the body", self.silent)
-            written.rows -= self.silent
-        written.note(self.joined, "prompts are several messages, joined by empty lines")
-        written.note(self.reduced, "prompts lost tools, or parts that are not text")
+    try:
+        request = read_object(body, "request")
+    except FormatError:
+        request = {}
+    messages = messages_of(request) or []
+    types = _part_types(request.get("messages"))
+    more = bool(request.get("tools")) or any(kind not in ("text", "input_text") for kind in types)
+    return "\n\n".join(text for _, text in messages if text), len(messages) > 1, more
 
 
-def _has_media(request: Mapping[str, Any]) -> bool:
-    messages = request.get("messages")
-    if not isinstance(messages, list):
-        return False
-    contents = (m.get("content") for m in messages if isinstance(m, dict))
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    return any(isinstance(part, dict) and part.get("type") not in ("text", "input_text") for part in parts)
+def write_prompts(writer: TraceWriter, names: Mapping[str, str]) -> None:
+    """Write JSON Lines of a `prompt` and of the columns in `names`, under their names there."""
+    joined = reduced = 0
+    prompts: list[str] = []
+
+    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+        nonlocal joined, reduced
+        found = [prompt_of(body) for body in batch.column("request_body").to_pylist()]
+        prompts[:] = [prompt for prompt, _, _ in found if prompt]
+        joined += sum(several for prompt, several, _ in found if prompt)
+        reduced += sum(more for prompt, _, more in found if prompt)
+        return [None if prompt else "no text in the body" for prompt, _, _ in found]
+
+    columns = ("request_body", *names)
+    for batch in writer.outgoing(columns, ("request_body",), times="none", reasons=reasons):
+        for row in zip(prompts, *(batch.column(name).to_pylist() for name in names), strict=True):
+            fields = zip(("prompt", *names.values()), row, strict=True)
+            line = compact({name: value for name, value in fields if value is not None})
+            writer.out.write(line.encode() + b"\n")
+    writer.note(joined, "prompts are several messages, joined by empty lines")
+    writer.note(reduced, "prompts lost tools, or parts that are not text")

@@ -7,21 +7,16 @@ Bodies are copied unchanged unless redaction rules are given (`capture/privacy/r
 """
 
 import difflib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from glob import has_magic
-from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.privacy.redaction import Redactor
-from llmtap.capture.read.streams import STANDARD, InputFile, new_file, opened
+from llmtap.capture.read.streams import STANDARD, new_file
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.traces import registry
@@ -29,21 +24,15 @@ from llmtap.traces.format import (
     ASPECTS,
     FormatError,
     TraceFormat,
-    TraceSource,
-    TraceWritten,
+    TraceWriter,
     WriteOptions,
+    replaced,
     telling,
-)
+)  # fmt: skip
 from llmtap.traces.formats import parquet_capture
-from llmtap.traces.writer import replaced
+from llmtap.traces.source import URL, open_trace, plain_name, reason_of, shown_name
 
 __all__ = ["Aspect", "Report", "convert"]
-
-_SPOOL_MEMORY_BYTES: Final = 32 << 20
-"""Memory for Parquet that comes by a pipe or compressed; beyond it, a file. It is read from its end."""
-_COPY_BYTES: Final = 1 << 20
-_COMPRESSED: Final = (".gz", ".zst")
-_URL: Final = "://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,41 +123,26 @@ def convert(
     wanted = _target_format(target, target_format)
     _check_style(wanted, style or {})
     options = WriteOptions(model, override_model, dict(style or {}))
-    with ExitStack() as stack:
-        file: InputFile | None = None
-        size = 0
-        try:
-            if _is_many(source):
-                given = parquet_capture.FORMAT
-                if source_format not in (None, given.name):
-                    raise ConfigError("--from", f"only {given.name} can be many files")
-                rows, size = parquet_capture.read_many(source, progress)
-            else:
-                file = stack.enter_context(opened(source, registry.SNIFF_BYTES, progress))
-                given = _source_format(source, source_format, file.head)
-                rows = _read(given, file, stack)
-        except OSError as exc:
-            raise ConfigError(_shown(source), f"cannot be read: {_reason(exc)}") from None
-        except FormatError as exc:
-            raise ConfigError(_shown(source), str(exc)) from None
+    with open_trace(source, source_format=source_format, progress=progress) as trace:
+        rows, given = trace.source, trace.format
         needs = wanted.needs - ({"model"} if model is not None else set())
         _check_could(given, wanted, needs)
-        counted = _Counted(_blamed(rows, source))
+        counted = _Counted(rows.batches)
         redacted = _Redacted(counted, redact)
-        report = Report(_shown(source), given.name, _shown(target, output=True), wanted.name)
+        report = Report(shown_name(source), given.name, shown_name(target, output=True), wanted.name)
         try:
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted, options)
                 own = wanted.name in (given.name, rows.info.source)
-                _check_did(counted, written, given, wanted, needs, source, own=own)
+                _check_did(counted, written, given, needs, report, own=own)
             report.bytes_out = out.bytes
         except OSError as exc:
             if isinstance(exc, BrokenPipeError) and target == STANDARD:
                 raise
-            raise ConfigError(report.target, f"cannot be written: {_reason(exc)}") from None
+            raise ConfigError(report.target, f"cannot be written: {reason_of(exc)}") from None
         except FormatError as exc:
             raise ConfigError(report.target, str(exc)) from None
-        report.bytes_in = size if file is None else file.size
+        report.bytes_in = trace.bytes
     report.rows_read, report.rows_written = counted.rows, written.rows
     redacted.report(written)
     report.aspects = [_aspect(name, n, wanted, written) for name, n in counted.told.items()]
@@ -178,11 +152,11 @@ def convert(
     return report
 
 
-# ---------------------------------------------------------------- which formats
+# ---------------------------------------------------------------- what was asked for
 
 
 def _target_format(target: str, name: str | None) -> TraceFormat:
-    if _URL in target:
+    if URL in target:
         raise ConfigError(target, "is a URL", "write a local file, and copy that")
     try:
         if name is not None:
@@ -192,61 +166,9 @@ def _target_format(target: str, name: str | None) -> TraceFormat:
     if target == STANDARD:
         raise ConfigError("--to", "is needed where the target is standard output")
     try:
-        return registry.for_target(_plain_name(target))
+        return registry.for_target(plain_name(target))
     except FormatError as exc:
         raise ConfigError(target, str(exc)) from None
-
-
-def _source_format(source: str, name: str | None, head: bytes) -> TraceFormat:
-    if name is None:
-        return registry.detect("" if source == STANDARD else _plain_name(source), head)
-    try:
-        return registry.by_name(name)
-    except FormatError as exc:
-        raise ConfigError("--from", str(exc)) from None
-
-
-def _plain_name(path: str) -> str:
-    """The file's name without the ending of its compression."""
-    name = Path(path).name
-    ending = next((e for e in _COMPRESSED if name.lower().endswith(e)), "")
-    return name.removesuffix(name[len(name) - len(ending) :]) if ending else name
-
-
-# ---------------------------------------------------------------- what is read
-
-
-def _is_many(source: str) -> bool:
-    """Whether it is a folder, a pattern or a URL: a capture, as `capture/read/reader.py` finds it."""
-    if source == STANDARD:
-        return False
-    return _URL in source or Path(source).is_dir() or (has_magic(source) and not Path(source).exists())
-
-
-def _read(given: TraceFormat, file: InputFile, stack: ExitStack) -> TraceSource:
-    stream = file.stream
-    if given is parquet_capture.FORMAT and not file.seekable:
-        spool = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY_BYTES)  # noqa: SIM115 (entered next)
-        stream = stack.enter_context(spool)  # type: ignore[assignment]
-        while data := file.stream.read(_COPY_BYTES):
-            stream.write(data)
-        stream.seek(0)
-    return given.read(stream)
-
-
-def _blamed(rows: TraceSource, source: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; their errors become ConfigErrors of the source."""
-    try:
-        yield from rows.batches
-    except FormatError as exc:
-        raise ConfigError(_shown(source), str(exc)) from None
-    except (OSError, EOFError) as exc:
-        raise ConfigError(_shown(source), f"cannot be read: {_reason(exc)}") from None
-    except (pa.ArrowException, msgspec.MsgspecError) as exc:
-        raise ConfigError(_shown(source), f"does not fit its format: {str(exc).splitlines()[0]}") from None
-
-
-# ---------------------------------------------------------------- what was asked for
 
 
 def _check_style(wanted: TraceFormat, style: Mapping[str, str]) -> None:
@@ -258,9 +180,6 @@ def _check_style(wanted: TraceFormat, style: Mapping[str, str]) -> None:
             raise ConfigError("--style", f"{wanted.name} has no style {key!r}; {meant}")
 
 
-# ---------------------------------------------------------------- what a target needs
-
-
 def _check_could(given: TraceFormat, wanted: TraceFormat, needs: frozenset[str]) -> None:
     """Raise ConfigError, before a row is read, if the source's format cannot hold what the target needs."""
     for aspect in ASPECTS:
@@ -268,21 +187,19 @@ def _check_could(given: TraceFormat, wanted: TraceFormat, needs: frozenset[str])
             raise ConfigError("--to", f"{wanted.name} needs {aspect}, which {given.name} does not hold")
 
 
+_FULL: Final = 'a capture has text only of the tenants for whom capture.level is "full"'
+_COUNTED: Final = (
+    "clients must send stream_options.include_usage, or meter.tokenizer be set, before it is captured"
+)
 _HINTS: Final = {
-    "input tokens": "clients must send stream_options.include_usage, or meter.tokenizer be set, "
-    "before it is captured",
-    "output tokens": "clients must send stream_options.include_usage, or meter.tokenizer be set, "
-    "before it is captured",
-    "request body": 'a capture has text only of the tenants for whom capture.level is "full"',
-    "response text": 'a capture has text only of the tenants for whom capture.level is "full"',
+    "input tokens": _COUNTED, "output tokens": _COUNTED, "request body": _FULL, "response text": _FULL,
     "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
-}
+}  # fmt: skip
 """How a capture gets the aspects that a target needs."""
 
 
 def _check_did(
-    counted: _Counted, written: TraceWritten, given: TraceFormat, wanted: TraceFormat, needs: frozenset[str],
-    source: str,
+    counted: _Counted, written: TraceWriter, given: TraceFormat, needs: frozenset[str], report: Report,
     *, own: bool,
 ) -> None:  # fmt: skip
     """Raise ConfigError, before the target appears, if no row could be written.
@@ -293,17 +210,20 @@ def _check_did(
         return
     for aspect in ASPECTS:
         if aspect in needs and not counted.told[aspect]:
-            problem = f"{wanted.name} needs {aspect}, and no row of {_shown(source)} has it"
+            hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
             raise ConfigError(
-                "--to", problem, _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
+                "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
             )
-    if written.rows:
-        return
-    reasons = ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
-    raise ConfigError("--to", f"{wanted.name} can hold no row of {_shown(source)}: {reasons or 'none fits'}")
+    if not written.rows:
+        reasons = _reasons(written) or "none fits"
+        raise ConfigError("--to", f"{written.name} can hold no row of {report.source}: {reasons}")
 
 
-def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWritten) -> Aspect:
+def _reasons(written: TraceWriter) -> str:
+    return ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
+
+
+def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWriter) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
     why = wanted.why.get(name)
@@ -315,18 +235,8 @@ def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWritten) ->
     if there and name in written.changed:
         fate, why = "changed", written.changed[name]
     if there < rows and written.dropped:
-        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
-        why = "; ".join(filter(None, (f"left out: {reasons}", why)))
+        why = "; ".join(filter(None, (f"left out: {_reasons(written)}", why)))
     return Aspect(name, rows, there, fate, why or ("not written in this style" if not there else None))
-
-
-def _shown(path: str, *, output: bool = False) -> str:
-    return path if path != STANDARD else ("standard output" if output else "standard input")
-
-
-def _reason(exc: Exception) -> str:
-    strerror = getattr(exc, "strerror", None)
-    return strerror or str(exc).splitlines()[0] if str(exc) else type(exc).__name__
 
 
 # ---------------------------------------------------------------- redaction
@@ -378,7 +288,7 @@ class _Redacted:
             batch = replaced(batch, name, pa.array(values, batch.schema.field(name).type))
         return batch
 
-    def report(self, written: TraceWritten) -> None:
+    def report(self, written: TraceWriter) -> None:
         """Add the counts to the report."""
         if self.marks:
             how = f"{self.marks:,} marks in {self.rows:,} rows stand for what --redact found"

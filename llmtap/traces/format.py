@@ -1,4 +1,4 @@
-"""Description of a trace format: its name, what it can hold, its reader and its writer.
+"""Description of a trace format, its reader's source, and the writer that every format's own code works with.
 
 Formats exchange record batches in the columns of a capture (`capture/schema.py`), most of them null: one row
 per Exchange, in the order of the source. Readers and writers are streams, so files of any length need bounded
@@ -7,6 +7,8 @@ memory.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
@@ -14,24 +16,18 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.errors import LlmtapError
+from llmtap.traces.sorting import sorted_by
 
 __all__ = [
-    "ASPECTS",
-    "LENGTHS",
-    "NO_FAILED",
-    "ROWS_PER_BATCH",
-    "FormatError",
-    "TraceFormat",
-    "TraceSource",
-    "TraceWritten",
-    "WriteOptions",
-    "batch_of",
-    "telling",
-    "trace_source",
-]
+    "ASPECTS", "FAILED", "LENGTHS", "NO_FAILED", "ROWS_PER_BATCH", "FormatError", "TraceFormat",
+    "TraceSource", "TraceWriter", "WriteOptions", "batch_of", "peeked", "replaced", "telling",
+    "text_batches", "trace_source",
+]  # fmt: skip
 
 ROWS_PER_BATCH: Final = 10_000
 """Rows of a batch without text: some MB. Readers of bodies use fewer."""
+TEXT_BYTES_PER_BATCH: Final = 8 << 20
+"""A single row may have more."""
 
 ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "arrival": ("arrival_ns",),
@@ -60,10 +56,25 @@ NO_FAILED: Final = {
     "outcome and status": "a failed request has no place: it is left out, and counted",
 }
 """`TraceFormat.why` of the formats that hold only complete requests."""
+FAILED: Final = (
+    "client_error", "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected",
+)  # fmt: skip
+"""Outcomes of requests that got no complete answer, by no decision of the client."""
+_REASONS: Final = {
+    "arrival_ns": "no arrival time",
+    "input_tokens": "no count of input tokens",
+    "output_tokens": "no count of output tokens",
+    "blocks": "no prefix blocks",
+    "request_body": "no request body",
+}
+"""Why a row is dropped that has a null in the column."""
 
 
 class FormatError(LlmtapError):
     """A file does not fit its format, and where: `line 17: output_length: expected an integer, got "x"`."""
+
+
+# ---------------------------------------------------------------- reading
 
 
 @dataclass(slots=True)
@@ -87,6 +98,34 @@ def trace_source(
     return opened
 
 
+def text_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+    """Collect rows with text into batches. Raises FormatError for a value that does not fit its column."""
+    held: list[Mapping[str, Any]] = []
+    size = 0
+    for row in rows:
+        held.append(row)
+        size += len(row.get("request_body") or "") + len(row.get("response_text") or "")
+        if size >= TEXT_BYTES_PER_BATCH or len(held) >= ROWS_PER_BATCH:
+            yield _text_batch(held)
+            held, size = [], 0
+    if held:
+        yield _text_batch(held)
+
+
+def _text_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows], SCHEMA.field(name).type)
+        except (pa.ArrowException, UnicodeError, OverflowError, TypeError, ValueError):
+            # Never the value: it may be somebody's text.
+            raise FormatError(f"{name}: a value does not fit the column") from None
+    return batch_of(len(rows), columns)
+
+
+# ---------------------------------------------------------------- writing
+
+
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """Options of a writer."""
@@ -106,9 +145,16 @@ class WriteOptions:
 
 
 @dataclass(slots=True)
-class TraceWritten:
-    """Result of writing."""
+class TraceWriter:
+    """A trace being written, and the report on its rows."""
 
+    name: str
+    """Of the format."""
+    out: BinaryIO
+    info: CaptureInfo
+    """Of the source."""
+    batches: Iterable[pa.RecordBatch]
+    options: WriteOptions
     rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     """Rows not written, by reason."""
@@ -117,6 +163,13 @@ class TraceWritten:
     """Written rows that had the aspect, by aspect; also of aspects that the format does not hold."""
     changed: dict[str, str] = field(default_factory=dict)
     """Aspects whose values were changed, and how."""
+    _zero_ns: int | None = None
+    """Subtracted from each arrival; None before the first row."""
+
+    @property
+    def own(self) -> bool:
+        """Whether the trace came from this format."""
+        return self.info.source == self.name
 
     def count(self, batch: pa.RecordBatch, *, sign: int = 1) -> None:
         """Count the aspects of written rows; `sign=-1` takes them back."""
@@ -132,10 +185,98 @@ class TraceWritten:
         if n:
             self.notes.append(f"{n:,} {what}")
 
+    def with_model(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches with the model of the options."""
+        options = self.options
+        if options.model is not None and options.override_model:
+            self.changed["model"] = "--model in every row"
+        for batch in batches:
+            if options.model is not None:
+                models = batch.column("model")
+                if options.override_model:
+                    models = pa.nulls(len(models), pa.string())
+                batch = replaced(batch, "model", models.fill_null(options.model))
+            yield batch
+
+    def outgoing(
+        self, columns: Sequence[str], needs: Sequence[str] = ("arrival_ns", "input_tokens", "output_tokens"),
+        *, times: str = "zero", failed: bool = False,
+        reasons: Callable[[pa.RecordBatch], list[str | None]] | None = None,
+    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        """Yield the rows to write, in time order and counted from a zero; the notes are complete after them.
+
+        - A trace that is written in the format that it came from keeps its order and its zero. Others are
+          sorted by arrival, and the smallest arrival becomes the zero; a note says which it was.
+        - A row that lacks what the format needs is dropped and counted, and so is a failed request: the
+          length of its output means nothing.
+
+        Args:
+            needs: columns without which a row is dropped.
+            times: `zero`, `date` or `none`.
+            failed: the format can hold failed requests.
+            reasons: returns for each row why it cannot be written, or None.
+        """
+        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome"]))
+        kept = (self._kept(batch.select(columns), needs, failed) for batch in self.batches)
+        for batch in kept if self.own else sorted_by("arrival_ns", kept):
+            if times == "zero" and batch.num_rows:
+                batch = self._from_zero(batch)
+            if reasons is not None:
+                batch = self._without_reasons(batch, reasons(batch))
+            if batch.num_rows:
+                self.rows += batch.num_rows
+                self.count(batch)
+                yield batch
+        if times == "date" and self.info.arrivals == "trace" and self.rows:
+            self.notes.append("arrivals have no date: written as if the trace began with 1970")
+
+    def _kept(self, batch: pa.RecordBatch, needs: Sequence[str], failed: bool) -> pa.RecordBatch:
+        if not failed and batch.column("outcome").null_count < batch.num_rows:
+            good = pc.invert(pc.is_in(batch.column("outcome"), pa.array(FAILED)))
+            batch = self._without(batch, good, "failed request")
+        for column in needs:
+            batch = self._without(batch, pc.is_valid(batch.column(column)), _REASONS[column])
+        return batch
+
+    def _without(self, batch: pa.RecordBatch, good: pa.BooleanArray, reason: str) -> pa.RecordBatch:
+        n = len(good) - good.true_count
+        if not n:
+            return batch
+        self.drop(reason, n)
+        return batch.filter(good)
+
+    def _without_reasons(self, batch: pa.RecordBatch, reasons: list[str | None]) -> pa.RecordBatch:
+        for reason in filter(None, reasons):
+            self.drop(reason)
+        return batch.filter(pa.array([reason is None for reason in reasons], pa.bool_()))
+
+    def _from_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrivals = batch.column("arrival_ns")
+        if self._zero_ns is None and len(arrivals) > arrivals.null_count:
+            keep = self.own and self.info.arrivals == "trace"
+            self._zero_ns = 0 if keep else pc.min(arrivals).as_py()
+            if self._zero_ns:
+                self.notes.append(_zero_note(self.info, self._zero_ns))
+        if not self._zero_ns:
+            return batch
+        return replaced(batch, "arrival_ns", pc.subtract(arrivals, self._zero_ns))
+
+
+def _zero_note(info: CaptureInfo, zero_ns: int) -> str:
+    if info.arrivals == "wall":
+        at = datetime.fromtimestamp(zero_ns // 1_000_000_000, UTC).isoformat().removesuffix("+00:00")
+        told = f"{at}.{zero_ns % 1_000_000_000:09}Z"
+    else:
+        told = f"{zero_ns / 1e9:.9g} s of the source's own time"
+    return f"arrivals count from the smallest one, {told}"
+
+
+# ---------------------------------------------------------------- formats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
-    """One trace format."""
+    """One trace format. Its reader is one of `rows`, `batches` and `opens`."""
 
     name: str
     """As in `--from` and `--to`: lower case, with dashes."""
@@ -152,8 +293,36 @@ class TraceFormat:
     """Choices of the writer, by name, with their values."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
     """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format matches."""
-    read: Callable[[BinaryIO], TraceSource]
-    write: Callable[[BinaryIO, CaptureInfo, Iterable[pa.RecordBatch], WriteOptions], TraceWritten]
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of CaptureInfo of all its files."""
+    rows: Callable[[BinaryIO, list[str]], Iterator[Mapping[str, Any]]] | None = None
+    """Yields rows with text, by column; adds to the notes of the source."""
+    batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
+    """Yields batches; adds to the notes of the source."""
+    opens: Callable[[BinaryIO], TraceSource] | None = None
+    """Opens a file whose metadata depend on its content."""
+    writes: Callable[[TraceWriter], None]
+
+    def read(self, stream: BinaryIO) -> TraceSource:
+        """Open a trace. Raises FormatError, also while its batches are read."""
+        rows, batches = self.rows, self.batches
+        if self.opens is not None:
+            return self.opens(stream)
+        if rows is not None:
+            return trace_source(lambda notes: text_batches(rows(stream, notes)), self.name, **self.info)
+        assert batches is not None
+        return trace_source(lambda notes: batches(stream, notes), self.name, **self.info)
+
+    def write(
+        self, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+    ) -> TraceWriter:
+        """Write the rows of a source with this `info`; return the report. Raises FormatError."""
+        writer = TraceWriter(self.name, out, info, batches, options)
+        self.writes(writer)
+        return writer
+
+
+# ---------------------------------------------------------------- batches
 
 
 def telling(batch: pa.RecordBatch, aspect: str) -> int:
@@ -184,3 +353,16 @@ def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.R
         else:
             arrays.append(pa.array(values, column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def peeked(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterable[pa.RecordBatch]]:
+    """Return the first batch, and all batches."""
+    rest = iter(batches)
+    first = next(rest, None)
+    return first, rest if first is None else chain([first], rest)
+
+
+def replaced(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
+    """Return the batch with another column of that name."""
+    at = batch.schema.get_field_index(name)
+    return batch.set_column(at, batch.schema.field(at), values.cast(batch.schema.field(at).type))

@@ -8,6 +8,7 @@ Source: RFC 8259, jsonlines.org, RFC 4180 (a line break inside quotes, which it 
 
 import csv
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,28 +22,10 @@ from pyarrow import csv as arrow_csv
 from llmtap.traces.format import ROWS_PER_BATCH, FormatError
 
 __all__ = [
-    "BODY_BYTES_MAX",
-    "COUNT",
-    "COUNT_MAX",
-    "SECONDS",
-    "SECONDS_US",
-    "TEXT",
-    "Count",
-    "CsvColumn",
-    "CsvKind",
-    "Id",
-    "JsonLines",
-    "Number",
-    "clipped",
-    "csv_header",
-    "decimal_text",
-    "first_objects",
-    "number_ns",
-    "read_csv",
-    "read_lines",
-    "told",
-    "write_csv",
-]
+    "BODY_BYTES_MAX", "COUNT", "COUNT_MAX", "SECONDS", "SECONDS_US", "TEXT", "Count", "CsvColumn", "CsvKind",
+    "Id", "JsonLines", "Number", "clipped", "csv_header", "decimal_text", "first_objects", "number_ns",
+    "numbers_ns", "read_csv", "read_lines", "start_of", "told", "write_csv",
+]  # fmt: skip
 
 LINE_BYTES_MAX: Final = 4 << 20
 """A line without text: a prompt of ten million tokens has 20,000 block ids, some 200 KB."""
@@ -96,6 +79,14 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
     return ns
 
 
+def numbers_ns(
+    numbers: Sequence[Number | None], places: int, lines: Sequence[int], field: str
+) -> list[int | None]:
+    """Return the times of rows, as `number_ns`; `lines`: their line numbers."""
+    pairs = zip(numbers, lines, strict=True)
+    return [None if number is None else number_ns(number, places, line, field) for number, line in pairs]
+
+
 def decimal_text(units: int, places: int, *, point: bool = False) -> str:
     """Return `units` (>= 0) of 10**-places as a number; with `point` also a whole one has a fraction."""
     whole, fraction = divmod(units, 10**places)
@@ -143,6 +134,11 @@ class JsonLines(Generic[T]):
         if lines:
             yield self._decoded(lines), [number for number, _ in lines]
 
+    def rows(self) -> Iterator[tuple[T, int]]:
+        """Yield row by row, with the line numbers."""
+        for rows, numbers in self:
+            yield from zip(rows, numbers, strict=True)
+
     def _decoded(self, lines: list[tuple[int, bytes]]) -> list[T]:
         try:
             rows = self._strict.decode_lines(b"\n".join(line for _, line in lines))
@@ -182,6 +178,11 @@ def told(exc: ValueError | RecursionError, number: int) -> FormatError:
     if not isinstance(exc, msgspec.ValidationError):
         what = f"not JSON: {what.removeprefix('jSON is malformed: ')}"
     return FormatError(f"line {number}: {f'{field}: ' if field else ''}{what}")
+
+
+def start_of(head: bytes) -> bytes:
+    """Return the first bytes of a file without byte order mark and white space, for sniffing."""
+    return head.removeprefix(_BOM).lstrip()
 
 
 def first_objects(head: bytes) -> list[dict[str, object]]:
@@ -299,14 +300,20 @@ def read_csv(
             raise FormatError(f"line {number}: longer than {LINE_BYTES_MAX >> 20} MiB")
         if block.strip(b"\r\n"):
             try:
-                table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
-                parsed = {c.column: _parsed(c, table.column(c.name).combine_chunks()) for c in known}
+                yield _table(block, read, convert, known)
             except pa.ArrowException:
-                raise _misfit(block, number, header, known) from None
-            yield table.num_rows, parsed
+                raise _misfit(block, number, header, known, read, convert) from None
         number += block.count(b"\n")
     if unknown := [name for name in header if name not in {c.name for c in columns}]:
         notes.append(f"columns that are not kept: {', '.join(unknown)}")
+
+
+def _table(
+    block: bytes, read: arrow_csv.ReadOptions, convert: arrow_csv.ConvertOptions, known: Sequence[CsvColumn]
+) -> tuple[int, dict[str, pa.Array]]:
+    """Return the rows of a block. Raises pa.ArrowException."""
+    table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
+    return table.num_rows, {c.column: _parsed(c, table.column(c.name).combine_chunks()) for c in known}
 
 
 def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
@@ -317,26 +324,48 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
     return c.kind.parse(pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts))
 
 
-def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
+def _misfit(
+    block: bytes, number: int, header: list[str], known: Sequence[CsvColumn], read: arrow_csv.ReadOptions,
+    convert: arrow_csv.ConvertOptions,
+) -> FormatError:  # fmt: skip
     """Return the error for the first line of a block that does not fit; `number`: of its first line."""
-    for at, data in enumerate(block.split(b"\n"), number):
-        line = data.removesuffix(b"\r")
-        if not line:
-            continue
+    lines = block.split(b"\n")
+
+    def fails(count: int) -> bool:
         try:
-            fields = _fields(line, at)
-        except FormatError as exc:
-            return exc
-        if len(fields) != len(header):
-            return FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
-        for c in known:
-            value = fields[header.index(c.name)]
-            try:
-                _parsed(c, pa.array([value], pa.string()))
-            except pa.ArrowException:
-                wanted = c.kind.wanted + (", or nothing" if c.empty else "")
-                return FormatError(f"line {at}: {c.name}: expected {wanted}, got {clipped(value)}")
+            _table(b"\n".join(lines[: count + 1]), read, convert, known)
+        except pa.ArrowException:
+            return True
+        return False
+
+    # By halves: the values of one line take a millisecond to check.
+    last = bisect_left(range(len(lines)), True, key=fails)
+    for at, line in enumerate(lines):
+        values = known if at >= last else ()
+        if (error := _line_error(line.removesuffix(b"\r"), number + at, header, values)) is not None:
+            return error
     return FormatError(f"line {number}: cannot be read as CSV")
+
+
+def _line_error(
+    line: bytes, number: int, header: list[str], known: Sequence[CsvColumn]
+) -> FormatError | None:
+    if not line:
+        return None
+    try:
+        fields = _fields(line, number)
+    except FormatError as exc:
+        return exc
+    if len(fields) != len(header):
+        return FormatError(f"line {number}: expected {len(header)} columns, got {len(fields)}")
+    for c in known:
+        value = fields[header.index(c.name)]
+        try:
+            _parsed(c, pa.array([value], pa.string()))
+        except pa.ArrowException:
+            wanted = c.kind.wanted + (", or nothing" if c.empty else "")
+            return FormatError(f"line {number}: {c.name}: expected {wanted}, got {clipped(value)}")
+    return None
 
 
 def csv_header(head: bytes) -> set[str]:

@@ -37,7 +37,8 @@ class Reporter:
     """The channel of one event loop to the meter, and what it reports about the process.
 
     Args:
-        clock_name: `kernel` or `mono`: who stamps reads.
+        clock_name: `kernel`, `mono` or `packet`: who stamps reads.
+        vantage: kind of vantage, as in Hello.
         counters: returns the fields of RelayStatus that only this kind of vantage has.
         on_word: called with the words that the meter sends.
     """
@@ -52,6 +53,7 @@ class Reporter:
         *,
         name: str,
         clock_name: str = "mono",
+        vantage: str = "relay",
         listen: str = "",
         guest: bool = False,
         counters: Callable[[], dict[str, Any]] = dict,
@@ -73,6 +75,7 @@ class Reporter:
         """Grows while exchanges run and the loop turns."""
         self._loop = loop
         self._clock_name = clock_name
+        self._vantage = vantage
         self._listen = listen
         self._guest = guest
         self._counters = counters
@@ -156,6 +159,7 @@ class Reporter:
             relay=self.name,
             pid=os.getpid(),
             clock=self._clock_name,
+            vantage=self._vantage,
             listen=self._listen,
             anchor_mono_ns=anchor.mono_ns,
             anchor_wall_ns=anchor.wall_ns,

@@ -1,66 +1,79 @@
-"""Parse arrival processes, and iterate over their seeded offsets.
+"""Arrival processes: from a text and a seed to offsets in whole ns.
 
 - The offset of a row depends on seed and row alone. Each sending process iterates over all rows and takes its
   own.
 - Random processes begin with a gap, so that the number of arrivals before t is Poisson (rate t). Even ones
   (`uniform`, `spacing=even`) begin at 0.
+- Gaps are drawn as floats; the fraction of a ns is carried to the next gap, so an offset is the sum of its
+  gaps rounded down once. Constant gaps are computed as fractions: row k is at k / rate.
 - Burstiness is the shape of gamma gaps, as in `vllm bench serve` (seed 002): 1 is Poisson, less is burstier;
-  the gaps' coefficient of variation is 1 / sqrt(burstiness).
+  the gaps' coefficient of variation is 1 / sqrt(burstiness). With a low one many gaps are below one ns.
 
 The rate is given separately, so that processes are compared at one load: it is the mean of a cycle (`onoff`)
 or period (`diurnal`). `ramp` and `steps` name their rates themselves.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fractions import Fraction
+from itertools import count
 from random import Random
-from typing import Final
+from typing import Any, Final, Literal
 
 from llmtap.errors import ConfigError
-from llmtap.units import parse_duration_ns
-from llmtap.workload.arrival_processes import (
-    ArrivalProcess,
-    Diurnal,
-    Gamma,
-    OnOff,
-    Poisson,
-    Ramp,
-    Steps,
-    UniformArrivals,
-)
+from llmtap.units import NS_PER_S, parse_duration_ns
+from llmtap.workload.intensity import Intensity, Slope, Wave, evenly, exponential
 
 __all__ = ["FORMS", "OWN_RATES", "Arrivals", "parse_arrivals"]
 
-FORMS: Final = {
-    "poisson": "poisson",
-    "uniform": "uniform",
-    "gamma": "gamma:burstiness=0.5 or gamma:cv=2",
-    "onoff": "onoff:on=2s,off=8s[,idle=RPS][,spacing=even]",
-    "ramp": "ramp:from=1,to=50,over=60s[,spacing=even]",
-    "steps": "steps:10x30s,20x30s[,spacing=even]",
-    "diurnal": "diurnal:amplitude=0.8,period=24h[,spacing=even]",
-}
-"""Syntax of each process, for help and hints."""
-OWN_RATES: Final = frozenset({"ramp", "steps"})
-"""Processes that name their rates themselves."""
+_RATE_MIN: Final = 1e-6
+"""Requests per second: one in eleven days."""
+_RATE_MAX: Final = 1e9
+"""One per ns, the resolution of offsets."""
+_STAY_NS: Final = 3_600 * NS_PER_S
+"""A constant rate is repeated in pieces of an hour, so that positions keep their precision."""
+_LENGTH_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
+"""Limit of a phase: longer than any run."""
+_UNITS: Final = {
+    "h": 3_600 * NS_PER_S, "m": 60 * NS_PER_S, "s": NS_PER_S, "ms": 1_000_000, "us": 1_000, "ns": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A process and its seed. Each iteration yields the same offsets."""
+    """An arrival process with its parameters and its seed. Each iteration yields the same offsets."""
 
-    process: ArrivalProcess
+    name: str
+    """Key of FORMS."""
+    rate_rps: float | None
+    """Overall mean; None if the process names its rates itself."""
+    values: Mapping[str, Any]
+    """Parameters by field; times in ns."""
+    even: bool
+    """As even as the rate allows instead of random."""
     seed: int
 
     def __iter__(self) -> Iterator[int]:
         """Yield offsets from the start in ns, never decreasing; endless."""
         # One stream of numbers for all processes: a burstiness of 1 is the very Poisson stream of this seed.
-        return self.process.offsets(Random(f"{self.seed}/arrivals"))
+        random = Random(f"{self.seed}/arrivals")
+        made = _KINDS[self.name].make(self.values, self.rate_rps or 0.0)
+        if isinstance(made, Intensity):
+            return made.moments(evenly() if self.even else exponential(random))
+        return made(random)
+
+    def text(self) -> str:
+        """Return the process as `parse_arrivals` reads it."""
+        fields = _KINDS[self.name].fields
+        parts = [f"{f.name}={f.text(v)}" for f in fields if (v := self.values[f.name]) != f.default]
+        parts += [f"{_plain(rate)}x{_duration(ns)}" for rate, ns in self.values.get("steps", ())]
+        parts += ["spacing=even"] if self.even else []
+        return f"{self.name}:{','.join(parts)}" if parts else self.name
 
     def describe(self) -> dict[str, object]:
         """Return JSON from which `parse_arrivals` makes the same arrivals."""
-        return {"arrivals": self.process.text(), "rate_rps": self.process.rate_rps, "seed": self.seed}
+        return {"arrivals": self.text(), "rate_rps": self.rate_rps, "seed": self.seed}
 
 
 def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str = "--arrivals") -> Arrivals:
@@ -71,21 +84,36 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
     """
     name, _, rest = text.partition(":")
     name = name.strip()
-    if name not in _READERS:
-        near = get_close_matches(name, _READERS, 1)
+    kind = _KINDS.get(name)
+    if kind is None:
+        near = get_close_matches(name, _KINDS, 1)
         meant = f"did you mean {FORMS[near[0]]}?" if near else f"one of {', '.join(FORMS)}"
         raise ConfigError(place, f"no arrival process is called {name!r}", meant)
     try:
-        fields = _Fields(rest)
-        process = _READERS[name](fields, rate_rps)
-        fields.check_all_read()
+        words = _Words(rest)
+        if kind.own_rates and rate_rps is not None:
+            told = f"it names its rates itself, and takes none beside them (got {rate_rps:g})"
+            raise ValueError(f"rate: {told}")
+        if not kind.own_rates:
+            if rate_rps is None:
+                raise ValueError("rate: is not given, and it needs a mean rate")
+            _check_rate("rate", rate_rps)
+        values = {f.name: f.read(words) for f in kind.fields} if kind.read is None else kind.read(words)
+        even = kind.spacing and words.even()
+        for field in kind.fields:
+            field.check(values[field.name])
+        kind.make(values, rate_rps or 0.0)
+        words.check_all_read()
     except ValueError as exc:
-        beside = "" if name in OWN_RATES else ", with a mean rate beside it"
+        beside = "" if kind.own_rates else ", with a mean rate beside it"
         raise ConfigError(place, f"{name}: {exc}", f"it is written {FORMS[name]}{beside}") from None
-    return Arrivals(process, seed)
+    return Arrivals(name, rate_rps, values, even, seed)
 
 
-class _Fields:
+# ---------------------------------------------------------------- fields
+
+
+class _Words:
     """Comma-separated `name=value` pairs and bare words."""
 
     def __init__(self, text: str) -> None:
@@ -101,19 +129,12 @@ class _Fields:
             else:
                 self.named[name] = value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._value(name, default is None)
-        return default if value is None and default is not None else _number(name, value or "")
-
-    def length_ns(self, name: str) -> int:
-        return _length_ns(name, self._value(name) or "")
-
-    def has(self, name: str) -> bool:
+    def get(self, name: str) -> str | None:
         self._known.append(name)
-        return name in self.named
+        return self.named.get(name)
 
     def even(self) -> bool:
-        value = self._value("spacing", needed=False)
+        value = self.get("spacing")
         if value not in (None, "even", "poisson"):
             raise ValueError(f"spacing: expected even or poisson, got {value!r}")
         return value == "even"
@@ -130,77 +151,36 @@ class _Fields:
         if self.bare:
             raise ValueError(f"expected name=value, got {self.bare[0]!r}")
 
-    def _value(self, name: str, needed: bool = True) -> str | None:
-        self._known.append(name)
-        if needed and name not in self.named:
-            raise ValueError(f"{name}: is not given")
-        return self.named.get(name)
 
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of a process; its methods raise ValueError naming it."""
 
-def _read_gamma(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
-    by_burstiness, by_cv = fields.has("burstiness"), fields.has("cv")
-    if by_burstiness == by_cv:
-        raise ValueError("burstiness or cv: exactly one of them must be given")
-    rate = _needed(rate_rps)
-    if by_cv:
-        return Gamma.by_cv(rate, fields.number("cv"))
-    return Gamma(rate, fields.number("burstiness"))
+    name: str
+    kind: Literal["number", "rate", "length"] = "number"
+    least: float = 0.0
+    most: float = _RATE_MAX
+    default: float | None = None
+    """None: it must be given."""
 
+    def read(self, words: _Words) -> float | None:
+        text = words.get(self.name)
+        if text is None:
+            if self.default is None:
+                raise ValueError(f"{self.name}: is not given")
+            return self.default
+        return _length_ns(self.name, text) if self.kind == "length" else _number(self.name, text)
 
-def _read_on_off(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
-    return OnOff(
-        rate_rps=_needed(rate_rps), on_ns=fields.length_ns("on"), off_ns=fields.length_ns("off"),
-        idle_rps=fields.number("idle", 0.0), even=fields.even(),
-    )  # fmt: skip
+    def check(self, value: Any) -> None:
+        if self.kind == "rate":
+            _check_rate(self.name, value)
+        elif self.kind == "length":
+            _check_length(self.name, value)
+        else:
+            _check(self.name, value, self.least, self.most)
 
-
-def _read_ramp(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
-    _none(rate_rps)
-    return Ramp(
-        from_rps=fields.number("from"), to_rps=fields.number("to"), over_ns=fields.length_ns("over"),
-        even=fields.even(),
-    )  # fmt: skip
-
-
-def _read_steps(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
-    _none(rate_rps)
-    steps = []
-    for i, word in enumerate(fields.bare, 1):
-        rate, times, length = word.partition("x")
-        if not times:
-            raise ValueError(f"step {i}: expected a rate, x and a time such as 10x30s, got {word!r}")
-        steps.append((_number(f"step {i}", rate), _length_ns(f"step {i}", length)))
-    fields.bare = []
-    return Steps(steps=tuple(steps), even=fields.even())
-
-
-def _read_diurnal(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
-    return Diurnal(
-        rate_rps=_needed(rate_rps), amplitude=fields.number("amplitude"),
-        period_ns=fields.length_ns("period"), even=fields.even(),
-    )  # fmt: skip
-
-
-_READERS: Final[dict[str, Callable[[_Fields, float | None], ArrivalProcess]]] = {
-    "poisson": lambda _, rate_rps: Poisson(_needed(rate_rps)),
-    "uniform": lambda _, rate_rps: UniformArrivals(_needed(rate_rps)),
-    "gamma": _read_gamma,
-    "onoff": _read_on_off,
-    "ramp": _read_ramp,
-    "steps": _read_steps,
-    "diurnal": _read_diurnal,
-}
-
-
-def _needed(rate_rps: float | None) -> float:
-    if rate_rps is None:
-        raise ValueError("rate: is not given, and it needs a mean rate")
-    return rate_rps
-
-
-def _none(rate_rps: float | None) -> None:
-    if rate_rps is not None:
-        raise ValueError(f"rate: it names its rates itself, and takes none beside them (got {rate_rps:g})")
+    def text(self, value: Any) -> str:
+        return _duration(value) if self.kind == "length" else _plain(value)
 
 
 def _number(name: str, text: str) -> float:
@@ -215,3 +195,167 @@ def _length_ns(name: str, text: str) -> int:
         return parse_duration_ns(text)
     except ValueError as exc:
         raise ValueError(f"{name}: {exc}") from None
+
+
+def _plain(value: float) -> str:
+    """Format with all digits."""
+    return repr(float(value)).removesuffix(".0")
+
+
+def _duration(ns: int) -> str:
+    """Format exactly, in the largest unit without a fraction."""
+    unit, per = next((unit, per) for unit, per in _UNITS.items() if ns % per == 0)
+    return f"{ns // per}{unit}"
+
+
+def _check_rate(name: str, rate_rps: float) -> None:
+    if not _RATE_MIN <= rate_rps <= _RATE_MAX:
+        raise ValueError(
+            f"{name}: expected requests per second from {_RATE_MIN:g} to {_RATE_MAX:g}, got {rate_rps:g}"
+        )
+
+
+def _check_length(name: str, length_ns: int) -> None:
+    if not 0 < length_ns <= _LENGTH_NS_MAX:
+        raise ValueError(f"{name}: expected a time above 0, at most 1,000 days")
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {value:g}")
+
+
+# ---------------------------------------------------------------- processes
+
+Offsets = Callable[[Random], Iterator[int]]
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A process: its syntax, its fields, and how offsets follow from their values and the mean rate."""
+
+    form: str
+    make: Callable[[Values, float], Offsets | Intensity]
+    """Raises ValueError for values that do not go together."""
+    fields: tuple[_Field, ...] = ()
+    read: Callable[[_Words], dict[str, Any]] | None = None
+    """Reads the values where fields alone do not say how."""
+    own_rates: bool = False
+    spacing: bool = False
+    """Takes `spacing=even`."""
+
+
+def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
+    """Yield the running sum of gaps given in means, rounded down."""
+    at_ns, carry = 0, 0.0
+    for gap in gaps:
+        exact = gap * mean_ns + carry
+        whole = int(exact)
+        carry = exact - whole
+        at_ns += whole
+        yield at_ns
+
+
+def _poisson(values: Values, rate_rps: float) -> Offsets:
+    return lambda random: _summed(exponential(random), NS_PER_S / rate_rps)
+
+
+def _uniform(values: Values, rate_rps: float) -> Offsets:
+    """Constant gaps: row k at k / rate, to the nearest ns."""
+    gap = NS_PER_S / Fraction(rate_rps)
+    n, d = gap.numerator, gap.denominator
+    return lambda random: ((2 * k * n + d) // (2 * d) for k in count())
+
+
+def _gamma(values: Values, rate_rps: float) -> Offsets:
+    """Gamma gaps of shape burstiness and scale 1 / (rate burstiness) (seed 002; `vllm bench serve`)."""
+    shape = values["burstiness"]
+    return lambda random: _summed(
+        (random.gammavariate(shape, 1 / shape) for _ in count()), NS_PER_S / rate_rps
+    )
+
+
+def _read_gamma(words: _Words) -> dict[str, Any]:
+    burstiness, cv = words.get("burstiness"), words.get("cv")
+    if (burstiness is None) == (cv is None):
+        raise ValueError("burstiness or cv: exactly one of them must be given")
+    if cv is None:
+        return {"burstiness": _number("burstiness", burstiness or "")}
+    value = _number("cv", cv)
+    _check("cv", value, 1e-3, 1e3)
+    return {"burstiness": value**-2}
+
+
+def _on_off(values: Values, rate_rps: float) -> Intensity:
+    """Bursts: the rate while on follows from the mean of a cycle and the rate while off."""
+    on_ns, off_ns, idle_rps = values["on"], values["off"], values["idle"]
+    if idle_rps > rate_rps:
+        raise ValueError(f"idle: {idle_rps:g} is above the mean rate of {rate_rps:g}")
+    on_rps = (rate_rps * (on_ns + off_ns) - idle_rps * off_ns) / on_ns
+    return Intensity((), (Slope(on_ns, on_rps, on_rps), Slope(off_ns, idle_rps, idle_rps)))
+
+
+def _ramp(values: Values, rate_rps: float) -> Intensity:
+    """A rate that changes linearly and then stays."""
+    to_rps = values["to"]
+    return Intensity((Slope(values["over"], values["from"], to_rps),), (Slope(_STAY_NS, to_rps, to_rps),))
+
+
+def _steps(values: Values, rate_rps: float) -> Intensity:
+    """One rate after the other, each for its time; the last one stays."""
+    last_rps = values["steps"][-1][0]
+    lead = tuple(Slope(length_ns, rate, rate) for rate, length_ns in values["steps"])
+    return Intensity(lead, (Slope(_STAY_NS, last_rps, last_rps),))
+
+
+def _read_steps(words: _Words) -> dict[str, Any]:
+    steps = []
+    for i, word in enumerate(words.bare, 1):
+        rate, times, length = word.partition("x")
+        if not times:
+            raise ValueError(f"step {i}: expected a rate, x and a time such as 10x30s, got {word!r}")
+        steps.append((_number(f"step {i}", rate), _length_ns(f"step {i}", length)))
+    words.bare = []
+    if not steps:
+        raise ValueError("no step is given")
+    for i, (rate_rps, length_ns) in enumerate(steps, 1):
+        _check(f"step {i}", rate_rps, 0.0, _RATE_MAX)
+        _check_length(f"step {i}", length_ns)
+    _check_rate("last step", steps[-1][0])
+    return {"steps": tuple(steps)}
+
+
+def _diurnal(values: Values, rate_rps: float) -> Intensity:
+    """A sinusoid around the rate, rising at first; the amplitude is a share of the mean."""
+    return Intensity((), (Wave(values["period"], rate_rps, values["amplitude"]),))
+
+
+_KINDS: Final = {
+    "poisson": _Kind(form="poisson", make=_poisson),
+    "uniform": _Kind(form="uniform", make=_uniform),
+    "gamma": _Kind(
+        form="gamma:burstiness=0.5 or gamma:cv=2", make=_gamma, read=_read_gamma,
+        fields=(_Field("burstiness", least=1e-6, most=1e6),),
+    ),
+    "onoff": _Kind(
+        form="onoff:on=2s,off=8s[,idle=RPS][,spacing=even]", make=_on_off, spacing=True,
+        fields=(_Field("on", "length"), _Field("off", "length"), _Field("idle", default=0.0)),
+    ),
+    "ramp": _Kind(
+        form="ramp:from=1,to=50,over=60s[,spacing=even]", make=_ramp, spacing=True, own_rates=True,
+        fields=(_Field("from"), _Field("to", "rate"), _Field("over", "length")),
+    ),
+    "steps": _Kind(
+        form="steps:10x30s,20x30s[,spacing=even]", make=_steps, spacing=True, own_rates=True,
+        read=_read_steps,
+    ),
+    "diurnal": _Kind(
+        form="diurnal:amplitude=0.8,period=24h[,spacing=even]", make=_diurnal, spacing=True,
+        fields=(_Field("amplitude", most=1.0), _Field("period", "length")),
+    ),
+}  # fmt: skip
+FORMS: Final = {name: kind.form for name, kind in _KINDS.items()}
+"""Syntax of each process, for help and hints."""
+OWN_RATES: Final = frozenset(name for name, kind in _KINDS.items() if kind.own_rates)
+"""Processes that name their rates themselves."""

@@ -7,7 +7,7 @@ has its own random generator, so that changing one distribution leaves the other
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from llmtap.workload.lengths import Lengths, described, drawn
 from llmtap.workload.plan import (
@@ -26,7 +26,10 @@ from llmtap.workload.prompts.prose import ProseWords, ProseWriter
 from llmtap.workload.prompts.text import VOCABULARY
 from llmtap.workload.requests import Requests
 
-__all__ = ["GENERATION", "REQUEST", "TOKENIZER", "Claim", "Composed", "RandomIds", "Written", "check_rows"]
+__all__ = [
+    "GENERATION", "REQUEST", "TOKENIZER", "Composed", "PlannedWorkload", "RandomIds", "Written",
+    "check_rows", "description",
+]  # fmt: skip
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
 """Default request body; `max_tokens` is the row's output (seed 000, A.1.2, A.1.3)."""
@@ -43,26 +46,38 @@ GENERATION: Final = (
 )
 
 
-Column = Literal["message", "output", "sharing", "context"]
-"""`message`: tokens of the prompt without its context; `sharing`: whether it has one; `context`: its
-tokens."""
+def description(
+    name: str, given: Mapping[str, Any], made: Mapping[str, Any], content: Mapping[str, Any], **members: Any
+) -> dict[str, Any]:
+    """Return the description of a workload by its lengths and content; `members`: those that differ."""
+    return {
+        "name": name, "input": given, "output": {**made, "control": "max_tokens"}, "content": content,
+        "sharing": None, "conversations": None, "data": None, "tokenizer": TOKENIZER,
+        "generation": GENERATION, "request": REQUEST, "deviations": [], **members,
+    }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A documented figure of a workload."""
+class PlannedWorkload:
+    """A workload whose requests and prompts follow from its plan."""
 
-    column: Column
-    statistic: str
-    """mean, min, max, a percentile such as p95; `share` of requests with a context, `share K` of the K-th
-    context among them, `share N` of messages or outputs of N tokens."""
-    documented: float | None
-    """None if the document implies it without a figure."""
-    source: str
+    __slots__ = ()
 
-    @property
-    def name(self) -> str:
-        return f"{self.column} {self.statistic}"
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
+        """Return the requests and their parts."""
+        raise NotImplementedError
+
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
+        """Return the prompts of a plan."""
+        raise NotImplementedError
+
+    def requests(self, count: int, seed: int) -> Requests:
+        return self.plan(count, seed).requests
+
+    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
+        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
+        plan = self.plan(len(requests), seed)
+        check_rows(plan.requests, requests)
+        return self.source(plan, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +94,7 @@ class RandomIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
+class Composed(PlannedWorkload):
     name: str
     input: Lengths
     """Of the new message, without context and history."""
@@ -87,43 +102,27 @@ class Composed:
     content: ProseWriter | RandomIds = field(default_factory=ProseWords)
     sharing: Sharing | None = None
     conversations: Conversations | None = None
-    claims: tuple[Claim, ...] = ()
-    """Documented figures."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Additional or different members of `describe`."""
 
     def describe(self) -> Mapping[str, object]:
         more = "" if self.sharing is None and self.conversations is None else ", without context and history"
-        return {
-            "name": self.name,
-            "input": {**described(self.input), "of": f"the message{more}"},
-            "output": {**described(self.output), "control": "max_tokens"},
-            "content": self.content.describe(),
+        members = {
             "sharing": self.sharing.describe() if self.sharing else None,
             "conversations": self.conversations.describe() if self.conversations else None,
-            "data": None,
-            "tokenizer": TOKENIZER,
-            "generation": GENERATION,
-            "request": REQUEST,
-            "deviations": [],
             **self.about,
         }
+        given = {**described(self.input), "of": f"the message{more}"}
+        return description(self.name, given, described(self.output), self.content.describe(), **members)
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
-        """Return the requests and their parts."""
         talk = self.conversations
         return assemble(
             self._turns(seed), count, seed, sharing=self.sharing, converses=talk is not None,
             tokens_max=talk.tokens_max if talk else None,
         )  # fmt: skip
 
-    def requests(self, count: int, seed: int) -> Requests:
-        return self.plan(count, seed).requests
-
-    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
-        plan = self.plan(len(requests), seed)
-        check_rows(plan.requests, requests)
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
         if isinstance(self.content, RandomIds):
             return _Numbers(plan, self.content.vocabulary, seed)
         return Speaker(plan, Written(self.content, plan, seed))

@@ -24,14 +24,13 @@ from llmtap.traces.bodies import messages_of, read_object
 from llmtap.traces.format import FormatError
 from llmtap.traces.formats import sharegpt
 from llmtap.traces.text import read_lines
-from llmtap.workload.composed import REQUEST, TOKENIZER, Claim, check_rows
+from llmtap.workload.composed import PlannedWorkload, description
 from llmtap.workload.lengths import Lengths, described, drawn, lengths_told
 from llmtap.workload.plan import ConversationScript, PlannedTurn, Sharing, Speaker, WorkloadPlan, assemble
 from llmtap.workload.programs import LANGUAGES
 from llmtap.workload.prompts.prompt import ElasticSource
 from llmtap.workload.prompts.prose import fitted_text, prose
 from llmtap.workload.prompts.text import count_tokens
-from llmtap.workload.requests import Requests
 
 __all__ = [
     "PROMPT_TOKENS_MAX", "SHAREGPT_CONTENT", "STACK_CONTENT", "DataSet", "Pair", "RecordedDataset",
@@ -65,13 +64,14 @@ class DataSet(Protocol):
         """Return a shared context of exactly `tokens`."""
         ...
 
-    def describe(self) -> Mapping[str, Any]:
+    @property
+    def about(self) -> Mapping[str, Any]:
         """File, sha256, version, preprocessing with its effects, content (seed 000, 4.3.3)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedDataset:
+class RecordedDataset(PlannedWorkload):
     """A workload of a data set's texts."""
 
     name: str
@@ -80,7 +80,6 @@ class RecordedDataset:
     output: Lengths | None = None
     """None: the answers' lengths."""
     sharing: Sharing | None = None
-    claims: tuple[Claim, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     input: None = None
 
@@ -92,24 +91,20 @@ class RecordedDataset:
         without = ", without context and history" if self.sharing else ""
         told, message, answer = self._lengths()
         made = {**answer, "of": f"the answer, {told}"} if self.output is None else described(self.output)
-        return {
-            "name": self.name,
-            "input": {**message, "of": f"the message{without}, {told}"},
-            "output": {**made, "control": "max_tokens"},
-            "content": self.content,
-            "sharing": self.sharing.describe() if self.sharing else None,
-            "conversations": {
-                "turns": "the data's", "think": "none: the data has no times",
-                "prompt": "history and new message, both as in the data", "tokens_max": _TOKENS_MAX,
-            } if self.converses else None,
-            "data": {**self.data.describe(), "subset": SUBSET},
-            "tokenizer": TOKENIZER,
+        members: dict[str, Any] = {
+            "data": {**self.data.about, "subset": SUBSET},
             "generation": "the data's texts, untouched; contexts and lengths that are not the data's:"
             " random.Random, one generator for each column, seeded with SEED/COLUMN",
-            "request": REQUEST,
-            "deviations": [],
-            **self.about,
-        }  # fmt: skip
+        }
+        if self.sharing:
+            members["sharing"] = self.sharing.describe()
+        if self.converses:
+            members["conversations"] = {
+                "turns": "the data's", "think": "none: the data has no times",
+                "prompt": "history and new message, both as in the data", "tokens_max": _TOKENS_MAX,
+            }  # fmt: skip
+        given = {**message, "of": f"the message{without}, {told}"}
+        return description(self.name, given, made, self.content, **members, **self.about)
 
     def _lengths(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """Return which pairs are described, and the lengths of messages and answers."""
@@ -127,13 +122,7 @@ class RecordedDataset:
             tokens_max=_TOKENS_MAX if self.converses else None,
         )  # fmt: skip
 
-    def requests(self, count: int, seed: int) -> Requests:
-        return self.plan(count, seed).requests
-
-    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
-        plan = self.plan(len(requests), seed)
-        check_rows(plan.requests, requests)
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
         return Speaker(plan, _AsRecorded(self.data, plan, seed))
 
     def _turns(self, seed: int) -> Iterator[PlannedTurn]:
@@ -206,16 +195,12 @@ class ShareGpt:
         """Return a generated system prompt: the data has none that all share."""
         return prose(tokens, f"{seed}/context/{number}")
 
-    def describe(self) -> Mapping[str, Any]:
-        return self.about
-
 
 def read_sharegpt(path: Path, place: str, *, whole: bool = False) -> ShareGpt:
     """Read first questions, or `whole` conversations. Raises ConfigError of the place."""
     pairs: list[Pair] = []
     items: list[range] = []
     with reading(path, place) as file:
-        assert sharegpt.FORMAT.read is not None
         source = sharegpt.FORMAT.read(file)
         empty = 0
         # A conversation's rows come together, its first one as turn 0.
@@ -268,12 +253,8 @@ STACK_CONTENT: Final = {"kind": "data", "domain": "code", "language": list(LANGU
 PROMPT_TOKENS_MAX: Final = 1_024
 """Limit of the text before a function's body; a longer signature is kept whole."""
 _SHORT: Final = {
-    "py": "python",
-    "js": "javascript",
-    "ts": "typescript",
-    "tsx": "typescript",
-    "jsx": "javascript",
-}
+    "py": "python", "js": "javascript", "ts": "typescript", "tsx": "typescript", "jsx": "javascript",
+}  # fmt: skip
 
 _PYTHON: Final = re.compile(
     r"^([ \t]*)(?:async[ \t]+)?def[ \t]+\w+[ \t]*\([^)]*\)[^:\n]*:[ \t]*\n"
@@ -323,9 +304,6 @@ class Stack:
         # Too few files for K contexts of other texts: a first line of its own tells them apart.
         head = f"# context {number}\n" if number >= len(order) else ""
         return fitted_text(head + text, tokens, "#")
-
-    def describe(self) -> Mapping[str, Any]:
-        return self.about
 
 
 def read_stack(path: Path, place: str) -> Stack:

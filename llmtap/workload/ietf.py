@@ -16,7 +16,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from llmtap.workload.composed import REQUEST, TOKENIZER, Claim, Composed, RandomIds, check_rows
+from llmtap.workload.composed import (
+    TOKENIZER,
+    Composed,
+    RandomIds,
+    check_rows,
+    description,
+)  # fmt: skip
 from llmtap.workload.datasets import (
     SHAREGPT_CONTENT,
     STACK_CONTENT,
@@ -32,7 +38,7 @@ from llmtap.workload.prompts.prose import Document
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "CODE_CLAIMS", "CODE_COMPLETION", "CONVERSATION", "CONVERSATION_CLAIMS", "DOCUMENTED", "LONG_CONTEXT",
+    "CODE_COMPLETION", "CONVERSATION", "LONG_CONTEXT",
     "LONG_CONTEXT_UNIFORM", "SKEWED", "TARGETS", "UNIFORM", "SyntheticWorkload", "code_completion_of",
     "conversation_of",
 ]  # fmt: skip
@@ -45,48 +51,37 @@ _INPUT: Final = Percentiles(
 )  # fmt: skip
 """Azure's LLM inference trace 2023, code."""
 _OUTPUT: Final = LogNormal(mu=4.0, sigma=1.5, max=2_048)
-DOCUMENTED: Final = (
-    Claim("output", "p50", None, "4.3.2.4: exp(mu)"),
-    Claim("output", "p95", None, "4.3.2.4"),
-    Claim("output", "mean", None, "4.3.2.4"),
-    Claim("sharing", "share", 0.8, "A.4.2"),
-    Claim("context", "min", None, "A.4.2: at least 512"),
-    Claim("context", "max", None, "A.4.2: at most 1,024"),
-    Claim("context", "share 1", None, "A.4.2: Zipf, s=1.5"),
-    Claim("context", "share 2", None, "A.4.2: Zipf, s=1.5"),
-    Claim("context", "share 10", None, "A.4.2: Zipf, s=1.5"),
-)
-CODE_CLAIMS: Final = (
-    *(
-        Claim("message", f"p{percent:g}", tokens, "Azure code trace 2023")
-        for percent, tokens in _INPUT.points
-    ),
-    *DOCUMENTED,
-)
+
+
+def _deviation(section: str, says: str, here: str) -> dict[str, str]:
+    """Return what the draft says in a section, and what is done here."""
+    return {"section": section, "says": says, "here": here}
+
+
 _DEVIATIONS: Final = (
-    {
-        "section": "4.3.2.4", "says": "output lognormal(4.0, 1.5) without bounds",
-        "here": "at least 1 and at most 2,048 tokens, the cap of 4.3.2.2: it cuts 0.8 % of them",
-    },
-    {
-        "section": "A.4.2", "says": "nothing on whether the prefix is part of the input length",
-        "here": "its tokens come on top of the message's",
-    },
+    _deviation(
+        "4.3.2.4", "output lognormal(4.0, 1.5) without bounds",
+        "at least 1 and at most 2,048 tokens, the cap of 4.3.2.2: it cuts 0.8 % of them",
+    ),
+    _deviation(
+        "A.4.2", "nothing on whether the prefix is part of the input length",
+        "its tokens come on top of the message's",
+    ),
 )  # fmt: skip
 _ABOUT: Final[dict[str, Any]] = {"source": "seed 000, 4.3.2.4 and A.4"}
 
 CODE_COMPLETION: Final = Composed(
-    "code-completion", _INPUT, _OUTPUT, Code(), sharing=_SHARING, claims=CODE_CLAIMS,
+    "code-completion", _INPUT, _OUTPUT, Code(), sharing=_SHARING,
     about=_ABOUT | {
         "about": "code to complete; 80 % share one of 10 contexts of 512 to 1,024 tokens, Zipf s=1.5",
         "deviations": [
-            {
-                "section": "A.4.1",
-                "says": "The Stack (Python, JavaScript, TypeScript), function-level completions",
-                "here": "without a file of it, lengths have the percentiles of the code part of Azure's LLM"
+            _deviation(
+                "A.4.1",
+                "The Stack (Python, JavaScript, TypeScript), function-level completions",
+                "without a file of it, lengths have the percentiles of the code part of Azure's LLM"
                 " inference trace 2023 (its first 6,000 rows; CC-BY-4.0, Patel et al., Splitwise, ISCA 2024),"
                 " and texts are generated functions in these languages; code-completion:FILE takes a file's",
-            },
+            ),
             *_DEVIATIONS,
         ],
     },
@@ -97,14 +92,14 @@ def code_completion_of(path: Path, place: str) -> RecordedDataset:
     """Return the workload with functions and contexts of a Stack-shaped file. Raises ConfigError of the
     place."""
     return RecordedDataset(
-        "code-completion", read_stack(path, place), STACK_CONTENT, _OUTPUT, _SHARING, DOCUMENTED,
+        "code-completion", read_stack(path, place), STACK_CONTENT, _OUTPUT, _SHARING,
         about=_ABOUT | {
             "about": f"functions of {path.name} to complete; 80 % share one of 10 contexts, Zipf s=1.5",
             "deviations": [
-                {
-                    "section": "A.4.1", "says": "function-level completions",
-                    "here": "the output's length is 4.3.2.4's lognormal, and not that of the function's body",
-                },
+                _deviation(
+                    "A.4.1", "function-level completions",
+                    "the output's length is 4.3.2.4's lognormal, and not that of the function's body",
+                ),
                 *_DEVIATIONS,
             ],
         },
@@ -114,38 +109,28 @@ def code_completion_of(path: Path, place: str) -> RecordedDataset:
 _CHAT_SHARING: Final = Sharing(fraction=0.5, tokens=200)
 _CHAT_INPUT: Final = Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192)
 _CHAT_OUTPUT: Final = Percentiles(points=((50, 234), (95, 789), (99, 1_567)), max=4_096)
-CONVERSATION_CLAIMS: Final = (
-    Claim("message", "p50", 156, "A.3.2"),
-    Claim("message", "p95", 892, "A.3.2"),
-    Claim("message", "p99", 2_134, "A.3.2"),
-    Claim("output", "p50", 234, "A.3.2"),
-    Claim("output", "p95", 789, "A.3.2"),
-    Claim("output", "p99", 1_567, "A.3.2"),
-    Claim("sharing", "share", 0.5, "4.3.2.3"),
-    Claim("context", "min", 200, "4.3.2.3"),
-)
-_SYSTEM_PROMPT: Final = {
-    "section": "A.3.2, 4.3.2.3", "says": "nothing on whether input tokens include the system prompt",
-    "here": "they do not: more than half of the documented lengths are below its 200 tokens",
-}  # fmt: skip
+_SYSTEM_PROMPT: Final = _deviation(
+    "A.3.2, 4.3.2.3", "nothing on whether input tokens include the system prompt",
+    "they do not: more than half of the documented lengths are below its 200 tokens",
+)  # fmt: skip
 _CHAT_ABOUT: Final[dict[str, Any]] = {"source": "seed 000, 4.3.2.3 and A.3"}
 
 CONVERSATION: Final = Composed(
-    "conversation", _CHAT_INPUT, _CHAT_OUTPUT, sharing=_CHAT_SHARING, claims=CONVERSATION_CLAIMS,
+    "conversation", _CHAT_INPUT, _CHAT_OUTPUT, sharing=_CHAT_SHARING,
     about=_CHAT_ABOUT | {
         "about": "chats with A.3.2's percentiles of lengths; half share a system prompt of 200 tokens",
         "deviations": [
-            {
-                "section": "A.3.1", "says": "ShareGPT, vicuna_cleaned subset of 2023-04-12",
-                "here": "without a file of it, lengths have the percentiles of A.3.2 and texts are words"
+            _deviation(
+                "A.3.1", "ShareGPT, vicuna_cleaned subset of 2023-04-12",
+                "without a file of it, lengths have the percentiles of A.3.2 and texts are words"
                 " without meaning; conversation:FILE takes a file's",
-            },
-            {
-                "section": "A.3.2", "says": "P50, P95 and P99",
-                "here": "the quantile function passes through all three; between them, and beyond, the"
+            ),
+            _deviation(
+                "A.3.2", "P50, P95 and P99",
+                "the quantile function passes through all three; between them, and beyond, the"
                 " length's logarithm is linear in the normal score: one lognormal through P50 and P95 misses"
                 " P99. At most 8,192 tokens of input and 4,096 of output",
-            },
+            ),
             _SYSTEM_PROMPT,
         ],
     },
@@ -156,7 +141,6 @@ def conversation_of(path: Path, place: str) -> RecordedDataset:
     """Return the workload with texts of a ShareGPT-shaped file. Raises ConfigError of the place."""
     return RecordedDataset(
         "conversation", read_sharegpt(path, place), SHAREGPT_CONTENT, sharing=_CHAT_SHARING,
-        claims=CONVERSATION_CLAIMS,
         about=_CHAT_ABOUT | {
             "about": f"chats of {path.name}; half share a system prompt of 200 tokens",
             "deviations": [_SYSTEM_PROMPT],
@@ -165,52 +149,40 @@ def conversation_of(path: Path, place: str) -> RecordedDataset:
 
 
 TARGETS: Final = (8_192, 16_384, 32_768, 65_536, 131_072)
-_OUTPUT_CLAIMS: Final = (Claim("output", "min", 256, "A.5.2"), Claim("output", "max", 256, "A.5.2"))
-_QUESTION: Final = {
-    "section": "A.5.1", "says": "document of the target length minus 100 tokens, question of ~100 tokens",
-    "here": "the question has 100 tokens with the blank line before it, by the project's tokenizer; by"
+_QUESTION: Final = _deviation(
+    "A.5.1", "document of the target length minus 100 tokens, question of ~100 tokens",
+    "the question has 100 tokens with the blank line before it, by the project's tokenizer; by"
     " another one the whole prompt has the target length, and the document what the question leaves",
-}  # fmt: skip
+)  # fmt: skip
 
 
-def _long_context(
-    name: str, given: Empirical | UniformLengths, claims: tuple[Claim, ...], about: dict[str, Any]
-) -> Composed:
+def _long_context(name: str, given: Empirical | UniformLengths, about: dict[str, Any]) -> Composed:
     about = {"source": "seed 000, 4.3.2.5 and A.5"} | about
-    return Composed(name, given, Fixed(tokens=256), Document(), claims=claims + _OUTPUT_CLAIMS, about=about)
+    return Composed(name, given, Fixed(tokens=256), Document(), about=about)
 
 
 LONG_CONTEXT: Final = _long_context(
     "long-context", Empirical(values=TARGETS),
-    (
-        *(Claim("message", f"share {target}", 0.2, "A.5.1") for target in TARGETS),
-        Claim("message", "mean", None, "A.5.1"),
-    ),
     {
         "about": "documents of 8,192 to 131,072 tokens with a question, output of 256 (A.5)",
         "deviations": [
-            {
-                "section": "4.3.2.5", "says": "input Uniform(8192, 32768)",
-                "here": "A.5.1's five target lengths, each as likely; long-context-uniform has the section's",
-            },
+            _deviation(
+                "4.3.2.5", "input Uniform(8192, 32768)",
+                "A.5.1's five target lengths, each as likely; long-context-uniform has the section's",
+            ),
             _QUESTION,
         ],
     },
 )  # fmt: skip
 LONG_CONTEXT_UNIFORM: Final = _long_context(
     "long-context-uniform", UniformLengths(min=8_192, max=32_768),
-    (
-        Claim("message", "mean", None, "4.3.2.5"),
-        Claim("message", "p5", None, "4.3.2.5"),
-        Claim("message", "p95", None, "4.3.2.5"),
-    ),
     {
         "about": "the same with inputs uniform between 8,192 and 32,768 tokens (4.3.2.5)",
         "deviations": [
-            {
-                "section": "A.5.1", "says": "uniform over five target lengths up to 131,072",
-                "here": "4.3.2.5's Uniform(8192, 32768)",
-            },
+            _deviation(
+                "A.5.1", "uniform over five target lengths up to 131,072",
+                "4.3.2.5's Uniform(8192, 32768)",
+            ),
             _QUESTION,
         ],
     },
@@ -231,30 +203,20 @@ class SyntheticWorkload:
     lengths: Callable[[Random], tuple[int, int]]
     """Draws input and output length."""
     about: Mapping[str, Any]
-    claims: tuple[Claim, ...]
-    """Documented figures."""
     sharing: None = None
 
     def describe(self) -> Mapping[str, object]:
-        return {
-            "name": self.name,
-            "input": {**described(self.input), "of": "the prompt"},
-            "output": {**described(self.output), "control": "max_tokens"},
-            "content": RandomIds().describe(),
-            "sharing": None,
-            "conversations": None,
-            "data": None,
+        members = {
             "tokenizer": {
-                **TOKENIZER,
-                "name": "none: token ids", "source": "ids of cl100k_base, special ones left out",
+                **TOKENIZER, "name": "none: token ids", "source": "ids of cl100k_base, special ones left out",
                 "vocabulary": CL100K_IDS,
             },
             "generation": "A.1.4: one random.Random(seed); per request input length, output length, then the"
             " ids by randint(0, 100255)",
-            "request": REQUEST,
-            "deviations": [],
             **self.about,
         }  # fmt: skip
+        given = {**described(self.input), "of": "the prompt"}
+        return description(self.name, given, described(self.output), RandomIds().describe(), **members)
 
     def requests(self, count: int, seed: int) -> Requests:
         requests, random = Requests(), Random(seed)
@@ -344,14 +306,6 @@ UNIFORM: Final = SyntheticWorkload(
         "source": "seed 000, 4.3.2.1 and A.1",
         "deviations": [],
     },
-    (
-        Claim("message", "min", 128, "A.1.1"),
-        Claim("message", "max", 512, "A.1.1"),
-        Claim("message", "mean", 320, "A.1.1"),
-        Claim("output", "min", 64, "A.1.2"),
-        Claim("output", "max", 256, "A.1.2"),
-        Claim("output", "mean", 160, "A.1.2"),
-    ),
 )  # fmt: skip
 SKEWED: Final = SyntheticWorkload(
     "synthetic-skewed", _SKEWED_INPUT, _SKEWED_OUTPUT, _skewed,
@@ -359,29 +313,19 @@ SKEWED: Final = SyntheticWorkload(
         "about": "random tokens, lengths lognormal: scheduling with high variance of lengths",
         "source": "seed 000, 4.3.2.2 and A.2",
         "deviations": [
-            {
-                "section": "A.2", "says": "no generation method",
-                "here": "A.1.4's, with lognormvariate, rounded, for the two lengths",
-            },
-            {
-                "section": "4.3.2.2", "says": "caps, and no floors",
-                "here": "A.2's floors of 32 and 16 as well",
-            },
-            {
-                "section": "A.2.1", "says": "mean ~405",
-                "here": "403.4 is the mean before floor and cap, 399.6 after: lengths beyond them are cut"
+            _deviation(
+                "A.2", "no generation method",
+                "A.1.4's, with lognormvariate, rounded, for the two lengths",
+            ),
+            _deviation(
+                "4.3.2.2", "caps, and no floors",
+                "A.2's floors of 32 and 16 as well",
+            ),
+            _deviation(
+                "A.2.1", "mean ~405",
+                "403.4 is the mean before floor and cap, 399.6 after: lengths beyond them are cut"
                 " to them, not drawn anew",
-            },
+            ),
         ],
     },
-    (
-        Claim("message", "min", 32, "A.2.1"),
-        Claim("message", "max", 4_096, "A.2.1"),
-        Claim("message", "p50", 245, "A.2.1"),
-        Claim("message", "mean", 405, "A.2.1"),
-        Claim("output", "min", 16, "A.2.2"),
-        Claim("output", "max", 2_048, "A.2.2"),
-        Claim("output", "p50", None, "4.3.2.2: exp(mu)"),
-        Claim("output", "mean", None, "A.2.2"),
-    ),
 )  # fmt: skip

@@ -26,7 +26,6 @@ from llmtap.workload.datasets import (
 from llmtap.workload.ietf import (
     CODE_COMPLETION,
     CONVERSATION,
-    CONVERSATION_CLAIMS,
     LONG_CONTEXT,
     LONG_CONTEXT_UNIFORM,
     SKEWED,
@@ -56,9 +55,8 @@ REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {
 def _sharegpt(path: Path, place: str, *, whole: bool = False) -> RecordedDataset:
     data = read_sharegpt(path, place, whole=whole)
     what = "whole conversations" if whole else "first questions"
-    claims = () if whole else tuple(claim for claim in CONVERSATION_CLAIMS if claim.source == "A.3.2")
     about = {"about": f"{what} of {path.name}", "source": "a local file"}
-    return RecordedDataset(f"sharegpt{'-turns' * whole}", data, SHAREGPT_CONTENT, claims=claims, about=about)
+    return RecordedDataset(f"sharegpt{'-turns' * whole}", data, SHAREGPT_CONTENT, about=about)
 
 
 def _sharegpt_turns(path: Path, place: str) -> RecordedDataset:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from llmtap.workload.composed import Composed, Written, check_rows
+from llmtap.workload.composed import Composed, PlannedWorkload, Written
 from llmtap.workload.lengths import LogNormal
 from llmtap.workload.plan import PlannedTurn, Speaker, WorkloadPlan, assemble
 from llmtap.workload.prompts.prompt import ElasticSource
@@ -99,7 +99,7 @@ def _arrivals(workload: Synthetic, count: int, random: Random) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class Simulated(PlannedWorkload):
     """One of WORKLOADS as a Workload; its arrivals are only in its description."""
 
     name: str
@@ -125,11 +125,5 @@ class Simulated:
         turns = (PlannedTurn(given, made) for given, made in zip(rows.input, rows.output, strict=True))
         return assemble(turns, count, seed)
 
-    def requests(self, count: int, seed: int) -> Requests:
-        return self.plan(count, seed).requests
-
-    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
-        plan = self.plan(len(requests), seed)
-        check_rows(plan.requests, requests)
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
         return Speaker(plan, Written(ProseWords(), plan, seed))

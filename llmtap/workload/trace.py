@@ -15,25 +15,16 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from glob import has_magic
 from hashlib import blake2b
-from pathlib import Path
 
-import msgspec
-import pyarrow as pa
-
-from llmtap.capture.read.streams import opened
 from llmtap.errors import ConfigError
-from llmtap.traces import registry
-from llmtap.traces.format import FormatError, TraceSource
-from llmtap.traces.formats import parquet_capture
+from llmtap.traces.source import open_trace
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace_rows import TraceRows, tie_note, ties
 
-__all__ = ["Trace", "load_trace", "opened_trace"]
+__all__ = ["Trace", "load_trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,41 +166,12 @@ def load_trace(
     rows = TraceRows(
         count, conversations=conversations, names=names, bodies=bodies, timed=timed, places=places
     )
-    with opened_trace(place, source_format=source_format, progress=progress) as (source, name):
-        rows.take(source)
+    with open_trace(place, source_format=source_format, progress=progress, option=place) as trace:
+        rows.take(trace.source)
     if not rows.requests:
         raise ConfigError(place, rows.why_none())
     requests = rows.in_order()
     notes = rows.notes() + (tie_note(requests.arrival_ns) if timed else [])
-    return Trace(requests, name, notes, rows.dated, rows.links.session, rows.places, rows.answered)
-
-
-@contextmanager
-def opened_trace(
-    place: str, *, source_format: str | None = None, progress: Callable[[int, int | None], None] | None = None
-) -> Iterator[tuple[TraceSource, str]]:
-    """Open a trace or capture; yield it with the name of its format.
-
-    Raises ConfigError whose place is the trace, also while batches are read.
-    """
-    try:
-        if "://" in place or Path(place).is_dir() or (has_magic(place) and not Path(place).exists()):
-            yield parquet_capture.read_many(place)[0], parquet_capture.FORMAT.name
-            return
-        with opened(place, registry.SNIFF_BYTES, progress) as file:
-            plain = place.removesuffix(".gz").removesuffix(".zst")
-            given = (
-                registry.detect("" if place == "-" else Path(plain).name, file.head)
-                if source_format is None
-                else registry.by_name(source_format)
-            )
-            if given is parquet_capture.FORMAT and not file.seekable:
-                raise FormatError("Parquet is read from its end: give it as a file, not compressed")
-            yield given.read(file.stream), given.name
-    except FormatError as exc:
-        raise ConfigError(place, str(exc)) from None
-    except (OSError, EOFError) as exc:
-        reason = getattr(exc, "strerror", None) or str(exc)
-        raise ConfigError(place, f"cannot be read: {reason}") from None
-    except (pa.ArrowException, msgspec.MsgspecError) as exc:
-        raise ConfigError(place, f"does not fit its format: {str(exc).splitlines()[0]}") from None
+    return Trace(
+        requests, trace.format.name, notes, rows.dated, rows.links.session, rows.places, rows.answered
+    )

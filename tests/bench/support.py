@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load
-from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.measurement import COLUMNS, Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, TestResult
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.load.workers.worker_handle import Progress
-from tests.support.peer import play
+from tests.support.servers.peer import play
 
 __all__ = ["SERVE", "Planted", "Silent", "measured", "perform", "session_to", "sim", "truths"]
 
@@ -115,9 +115,6 @@ def truths(url: str) -> list[dict[str, Any]]:
         since = page["next"]
 
 
-# ---------------------------------------------------------------- without a server
-
-
 class Planted(BenchSession):
     """A session whose loads come out as somebody says, and at once."""
 
@@ -136,17 +133,6 @@ class Planted(BenchSession):
         return found
 
 
-_COLUMNS = {
-    **dict.fromkeys((
-        "row", "sent_ns", "scheduled_ns", "end_ns", "ttft_ns", "ttft_any_ns", "e2e_ns", "input_tokens",
-        "output_tokens", "cached_tokens", "uncertainty_ns",
-    ), pa.int64()),
-    **dict.fromkeys(("tpot_ns", "jitter_ns", "server_queue_ns", "server_prefill_ns"), pa.float64()),
-    **dict.fromkeys(("outcome", "request_class", "token_source", "itl_policy"), pa.string()),
-    **dict.fromkeys(("gaps_ns", "server_gaps_ns"), pa.list_(pa.int64())),
-}  # fmt: skip
-
-
 def measured(
     name: str, rows: Sequence[Mapping[str, Any]], *, seconds: float = 10.0, **result: Any
 ) -> Measurement:
@@ -156,6 +142,6 @@ def measured(
             [row.get(column, {"outcome": "complete", "row": i}.get(column)) for i, row in enumerate(rows)],
             kind,
         )
-        for column, kind in _COLUMNS.items()
+        for column, kind in COLUMNS.items()
     }
     return Measurement(name, "", {"window": {"seconds": seconds}, **result}, pa.table(columns))

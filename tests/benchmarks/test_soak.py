@@ -21,7 +21,7 @@ import watching
 from llmtap.capture.schema import CaptureLedger, RelayCount
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
-from tests.support.captures import write_capture
+from tests.support.storage.captures import write_capture
 
 BOUNDS = verdict.Bounds({"supervisor": 1.0, "relay": 2.0, "meter": 12.0}, 2)
 S = 1_000_000_000

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.load.workloads import check
-from llmtap.workload.composed import Claim, Composed
+from benchmarks.load.workloads import Claim, check
+from llmtap.workload.composed import Composed
 from llmtap.workload.lengths import Fixed, Lengths, LogNormal, UniformLengths
 from llmtap.workload.plan import Sharing, WorkloadPlan
 from llmtap.workload.requests import Requests
@@ -19,7 +19,6 @@ SHARING = Sharing(fraction=0.5, tokens=UniformLengths(min=1, max=99), contexts=2
 class Known:
     """A workload of given rows."""
 
-    claims: tuple[Claim, ...]
     messages: tuple[int, ...]
     contexts: tuple[int, ...]
     lengths: tuple[int, ...] = (30, 70)
@@ -46,8 +45,8 @@ def test_each_statistic_is_what_it_is_by_hand(
     column: str, statistic: str, found: float, expected: float | None
 ) -> None:
     claim = Claim(column, statistic, None, "by hand")  # type: ignore[arg-type]
-    known = Known((claim,), tuple(range(10, 101, 10)), (0, 0, 0, 1, -1, -1, -1, -1, -1, -1))
-    (finding,) = check(known, 10, 0)
+    known = Known(tuple(range(10, 101, 10)), (0, 0, 0, 1, -1, -1, -1, -1, -1, -1))
+    (finding,) = check(known, (claim,), 10, 0)
     assert finding.found == pytest.approx(found)
     assert finding.expected == expected
     assert finding.covers(finding.found)
@@ -57,10 +56,10 @@ def test_intervals_hold_the_truth_in_95_of_100() -> None:
     """Of 400 samples: 380 but for 4 sigma of a binomial, 17; intervals by rank are a little too wide."""
     lengths = LogNormal(mu=5.5, sigma=1.0, min=32, max=4_096)
     claims = tuple(Claim("message", name, None, "") for name in ("mean", "p50", "p95"))
-    workload = Composed("w", lengths, NINE, claims=claims)
+    workload = Composed("w", lengths, NINE)
     held = dict.fromkeys(("mean", "p50", "p95"), 0)
     for seed in range(400):
-        for x in check(workload, 400, seed):
+        for x in check(workload, claims, 400, seed):
             assert x.expected is not None
             held[x.claim.statistic] += x.covers(x.expected)
     assert all(380 - 17 <= n <= 400 for n in held.values()), held

@@ -16,8 +16,8 @@ from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import Summary
-from tests.support.captures import ledger, write_capture
-from tests.support.exchanges import US, streamed
+from tests.support.storage.captures import ledger, write_capture
+from tests.support.traffic.exchanges import US, streamed
 
 TEXT = (Path(llmtap.capture.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 ROWS = [

@@ -1,8 +1,9 @@
 import pyarrow as pa
 import pytest
 
+from llmtap.capture import schema
 from llmtap.capture.schema import STEPS, VERSION, CaptureVersionError, migrate
-from tests.support import capture_rows
+from tests.support.storage import capture_rows
 
 _NOW = pa.schema([("id", pa.string()), ("wait_us", pa.int64()), ("tenant", pa.string())])
 
@@ -41,22 +42,25 @@ _CHAIN = {1: _names_become_ids, 3: _seconds_become_us}
         ),
     ],
 )
-def test_a_batch_of_any_older_version_goes_through_all_steps_from_its_own(version, columns, expected):
-    batch = pa.RecordBatch.from_pydict(columns)
-    out = migrate(batch, version, steps=_CHAIN, schema=_NOW, newest=4)
+def test_a_batch_of_any_older_version_goes_through_all_steps_from_its_own(
+    version, columns, expected, monkeypatch
+):
+    monkeypatch.setattr(schema, "STEPS", _CHAIN)
+    monkeypatch.setattr(schema, "VERSION", 4)
+    out = migrate(pa.RecordBatch.from_pydict(columns), version, schema=_NOW)
     assert out.schema == _NOW
     assert out.to_pydict() == expected
 
 
 def test_a_column_of_a_narrower_type_is_widened():
     batch = pa.RecordBatch.from_arrays([pa.array([5], pa.int32())], names=["wait_us"])
-    assert migrate(batch, 4, steps={}, schema=_NOW, newest=4).column("wait_us").to_pylist() == [5]
+    assert migrate(batch, VERSION, schema=_NOW).column("wait_us").to_pylist() == [5]
 
 
 def test_a_value_that_does_not_fit_is_an_error_and_not_another_value():
     batch = pa.RecordBatch.from_arrays([pa.array(["soon"])], names=["wait_us"])
     with pytest.raises(pa.ArrowInvalid):
-        migrate(batch, 4, steps={}, schema=_NOW, newest=4)
+        migrate(batch, VERSION, schema=_NOW)
 
 
 def test_a_newer_version_is_told_by_name_and_number_with_a_hint():

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from unittest import mock
 
@@ -12,9 +12,9 @@ import pytest
 
 from llmtap.channel.channel import Tap
 from llmtap.channel.frames import Closing, FrameKind, Hello
-from tests.support.peer import PATIENCE_S, scene, wait_until
-from tests.support.proxy import FakeMeter
-from tests.support.relay_status import relay_status
+from tests.support.servers.peer import PATIENCE_S, scene, wait_until
+from tests.support.servers.proxy import FakeMeter
+from tests.support.traffic.relay_status import relay_status
 
 DONE = Closing(outcome="complete", status=200)
 
@@ -47,14 +47,14 @@ class Traffic:
 
 @asynccontextmanager
 async def channel(
-    bytes_max: int = 1 << 20, *, meter: bool = True
+    bytes_max: int = 1 << 20, *, meter: bool = True, on_word: Callable[[int], None] | None = None
 ) -> AsyncIterator[tuple[Traffic, FakeMeter]]:
     with tempfile.TemporaryDirectory(prefix="tap-") as folder:
         fake = FakeMeter(f"{folder}/tap.sock")
         if meter:
             await fake.start()
         hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=1, anchor_wall_ns=2)
-        tap = Tap(asyncio.get_running_loop(), fake.path, bytes_max, lambda: hello)
+        tap = Tap(asyncio.get_running_loop(), fake.path, bytes_max, lambda: hello, on_word)
         tap.connect()
         traffic = Traffic(tap)
         try:

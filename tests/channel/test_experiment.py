@@ -1,7 +1,6 @@
 """What can be said about an experiment, and what each mistake is told."""
 
 import asyncio
-import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -27,13 +26,14 @@ from llmtap.channel.experiment import (
     resolve,
     switch_word,
 )
-from llmtap.channel.frames import ACK, CONTROL, Closing, FrameKind, Hello
+from llmtap.channel.frames import ACK, CONTROL, Closing, FrameKind
 from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.supervisor.supervisor import check_settings
-from tests.support.experiments import an_experiment
-from tests.support.peer import scene, wait_until
-from tests.support.proxy import FakeMeter
+from tests.channel.test_channel import channel
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.proxy import FakeMeter
+from tests.support.traffic.experiments import an_experiment
 
 HOUSE = Path(__file__).parents[2]
 A, B = {"name": "a"}, {"name": "b", "headers": {"X-Arm": "b"}}
@@ -262,20 +262,11 @@ def test_a_request_is_named_as_its_exchange() -> None:
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[tuple[Tap, FakeMeter, list[int]]]:
+    """A tap, a meter that acknowledges nothing by itself, and the words that came from it."""
     words: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
-        meter = FakeMeter(f"{folder}/tap.sock")
+    async with channel(on_word=words.append) as (traffic, meter):
         meter.acknowledges = False
-        await meter.start()
-        hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=1, anchor_wall_ns=2)
-        tap = Tap(asyncio.get_running_loop(), meter.path, 1 << 20, lambda: hello, words.append)
-        tap.connect()
-        try:
-            await wait_until(lambda: meter.hellos)
-            yield tap, meter, words
-        finally:
-            tap.close()
-            meter.stop()
+        yield traffic.tap, meter, words
 
 
 def whole(tap: Tap) -> None:

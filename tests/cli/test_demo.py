@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -16,13 +15,11 @@ from statistics import NormalDist
 
 import pytest
 
-from llmtap.cli.demo import NOBODY, _problems, _Sent
+from llmtap.cli.demo import NOBODY, _problems
 from llmtap.cli.demo_stage import RATE_RPS, TENANTS, TOKENS_MAX, burst_workload, demo_plan
 from llmtap.errors import ConfigError
-from llmtap.load.workers.worker_handle import Progress
-from llmtap.units import NS_PER_S, Duration
-from llmtap.workload.requests import Requests
 from llmtap.workload.synthetic import WORKLOADS
+from tests.cli.traces import Call
 
 DEMO = [sys.executable, "-P", "-m", "llmtap.cli", "demo"]
 ROOT = Path(__file__).parents[2]
@@ -86,19 +83,8 @@ def short_answers(folder: Path) -> str:
     return str(trace)
 
 
-def test_a_trace_is_played_and_the_table_and_the_verdict_printed(tmp_path: Path) -> None:
-    with running(short_answers(tmp_path), "--requests", "12", "--speed", "10", mark="trace") as process:
-        out, err = process.communicate(timeout=250)
-    assert process.returncode == 0, err
-    assert "TTFT" in out
-    assert "ms, by arm" in out
-    assert "experiment guardrail: running, dealt by request, control plain" in out
-    assert "means are compared from 50 units an arm on" in out
-    assert "the clients' view: TTFT p50" in err
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_the_summary_so_far(number: signal.Signals) -> None:
+def test_a_signal_ends_it_with_the_summary_so_far() -> None:
+    number = signal.SIGTERM
     with running("--seconds", "5m", mark=f"stop-{number}") as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -122,7 +108,7 @@ def test_a_signal_before_anything_was_sent_is_no_harm() -> None:
     assert "Traceback" not in err
 
 
-def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
+def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) -> None:
     with running(short_answers(tmp_path), "--requests", "3", "--keep", mark="keep") as process:
         assert process.stderr is not None
         said = []
@@ -132,9 +118,11 @@ def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
                 break
         assert any(line.startswith("the clients' view") for line in said)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=250)
+        out, err = process.communicate(timeout=250)
     assert process.returncode == 130
     assert err == "stopped by SIGINT\n"
+    assert "ms, by arm" in out
+    assert "experiment guardrail: running, dealt by request, control plain" in out
 
 
 @pytest.mark.parametrize(
@@ -147,11 +135,10 @@ def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
         (("trace.csv", "--from", "nonsense"), "llmtap: --from: no format to read is called 'nonsense'"),
     ],
 )
-def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str) -> None:
-    with running(*args, mark=f"wrong-{'-'.join(args).replace('/', '_')}") as process:
-        _, err = process.communicate(timeout=250)
-    assert process.returncode == 2, err
-    assert err.startswith(says), "nothing is started before"
+def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str, call: Call) -> None:
+    code, _, err = call("demo", *args)
+    assert code == 2
+    assert err.startswith(says)
 
 
 def test_what_broke_is_told_on_either_side() -> None:
@@ -173,16 +160,6 @@ def test_what_broke_is_told_on_either_side() -> None:
     others = {"n": 2, "outcomes": {"complete": 1, "upstream_reset": 1}}
     with_others = {"n": 7, "outcomes": {"complete": 5, "refused": 1, "upstream_reset": 1}}
     assert _problems(with_others, others, clients) == []
-
-
-def test_a_silence_of_the_trace_is_told_while_nothing_is_under_way() -> None:
-    sent = _Sent(Duration(20 * NS_PER_S))
-    assert sent.silence_ns() == 0
-    sent.requests = Requests(arrival_ns=array("q", [0, NS_PER_S, 9 * NS_PER_S, 25 * NS_PER_S]))
-    for n, under_way, silence_s in ((0, 0, 0), (1, 0, 1), (2, 1, 0), (2, 0, 8), (3, 0, 0), (4, 0, 0)):
-        now = Progress(n, under_way, n - under_way, 0, 0, 0, None, None, None, None, None)
-        sent.sending(now, 4)
-        assert sent.silence_ns() == silence_s * NS_PER_S, (n, under_way)
 
 
 def test_the_drawn_workload_has_the_published_figures(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from llmtap.cli.files import STYLES
-from llmtap.cli.main import main
 from llmtap.traces.registry import FORMATS
 from llmtap.user_files import DEPTH_MAX, TOML_BYTES_MAX
+from tests.cli.traces import Call
 
 MOONCAKE = b"".join(
     b'{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": [%d]}\n' % (i * 3, 10 + i, i)
@@ -32,33 +32,21 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmtap", "convert", *map(str, args)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
-
-
 def test_the_help_names_the_styles_of_every_format() -> None:
     told = {name: set(keys.split(", ")) for names, keys in STYLES.items() for name in names.split(", ")}
     assert told == {f.name: set(f.styles) for f in FORMATS if f.styles}
 
 
-def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(tmp_path: Path, call: Call) -> None:
     source, target = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     source.write_text('{"prompt": "ann@example.com, cat1,2 or +49 30 12345678"}\n')
     args = (source, target, "--to", "vllm-custom", "--redact", "email,phone", "--redact", r"re:cat\d,\d")
-    code, out, _ = run(capsys, monkeypatch, *args)
+    code, out, _ = call("convert", *args)
     assert code == 0
     assert json.loads(target.read_text())["prompt"] == "[email], [redacted] or [phone]"
     assert "request body\t1 of 1\tchanged\t3 marks in 1 rows" in out
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    code, _, err = run(capsys, monkeypatch, source, target, "--redact", "email,cards", "--to", "vllm-custom")
+    code, _, err = call("convert", source, target, "--redact", "email,cards", "--to", "vllm-custom")
     assert (code, "'cards' is none of email, card" in err) == (2, True)
 
 
@@ -82,14 +70,10 @@ def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(
     ],
 )
 def test_mistakes_are_one_sentence_and_end_with_2(
-    args: list[str],
-    problem: str,
-    trace: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    args: list[str], problem: str, trace: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.chdir(trace.parent)
-    code, out, err = run(capsys, monkeypatch, *args)
+    code, out, err = call("convert", *args)
     assert (code, out) == (2, "")
     assert err.startswith(f"llmtap: {problem}")
     assert "Traceback" not in err
@@ -97,24 +81,20 @@ def test_mistakes_are_one_sentence_and_end_with_2(
     assert trace.read_bytes() == MOONCAKE
 
 
-def test_force_replaces(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_force_replaces(trace: Path, call: Call) -> None:
     target = trace.with_name("b.csv")
     target.write_bytes(b"old")
-    code, _, _ = run(capsys, monkeypatch, trace, target, "--to", "azure", "--force")
+    code, _, _ = call("convert", trace, target, "--to", "azure", "--force")
     assert code == 0
     assert target.read_bytes().startswith(b"TIMESTAMP,")
 
 
-def test_styles_and_models_reach_the_writer(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_styles_and_models_reach_the_writer(trace: Path, call: Call) -> None:
     target = trace.with_name("b.har")
-    code, _, _ = run(capsys, monkeypatch, trace, target, "--style", "llmtap=none", "--model", "acme")
+    code, _, _ = call("convert", trace, target, "--style", "llmtap=none", "--model", "acme")
     assert code == 0
     assert b"_llmtap" not in target.read_bytes()
-    code, _, _ = run(capsys, monkeypatch, trace, target, "--model", "acme", "--force")
+    code, _, _ = call("convert", trace, target, "--model", "acme", "--force")
     assert json.loads(target.read_bytes())["log"]["entries"][3]["_llmtap"]["row"]["model"] == "acme"
 
 
@@ -168,10 +148,10 @@ def test_ended_by_a_signal_it_leaves_no_part(number: signal.Signals, tmp_path: P
         # More than a pipe holds: once it is taken, the conversion is under way, and waits for more.
         running.stdin.write(MOONCAKE * 4_000)
         running.stdin.flush()
-        for _ in range(6):
+        for _ in range(60):
             running.send_signal(number)
             try:
-                running.wait(5)
+                running.wait(0.5)
                 break
             except subprocess.TimeoutExpired:
                 pass  # Python looks at signals just before it waits, and not again: people press twice
@@ -262,28 +242,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def run_inspect(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmtap", "inspect", *args])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
-
-
-def test_a_request_may_come_from_a_file(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_may_come_from_a_file(file: Path, tmp_path: Path, call: Call) -> None:
     ask = tmp_path / "ask.json"
     ask.write_text('{"model": "from-a-file"}')
-    _, out, _ = run_inspect(capsys, monkeypatch, str(file), "--json", "--request-body", f"@{ask}")
+    _, out, _ = call("inspect", str(file), "--json", "--request-body", f"@{ask}")
     assert json.loads(out)["model"] == "from-a-file"
 
 
-def test_a_har_gives_its_totals(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_har_gives_its_totals(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "session.har"
     entry = {
         "startedDateTime": "2026-01-02T03:04:05Z", "time": 50,
@@ -292,20 +258,18 @@ def test_a_har_gives_its_totals(
         "timings": {"send": 1, "wait": 20, "receive": 29},
     }  # fmt: skip
     path.write_text(json.dumps({"log": {"entries": [entry]}}))
-    _, out, _ = run_inspect(capsys, monkeypatch, str(path), "--json")
+    _, out, _ = call("inspect", str(path), "--json")
     x = json.loads(out)
     assert (x["metrics"]["ttfb"], x["metrics"]["e2e"]) == (0.02, pytest.approx(0.049))
     assert x["metrics"]["ttft"] is None
     assert x["arrival"] == "2026-01-02T03:04:05Z"
-    _, out, _ = run_inspect(capsys, monkeypatch, str(path))
+    _, out, _ = call("inspect", str(path))
     assert "wait 20 ms" in out
-    code, _, err = run_inspect(capsys, monkeypatch, str(path), "--entry", "4")
+    code, _, err = call("inspect", str(path), "--entry", "4")
     assert (code, "no entry 4" in err) == (2, True)
 
 
-def test_bad_input_is_named_and_ends_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_named_and_ends_with_2(tmp_path: Path, call: Call) -> None:
     poem = tmp_path / "poem.txt"
     poem.write_text("Whose woods these are\n")
     cases = [
@@ -314,7 +278,7 @@ def test_bad_input_is_named_and_ends_with_2(
         (tmp_path, "Is a directory"),
     ]
     for path, problem in cases:
-        code, out, err = run_inspect(capsys, monkeypatch, str(path))
+        code, out, err = call("inspect", str(path))
         assert (code, out) == (2, "")
         assert err.startswith(f"llmtap: {path}: ")
         assert problem in err
@@ -372,17 +336,14 @@ def test_a_hostile_file_is_refused_by_its_name(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    call: Call,
 ) -> None:
     (tmp_path / name).write_bytes(FILES[name])
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LLMTAP_CONFIG", raising=False)
     more = ["out.parquet"] if command == ["convert"] else []
-    monkeypatch.setattr(sys, "argv", ["llmtap", *command, name, *more])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    error = capsys.readouterr().err
-    assert ended.value.code == 2
+    code, _, error = call(*command, name, *more)
+    assert code == 2
     assert name in error
     assert SAID.get(name, name) in error
     assert len(error) < 1_000

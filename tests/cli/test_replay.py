@@ -12,32 +12,22 @@ from typing import Any
 
 import pytest
 
-from llmtap.cli.main import main
 from llmtap.cli.report import load_result, tell_replay, verdicts_beside, write_beside
 from llmtap.cli.shared import Outputs
 from llmtap.errors import ConfigError
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
-from tests.support.captures import ledger, write_capture
-from tests.support.exchanges import streamed
-from tests.support.pages import Page
-from tests.support.peer import play, wait_until
-from tests.support.replay_results import replay_result
-from tests.support.sim_engine import engine
+from tests.cli.traces import Call
+from tests.support.results.pages import Page
+from tests.support.results.replay_results import replay_result
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.sim_engine import engine
+from tests.support.storage.captures import ledger, write_capture
+from tests.support.traffic.exchanges import streamed
 
 LATE = {"what": "dispatch_lateness", "figure": 0.5, "limit": 0.002, "says": "1 of 10 requests left late"}
 BAD: dict[str, Any] = replay_result(10) | {"verdict": {"valid": False, "findings": [LATE]}}
 GOOD: dict[str, Any] = replay_result(10)
-
-
-def report(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str | Path
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmtap", "report", *map(str, args)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
 
 
 @pytest.fixture
@@ -48,18 +38,16 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return path
 
 
-def test_a_result_is_a_page_and_markdown_and_json(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_result_is_a_page_and_markdown_and_json(place: Path, tmp_path: Path, call: Call) -> None:
     page, text = tmp_path / "page.html", tmp_path / "text.md"
-    code, _, err = report(capsys, monkeypatch, place, "--html", page, "--markdown", text)
+    code, _, err = call("report", place, "--html", page, "--markdown", text)
     assert (code, err) == (0, "")
     assert "Not valid. What speaks against the figures:1 of 10" in Page(page.read_text()).words
     assert "**Not valid.** What speaks against the figures:\n\n- 1 of 10" in text.read_text()
-    code, out, err = report(capsys, monkeypatch, place, "--json")
+    code, out, err = call("report", place, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == json.loads(place.read_text())
-    code, out, err = report(capsys, monkeypatch, place, "--markdown", "-")
+    code, out, err = call("report", place, "--markdown", "-")
     assert (code, out, err) == (0, text.read_text(), "")
 
 
@@ -75,12 +63,17 @@ def test_a_result_is_a_page_and_markdown_and_json(
     ],
 )
 def test_what_a_result_has_no_use_for_is_named(
-    place: Path, args: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    place: Path,
+    args: tuple[str, ...],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    call: Call,
+) -> None:
     capsys.readouterr()
     monkeypatch.chdir(tmp_path)
-    code, out, err = report(capsys, monkeypatch, place, *args)
+    code, out, err = call("report", place, *args)
     assert (code, out) == (2, "")
     assert problem in err
 
@@ -107,9 +100,7 @@ def test_a_result_may_have_its_keys_in_any_order(tmp_path: Path) -> None:
     assert load_result(path) == json.loads(json.dumps(BAD))
 
 
-def test_beside_a_capture_lie_the_verdicts_of_its_replays(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_beside_a_capture_lie_the_verdicts_of_its_replays(tmp_path: Path, call: Call) -> None:
     write_capture(tmp_path / "llmtap-1.parquet", [streamed(1), streamed(2)], ledger=ledger(2))
     assert not list(verdicts_beside([str(tmp_path)]))
     for result, start in ((BAD, "2026-11-22T09:05:46.476Z"), (GOOD, "2026-11-22T09:05:47.000Z")):
@@ -118,7 +109,7 @@ def test_beside_a_capture_lie_the_verdicts_of_its_replays(
     (tmp_path / "replay-none.json").write_text("{}")
     names = ["replay-20261122T090546476Z.json", "replay-20261122T090547000Z.json"]
     assert [name for name, _ in verdicts_beside([str(tmp_path), "missing"])] == names
-    code, out, err = report(capsys, monkeypatch, tmp_path)
+    code, out, err = call("report", tmp_path)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("2 exchanges · 1 file, ")
@@ -127,7 +118,7 @@ def test_beside_a_capture_lie_the_verdicts_of_its_replays(
         "NOT VALID: 1 of 10 requests left late", f"replay     {names[1]}",
     ]  # fmt: skip
     assert lines[-1].startswith("verdict    Valid.")
-    code, out, err = report(capsys, monkeypatch, tmp_path, "--json")
+    code, out, err = call("report", tmp_path, "--json")
     told = json.loads(out)["replays"]
     assert {name: verdict["valid"] for name, verdict in told.items()} == {names[0]: False, names[1]: True}
 
@@ -261,56 +252,30 @@ TARGET = ("--target", "http://127.0.0.1:9")
     ],
 )
 def test_what_is_wrong_is_named(
-    args: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["llmtap", "replay", "conversation", *TARGET, *args])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    assert problem in said.err
-    assert "secret" not in said.err
-    assert len(said.err.splitlines()) <= 2
-
-
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [
-        ("http://127.0.0.1:9", "connection refused"),
-        ("http://gateway.invalid", "name "),
-        ("ws://127.0.0.1:9", "connection refused"),
-    ],
-)
-def test_why_a_server_cannot_be_reached_is_said_in_words(
-    target: str, why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    args: tuple[str, ...], problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: Call
 ) -> None:
-    args = ["conversation", "--target", target, "--rate", "9", "--requests", "2"]
-    monkeypatch.setattr(sys, "argv", ["llmtap", "replay", *args])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert f"--target: {target} cannot be reached: {why}" in said
-    assert "Error" not in said
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("replay", "conversation", *TARGET, *args)
+    assert (code, out) == (2, "")
+    assert problem in err
+    assert "secret" not in err
+    assert len(err.splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
     ("target", "problem"),
     [
-        ("localhost:8000", "'localhost:8000' is no URL of a gateway"),
-        ("http://", "'http://' is no URL of a gateway"),
-        ("ws://", "'ws://' is no URL of a WebSocket"),
-        ("grpc://127.0.0.1", "'grpc://127.0.0.1' is no address of gRPC"),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached: connection refused"),
+        ("http://gateway.invalid", "http://gateway.invalid cannot be reached: name "),
+        ("ws://127.0.0.1:9", "ws://127.0.0.1:9 cannot be reached: connection refused"),
+        ("localhost:8000", "'localhost:8000' is no URL of a gateway\nhint: write it like "),
+        ("http://", "'http://' is no URL of a gateway\nhint: write it like "),
+        ("ws://", "'ws://' is no URL of a WebSocket\nhint: write it like "),
+        ("grpc://127.0.0.1", "'grpc://127.0.0.1' is no address of gRPC\nhint: write it like "),
     ],
 )
-def test_a_target_that_is_none_is_shown_as_it_was_given(
-    target: str, problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = ["conversation", "--target", target, "--rate", "9", "--requests", "2"]
-    monkeypatch.setattr(sys, "argv", ["llmtap", "replay", *args])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert f"--target: {problem}\nhint: write it like " in capsys.readouterr().err
+def test_a_target_that_cannot_be_asked_is_named(target: str, problem: str, call: Call) -> None:
+    code, _, err = call("replay", "conversation", "--target", target, "--rate", "9", "--requests", "2")
+    assert code == 2
+    assert f"--target: {problem}" in err
+    assert "Error" not in err

@@ -1,7 +1,6 @@
 """`llmtap report` of captures, traces and benchmarks, and comparisons, as one types it."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,23 +8,14 @@ from typer.testing import CliRunner
 
 import llmtap.cli.report  # noqa: F401  it adds the command
 from llmtap.capture.store.rows import to_batch
-from llmtap.cli.main import app, main
+from llmtap.cli.main import app
 from llmtap.errors import ConfigError
-from tests.support.bench_results import results_folder
-from tests.support.captures import ledger, write_capture
+from tests.cli.traces import Call
 from tests.support.data import TRACES
-from tests.support.exchanges import streamed
-from tests.support.stores import append, store
-
-
-def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str | Path
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmtap", "report", *map(str, args)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+from tests.support.results.bench_results import results_folder
+from tests.support.storage.captures import ledger, write_capture
+from tests.support.storage.stores import append, store
+from tests.support.traffic.exchanges import streamed
 
 
 @pytest.fixture
@@ -36,33 +26,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_integrity_lists_the_ranges_and_fails_if_nobody_accounts_for_them(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, folder, "--integrity")
+def test_integrity_lists_the_ranges_and_fails_if_nobody_accounts_for_them(folder: Path, call: Call) -> None:
+    code, out, _ = call("report", folder, "--integrity")
     assert code == 1
     assert "    missing 1: 4" in out.splitlines()
     write_capture(folder / "llmtap-3.parquet", [], ledger=ledger(5, dropped={"overflow": 1}))
-    code, out, _ = run(capsys, monkeypatch, folder, "--integrity", "--json")
+    code, out, _ = call("report", folder, "--integrity", "--json")
     assert code == 0
     told = json.loads(out)
     assert (told["ok"], told["captures"][0]["relays"][0]["ranges"]) == (True, [[4, 4]])
 
 
-def test_a_broken_file_is_an_error_that_names_it_or_is_passed_over(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_file_is_an_error_that_names_it_or_is_passed_over(folder: Path, call: Call) -> None:
     (folder / "llmtap-1.parquet").write_bytes(b"no")
-    code, out, err = run(capsys, monkeypatch, folder)
+    code, out, err = call("report", folder)
     assert (code, out) == (2, "")
     assert "llmtap-1.parquet: cannot be read as Parquet" in err
-    code, out, _ = run(capsys, monkeypatch, folder, "--skip-broken", "--json")
+    code, out, _ = call("report", folder, "--skip-broken", "--json")
     told = json.loads(out)
     assert (code, told["n"], len(told["capture"]["broken"])) == (0, 2, 1)
-    code, out, _ = run(capsys, monkeypatch, folder, "--skip-broken")
+    code, out, _ = call("report", folder, "--skip-broken")
     (line,) = (line for line in out.splitlines() if line.startswith("broken "))
     assert line.startswith(f"broken     {folder / 'llmtap-1.parquet'}: cannot be read as Parquet")
-    code, _, _ = run(capsys, monkeypatch, folder, "--skip-broken", "--integrity")
+    code, _, _ = call("report", folder, "--skip-broken", "--integrity")
     assert code == 1
 
 
@@ -73,66 +59,57 @@ def test_a_broken_file_is_an_error_that_names_it_or_is_passed_over(
      ((".", "--slo", "ttft"), "--slo"), (("trace.jsonl", "--integrity"), "has no numbers")],
 )  # fmt: skip
 def test_what_cannot_be_is_one_sentence_and_exit_2(
-    args: tuple[str, ...], problem: str, folder: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    args: tuple[str, ...], problem: str, folder: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
     monkeypatch.chdir(folder)
     Path("trace.jsonl").write_text('{"timestamp": 0}\n')
-    code, out, err = run(capsys, monkeypatch, *args)
+    code, out, err = call("report", *args)
     assert (code, out) == (2, "")
     assert problem in err
 
 
-def test_a_capture_that_runs_is_summed_up_with_its_spool(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_that_runs_is_summed_up_with_its_spool(tmp_path: Path, call: Call) -> None:
     running = store(tmp_path)
     rows, _ = to_batch([streamed(1), streamed(2)], capture="c1", level="shape")
     append(running, rows, ledger(3, unsettled=1))
     (spool,) = (tmp_path / ".spool").glob("*.spool")
     for place in (tmp_path, spool.parent, spool):
-        code, out, _ = run(capsys, monkeypatch, place)
+        code, out, _ = call("report", place)
         assert code == 0
         assert out.startswith("2 exchanges · 1 file (1 still in the spool), ")
-        code, out, _ = run(capsys, monkeypatch, place, "--integrity")
+        code, out, _ = call("report", place, "--integrity")
         assert code == 0
         assert out.startswith("2 present · 1 missing (33.3%), why is known of all · ")
     running.close(30)
 
 
-def test_a_capture_of_a_later_version_is_exit_2(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_of_a_later_version_is_exit_2(folder: Path, call: Call) -> None:
     write_capture(folder / "llmtap-3.parquet", [streamed(6)], schema_version=99)
-    code, _, err = run(capsys, monkeypatch, folder)
+    code, _, err = call("report", folder)
     assert code == 2
     assert "schema version 99" in err
 
 
-def test_a_trace_of_another_tool_is_summed_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_of_another_tool_is_summed_up(tmp_path: Path, call: Call) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.6805900,396,109\n"
     )
-    code, out, _ = run(capsys, monkeypatch, file, "--json")
+    code, out, _ = call("report", file, "--json")
     told = json.loads(out)
     assert (code, told["n"], told["outcomes"]) == (0, 2, {"unknown": 2})
     assert told["workload"]["arrivals"]["rate_rps"] == 0.5
     assert told["workload"]["input_tokens"]["total"] == 770
     assert told["window"]["start"] == "2023-11-16T18:15:46.680590Z"
-    code, out, _ = run(capsys, monkeypatch, file)
+    code, out, _ = call("report", file)
     assert "2 exchanges · from azure" in out
 
 
-def test_a_slice_of_mooncakes_conversations_has_the_statistics_held_for_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slice_of_mooncakes_conversations_has_the_statistics_held_for_it(call: Call) -> None:
     stats = json.loads((TRACES / "mooncake" / "stats.json").read_text())
     held = next(one for one in stats if one["file"].startswith("conversation"))
-    code, out, _ = run(capsys, monkeypatch, TRACES / "mooncake" / held["file"], "--json")
+    code, out, _ = call("report", TRACES / "mooncake" / held["file"], "--json")
     told = json.loads(out)
     assert (code, told["n"]) == (0, held["rows"])
     arrivals, expected = told["workload"]["arrivals"], held["arrivals"]

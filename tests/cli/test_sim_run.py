@@ -1,17 +1,24 @@
+"""`llmtap sim run`: its axes, outputs and captures, and how its jobs are named while it runs."""
+
 import json
 import os
 import pty
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmtap.capture.read.reader import read
-from tests.support.sim_runs import HEADER, small_trace
-from tests.support.sim_runs import sim_run as run
+from llmtap.cli.sim_sweep import SweepLabels, SweepLines, axes_of
+from llmtap.sim.model_options import read_model_options, read_serving, settled
+from llmtap.sim.sweep.grid import PRESETS
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
+from tests.cli.traces import HEADER, Call, small_trace
+from tests.support.workloads import sweeps
 
 
 @pytest.fixture
@@ -19,45 +26,39 @@ def trace(tmp_path: Path) -> Path:
     return small_trace(tmp_path / "a.csv")
 
 
-def test_readings_are_listed_and_set(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, "--readings")
+def test_readings_are_listed_and_set(trace: Path, call: Call) -> None:
+    code, out, _ = call("sim", "run", "--readings")
     names = [line.split("\t")[0] for line in out.splitlines()]
     assert code == 0
     assert {"reading", "eps", "bin_choice", "same_instant"} <= set(names)
     settings = ("--reading", "window=arrivals", "--reading", "failed=dropped", "--bins", "0,10,20")
-    _, out, _ = run(capsys, monkeypatch, trace, *settings, "--predictor", "prompt", "--json", "-")
+    _, out, _ = call("sim", "run", trace, *settings, "--predictor", "prompt", "--json", "-")
     told = json.loads(out)[-1]
     assert (told["n"], told["window"]["name"]) == (58, "first arrival to last arrival")
     assert (told["readings"]["predictor"], told["bins"]) == ("prompt", [[0, 10], [10, 20], [20, None]])
 
 
-def test_a_grid_is_fitted_and_told(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_grid_is_fitted_and_told(trace: Path, tmp_path: Path, call: Call) -> None:
     grid = tmp_path / "grid.csv"
     points = [(b, n, 0.02 + 0.001 * n * (1 + 0.5 * (b - 1) / b)) for b in (1, 4) for n in (100, 900)]
     grid.write_text(
         "batch_size,max_seq_len,mean_latency_sec\n" + "".join(f"{b},{n},{s!r}\n" for b, n, s in points)
     )
-    _, out, _ = run(capsys, monkeypatch, trace, "--latency", grid)
+    _, out, _ = call("sim", "run", trace, "--latency", grid)
     assert "alpha 20 ms, beta 1 ms/token, gamma 0.5; R^2 1.00000 on 4 points" in out
 
 
-def test_the_capacity_is_searched(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_capacity_is_searched(trace: Path, call: Call) -> None:
     options = ("--capacity", 0.1, "--scheduler", "static_fifo", "--requests", 500)
-    _, out, _ = run(capsys, monkeypatch, trace, *options, "--json", "-")
+    _, out, _ = call("sim", "run", trace, *options, "--json", "-")
     [told] = json.loads(out)
     capacity = told["capacity"]
     assert (capacity["allowed"], told["request_sla_violation"]) == (0.1, 0)
     for factor, within in ((0.98, True), (1.05, False)):
         rate = ("--rate", capacity["rps"] * factor, "--requests", 500, "--scheduler", "static_fifo")
-        _, out, _ = run(capsys, monkeypatch, trace, *rate, "--json", "-")
+        _, out, _ = call("sim", "run", trace, *rate, "--json", "-")
         assert (json.loads(out)[0]["request_sla_violation"] <= 0.1) is within
-    _, out, _ = run(capsys, monkeypatch, trace, *options)
+    _, out, _ = call("sim", "run", trace, *options)
     assert out.splitlines()[0].endswith("\tcapacity req/s")
 
 
@@ -86,13 +87,11 @@ def test_in_a_terminal_there_is_a_table_and_a_bar(trace: Path, width: int) -> No
     assert b"\t" not in seen
 
 
-def test_what_has_several_values_is_multiplied_out(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_has_several_values_is_multiplied_out(trace: Path, tmp_path: Path, call: Call) -> None:
     place = tmp_path / "out.json"
     axes = ("--scale", "10,100", "--servers", "1,2", "--vary", "bins=2,4", "--vary", "eps=1ms,5ms")
-    code, out, err = run(
-        capsys, monkeypatch, trace, "--scheduler", "static_fifo,multi_bin_dynamic", *axes, "--json", place
+    code, out, err = call(
+        "sim", "run", trace, "--scheduler", "static_fifo,multi_bin_dynamic", *axes, "--json", place
     )
     told = json.loads(place.read_text())
     # One scheduler has neither bins nor a band: 4 runs; the other 16.
@@ -112,27 +111,25 @@ def test_what_has_several_values_is_multiplied_out(
     assert ": static_fifo, 60 requests, scale 100, 2 servers (" in err
 
 
-def test_values_that_hold_commas_are_apart_by_bars(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_hold_commas_are_apart_by_bars(trace: Path, call: Call) -> None:
     options = ("--scheduler", "multi_bin_dynamic", "--vary", "bin_edges=0,10|0,5,20")
-    _, out, _ = run(capsys, monkeypatch, trace, *options, "--json", "-")
+    _, out, _ = call("sim", "run", trace, *options, "--json", "-")
     assert [one["bins"] for one in json.loads(out)] == [[[0, 10], [10, None]], [[0, 5], [5, 20], [20, None]]]
 
 
 def test_a_preset_is_listed_and_run_with_what_options_put_in_its_place(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trace: Path, tmp_path: Path, call: Call
 ) -> None:
-    _, out, _ = run(capsys, monkeypatch, "--presets")
+    _, out, _ = call("sim", "run", "--presets")
     assert {"grid", "methods", "chat"} <= {line.split("\t")[0] for line in out.splitlines()}
     place, kept = tmp_path / "out.json", tmp_path / "r.jsonl"
     options = ("--requests", 60, "--rate", 5, "--results", kept, "--json", place)
-    code, _, err = run(capsys, monkeypatch, trace, "--preset", "grid", *options)
+    code, _, err = call("sim", "run", trace, "--preset", "grid", *options)
     grid = json.loads(place.read_text())
     assert (code, len(grid), err.count("\n")) == (0, 48, 48)
     assert ": multi_bin_dynamic, 60 requests, 5 req/s, 1 server, bins 8 (" in err
     assert [one["load"]["offered_rps"] for one in grid] == [pytest.approx(5)] * 48
-    code, out, err = run(capsys, monkeypatch, trace, "--preset", "methods", *options)
+    code, out, err = call("sim", "run", trace, "--preset", "methods", *options)
     methods = json.loads(place.read_text())
     assert [one["scheduler"] for one in methods] == [
         "static_fifo", "dynamic_no_bins", "multi_bin_dynamic", "multi_bin_dynamic",
@@ -145,14 +142,12 @@ def test_a_preset_is_listed_and_run_with_what_options_put_in_its_place(
     ]
 
 
-def test_a_job_that_fails_is_told_and_the_others_go_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Call) -> None:
     path, kept = tmp_path / "a.csv", tmp_path / "r.jsonl"
     path.write_text(HEADER + "1,GPT-4,5,0,5,API log\n" * 2)
     options = (path, "--scheduler", "static_fifo", "--vary", "failed=kept,dropped", "--results", kept)
     for _ in range(2):  # what failed is tried again, what was done is not
-        code, out, err = run(capsys, monkeypatch, *options)
+        code, out, err = call("sim", "run", *options)
         lines = [line for line in out.splitlines() if not line.startswith("note: ")]
         assert (code, len(lines)) == (1, 4)
         assert "Offered: all at once." in out
@@ -161,15 +156,11 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(
     assert errors == [False, True, True]
 
 
-def test_why_requests_were_not_served_is_told(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_why_requests_were_not_served_is_told(trace: Path, tmp_path: Path, call: Call) -> None:
     place = tmp_path / "out.json"
     options = ("--scheduler", "continuous_batching", "--serving", "kv_tokens=80", "--scale", 1_000)
     late = ("--serving", "queue_max=8", "--serving", "give_up=late", "--serving", "ttft=300ms")
-    code, out, _ = run(
-        capsys, monkeypatch, trace, *options, *late, "--json", place, "--capture", tmp_path / "c"
-    )
+    code, out, _ = call("sim", "run", trace, *options, *late, "--json", place, "--capture", tmp_path / "c")
     [told] = json.loads(place.read_text())
     assert code == 0
     assert told["unserved"].keys() == {"too_large", "queue_full", "late"}
@@ -185,11 +176,9 @@ def test_why_requests_were_not_served_is_told(
     }
 
 
-def test_what_output_delay_does_by_itself_is_recorded_and_zero_is_zero(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_output_delay_does_by_itself_is_recorded_and_zero_is_zero(trace: Path, call: Call) -> None:
     def told(*options: str) -> Any:
-        _, out, _ = run(capsys, monkeypatch, trace, *options, "--json", "-")
+        _, out, _ = call("sim", "run", trace, *options, "--json", "-")
         return json.loads(out)
 
     own, plain = told("--scheduler", "output_delay,continuous_batching")
@@ -198,35 +187,95 @@ def test_what_output_delay_does_by_itself_is_recorded_and_zero_is_zero(
     off, _ = told("--scheduler", "output_delay,continuous_batching", "--serving", "output_delay=0")
     assert off["serving"]["output_delay"] == 0.0
     assert off["metrics"] == plain["metrics"]
-    _, out, _ = run(capsys, monkeypatch, "--readings")
+    _, out, _ = call("sim", "run", "--readings")
     assert "\noutput_delay\t0 ns; 50 ms with output_delay\t" in out
 
 
-def test_the_examples_start_a_cluster_of_their_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, "--help")
+def test_the_examples_start_a_cluster_of_their_own(call: Call) -> None:
+    code, out, _ = call("sim", "run", "--help")
     assert (code, "--ray local" in out, "--ray auto" in out) == (0, True, False)
 
 
-def test_a_workload_is_run_by_its_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, out, _ = run(
-        capsys, monkeypatch, "chat", "--scheduler", "static_fifo", "--requests", 50, "--json", "-"
-    )
+def test_a_workload_is_run_by_its_name(call: Call) -> None:
+    _, out, _ = call("sim", "run", "chat", "--scheduler", "static_fifo", "--requests", 50, "--json", "-")
     assert [(one["n"], one["trace"]) for one in json.loads(out)] == [(50, "chat")]
 
 
-def test_a_model_is_fitted_to_a_capture(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_model_is_fitted_to_a_capture(tmp_path: Path, call: Call) -> None:
     options = ("chat", "--requests", 100, "--rate", 0.7, "--scheduler", "continuous_batching")
-    run(capsys, monkeypatch, *options, "--capture", tmp_path)
+    call("sim", "run", *options, "--capture", tmp_path)
     [capture] = tmp_path.iterdir()
-    _, out, _ = run(capsys, monkeypatch, *options, "--latency", capture, "--json", "-")
+    _, out, _ = call("sim", "run", *options, "--latency", capture, "--json", "-")
     [told] = json.loads(out)
     assert told["fit"]["capture"] == str(capture)
     # The seed's, by which the capture was made.
     assert told["model"]["beta"] == pytest.approx(0.005742, rel=1e-3)
     assert told["model"]["gamma"] == pytest.approx(0.316, rel=1e-3)
+
+
+JOB = replace(sweeps.job(sweeps.trace(2_000)), seed=None)
+
+
+def at(
+    scheduler: str, settings: dict[str, str], serving: dict[str, str] | None = None, **more: Any
+) -> SweepJob:
+    served = settled(read_serving(serving or {}), scheduler)
+    return replace(JOB, scheduler=scheduler, readings=read_model_options(settings), serving=served, **more)
+
+
+CASES = [
+    # axes, a job, and what it is called after its scheduler and its size
+    ({}, at("static_fifo", {}), ""),
+    ({"scale": (1.0,)}, at("static_fifo", {}), ""),
+    ({"scale": (1.0, 100.0)}, at("static_fifo", {}), ", scale 1"),
+    ({"scale": (100.0,)}, at("static_fifo", {}, scale=100.0), ", scale 100"),
+    ({"rate": (5.0,)}, at("static_fifo", {}, scale=2.5), ", 5 req/s"),
+    ({"share": (0.5, 1.0)}, at("static_fifo", {}, scale=1.0), ", 2 req/s"),
+    ({"share": (0.5, 1.0)}, at("static_fifo", {}, scale=1e12), ", all at once"),
+    ({"servers": (1, 4)}, at("static_fifo", {}), ", 1 server"),
+    ({"servers": (4,)}, at("static_fifo", {}, servers=4), ", 4 servers"),
+    ({"seed": (42, 43)}, at("multi_bin_dynamic", {"predictor": "noisy"}, seed=42),
+     ", seed 42, predictor noisy"),
+    ({"seed": (42, 43)}, at("static_fifo", {}, seed=None), ""),
+    ({"eps": ("5ms", "1ms")}, at("dynamic_no_bins", {}), ", eps 5 ms"),
+    ({"eps": ("5ms", "1ms")}, at("dynamic_no_bins", {"eps": "0.001"}), ", eps 1 ms"),
+    ({"eps": ("5ms", "1ms")}, at("static_fifo", {}), ""),
+    ({"bin_edges": ("0,9",)}, at("multi_bin_dynamic", {"bin_edges": "0,9"}), ", bin_edges 0, 9"),
+    ({"prefix_cache": ("true", "false")}, at("chunked_prefill", {}), ", prefix_cache off"),
+    ({"prefix_cache": ("true",)}, at("chunked_prefill", {}, {"prefix_cache": "true"}), ", prefix_cache on"),
+    ({"output_delay": ("0", "50ms")}, at("output_delay", {}), ", output_delay 50 ms"),
+    ({}, at("output_delay", {}), ""),
+    ({}, at("output_delay", {}, {"output_delay": "0"}), ", output_delay 0 s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("axes", "job", "said"), CASES)
+def test_a_job_is_called_by_what_varies_and_what_is_not_by_default(
+    axes: dict[str, Any], job: SweepJob, said: str
+) -> None:
+    label = SweepLabels(axes, lambda job: 2.0 * job.scale).of(job)
+    assert label == f"{job.scheduler}, 2,000 requests{said}"
+
+
+def test_where_all_come_at_once_there_is_no_rate() -> None:
+    assert (
+        SweepLabels({"rate": (1.0,)}, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, all at once"
+    )
+
+
+def test_what_a_preset_compares_varies() -> None:
+    axes = axes_of({"requests": (1_000,)}, PRESETS["methods"])
+    assert SweepLabels(axes, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, 1 server"
+    assert axes_of({"bins": ("4",)}, None) == {"bins": ("4",)}
+
+
+def test_a_line_for_each_job(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = SweepLines(SweepLabels({}, lambda job: None))
+    lines.planned([JOB, JOB], 3)
+    lines.ended(JOB, SweepAttempt("ab", seconds=1.234, summary={}))
+    lines.ended(JOB, SweepAttempt("cd", error="no"))
+    assert capsys.readouterr().err.splitlines() == [
+        "llmtap: 3 done before and taken from the results, 2 left",
+        "llmtap: 1 of 2: static_fifo, 2,000 requests (ab): 1.23 s",
+        "llmtap: 2 of 2: static_fifo, 2,000 requests (cd): failed: no",
+    ]

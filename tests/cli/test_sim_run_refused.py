@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sim_runs import HEADER, small_trace
-from tests.support.sim_runs import sim_run as run
+from tests.cli.traces import HEADER, Call, small_trace
 
 
 @pytest.fixture
@@ -112,32 +111,27 @@ def trace(tmp_path: Path) -> Path:
          "--latency: g.csv tells how long whole batches take, and nothing of iterations"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(
-    args: tuple[object, ...], problem: str, trace: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    code, out, err = run(capsys, monkeypatch, *(trace if a == "TRACE" else a for a in args))
+def test_what_is_wrong_is_named(args: tuple[object, ...], problem: str, trace: Path, call: Call) -> None:
+    code, out, err = call("sim", "run", *(trace if a == "TRACE" else a for a in args))
     assert (code, out) == (2, "")
     assert problem in err.replace(str(trace), "TRACE")
     assert len(err.splitlines()) <= 2
 
 
 def test_a_place_for_a_capture_is_tried_before_anything_is_run(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trace: Path, tmp_path: Path, call: Call
 ) -> None:
     kept = tmp_path / "r.jsonl"
-    code, _, err = run(capsys, monkeypatch, trace, "--capture", trace / "c", "--results", kept)
+    code, _, err = call("sim", "run", trace, "--capture", trace / "c", "--results", kept)
     assert (code, err) == (2, f"llmtap: --capture: {trace}/c: cannot be written: Not a directory\n")
     assert not kept.exists()
     # And for a file, of which nothing is left where another option is wrong.
     out = tmp_path / "o.json"
-    assert run(capsys, monkeypatch, trace, "--json", out, "--capture", trace)[0] == 2
+    assert call("sim", "run", trace, "--json", out, "--capture", trace)[0] == 2
     assert not out.exists()
 
 
-def test_rows_that_come_at_once_have_no_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_come_at_once_have_no_rate(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "a.csv"
     path.write_text(HEADER + "1,GPT-4,5,5,10,API log\n" * 2)
     for args, problem in (
@@ -145,5 +139,5 @@ def test_rows_that_come_at_once_have_no_rate(
         (("--requests", 3), "--requests: 3 are more than"),
         (("--capacity", 0.1), "--capacity: all rows arrive at once"),
     ):
-        code, _, err = run(capsys, monkeypatch, path, *args)
+        code, _, err = call("sim", "run", path, *args)
         assert (code, problem in err) == (2, True)

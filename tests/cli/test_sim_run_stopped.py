@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from llmtap.cli.shared import Stopped, stoppable
-from tests.support.sim_runs import HEADER
-from tests.support.sweeps import children
+from tests.cli.traces import HEADER
+from tests.support.workloads.sweeps import children
 
-JOBS = 12
+JOBS = 8
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def sweeping(place: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
 
 def command_for(place: Path) -> list[str]:
     path = place.parent / "long.csv"
-    path.write_text(HEADER + "".join(f"{i},GPT-4,{i % 97},{i % 31},9,API log\n" for i in range(40_000)))
+    path.write_text(HEADER + "".join(f"{i},GPT-4,{i % 97},{i % 31},9,API log\n" for i in range(25_000)))
     sizes = ",".join(map(str, range(1, JOBS + 1)))
     return [
         sys.executable, "-P", "-m", "llmtap.cli", "sim", "run", str(path), "--scheduler", "static_fifo",
@@ -67,7 +67,7 @@ def done_in(place: Path) -> list[str]:
     return [line["id"] for line in lines]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_what_was_stopped_goes_on_where_it_was_and_leaves_no_process(
     tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -93,8 +93,10 @@ def test_what_was_stopped_goes_on_where_it_was_and_leaves_no_process(
     assert len(after) == len(set(after)) == JOBS
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2, 0.5])
+@pytest.mark.parametrize(
+    ("how", "after_s"),
+    [(signal.SIGINT, 0.0), (signal.SIGTERM, 0.05), (signal.SIGINT, 0.2), (signal.SIGTERM, 0.5)],
+)
 def test_while_processes_start_the_whole_group_may_be_told(
     tmp_path: Path, how: signal.Signals, after_s: float
 ) -> None:

@@ -19,13 +19,14 @@ from typer.testing import CliRunner
 import llmtap
 import llmtap.cli.tap
 from llmtap.channel.frames import ACK
-from llmtap.cli.main import app, main
+from llmtap.cli.main import app
 from llmtap.errors import ConfigError
 from llmtap.supervisor import supervisor
-from tests.support.peer import play
-from tests.support.relay_status import relay_status
-from tests.support.served import standalone_meter
-from tests.support.tap_frames import Script
+from tests.cli.traces import Call
+from tests.support.servers.peer import play
+from tests.support.servers.served import standalone_meter
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import Script
 
 UPSTREAM = ("proxy", "--upstream", "http://127.0.0.1:8000")
 
@@ -214,23 +215,10 @@ def test_a_check_starts_nothing(folder: Path) -> None:
 CONFIG = Path(__file__).parents[2] / "config" / "slo.toml"
 
 
-def run_slo(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str | Path
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmtap", "slo", "generate", *map(str, args)])
-    monkeypatch.delenv("LLMTAP_CONFIG", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
-
-
-def test_what_can_never_ring_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_never_ring_is_warned_of(tmp_path: Path, call: Call) -> None:
     config = tmp_path / "c.toml"
     config.write_text('[slo.loose]\nobjectives = "ttft:1s"\ntarget = 0.9\n')
-    code, out, err = run_slo(capsys, monkeypatch, "--config", config)
+    code, out, err = call("slo", "generate", "--config", config)
     assert code == 0
     assert err.startswith("llmtap: warning: slo.loose: no page over 1h and 5m: ")
     assert err.count("\n") == 1
@@ -238,10 +226,10 @@ def test_what_can_never_ring_is_warned_of(
 
 
 def test_objectives_of_the_environment_are_read_as_the_proxy_does(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.setenv("LLMTAP_SLO_GOLD_OBJECTIVES", "ttft:300ms")
-    code, out, _ = run_slo(capsys, monkeypatch, "--job", "x", "--runbooks", "https://wiki")
+    code, out, _ = call("slo", "generate", "--job", "x", "--runbooks", "https://wiki")
     assert code == 0
     assert 'llmtap_slo_events_total{job="x",slo="gold"}' in out
     assert "https://wiki/LlmtapDown.md" in out
@@ -257,20 +245,15 @@ def test_objectives_of_the_environment_are_read_as_the_proxy_does(
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_2(
-    args: tuple[str | Path, ...],
-    told: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str | Path, ...], told: str, call: Call
 ) -> None:
-    code, out, err = run_slo(capsys, monkeypatch, *args)
+    code, out, err = call("slo", "generate", *args)
     assert (code, out) == (2, "")
     assert err.startswith(f"llmtap: {told}")
     assert "Traceback" not in err
 
 
-def test_a_format_that_is_none_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, _, err = run_slo(capsys, monkeypatch, "--config", CONFIG, "--format", "pyrra")
+def test_a_format_that_is_none_is_refused(call: Call) -> None:
+    code, _, err = call("slo", "generate", "--config", CONFIG, "--format", "pyrra")
     assert code == 2
     assert "pyrra" in err

@@ -18,9 +18,9 @@ from llmtap.top.client import Admin
 from llmtap.top.feed import Feed
 from llmtap.top.inspector import watched
 from llmtap.units import Duration
-from tests.support.fake_admin import fake_admin, recorded
-from tests.support.live_proxy import live_proxy, port_free
-from tests.support.sim_engine import engine
+from tests.support.servers.fake_admin import fake_admin, recorded
+from tests.support.servers.live_proxy import live_proxy, port_free
+from tests.support.servers.sim_engine import engine
 
 TOP = [sys.executable, "-P", "-m", "llmtap.cli", "top"]
 MS = 1_000_000

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.exposed import FUNCTIONS, exposed, labels_grouped, selectors
+from tests.support.traffic.exposed import FUNCTIONS, exposed, labels_grouped, selectors
 
 HOUSE = Path(__file__).parents[2]
 FOLDER = HOUSE / "deploy" / "grafana"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from llmtap.config import load_settings
-from tests.support.go_templates import Templates
+from tests.deploy.go_templates import Templates
 
 HOUSE = Path(__file__).parents[2]
 CHART = HOUSE / "deploy" / "helm" / "llmtap"

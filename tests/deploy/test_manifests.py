@@ -358,3 +358,25 @@ def test_systemd_has_nothing_against_the_units(tmp_path: Path, edited: Callable[
     )  # fmt: skip
     ours = [line for line in done.stderr.splitlines() if "llmtap" in line]
     assert (done.returncode, ours) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize("name", ["watch-daemonset", "watch-sidecar", "systemd"])
+def test_the_watching_examples_start_with_one_capability(name: str) -> None:
+    if name == "systemd":
+        unit = (DEPLOY / "systemd" / "llmtap-watch.service").read_text()
+        (line,) = re.findall(r"^ExecStart=/opt/llmtap/bin/llmtap watch (.*)$", unit, re.M)
+        args = [*line.replace("/etc/llmtap", str(HOUSE / "config")).split(), "--port", "8000"]
+        assert {"CapabilityBoundingSet=CAP_NET_RAW", "AmbientCapabilities=CAP_NET_RAW"} <= set(
+            unit.splitlines()
+        )
+    else:
+        (pod,) = [d["spec"]["template"]["spec"] for d in documents(f"kubernetes/{name}.yaml")]
+        (tap,) = [
+            c for c in (*pod.get("initContainers", []), *pod["containers"]) if c["name"].startswith("llmtap")
+        ]
+        assert tap["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_RAW"]}
+        command, *args = tap["args"]
+        assert command == "watch"
+    argv = [sys.executable, "-P", "-m", "llmtap.cli", "watch", *args, "--check"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=HOUSE, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from llmtap.cli.main import main
-from llmtap.export.prometheus.series import COUNTERS, HISTOGRAMS
+from llmtap.export.prometheus.catalogue import COUNTERS, HISTOGRAMS
 
 HOUSE = Path(__file__).parents[2]
 FOLDER = HOUSE / "deploy" / "prometheus"

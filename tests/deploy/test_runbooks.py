@@ -2,15 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llmtap.export.rules.prometheus import SLO_ALERTS
-from llmtap.export.rules.self_alerts import self_alerts
-from tests.support.exposed import exposed
+from llmtap.export.rules.prometheus import SLO_ALERTS, self_alerts
+from tests.support.traffic.exposed import exposed
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "runbooks"
-ALERTS = [*SLO_ALERTS, *(alert.name for alert in self_alerts("llmtap"))]
+ALERTS = [*SLO_ALERTS, *(alert["alert"] for alert in self_alerts("llmtap"))]
 SECTIONS = ["What it means", "What users see", "Look first", "What to do", "Silence"]
 
 
@@ -36,9 +36,9 @@ def test_a_page_has_its_sections_and_three_checks_with_commands(alert: str) -> N
     assert f"amtool silence add alertname={alert}" in text
 
 
-@pytest.mark.parametrize("alert", self_alerts("llmtap"), ids=lambda alert: alert.name)
-def test_a_page_says_its_severity(alert: object) -> None:
-    name, severity = alert.name, alert.severity  # type: ignore[attr-defined]
+@pytest.mark.parametrize("alert", self_alerts("llmtap"), ids=lambda alert: alert["alert"])
+def test_a_page_says_its_severity(alert: dict[str, Any]) -> None:
+    name, severity = alert["alert"], alert["labels"]["severity"]
     assert f"Severity: `{severity}`." in page(name)
     assert f"| [{name}]({name}.md) | {severity} |" in (FOLDER / "README.md").read_text()
 

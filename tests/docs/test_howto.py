@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.walkthrough import PAGE_S, walked
+from tests.docs.walkthrough import PAGE_S, walked
 
 FOLDER = Path(__file__).parents[2] / "docs" / "howto"
 PAGES = [pytest.param(page, id=page.stem) for page in sorted(FOLDER.glob("*.md"))]

@@ -8,8 +8,8 @@ import pytest
 import typer
 
 from llmtap.cli.main import app, load_commands
-from tests.support.documents import SHELL, blocks, commands, pages
-from tests.support.walkthrough import PAGE_S, walked
+from tests.docs.documents import SHELL, blocks, commands, pages
+from tests.docs.walkthrough import PAGE_S, walked
 
 ROOT = Path(__file__).parents[2]
 RUN = (*SHELL, "python", "toml")

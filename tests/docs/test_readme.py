@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.walkthrough import PAGE_S, walked
+from tests.docs.walkthrough import PAGE_S, walked
 
 
 @pytest.mark.timeout(PAGE_S + 120)

@@ -1,11 +1,11 @@
 """The dashboard's tests in a real browser: Debian's chromium, installed where it is missing and we may.
 
-    .venv/bin/python tests/e2e/browser.py                             all tests of tests/meter/web
+    .venv/bin/python tests/e2e/browser.py                             all tests that need a browser
     .venv/bin/python tests/e2e/browser.py --screenshots docs/images   and the pictures of the docs, made anew
 
-Without a chromium those tests are skipped, as in `make test` on most machines; here a skipped one is a
-failure. Only root can install the package: it comes with some 150 others, which cannot be unpacked and run.
-Exits 1, naming what is wrong.
+`make test` leaves these tests out. Without a chromium they are skipped, which here is a failure. Only root
+can install the package: it comes with some 150 others, which cannot be unpacked and run. Exits 1, naming what
+is wrong.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from script import LOGS, REPOSITORY, carry_out, phase
-from servers import Failure, tail
+from parts.script import LOGS, REPOSITORY, carry_out, phase
+from parts.servers import Failure, tail
 
 NAMES = ("chromium", "chromium-browser")
 INSTALL_S_MAX = 300  # 81 MB, and what it needs; 42 s were seen
@@ -53,10 +53,10 @@ def install() -> None:
 
 
 def complaints(screenshots: str | None) -> Iterator[str]:
-    """What is wrong with the tests of tests/meter/web, run as `make test` runs them."""
+    """What is wrong with the tests that need a browser."""
     log = LOGS / "browser-tests.log"
     argv = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-n", "auto"]
-    argv += ["--dist", "loadfile", "tests/meter/web"]
+    argv += ["--dist", "loadfile", "-m", "browser", "tests/meter/web", "tests/docs"]
     if screenshots is not None:
         argv += ["--screenshots", screenshots]
     with log.open("wb") as out:

@@ -19,14 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import aiperf_bench
-import client_checks
-import client_plan
-import curl_client
-import environments
+from parts import aiperf_bench, client_checks, client_plan, curl_client, environments
+from parts.script import LLMTAP, LOGS, PROGRAMS, ROOT, carry_out, phase
+from parts.servers import Failure, get_json, port_free, run_to_end
 from run import OFFLINE, running
-from script import HERE, LLMTAP, LOGS, ROOT, carry_out, phase
-from servers import Failure, get_json, port_free, run_to_end
 
 HOME = ROOT / "clients"
 RUN_S_MAX = 1_500  # with an install of everything on a slow machine
@@ -58,7 +54,7 @@ def run_script(name: str, argv: list[str], base_url: str, plan: list[Json]) -> t
 
 
 def in_gateway(script: str) -> list[str]:
-    return [str(ROOT / "gateway/bin/python"), str(HERE / script)]
+    return [str(ROOT / "gateway/bin/python"), str(PROGRAMS / script)]
 
 
 def run_python(base_url: str, plan: list[Json]) -> tuple[str, list[Json]]:
@@ -78,7 +74,7 @@ def run_curl(base_url: str, plan: list[Json]) -> tuple[str, list[Json]]:
 def run_node(base_url: str, plan: list[Json]) -> tuple[str, list[Json]]:
     node, version = install_node_client()
     # Node looks for packages beside the script it runs.
-    script = shutil.copy(HERE / "node_client.mjs", HOME / "node")
+    script = shutil.copy(PROGRAMS / "node_client.mjs", HOME / "node")
     client, records = run_script("openai-node", [node, str(script)], base_url, plan)
     return f"{client}, Node {version}", records
 
@@ -92,12 +88,12 @@ def install_node_client() -> tuple[str, str]:
     if int(version.removeprefix("v").partition(".")[0]) < NODE_MIN:
         raise Skip(f"node is {version}, and the client wants {NODE_MIN} or newer")
     folder = HOME / "node"
-    wanted, stamp = f"{version}\n{(HERE / 'package.json').read_text()}", folder / ".installed"
+    wanted, stamp = f"{version}\n{(PROGRAMS / 'package.json').read_text()}", folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return node, version
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    shutil.copy(HERE / "package.json", folder)
+    shutil.copy(PROGRAMS / "package.json", folder)
     argv = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
     run_to_end("install-node", argv, logs=LOGS, env={}, cwd=folder, limit_s=NPM_S_MAX)
     stamp.write_text(wanted)

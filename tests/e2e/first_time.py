@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from script import REPOSITORY, carry_out
-from servers import LOCAL, Failure, get_json
+from parts.script import REPOSITORY, carry_out
+from parts.servers import LOCAL, Failure, get_json
 
 LIMIT_S = 180.0
 GIVE_UP_S = 900.0  # after which nobody waits any more

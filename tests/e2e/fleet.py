@@ -29,19 +29,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from alerting import SLO
+from parts.alerting import SLO
+from parts.script import LLMTAP, LOGS, REPOSITORY, ROOT, carry_out, phase
+from parts.servers import Failure, Server, port_free, proxy_argv, stream_once
+from parts.vantages import percentile
 from prometheus import DOWNLOAD_S_MAX, Prometheus, unpacked
-from script import LLMTAP, LOGS, REPOSITORY, ROOT, carry_out, phase
-from servers import Failure, Server, port_free, proxy_argv, stream_once
-from vantages import percentile
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it has a word to say of each process that Ray starts
 sys.path.insert(1, str(REPOSITORY))  # the receiver and the store are those of the tests
 
-from fleet_readers import by_duckdb, by_llmtap, by_otlp, by_ray
+from parts.fleet_readers import by_duckdb, by_llmtap, by_otlp, by_ray
 
-from tests.support.object_store import object_store
-from tests.support.otlp_receiver import OtlpReceiver
+from tests.support.servers.object_store import object_store
+from tests.support.servers.otlp_receiver import OtlpReceiver
 
 HOME = ROOT / "fleet"
 RUN_S_MAX = 900

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from containers import (
+from parts.containers import (
     BASE,
     Podman,
     install,
@@ -37,11 +37,11 @@ from containers import (
     scratch,
     service_options,
 )
-from script import HERE, REPOSITORY, carry_out, phase
-from servers import Failure
+from parts.script import PROGRAMS, REPOSITORY, carry_out, phase
+from parts.servers import Failure
 
 IMAGE = "llmtap"  # as Containerfile and compose.yaml call it
-CLIENT = HERE / "image_client.py"
+CLIENT = PROGRAMS / "image_client.py"
 DEPLOY = REPOSITORY / "deploy"
 RUN_S_MAX = 1_500  # most of it is how fast packages come
 READY_S_MAX = 60

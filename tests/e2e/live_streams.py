@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from live_traffic import (
+from parts.live_traffic import (
     FILES_NEEDED,
     Newcomers,
     Stream,
@@ -40,7 +40,7 @@ from live_traffic import (
     open_files_raised,
     open_streams,
 )
-from servers import Failure, get_json, port_free, tail
+from parts.servers import Failure, get_json, port_free, tail
 
 import llmtap
 
@@ -370,7 +370,7 @@ async def main() -> int:
     shutil.rmtree(ROOT, ignore_errors=True)
     ROOT.mkdir(parents=True)
     server = await asyncio.create_subprocess_exec(
-        sys.executable, str(HERE / "live_traffic.py"),
+        sys.executable, str(HERE / "parts" / "live_traffic.py"),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:

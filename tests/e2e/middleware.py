@@ -19,11 +19,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import environments
-import vantages
+from parts import environments, vantages
+from parts.script import LLMTAP, PROGRAMS, REPOSITORY, ROOT, carry_out, phase
+from parts.servers import Failure, get_exchanges, get_json, port_free, proxy_argv
 from run import READY_S_MAX, Way, run_client, running, warm_up
-from script import HERE, LLMTAP, REPOSITORY, ROOT, carry_out, phase
-from servers import Failure, get_exchanges, get_json, port_free, proxy_argv
 
 RUN_S_MAX = 1_200  # with the gateway's environment made on a slow machine
 SETTLE_S_MAX = 120  # from the client's last byte to the last word of proxy and middleware
@@ -148,7 +147,7 @@ def run(options: argparse.Namespace) -> list[str]:
             options.llmtap, ports["gateway"], ports["tap"], ports["admin"], "--set", f"meter.socket={path}"
         )
         python = str(ROOT / "gateway/bin/python")
-        gateway_argv = [python, "-P", str(HERE / "litellm_with_tap.py"), str(ports["gateway"]), path]
+        gateway_argv = [python, "-P", str(PROGRAMS / "litellm_with_tap.py"), str(ports["gateway"]), path]
         env = {"CONFIG_FILE_PATH": str(gateway_config(ports["engine"])), "PYTHONPATH": str(REPOSITORY)}
         with (
             running("sim-middleware", engine_argv, wrong) as engine,

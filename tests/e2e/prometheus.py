@@ -27,11 +27,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from alerting import SLO, check_files, compressed_rules, planted_violation
-from board_queries import check_boards
-from script import LLMTAP, LOGS, ROOT, carry_out, phase
-from servers import LOCAL, Failure, Server, get_exchanges, get_json, port_free, proxy_argv, stream_once, tail
-from vantages import percentile
+from parts.alerting import SLO, check_files, compressed_rules, planted_violation
+from parts.board_queries import check_boards
+from parts.script import LLMTAP, LOGS, ROOT, carry_out, phase
+from parts.servers import (
+    LOCAL,
+    Failure,
+    Server,
+    get_exchanges,
+    get_json,
+    port_free,
+    proxy_argv,
+    stream_once,
+    tail,
+)
+from parts.vantages import percentile
 
 HOME = ROOT / "prometheus"
 RUN_S_MAX = 900  # from the package on; 2 minutes here, most of it waiting for an alert to ring and to end

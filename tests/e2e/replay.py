@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/e2e/replay.py
 
-`llmtap replay` sends the first 200 requests of the Azure trace (azure_conv_200.csv; see README.md) through
+`llmtap replay` sends the first 40 requests of the Azure trace (azure_conv_200.csv; see README.md) through
 `llmtap proxy` to `transformers serve`, with prompts of exact length by the model's own tokenizer and chat
 template. Then three things are checked:
 
@@ -25,11 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import environments
 import run
+from parts import environments
+from parts.script import HERE, LLMTAP, ROOT, carry_out, phase
+from parts.servers import Failure, port_free, proxy_argv, tail
 from run import MODEL, make_model, running, warm_up
-from script import HERE, LLMTAP, ROOT, carry_out, phase
-from servers import Failure, port_free, proxy_argv, tail
 
 TRACE = HERE / "azure_conv_200.csv"
 READY_S_MAX = 180
@@ -178,7 +178,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=200, help="rows of the trace (default 200)")
+    parser.add_argument("--requests", type=int, default=40, help="rows of the trace (default 40 of 200)")
     parser.add_argument("--rate", type=float, default=1.5, help="requests per second (default 1.5)")
     parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command")
     options = parser.parse_args()

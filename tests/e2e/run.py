@@ -28,11 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import environments
-import guardrail
-import vantages
-from script import HERE, LLMTAP, LOGS, ROOT, carry_out, phase
-from servers import (
+from parts import environments, guardrail, vantages
+from parts.script import HERE, LLMTAP, LOGS, PROGRAMS, ROOT, carry_out, phase
+from parts.servers import (
     Failure,
     Server,
     get_exchanges,
@@ -132,7 +130,7 @@ def running(
 
 def make_model() -> None:
     """The model's folder, if it is not there or what makes it has changed."""
-    folder, script = ROOT / MODEL, HERE / "tiny_model.py"
+    folder, script = ROOT / MODEL, PROGRAMS / "tiny_model.py"
     made, recipe = folder / ".made", script.read_text() + (HERE / "requirements-engine.txt").read_text()
     if made.exists() and made.read_text() == recipe:
         print("  as it was", flush=True)
@@ -194,7 +192,7 @@ def run_client(
     records_file.unlink(missing_ok=True)
     argv = [
         str(ROOT / "gateway/bin/python"),
-        str(HERE / "vantage_client.py"),
+        str(PROGRAMS / "vantage_client.py"),
         str(plan_file),
         str(records_file),
     ]

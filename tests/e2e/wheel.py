@@ -25,8 +25,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from script import LOGS, REPOSITORY, ROOT, carry_out, phase
-from servers import Failure, Server, get_json, port_free, proxy_argv, run_to_end, stream_once
+from parts.script import LOGS, REPOSITORY, ROOT, carry_out, phase
+from parts.servers import Failure, Server, get_json, port_free, proxy_argv, run_to_end, stream_once
 
 HOME = ROOT / "wheel"
 DIST = REPOSITORY / "dist"

@@ -19,7 +19,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.paths import holds_key
 from llmtap.exchange.request import RequestReader
-from tests.support.exchanges import any_exchange, streamed
+from tests.support.traffic.exchanges import any_exchange, streamed
 
 SECURITY = Path(__file__).parents[2] / "SECURITY.md"
 KEY = "sk-Ab3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6kL9nO2"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.exchange.prompt import MESSAGES_MAX, PromptShape, read_prompt
-from tests.support.corpus import CORPUS, NAMES
+from tests.support.traffic.corpus import CORPUS, NAMES
 
 CHAT = "chat.completions"
 
@@ -332,7 +332,7 @@ def test_every_recorded_request_has_a_prompt() -> None:
         request = json.loads((CORPUS / f"{name}.json").read_text(encoding="utf-8")).get("request") or {}
         body = request.get("body")
         if isinstance(body, dict):
-            prompt = read(body, "generate" if "text" in body else None)
-            assert any(m.text for m in prompt.messages)
+            prompt = read(body, "generate" if body.keys() & {"text", "token_ids"} else None)
+            assert any(m.parts for m in prompt.messages)
             read_ones += 1
     assert read_ones > 50

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.saved import Saved, SavedError, explain, read_saved
-from tests.support.corpus import NAMES, Recorded
-from tests.support.peer import chunked
+from tests.support.servers.peer import chunked
+from tests.support.traffic.corpus import NAMES, Recorded
 
 
 def event(**delta: Any) -> bytes:

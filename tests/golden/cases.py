@@ -11,7 +11,7 @@ from click import Command, Group
 from llmtap.cli.main import app, load_commands
 from llmtap.traces.registry import FORMATS
 from tests.golden.texts import admin_api, capture_columns, openapi, options, telemetry, top
-from tests.support.exposed import exposition_text
+from tests.support.traffic.exposed import exposition_text
 
 __all__ = ["CASES", "DATA", "Case"]
 

@@ -3,17 +3,14 @@
 import shutil
 import time
 from collections.abc import Iterator
-from difflib import unified_diff
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests.golden.cases import CASES, DATA
 from tests.golden.transcript import normalised, transcript
+from tests.support.expected import check_expected
 
-COLUMNS_SHOWN, LINES_SHOWN = 300, 60
-"""Of a difference."""
 CONFIG = Path(__file__).parents[2] / "config"
 EXPECTED = Path(__file__).with_name("expected")
 
@@ -44,17 +41,7 @@ def test_output_is_as_in_its_file(
         shutil.copytree(DATA, tmp_path, dirs_exist_ok=True)
         shutil.copytree(CONFIG, tmp_path / CONFIG.name)
         found = transcript(case, tmp_path, monkeypatch)
-    file = place(name)
-    if request.config.getoption("--rewrite-golden"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(found.encode())
-    expected = file.read_bytes().decode() if file.exists() else ""
-    if found != expected:  # an assertion would compare letter by letter, which takes minutes
-        lines = unified_diff(
-            expected.split("\n"), found.split("\n"), f"expected/{name}.txt", "now", lineterm=""
-        )
-        shown = "\n".join(line[:COLUMNS_SHOWN] for line in islice(lines, LINES_SHOWN))
-        pytest.fail(f"run `make golden` if this is as it should be\n{shown}", pytrace=False)
+    check_expected(place(name), found, request.config)
 
 
 def test_every_file_is_that_of_a_case(request: pytest.FixtureRequest) -> None:

@@ -30,10 +30,10 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
 from llmtap.metrics.slo import SloOptions
 from llmtap.top.plain import render_once
-from tests.support.experiments import an_experiment
-from tests.support.fake_admin import recorded
-from tests.support.otlp_receiver import GUARD_S, OtlpReceiver
-from tests.support.relay_status import relay_status
+from tests.support.servers.fake_admin import recorded
+from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.relay_status import relay_status
 
 __all__ = ["admin_api", "capture_columns", "openapi", "options", "telemetry", "top"]
 

@@ -10,12 +10,12 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule
+from llmtap.load.run import LoadRun, Schedule
 from llmtap.load.tally import LoadTally
 from llmtap.workload.requests import Requests
-from tests.support.loading import Sending, body_of, sender_to, streamed_answer
-from tests.support.peer import scene, wait_until
-from tests.support.upstream import CLOSE, Call, Upstream, answers, says, upstream
+from tests.support.servers.loading import Sending, body_of, sender_to, streamed_answer
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.upstream import CLOSE, Call, Upstream, answers, says, upstream
 
 MS = 1_000_000
 ANSWER = streamed_answer(2)
@@ -38,7 +38,7 @@ class Playing:
         self.exchanges: dict[int, Exchange] = {}
         self.tally = LoadTally()
         self.start_ns = SystemClock.mono_ns() + 20 * MS
-        self.schedule = ClosedSchedule(r, range(len(r)), slots) if slots else OpenSchedule(r, range(len(r)))
+        self.schedule = Schedule(r, range(len(r)), slots) if slots else Schedule(r, range(len(r)))
         self.run = LoadRun(to.sender, self.schedule, body_of, self._keep, start_ns=self.start_ns, **more)
 
     def _keep(self, row: int, x: Exchange) -> None:
@@ -160,14 +160,6 @@ async def test_turns_wait_for_their_own_answer_and_their_reader() -> None:
 # ---------------------------------------------------------------- an end before the plan's
 
 
-@scene
-async def test_the_time_is_up() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = await Playing(to, requests([0, 5, 60_000, 60_001]), duration_ns=300 * MS).go()
-        assert (sorted(playing.rows), playing.schedule.left) == ([0, 1], 2)
-        assert playing.run.stopped == "the time was up"
-
-
 @pytest.mark.parametrize("slots", [0, 2])
 def test_stopped_once_it_drains_and_twice_it_cuts(slots: int) -> None:
     @scene
@@ -193,15 +185,6 @@ def test_stopped_once_it_drains_and_twice_it_cuts(slots: int) -> None:
                 assert (playing.run.stopped, playing.schedule.left) == ("somebody stopped it", 1)
 
     play()
-
-
-@scene
-async def test_answers_that_do_not_come_in_the_time_to_drain_are_cut() -> None:
-    held = Held()
-    async with upstream() as server, sender_to(server.url + server.on(held)) as to:
-        playing = await Playing(to, requests([0, 5]), drain_ns=50 * MS).go()
-        assert playing.outcomes() == [Outcome.CLIENT_CANCELLED] * 2
-        assert playing.run.stopped == "the time to drain was up"
 
 
 @scene

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.load.run import ClosedSchedule, ErrorWatch, OpenSchedule, Schedule, StopErrors, parse_stop_errors
+from llmtap.load.run import ErrorWatch, Schedule, StopErrors, parse_stop_errors
 from llmtap.load.workers.worker_pool import dealt
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
@@ -20,8 +20,8 @@ def requests(arrivals: Sequence[int], after: Sequence[int] = (), think: Sequence
     return Requests(array("q", arrivals), after=array("q", after), think_ns=array("q", think))
 
 
-def opened(r: Requests, rows: Sequence[int] | None = None) -> OpenSchedule:
-    return OpenSchedule(r, range(len(r)) if rows is None else rows)
+def opened(r: Requests, rows: Sequence[int] | None = None) -> Schedule:
+    return Schedule(r, range(len(r)) if rows is None else rows)
 
 
 def taken(schedule: Schedule, now_ns: int) -> list[tuple[int, int | None]]:
@@ -65,7 +65,7 @@ def test_a_turn_waits_for_the_end_before_it_and_its_reader() -> None:
 
 
 def test_a_slot_belongs_to_its_conversation_while_it_thinks() -> None:
-    schedule = ClosedSchedule(requests([0, 0, 0], after=[-1, 0, -1], think=[0, 100, 0]), range(3), 1)
+    schedule = Schedule(requests([0, 0, 0], after=[-1, 0, -1], think=[0, 100, 0]), range(3), 1)
     assert taken(schedule, 0) == [(0, None)]
     schedule.ended(0, 5, served=True)
     assert taken(schedule, 104) == []
@@ -75,7 +75,7 @@ def test_a_slot_belongs_to_its_conversation_while_it_thinks() -> None:
 
 
 def test_a_conversation_that_branches_holds_others_back() -> None:
-    schedule = ClosedSchedule(requests([0] * 5, after=[-1, 0, 0, -1, -1], think=[0] * 5), range(5), 1)
+    schedule = Schedule(requests([0] * 5, after=[-1, 0, 0, -1, -1], think=[0] * 5), range(5), 1)
     taken(schedule, 0)
     schedule.ended(0, 1, served=True)
     assert taken(schedule, 1) == [(1, 1), (2, 1)]
@@ -154,13 +154,13 @@ def played(
 @given(plans(), st.integers(1, 4), st.data())
 def test_any_open_plan(r: Requests, hands: int, data: st.DataObject) -> None:
     for rows in dealt(r, hands):
-        played(r, lambda rows: OpenSchedule(r, rows), rows, data)
+        played(r, lambda rows: Schedule(r, rows), rows, data)
 
 
 @given(plans(), st.integers(1, 4), st.integers(1, 5), st.data())
 def test_any_closed_plan(r: Requests, hands: int, slots: int, data: st.DataObject) -> None:
     for rows in dealt(r, hands):
-        played(r, lambda rows: ClosedSchedule(r, rows, slots), rows, data, slots)
+        played(r, lambda rows: Schedule(r, rows, slots), rows, data, slots)
 
 
 @given(plans(), st.integers(1, 5))
@@ -200,7 +200,7 @@ def test_a_rule(text: str, rule: StopErrors) -> None:
 )  # fmt: skip
 def test_no_rule_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse_stop_errors(text, "--stop-errors")
+        parse_stop_errors(text)
     assert refused.value.place == "--stop-errors"
     assert refused.value.hint
 

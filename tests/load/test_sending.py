@@ -22,7 +22,7 @@ from llmtap.load.sending import (
 )
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
-from tests.support.peer import scene, wait_until
+from tests.support.servers.peer import scene, wait_until
 
 MS = 1_000_000
 

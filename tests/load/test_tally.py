@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.tally import CORRECTED, LoadTally
-from tests.support.streams import MS, streamed
+from tests.support.traffic.streams import MS, streamed
 
 
 def shifted(x: Exchange, submit_ms: int, late_ms: int, dispatch_late_ms: int | None = None) -> Exchange:

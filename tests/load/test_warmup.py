@@ -10,9 +10,9 @@ import pytest
 
 from llmtap.load.warmup import IN_A_ROW, WarmUp, WarmUpOptions, _missing, warm_up
 from llmtap.workload.requests import Requests
-from tests.support.loading import bodies, streamed_answer
-from tests.support.peer import play
-from tests.support.upstream import Call, Script, Upstream, answers, says, upstream
+from tests.support.servers.loading import bodies, streamed_answer
+from tests.support.servers.peer import play
+from tests.support.servers.upstream import Call, Script, Upstream, answers, says, upstream
 
 NO = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
 

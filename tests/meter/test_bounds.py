@@ -33,7 +33,7 @@ from llmtap.meter.pipeline.open_streams import StreamsQuery
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.meter.pipeline.recorder import Recorder
-from tests.support.sinks import CollectingSink
+from tests.meter.sinks import CollectingSink
 
 SIZE = 8_000_000
 assert SIZE < REQUEST_BYTES_MAX

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 from llmtap.channel.frames import ACK
 from llmtap.meter.setup import HAND_OVER
 from tests.meter.test_process import Meter, finish, joined, wait_for
-from tests.support.relay_status import relay_status
-from tests.support.tap_frames import Script
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import Script
 
 Make = Callable[..., Meter]
 
@@ -91,18 +90,6 @@ def test_a_relay_that_dies_in_the_drain_is_counted_as_lost(make: Make) -> None:
     told = relays_of(new)["r0"]
     assert (told["opened"], told["measured"], told["unsettled"]) == (1, 0, 0)
     assert told["dropped"] == {"relay_lost": 1}
-
-
-def test_a_term_to_the_whole_group_does_not_hurry_it(make: Make) -> None:
-    old, new = make("old"), make("new")
-    with joined(old) as relay:
-        hand_over(old, new.path)
-        wait_for(lambda: "r0" in relays_of(new))
-        old.process.terminate()
-        with pytest.raises(subprocess.TimeoutExpired):
-            old.process.wait(timeout=0.5)
-        finish(relay)
-    assert old.stop()[0] == 0
 
 
 def test_a_successor_that_is_away_or_of_another_kind_holds_nothing_up(make: Make, tmp_path: Path) -> None:

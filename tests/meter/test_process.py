@@ -22,8 +22,8 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable, MeterSetup
 from llmtap.meter.shutdown import GRACE_S
 from llmtap.units import encode_special
-from tests.support.relay_status import relay_status
-from tests.support.tap_frames import Script
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import Script
 
 
 class Meter:
@@ -99,13 +99,6 @@ def test_a_malformed_request_to_the_admin_port_leaves_nothing_in_the_log(meter: 
     status, log = meter.stop()
     assert status == 0
     assert [word for word in ("s3cret", "Traceback", "aiohttp") if word in log] == []
-
-
-def test_it_ends_with_its_supervisor(meter: Meter) -> None:
-    assert meter.process.stdin is not None
-    meter.process.stdin.close()
-    meter.process.stdin = None
-    assert meter.stop()[0] == 0
 
 
 def joined(meter: Meter) -> socket.socket:

@@ -13,7 +13,7 @@ from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.support.streams import streamed
+from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 DECODED = {

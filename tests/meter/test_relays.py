@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from llmtap.channel.channel import Ledger
 from llmtap.channel.frames import Hello
 from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
-from tests.support.relay_status import relay_status
+from tests.support.traffic.relay_status import relay_status
 
 S = 1_000_000_000
 

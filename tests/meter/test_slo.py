@@ -11,7 +11,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.meter.slo import BURN_WINDOWS, SloBook
 from llmtap.metrics.latency import measure
 from llmtap.metrics.slo import SloOptions, check_slos
-from tests.support.streams import streamed
+from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 GOOD, BAD = 100, 900

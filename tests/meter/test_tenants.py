@@ -15,7 +15,7 @@ from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.tenants import DEFAULT, OTHER, UNKNOWN, Labels, Tenants
+from llmtap.meter.tenants import OTHER, Labels, Tenants
 from llmtap.protocol.http1 import parse_request_head
 
 KEY = "sk-live-51H8secret"
@@ -166,24 +166,6 @@ def test_values_are_bounded_and_stable(asked: list[tuple[str, str, str | None]])
     assert len(given_out) <= 6 + 4 * 3
 
 
-def test_a_full_table_of_series_folds_the_model() -> None:
-    labels = Labels(tenants_max=10, models_max=10, series_max=2)
-    assert [labels.fold("a", m)[:2] for m in ("x", "y", "z", "x")] == [
-        ("a", "x"), ("a", "y"), ("a", OTHER), ("a", "x"),
-    ]  # fmt: skip
-    assert labels.overflow["series"] == 1
-
-
-def test_tenants_told_beforehand_have_their_place_and_so_has_the_default() -> None:
-    labels = Labels(tenants_max=2, models_max=1, series_max=9, reserved=["acme"])
-    assert [labels.tenant(n) for n in ("first", "second", "acme", DEFAULT)] == [
-        "first",
-        OTHER,
-        "acme",
-        DEFAULT,
-    ]
-
-
 def test_whoever_the_gateway_does_not_know_takes_no_place() -> None:
     labels = Labels(tenants_max=1, models_max=1, series_max=9)
     assert labels.tenant("guess", trusted=False) == OTHER
@@ -198,7 +180,7 @@ def test_a_models_name_is_visible_and_short() -> None:
     assert len(labels.fold("t", "m" * 10_000)[1]) == 128
 
 
-NAMES = 100_000
+NAMES = 10_000
 KNOWN_MAX = 1_000
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -206,7 +188,7 @@ CLOSING = json.dumps({"outcome": "complete"}).encode()
 
 
 @pytest.mark.once
-def test_a_hundred_thousand_tenants_are_a_thousand_and_the_rest() -> None:
+def test_ten_thousand_tenants_are_a_thousand_and_the_rest() -> None:
     tally = ExchangePipeline(MeterOptions(), ManualClock())
     hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
     assembler = Assembler(hello, tally)
@@ -237,7 +219,3 @@ def test_overflow_is_counted_by_label() -> None:
     assert labels.fold("a", "m2") == ("a", "m2", "")
     assert labels.fold("a", "m3") == ("a", OTHER, "")
     assert labels.overflow == {"tenant": 2, "model": 1, "series": 0}
-
-
-def test_no_model_is_a_name_of_its_own() -> None:
-    assert Labels(5, 5, 5).fold("a", None) == ("a", UNKNOWN, "")

@@ -18,7 +18,7 @@ from llmtap.metrics.arrivals import (
     ks_exponential,
     strongest_autocorrelation,
 )
-from tests.support.arrival_theory import KS_999, Z_999
+from tests.support.workloads.arrival_theory import KS_999, Z_999
 
 S = 1_000_000_000
 TIMES = st.lists(st.integers(0, 10**12), max_size=60)

@@ -1,50 +1,14 @@
-"""Waiting readers: the closed form equals the simulation, whatever the stream; the output delay trick."""
+"""Waiting readers: the closed form equals the simulation, whatever the stream."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.metrics.deadlines import (
-    Benefit,
-    attainment,
-    e2e_deadlines_ns,
-    idle_ns,
-    meets_deadlines,
-    output_delay_ns,
-    reader_wait_ns,
-    reading_deadlines_ns,
-    smooth_goodput,
-    tokens_in_time,
-    ttft_tbt_deadlines_ns,
-    user_idle_ns,
-)
-from llmtap.metrics.latency import tbc_max_ns, tbc_ns
+from llmtap.metrics.deadlines import Benefit, user_idle_ns
+from tests.support.traffic.streams import reader_wait_ns
 
 MS = 1_000_000
-V = 50 * MS
 times = st.lists(st.integers(0, 5_000 * MS), min_size=1, max_size=60).map(sorted)
-
-# A stream of the paper's introduction and of oracle S5, in ms.
-STALL_AFTER_8 = [t * MS for t in (100, 110, 120, 130, 140, 150, 160, 170, 670, 680, 690, 700)]
-
-
-class TestPolicies:
-    def test_each_sets_its_own_deadlines(self) -> None:
-        assert ttft_tbt_deadlines_ns([100, 120, 200], 10, 300, 50) == [310, 150, 170]
-        assert e2e_deadlines_ns(3, 10, 300) == [310, 310, 310]
-        assert reading_deadlines_ns(3, 10, 50) == [10, 60, 110]
-        assert reading_deadlines_ns(3, 10, 50, grace_tokens=1) == [60, 110, 160]
-        assert ttft_tbt_deadlines_ns([], 10, 300, 50) == []
-
-    def test_a_deadline_met_exactly_is_met(self) -> None:
-        assert meets_deadlines([100, 200], [100, 200])
-        assert not meets_deadlines([100, 201], [100, 200])
-        assert tokens_in_time([100, 201], [100, 200]) == 1
-
-    def test_idle_is_the_longest_delay_under_any_policy(self) -> None:
-        assert idle_ns([100, 300], [150, 250]) == 50
-        assert idle_ns([100], [150]) == -50
-        assert idle_ns([], []) is None
 
 
 class TestUserIdle:
@@ -86,42 +50,6 @@ class TestUserIdle:
         ours = user_idle_ns(times, 0, 1, v, clamped=False)
         assert ours is not None
         assert user_idle_ns(times, 0, 1, v, grace_tokens=1, clamped=False) == ours - v
-        assert idle_ns(times, reading_deadlines_ns(len(times), 0, v, 1)) == ours - v
-
-    @given(times)
-    def test_is_zero_just_when_every_deadline_is_met(self, times: list[int]) -> None:
-        in_time = meets_deadlines(times, reading_deadlines_ns(len(times), times[0]))
-        assert (user_idle_ns(times, times[0]) == 0) is in_time
-
-
-class TestOutputDelay:
-    """The trick of seed 001, 5.3, replayed: the figures improve and the reader waits as before."""
-
-    def test_slower_than_reading_is_worse(self) -> None:
-        delivered = output_delay_ns(STALL_AFTER_8, 100 * MS)
-        assert tbc_max_ns(tbc_ns(delivered)) == 100 * MS
-        bound = ttft_tbt_deadlines_ns(delivered, 0, 300 * MS, 100 * MS)
-        assert meets_deadlines(delivered, bound)  # the stream with the stall missed it, this one is "good"
-        assert user_idle_ns(delivered, 0) == 650 * MS
-
-    @given(times, st.integers(0, V))
-    def test_up_to_the_readers_pace_the_wait_stays(self, times: list[int], pace: int) -> None:
-        assert user_idle_ns(output_delay_ns(times, pace), 0) == user_idle_ns(times, 0)
-
-    @given(times, st.integers(V, 5 * V))
-    def test_beyond_it_the_wait_grows_by_a_bounded_amount(self, times: list[int], pace: int) -> None:
-        waited, longer = user_idle_ns(times, 0), user_idle_ns(output_delay_ns(times, pace), 0)
-        assert waited is not None
-        assert longer is not None
-        assert waited <= longer <= waited + (len(times) - 1) * (pace - V)
-
-    @given(times, st.data())
-    def test_the_longest_gap_never_rises(self, times: list[int], data: st.DataObject) -> None:
-        worst = tbc_max_ns(tbc_ns(times)) or 0
-        pace = data.draw(st.integers(0, worst))
-        delivered = output_delay_ns(times, pace)
-        assert (tbc_max_ns(tbc_ns(delivered)) or 0) <= worst
-        assert all(q >= t for q, t in zip(delivered, times, strict=True))
 
 
 class TestBenefit:
@@ -155,8 +83,3 @@ class TestBenefit:
             Benefit(f="minutes")
         with pytest.raises(ValueError, match="above 0"):
             Benefit(reader_ns_per_token=0)
-
-
-def test_goodputs_of_nothing_are_none() -> None:
-    assert smooth_goodput([1.0], 0.0) is None
-    assert attainment([]) is None

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from math import atan, comb, exp, isclose, log, pi, sqrt
+from math import comb, exp, isclose, log, sqrt
 from statistics import variance
 
 import pytest
@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from llmtap.metrics import experiment
 from llmtap.metrics.experiment import (
-    PRIOR_WEIGHT,
-    TIGHTEST_AT,
     ArmSample,
     Figure,
     anytime_p,
@@ -100,7 +98,6 @@ def test_welch_by_hand() -> None:
     assert d.estimate == 8
     assert d.interval == pytest.approx((8 - 2.5507 * sqrt(22.9), 8 + 2.5507 * sqrt(22.9)), abs=0.01)
     assert (d.anytime, d.p) == (None, None), "five units are too few to be watched"
-    assert d.p_single == pytest.approx(0.155, abs=0.002)
 
 
 def test_too_little_to_say_is_none_and_never_0() -> None:
@@ -118,17 +115,6 @@ def test_too_little_to_say_is_none_and_never_0() -> None:
     assert (same.estimate, same.interval, same.p) == (0, None, None)
 
 
-def test_the_anytime_interval_is_wider_and_p_agrees_with_it() -> None:
-    r = random.Random(5)
-    control = figure_of([round(r.gauss(100, 10) * MS) for _ in range(500)])
-    for shift, found in ((0, False), (1, False), (8, True)):
-        arm = figure_of([round(r.gauss(100 + shift, 10) * MS) for _ in range(500)])
-        d = mean_difference(arm, control, ALPHA)
-        assert d is not None and d.interval is not None and d.anytime is not None and d.p is not None
-        assert d.anytime[0] < d.interval[0] < d.estimate < d.interval[1] < d.anytime[1]
-        assert (d.p <= ALPHA) is (not d.anytime[0] <= 0 <= d.anytime[1]) is found
-
-
 # ---------------------------------------------------------------- quantiles
 
 
@@ -139,16 +125,6 @@ def test_an_interval_of_a_median_stands_at_its_order_statistics() -> None:
     reach = 1.9695 * sqrt(0.25 / 250)  # t with 249 degrees of freedom
     low, high = 249 * (0.5 - reach), 249 * (0.5 + reach)
     assert interval == pytest.approx((low * (1 - RELATIVE_ERROR), high * (1 + RELATIVE_ERROR)), abs=0.01)
-
-
-def test_the_interval_covers_as_often_as_the_binomial_distribution_says() -> None:
-    """Exactly: ranks l to u of n values hold the median with probability P(l <= Bin(n, 1/2) < u)."""
-    n = 400
-    interval = quantile_interval(figure_of(list(range(n))), 0.5, ALPHA)
-    assert interval is not None
-    low, high = round(interval[0]), round(interval[1])
-    covered = sum(comb(n, i) for i in range(low + 1, high + 1)) / 2**n
-    assert 0.945 < covered < 0.985, "n is large, and the histogram's error comes on top"
 
 
 def test_quantiles_of_alike_values_are_less_certain() -> None:
@@ -178,20 +154,6 @@ def test_the_sample_of_units_is_bounded_and_fair() -> None:
     assert {n for (n,), _ in kept.values()} == {1, 400}
     share = sum(values[0] == 1 for _, values in kept.values()) / len(kept)
     assert abs(share - 0.25) < 5 * sqrt(0.25 * 0.75 / len(kept))
-
-
-def test_differences_of_quantiles_lie_in_their_intervals() -> None:
-    r = random.Random(8)
-    control = figure_of([round(r.lognormvariate(0, 0.5) * 100 * MS) for _ in range(4_000)])
-    arm = figure_of([round((r.lognormvariate(0, 0.5) * 100 + 30) * MS) for _ in range(4_000)])
-    for share in (0.5, 0.95, 0.99):
-        d = quantile_difference(arm, control, share, ALPHA)
-        assert d is not None and d.interval is not None and d.anytime is not None
-        assert d.interval[0] < 30 * MS < d.interval[1]
-        assert d.anytime[0] < d.interval[0] < d.estimate < d.interval[1] < d.anytime[1]
-    few = quantile_difference(figure_of([1] * 60), figure_of([1] * 60), 0.99, ALPHA)
-    assert few is not None
-    assert (few.interval, few.anytime) == (None, None), "60 values have no 99th percentile to speak of"
 
 
 # ---------------------------------------------------------------- shares
@@ -293,28 +255,13 @@ def test_watching_means_of_equal_arms_seldom_raises_an_alarm(draw: Callable[...,
         rang = single = False
         for control, arm in watched(draw, seed):
             d = mean_difference(arm, control, ALPHA)
-            assert d is not None and d.p is not None and d.p_single is not None
+            assert d is not None and d.p is not None and d.interval is not None
             rang |= d.p <= ALPHA
-            single |= d.p_single <= ALPHA
-        alarms += rang
-        naive += single
-    assert alarms <= ALPHA * runs
-    assert naive >= 4 * ALPHA * runs, "the test for a single look, looked at again and again"
-
-
-def test_watching_medians_of_equal_arms_seldom_raises_an_alarm() -> None:
-    runs, alarms, naive = 60, 0, 0
-    for seed in range(runs):
-        rang = single = False
-        for control, arm in watched(lognormal, seed):
-            d = quantile_difference(arm, control, 0.5, ALPHA)
-            assert d is not None and d.interval is not None
-            rang |= d.anytime is not None and not d.anytime[0] <= 0 <= d.anytime[1]
             single |= not d.interval[0] <= 0 <= d.interval[1]
         alarms += rang
         naive += single
     assert alarms <= ALPHA * runs
-    assert naive >= 2 * ALPHA * runs
+    assert naive >= 4 * ALPHA * runs, "the test for a single look, looked at again and again"
 
 
 def test_watching_refusals_of_equal_arms_seldom_raises_an_alarm() -> None:
@@ -330,23 +277,6 @@ def test_watching_refusals_of_equal_arms_seldom_raises_an_alarm() -> None:
         naive += single
     assert alarms <= ALPHA * runs
     assert naive >= 2 * ALPHA * runs
-
-
-def test_what_took_requests_for_independent_would_see_ghosts() -> None:
-    """The same conversations with each request as a unit of its own: far more alarms than alpha."""
-    runs = alarms = 0
-    for seed in range(60):
-        r = random.Random(seed)
-        figures = Figure(), Figure()
-        for _ in range(600):
-            into = figures[r.random() < 0.5]
-            for value in conversation(r) * 3:
-                into.add(r.getrandbits(64), [value])
-        d = mean_difference(figures[1], figures[0], ALPHA)
-        assert d is not None and d.p_single is not None
-        runs += 1
-        alarms += d.p_single <= ALPHA
-    assert alarms > 4 * ALPHA * runs
 
 
 def test_a_difference_is_found_while_watching() -> None:
@@ -365,14 +295,6 @@ def test_a_difference_is_found_while_watching() -> None:
 def test_interval_and_e_value_say_the_same(alpha: float, n: int) -> None:
     assert mixture_e_log(mixture_width(n, alpha), n, alpha) == pytest.approx(log(1 / alpha))
     assert mixture_e_log(-mixture_width(n, alpha), n, alpha) == pytest.approx(log(1 / alpha))
-
-
-def test_the_interval_of_a_mean_is_narrowest_for_the_size_it_was_tuned_for() -> None:
-    """In units of sqrt(n): the tuning is Waudby-Smith et al.'s approximation, right within a few percent."""
-    widths = {n: mixture_width(n, ALPHA) for n in range(1_000, 40_000, 250)}
-    best = min(widths.values())
-    assert widths[TIGHTEST_AT] < 1.06 * best
-    assert best > 1.96, "never narrower than for a single look"
 
 
 def test_the_e_value_is_the_mixture_it_claims_to_be() -> None:
@@ -414,39 +336,10 @@ def compositions(n: int, parts: int) -> list[tuple[int, ...]]:
     return [(i, *rest) for i in range(n + 1) for rest in compositions(n - i, parts - 1)]
 
 
-def test_the_multinomial_e_value_is_the_product_of_predictions() -> None:
-    """A second way: each unit's predicted share by Laplace's rule, over its share under the null."""
-    r = random.Random(1)
-    counts, e = [0, 0, 0], 0.0
-    shares = (0.2, 0.3, 0.5)
-    for n in range(500):
-        cell = r.randrange(3)
-        e += log((PRIOR_WEIGHT * shares[cell] + counts[cell]) / (PRIOR_WEIGHT + n) / shares[cell])
-        counts[cell] += 1
-    assert multinomial_e_log(counts, shares) == pytest.approx(e)
-
-
 def test_nothing_seen_says_nothing() -> None:
     assert anytime_p(multinomial_e_log((0, 0), (0.5, 0.5))) == 1
     assert anytime_p(-3.0) == 1
     assert anytime_p(log(20)) == pytest.approx(0.05)
-
-
-def test_a_ratio_that_is_watched_all_the_time() -> None:
-    """1,000 fair splits watched unit by unit: seldom an alarm, where a chi-square test has many."""
-    r = random.Random(20_240)
-    runs, alarms, naive = 1_000, 0, 0
-    for _ in range(runs):
-        a = rang = chi = 0
-        for n in range(1, 1_001):
-            a += r.random() < 0.5
-            if n % 10 == 0:
-                rang |= anytime_p(multinomial_e_log((a, n - a), (0.5, 0.5))) <= ALPHA
-                chi |= (2 * a - n) ** 2 / n > 3.841459
-        alarms += rang
-        naive += chi
-    assert alarms <= ALPHA * runs
-    assert naive > 5 * ALPHA * runs
 
 
 @pytest.mark.parametrize(("share", "by"), [(0.55, 6_000), (0.7, 300)])
@@ -468,17 +361,7 @@ def test_quantiles_are_those_of_the_table(alpha: float, df: int, t: float) -> No
     assert t_quantile(alpha, df) == pytest.approx(t, abs=6e-4)
 
 
-@pytest.mark.parametrize("t", [0.01, 0.5, 1, 3, 40, 1e4])
-def test_with_one_and_two_degrees_of_freedom_there_are_closed_forms(t: float) -> None:
-    assert t_tail(t, 1) == pytest.approx(1 - 2 / pi * atan(t), rel=1e-9)
-    assert t_tail(-t, 2) == pytest.approx(1 - t / sqrt(2 + t * t), rel=1e-6)
-
-
 @pytest.mark.parametrize("df", [1, 1.7, 6, 99.5, 1e4, 1e7])
 @pytest.mark.parametrize("alpha", [0.5, 0.05, 1e-3])
 def test_quantile_and_tail_undo_each_other(df: float, alpha: float) -> None:
     assert t_tail(t_quantile(alpha, df), df) == pytest.approx(alpha, rel=1e-8)
-
-
-def test_with_many_degrees_of_freedom_it_is_normal() -> None:
-    assert t_quantile(0.05, 1e9) == pytest.approx(1.959964, abs=1e-6)

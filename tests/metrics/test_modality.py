@@ -259,7 +259,7 @@ def test_with_ties_it_is_what_the_definition_says(values: list[int]) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(8))
 def test_without_ties_it_is_what_the_definition_says(seed: int) -> None:
     random = Random(seed)
     values = [
@@ -289,25 +289,9 @@ def test_its_chances_are_those_of_the_published_table(n: int, p95: float, p99: f
     assert dip_p(p99, n) == pytest.approx(0.01, rel=0.12)
 
 
-def test_between_the_rows_of_the_table_it_goes_on_evenly() -> None:
-    by_n = [dip_p(0.5 / n**0.5, n) for n in (200, 250, 320, 400, 500)]
-    assert by_n == sorted(by_n) or by_n == sorted(by_n, reverse=True)
-    by_dip = [dip_p(found, 700) for found in np.linspace(0.001, 0.1, 60)]
-    assert by_dip == sorted(by_dip, reverse=True)
-
-
 def test_its_ends() -> None:
     assert dip_p(0.125, 4) == 1.0
     assert dip_p(0.25, 1_000) == pytest.approx(1 - DIP_SHARES[-1])
     assert dip_p(1 / 6, 3) == 1.0
     # Beyond the last row, as in it: it is of sqrt(n) dip.
     assert dip_p(0.5 / 1e6**0.5, 1_000_000) == pytest.approx(dip_p(0.5 / DIP_SIZES[-1] ** 0.5, DIP_SIZES[-1]))
-
-
-def test_the_table_can_be_made_again() -> None:
-    """A fresh simulation of one row, small."""
-    random = np.random.default_rng(5)
-    n = 200
-    found = [dip(random.random(n)) for _ in range(1_500)]
-    assert np.mean([dip_p(one, n) < 0.05 for one in found]) == pytest.approx(0.05, abs=0.019)
-    assert np.mean([dip_p(one, n) < 0.5 for one in found]) == pytest.approx(0.5, abs=0.043)

@@ -7,7 +7,6 @@ import pytest
 from llmtap.metrics.saturation import (
     SaturationLevel,
     capacity,
-    delivered_shares,
     fit_linear,
     fit_power,
     fit_quadratic,
@@ -19,7 +18,6 @@ from llmtap.metrics.saturation import (
     peak,
     r_squared,
     saturation_point,
-    undelivered,
 )
 
 TABLE_5 = [
@@ -46,10 +44,7 @@ def test_capacity_is_the_highest_level_that_completes() -> None:
 
 
 def test_no_levels_have_no_points() -> None:
-    assert [rule([]) for rule in (knee, saturation_point, peak, incomplete, undelivered, heavy_tail)] == [
-        None
-    ] * 6
-    assert delivered_shares([]) == []
+    assert [rule([]) for rule in (knee, saturation_point, peak, incomplete, heavy_tail)] == [None] * 5
 
 
 LENGTHS = [1024.0, 4096.0, 16384.0, 65536.0, 131072.0]

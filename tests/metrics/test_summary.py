@@ -169,32 +169,6 @@ def test_smooth_goodput_says_for_which_reader() -> None:
     ]
 
 
-def test_streams_without_a_token_are_counted_by_reason() -> None:
-    def silent(outcome: Outcome) -> Exchange:
-        x = stream([1], outcome=outcome)
-        x.timeline.events = EventLog()
-        return x
-
-    blocked = silent(Outcome.REFUSED)
-    blocked.refusal = {"kind": "input_guardrail"}
-    out = summary_of(
-        stream([1]),
-        silent(Outcome.COMPLETE),
-        blocked,
-        silent(Outcome.TRUNCATED),
-        silent(Outcome.UPSTREAM_ERROR),
-    ).to_dict(WINDOW, 1.0)
-    assert out["no_token"] == {"n": 4, "reasons": {"empty": 1, "error": 2, "guardrail": 1}}
-
-
-def test_tokens_of_clients_that_left_are_told_apart() -> None:
-    left = stream([10, 20, 30, 40], tokens=3, outcome=Outcome.CLIENT_CANCELLED)
-    left.timeline.delivered_ns = 25 * MS
-    tokens = summary_of(left, stream([1])).to_dict(WINDOW, 1.0)["tokens"]
-    assert isinstance(tokens, dict)
-    assert (tokens["output"], tokens["cancelled"], tokens["after_cancel"]) == (13, 6, 6)
-
-
 def test_the_servers_clock_is_compared_with_ours() -> None:
     x, y = stream([100, 120]), stream([100, 120])
     x.server_timing = [{"name": "ttft", "ms": 90, "where": "usage"}]
@@ -244,13 +218,6 @@ def test_refusals_are_counted_by_kind() -> None:
         "share": pytest.approx(2 / 3),
         "kinds": {"content_filter": 1, "unknown": 1},
     }
-
-
-def test_load_is_offered_and_achieved() -> None:
-    summary = summary_of(stream([1]))
-    assert summary.to_dict(WINDOW, 2.0)["load"] == {"mode": "live", "offered_rps": None, "achieved_rps": 0.5}
-    summary.opened = 3
-    assert summary.to_dict(WINDOW, 2.0)["load"] == {"mode": "live", "offered_rps": 1.5, "achieved_rps": 0.5}
 
 
 def test_uncertainty_is_the_worst_seen() -> None:
@@ -343,11 +310,6 @@ def test_no_token_has_a_reason(outcome: Outcome, kind: str | None, expected: str
     assert expected in NO_TOKEN_REASONS
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_whoever_got_a_token_has_none(outcome: Outcome) -> None:
-    assert reason(exchange(5, outcome=outcome)) is None
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_nobody_knows_what_would_have_come_through_a_relay_that_died(stream: bool) -> None:
     assert reason(exchange(stream=stream, outcome=Outcome.TAP_ERROR)) is None
@@ -410,10 +372,6 @@ def test_queue_and_prefill_stand_for_a_ttft_that_is_not_told() -> None:
     assert disagreement(queue, prefill, {"name": "ttft", "ms": 99}) == {"ttft": 1 * MS}
 
 
-def test_the_first_telling_counts() -> None:
-    assert disagreement({"name": "decode", "ms": 70}, {"name": "decode", "ms": 1}) == {"decode": 10 * MS}
-
-
 @pytest.mark.parametrize(
     "told",
     [
@@ -428,10 +386,6 @@ def test_the_first_telling_counts() -> None:
 )
 def test_what_cannot_be_compared_is_left_out(told: dict[str, object]) -> None:
     assert disagreement(told) == {}
-
-
-def test_nothing_told_is_nothing() -> None:
-    assert disagreement() == {}
 
 
 def test_a_point_that_we_did_not_see_is_left_out() -> None:

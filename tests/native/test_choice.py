@@ -1,12 +1,14 @@
-"""Which implementation runs, and the reason that is given for Python."""
+"""Which implementation runs, the reason that is given for Python, and what `llmtap --version` says."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from llmtap import native
+from llmtap import __version__, native
 from llmtap.native import _load
 from llmtap.native.fingerprint import fingerprint
 
@@ -87,3 +89,16 @@ def test_every_source_counts_in_the_fingerprint(tmp_path: Path) -> None:
             (tmp_path / name).write_text(text)
             seen.add(fingerprint(tmp_path))
     assert len(seen) == 1 + 4 * 3
+
+
+@pytest.mark.parametrize("value", [None, "0"])
+def test_the_version_names_the_implementation(value: str | None) -> None:
+    environ = {key: text for key, text in os.environ.items() if key != "LLMTAP_NATIVE"}
+    if value is not None:
+        environ["LLMTAP_NATIVE"] = value
+    elif os.environ.get("LLMTAP_NATIVE") == "0":
+        pytest.skip("the expected name is unknown in this process")
+    expected = native.describe() if value is None else "python: LLMTAP_NATIVE=0"
+    command = [sys.executable, "-m", "llmtap.cli", "--version"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"llmtap {__version__} ({expected})\n"), done.stderr

@@ -31,8 +31,8 @@ from llmtap.protocol.repetition import (
     TokenRun,
 )
 from tests.native.cases import TokenEvents, in_a_chunk
-from tests.support.corpus import NAMES, Recorded
-from tests.support.tap_frames import MS, Script
+from tests.support.traffic.corpus import NAMES, Recorded
+from tests.support.traffic.tap_frames import MS, Script
 
 compiled = native.compiled
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"the compiled path does not run: {REASON}")

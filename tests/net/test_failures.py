@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from llmtap.net.failures import failure_said, is_own_shortage
-from tests.support.live_proxy import port_free
-from tests.support.peer import scene
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import scene
 
 REFUSED = "connection refused"
 

@@ -15,7 +15,7 @@ from llmtap.net.listener import (
     keep_port,
     parse_address,
 )
-from tests.support.peer import play, scene, wait_until
+from tests.support.servers.peer import play, scene, wait_until
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER
-from tests.support.peer import scene
+from tests.support.servers.peer import scene
 
 MS = 1_000_000
 

@@ -18,8 +18,8 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, Timebase
 from tests.net.test_stream import Notes
-from tests.support.peer import PATIENCE_S, scene, wait_until
-from tests.support.upstream import Upstream, unanswered_port, upstream
+from tests.support.servers.peer import PATIENCE_S, scene, wait_until
+from tests.support.servers.upstream import Upstream, unanswered_port, upstream
 
 CONNECT_NS = 1_000_000_000_000
 SETTLED_S = 0.02
@@ -49,8 +49,8 @@ def test_an_origin(url: str, origin: Origin) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "gw.test", "gw.test:80", "ftp://gw.test", "http://", "http://:80", "http://gw.test:99999", "http://gw:x",
-     "http://gw.test?q=1", "http://gw.test#f", "http://user:pw@gw.test", "http://[::1"],
+    ["", "gw.test", "gw.test:80", "ftp://gw.test", "http://", "http://:80", "http://gw.test:99999",
+     "http://gw:x", "http://gw.test?q=1", "http://gw.test#f", "http://user:pw@gw.test", "http://[::1"],
 )  # fmt: skip
 def test_no_origin_names_the_setting(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -136,6 +136,7 @@ async def test_the_youngest_is_taken_first() -> None:
 async def test_the_taker_becomes_the_handler() -> None:
     async with upstream() as server, pool_of(server) as pool:
         first, second = Waits(), Notes()
+        began_ns = SystemClock.mono_ns()
         stream = await opened(pool, first)
         keep(pool, stream)
         assert taken(pool, second) is stream
@@ -143,32 +144,17 @@ async def test_the_taker_becomes_the_handler() -> None:
         await peer.send(b"hello")
         await wait_until(lambda: second.data)
         assert (first.data, second.data) == ([], [b"hello"])
+        assert 0 < first.took_ns <= SystemClock.mono_ns() - began_ns
         stream.close()
-
-
-@pytest.mark.parametrize("how", ["fin", "rst", "words"])
-@scene
-async def test_an_idle_connection_that_ends_or_speaks_leaves_the_pool_at_once(how: str) -> None:
-    async with upstream() as server, pool_of(server) as pool:
-        stream = await opened(pool)
-        peer = await server.take_over()
         keep(pool, stream)
-        match how:
-            case "fin":
-                peer.half_close()
-            case "rst":
-                peer.reset()
-            case _:
-                peer.sock.send(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
-        await wait_until(lambda: pool.idle == 0)
-        assert stream.closed
-        assert taken(pool) is None
+        assert pool.idle == 0, "a closed one is not kept"
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("how", ["fin", "rst", "words"])
 @scene
-async def test_one_that_ended_in_this_very_turn_is_not_handed_out(how: str) -> None:
-    """The loop has had no chance to say so: the pool has to ask the socket."""
+async def test_an_idle_connection_that_ended_or_spoke_is_not_handed_out(how: str, at_once: bool) -> None:
+    """At once: the loop has had no chance to say so, and the pool has to ask the socket."""
     async with upstream() as server, pool_of(server) as pool:
         stream = await opened(pool)
         peer = await server.take_over()
@@ -181,6 +167,8 @@ async def test_one_that_ended_in_this_very_turn_is_not_handed_out(how: str) -> N
                 peer.reset()
             case _:
                 peer.sock.send(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+        if not at_once:
+            await wait_until(lambda: pool.idle == 0)
         assert taken(pool) is None
         assert stream.closed
 
@@ -203,15 +191,6 @@ async def test_nothing_is_kept_when_nothing_may_be() -> None:
                 stream = await opened(pool)
                 keep(pool, stream)
                 assert (pool.idle, stream.closed) == (0, True)
-
-
-@scene
-async def test_a_closed_connection_is_not_kept() -> None:
-    async with upstream() as server, pool_of(server) as pool:
-        stream = await opened(pool)
-        stream.close()
-        keep(pool, stream)
-        assert pool.idle == 0
 
 
 @scene
@@ -277,16 +256,6 @@ async def test_every_address_of_a_name_is_tried() -> None:
         pool._addresses = [(family, ("127.0.0.2", 1)), (family, address)]
         stream = await opened(pool)
         assert stream.is_alive()
-        stream.close()
-
-
-@scene
-async def test_how_long_it_took_is_told() -> None:
-    async with upstream() as server, pool_of(server) as pool:
-        waiter = Waits()
-        began = SystemClock.mono_ns()
-        stream = await opened(pool, waiter)
-        assert 0 < waiter.took_ns <= SystemClock.mono_ns() - began
         stream.close()
 
 

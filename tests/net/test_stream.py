@@ -12,7 +12,7 @@ from llmtap import native
 from llmtap.clock import SystemClock
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import CompiledStream, KernelStream, PlainStream, Timebase, open_stream
-from tests.support.peer import Ending, Peer, scene, wait_still, wait_until
+from tests.support.servers.peer import Ending, Peer, scene, wait_still, wait_until
 
 IMPLEMENTATIONS = [None] if native.compiled is None else [native.compiled, None]
 CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])

@@ -18,7 +18,7 @@ from llmtap.net.lag import PEAKS_MAX, LagMeter, PythonLagMeter, make_lag_meter
 from llmtap.net.stream import LAG_ABSURD_NS, STEP_NS, KernelStream, Timebase
 from llmtap.vantage import reporter
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock
-from tests.support.peer import Peer, scene, wait_until
+from tests.support.servers.peer import Peer, scene, wait_until
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -1,4 +1,7 @@
-"""TLS on the listener and towards the upstream: verified by default, and refused in plain words where not."""
+"""TLS on the listener and towards the upstream: verified by default, and refused in plain words where not.
+
+Long because the listener, the upstream and the tunnels between share certificates, a client and a server.
+"""
 
 import asyncio
 import contextlib
@@ -7,7 +10,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -15,10 +18,10 @@ import trustme
 
 from llmtap.errors import ConfigError
 from llmtap.net.tls import TlsStream, client_context, server_context
-from tests.support.peer import PATIENCE_S, Ending, Head, chunk, scene, wait_still, wait_until
-from tests.support.proxy import Tapped, ms, stage, tapped
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, Call, answers
+from tests.support.servers.peer import PATIENCE_S, Ending, Head, chunk, scene, wait_still, wait_until
+from tests.support.servers.proxy import Tapped, ms, stage, tapped
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, Call, answers
 
 # ---------------------------------------------------------------- certificates, made once
 
@@ -30,6 +33,11 @@ class Papers(NamedTuple):
     other_ca: str
     certificate: str
     key: str
+
+    @property
+    def served(self) -> dict[str, Any]:
+        """Options of a relay that listens with TLS."""
+        return {"tls_certificate": self.certificate, "tls_key": self.key}
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +123,19 @@ async def tls_upstream(papers: Papers | None, handler: Handler) -> AsyncIterator
         server.close()
 
 
+@asynccontextmanager
+async def secure(
+    papers: Papers, handler: Handler, **options: Any
+) -> AsyncIterator[tuple[TlsUpstream, Tapped]]:
+    """An https upstream, and a relay that trusts its CA unless `options` say otherwise."""
+    options = options or {"upstream_ca": papers.ca}
+    async with (
+        tls_upstream(papers, handler) as up,
+        tapped(f"https://localhost:{up.port}", **options) as tap,
+    ):
+        yield up, tap
+
+
 async def says_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while True:
         head = Head.parse(await reader.readuntil(b"\r\n\r\n"))
@@ -174,7 +195,7 @@ def test_bad_files_name_their_setting(papers: Papers, tmp_path: Path) -> None:
 
 @scene
 async def test_one_event_in_is_one_event_out_with_tls(papers: Papers) -> None:
-    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+    async with stage(**papers.served) as (up, tap):
         seen = asyncio.Event()
 
         async def lockstep(call: Call) -> None:
@@ -197,7 +218,7 @@ async def test_one_event_in_is_one_event_out_with_tls(papers: Papers) -> None:
 
 @scene
 async def test_plain_bytes_on_the_tls_port_are_turned_away(papers: Papers) -> None:
-    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+    async with stage(**papers.served) as (up, tap):
         path = up.on(answers())
         client = await tap.client()
         await client.send(request("GET", path))
@@ -210,8 +231,7 @@ async def test_plain_bytes_on_the_tls_port_are_turned_away(papers: Papers) -> No
 
 @scene
 async def test_a_handshake_that_does_not_come_is_given_up(papers: Papers) -> None:
-    options = {"tls_certificate": papers.certificate, "tls_key": papers.key, "head_timeout": ms(150)}
-    async with stage(**options) as (_, tap):
+    async with stage(**papers.served, head_timeout=ms(150)) as (_, tap):
         client = await tap.client()
         await client.to_end()
         await wait_until(lambda: not tap.relay.connections)
@@ -228,7 +248,7 @@ def test_what_was_given_up_during_the_handshake_is_closed_behind_it(end: str) ->
 
 @scene
 async def test_a_tls_client_that_leaves_closes_the_upstream(papers: Papers) -> None:
-    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+    async with stage(**papers.served) as (up, tap):
         gone = asyncio.Event()
 
         async def endless(call: Call) -> str:
@@ -248,7 +268,7 @@ async def test_a_tls_client_that_leaves_closes_the_upstream(papers: Papers) -> N
 @scene
 async def test_an_early_answer_reaches_a_tls_client_that_still_uploads(papers: Papers) -> None:
     """RFC 9112 9.6: the answer must not be lost to a reset because its reader was still talking."""
-    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+    async with stage(**papers.served) as (up, tap):
 
         async def too_large(call: Call) -> str:
             await call.say(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\r\nbig")
@@ -268,7 +288,7 @@ async def test_an_early_answer_reaches_a_tls_client_that_still_uploads(papers: P
 
 @scene
 async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
-    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+    async with stage(**papers.served) as (up, tap):
         total = 40_000_000
         call_peer = []
 
@@ -301,10 +321,7 @@ async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
 
 @scene
 async def test_an_https_upstream_is_verified_called_by_name_and_kept(papers: Papers) -> None:
-    async with (
-        tls_upstream(papers, says_hello) as up,
-        tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
-    ):
+    async with secure(papers, says_hello) as (up, tap):
         client = await tap.client()
         for i in range(3):
             answer = await client.post("/x", b"%d" % i)
@@ -323,28 +340,18 @@ async def test_the_name_for_sni_and_verification_may_be_set(papers: Papers) -> N
         async with tapped(f"https://127.0.0.1:{up.port}", **options) as tap:
             assert (await (await tap.client()).get("/")).status == 200
         assert up.names == ["gateway.test"]
+        async with tapped(f"https://127.0.0.1:{up.port}", upstream_ca=papers.ca) as tap:
+            assert (await (await tap.client()).get("/")).data == b"hello ", "known by its address"
         options["upstream_server_name"] = "somebody-else.test"
         async with tapped(f"https://127.0.0.1:{up.port}", **options) as tap:
             await refused_with(tap, 502)
-
-
-@scene
-async def test_an_upstream_known_by_its_address_is_verified_too(papers: Papers) -> None:
-    async with (
-        tls_upstream(papers, says_hello) as up,
-        tapped(f"https://127.0.0.1:{up.port}", upstream_ca=papers.ca) as tap,
-    ):
-        assert (await (await tap.client()).get("/")).data == b"hello "
 
 
 @pytest.mark.parametrize("trusted", ["another", "the system's"])
 @scene
 async def test_an_upstream_nobody_vouches_for_is_a_502(papers: Papers, trusted: str) -> None:
     ca = papers.other_ca if trusted == "another" else None
-    async with (
-        tls_upstream(papers, says_hello) as up,
-        tapped(f"https://localhost:{up.port}", upstream_ca=ca) as tap,
-    ):
+    async with secure(papers, says_hello, upstream_ca=ca) as (_, tap):
         error = await refused_with(tap, 502)
         assert error["type"] == "api_error"
         assert (await tap.meter.closed(1)).closing.outcome == "upstream_error"
@@ -352,10 +359,7 @@ async def test_an_upstream_nobody_vouches_for_is_a_502(papers: Papers, trusted: 
 
 @scene
 async def test_verification_may_be_switched_off(papers: Papers) -> None:
-    async with (
-        tls_upstream(papers, says_hello) as up,
-        tapped(f"https://localhost:{up.port}", upstream_verify=False) as tap,
-    ):
+    async with secure(papers, says_hello, upstream_verify=False) as (_, tap):
         assert (await (await tap.client()).get("/")).status == 200
 
 
@@ -406,10 +410,7 @@ async def test_a_tls_answer_to_the_close_that_is_cut_looks_cut(papers: Papers) -
         await heard.wait()
         writer.transport.abort()  # TCP ends, TLS never said so
 
-    async with (
-        tls_upstream(papers, cut) as up,
-        tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
-    ):
+    async with secure(papers, cut) as (_up, tap):
         client = await tap.client()
         await client.send(request("GET", "/"))
         await client.head()
@@ -425,10 +426,7 @@ async def test_a_tls_answer_to_the_close_that_ends_in_order_is_whole(papers: Pap
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 100_000)
         await writer.drain()
 
-    async with (
-        tls_upstream(papers, say) as up,
-        tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
-    ):
+    async with secure(papers, say) as (_up, tap):
         answer = await (await tap.client()).get("/")
         assert (len(answer.data), answer.whole) == (100_000, True)
 
@@ -439,10 +437,7 @@ async def test_an_idle_tls_connection_that_the_upstream_closes_is_not_used(paper
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
-    async with (
-        tls_upstream(papers, once) as up,
-        tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
-    ):
+    async with secure(papers, once) as (up, tap):
         client = await tap.client()
         for i in range(4):
             assert (await client.post("/", b"x")).status == 200
@@ -468,7 +463,7 @@ async def tunnel(
         writer.write(SWITCH)
         await talk(reader, writer)
 
-    options = {"tls_certificate": papers.certificate, "tls_key": papers.key} if client_tls else {}
+    options: dict[str, Any] = papers.served if client_tls else {}
     async with (
         tls_upstream(papers if upstream_tls else None, switches) as up,
         tapped(
@@ -491,20 +486,6 @@ async def how_it_ended(tap: Tapped) -> tuple[str, str | None]:
 
 SIDES = [(False, False), (True, False), (False, True), (True, True)]
 BY_SIDES = pytest.mark.parametrize(("client_tls", "upstream_tls"), SIDES)
-
-
-@BY_SIDES
-@scene
-async def test_a_tunnel_ends_in_order_when_the_server_closes_first(
-    papers: Papers, client_tls: bool, upstream_tls: bool
-) -> None:
-    async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"bye")
-
-    async with tunnel(papers, client_tls=client_tls, upstream_tls=upstream_tls, talk=leaves) as (client, tap):
-        assert await client.reader.read() == b"bye"
-        client.writer.close()
-        assert await how_it_ended(tap) == ("complete", None)
 
 
 @BY_SIDES

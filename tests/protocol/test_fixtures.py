@@ -20,6 +20,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import ROUNDING_NS
+from llmtap.metrics.latency import measure
 from llmtap.protocol import repetition
 from tests.support.data import CORPUS
 
@@ -106,7 +107,7 @@ def check(name: str, x: Exchange, doc: dict[str, Any], *, chunked: bool) -> None
         assert getattr(t, field) == ns(expect[point]), point
     reason = expect["finish_reason"]
     assert x.finish_reason in (reason.values() if isinstance(reason, dict) else [reason])
-    assert x.stream == (doc["body"]["framing"] in ("sse", "ndjson"))
+    assert x.stream == (doc["body"]["framing"] != "json")
     assert x.unparsed_events == 0
     assert (x.model is None) == (name in NAMELESS)
     check_tokens(name, x, expect)
@@ -124,9 +125,12 @@ def check(name: str, x: Exchange, doc: dict[str, Any], *, chunked: bool) -> None
 
 
 TOO_SHORT = {"ollama_native_chat", "sambanova_usage_rates", "sglang_generate_cumulative"}
-NAMELESS = {"sglang_generate_cumulative", "tgi_generate_stream"}
+NAMELESS = {"sglang_generate_cumulative", "sglang_generate_incremental", "tgi_generate_stream"}
 """Neither request nor answer names a model."""
-INPUT_AT_THE_START = {"anthropic_basic": 12, "anthropic_refusal": 31, "anthropic_thinking_tool": 380}
+INPUT_AT_THE_START = {
+    "anthropic_basic": 12, "anthropic_refusal": 31, "anthropic_thinking_tool": 380,
+    "anthropic_bedrock_guardrail": 14, "bedrock_invoke_anthropic": 14,
+}  # fmt: skip
 """Tokens of input that the usage at the end leaves out, because the start had counted them."""
 POINTS = {
     "first_token_ms": "first_token_ns",
@@ -268,3 +272,26 @@ def test_a_recorded_response_with_its_framing_gives_the_same_exchange(name: str)
         observer.response_end(round(doc["response"]["end_ms"] * MS))
     x = observer.finish(None, "complete" if clean else "upstream_reset", None, None, 0, 0, 0, 0)
     check(name, x, doc, chunked=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [("xai_reasoning_beside", True), ("gemini_native_sse", True), ("responses_reasoning_summary", False)],
+)
+def test_reasoning_is_counted_beside_the_output_where_the_total_says_so(name: str, apart: bool) -> None:
+    doc, body = load(name)
+    x = play(doc, reads_of(doc, body), chunked=False)
+    assert x.reasoning_apart is apart
+    written = (x.tokens.output or 0) + (x.tokens.reasoning or 0 if apart else 0)
+    t = x.timeline
+    span_ns = (t.last_token_ns or 0) - (t.first_token_ns or 0)
+    tpot_ns = measure(x).tpot_ns
+    assert tpot_ns == pytest.approx(span_ns / (written - 1), abs=1)
+
+
+def test_a_streamed_array_read_as_one_value_says_the_same() -> None:
+    doc, body = load("gemini_native_array")
+    doc = {**doc, "request": {**doc["request"], "path": "/elsewhere"}}
+    x = play(doc, reads_of(doc, body), chunked=False)
+    assert (x.dialect, x.stream, classes(x)) == ("gemini", False, ["content"])
+    assert (x.tokens.input, x.tokens.output, x.tokens.reasoning, x.finish_reason) == (9, 10, 12, "STOP")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import llmtap
-from tests.support.capturing import Load, Process, streams
-from tests.support.live_proxy import READY_S
-from tests.support.peer import play, wait_until
-from tests.support.upstream import upstream
+from tests.proxy.capturing import Load, Process, streams
+from tests.support.servers.live_proxy import READY_S
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.upstream import upstream
 
 CHAT = "/v1/chat/completions"
 LIMIT_S = 500
@@ -60,7 +60,6 @@ async def under_load(folder: Path, *settings: str) -> AsyncIterator[tuple[Proces
             load.stopping = True
             await asyncio.gather(*clients)
             await process.ports.measured(len(load.asked))
-            await asyncio.sleep(1)
         finally:
             if process.running:
                 with contextlib.suppress(TimeoutError):
@@ -105,7 +104,7 @@ def test_a_disk_that_fills_pauses_the_capture_and_nothing_else(small_disk: Path)
     async def run() -> tuple[Load, dict[str, Any]]:
         settings = ("capture.memory_bytes=1MiB", "capture.rotate_bytes=256KiB", "capture.total_bytes=1GiB")
         async with under_load(folder, *settings) as (process, load):
-            await asyncio.sleep(2)
+            await wait_until(lambda: any(folder.glob("*.parquet")))
             fill(small_disk / "filler")
             await until(process, problem="disk_full")
             await dropped(process)
@@ -142,7 +141,6 @@ def test_a_folder_that_goes_is_made_again(tmp_path: Path) -> None:
             await wait_until(lambda: any(folder.glob("*.parquet")))
             before = {a.id for a in load.asked} | {f"{load.prefix}-{n}" for n in range(load.begun + 1)}
             await wait_until(lambda: len(load.asked) > len(before) + 100)
-            await asyncio.sleep(1.5)
             load.stopping = True
             await wait_until(lambda: not load.running)
             await process.ports.measured(len(load.asked))

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import llmtap
-from tests.support.capturing import Asked, Load, Process, streams
-from tests.support.live_proxy import READY_S
-from tests.support.peer import play
-from tests.support.starving import Starving
-from tests.support.upstream import upstream
+from tests.proxy.capturing import Asked, Load, Process, streams
+from tests.proxy.starving import Starving
+from tests.support.servers.live_proxy import READY_S
+from tests.support.servers.peer import play
+from tests.support.servers.upstream import upstream
 
 LIMIT_S = 800
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)  # the first one waits for all proxies: a minute or two here

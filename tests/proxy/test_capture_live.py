@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import llmtap
-from tests.support.capturing import Load, capturing, chat_body, streams
-from tests.support.peer import play
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import upstream
+from tests.proxy.capturing import Load, capturing, chat_body, streams
+from tests.support.servers.peer import play
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import upstream
 
 CHAT = "/v1/chat/completions"
 LIMIT_S = 250

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.capturing import capturing
+from tests.proxy.capturing import capturing
 from tests.support.data import TRACES
-from tests.support.peer import play
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import Call, upstream
+from tests.support.servers.peer import play
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import Call, upstream
 
 TRACE = TRACES / "mooncake" / "conversation_trace.rows_1_8000.jsonl.gz"
 
@@ -32,7 +32,7 @@ def rows_of_trace() -> list[dict[str, Any]]:
 
 def text_of(block: int) -> str:
     """2 KiB that stand for one block, the same whenever it comes."""
-    return "".join(random.Random(block).choices("abcdefghijklmnopqrstuvwxyz ", k=BLOCK))
+    return random.Random(block).randbytes(BLOCK // 2).hex()
 
 
 def renumbered(lists: list[list[int]]) -> list[list[int]]:

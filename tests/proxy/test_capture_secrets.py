@@ -7,16 +7,17 @@ Invariant: authorization, cookies and keys appear nowhere at any level; no text 
 import asyncio
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llmtap
-from tests.support.capturing import Process
-from tests.support.peer import play
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import Call, Script, upstream
+from tests.proxy.capturing import Process
+from tests.support.servers.peer import play
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import Call, Script, upstream
 
 CHAT = "/v1/chat/completions"
 # Each is unlike anything else, so that finding it means that it leaked.
@@ -85,7 +86,7 @@ async def run(folder: Path, *settings: str) -> dict[str, str]:
             }
             told["/metrics"] = await text_of(process.ports.admin, "/metrics")
             told["process list"] = command_lines(process)
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # what is to be in the spool is there
             told["spool"] = "\n".join(
                 p.read_bytes().decode("latin-1") for p in (folder / ".spool").iterdir() if p.is_file()
             )
@@ -123,14 +124,30 @@ def files_of(folder: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
     return told, rows
 
 
+@dataclass(slots=True)
+class Written:
+    """What one run at a level wrote."""
+
+    told: dict[str, str]
+    files: dict[str, str]
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+    found = {}
+    for level, more in (("none", ()), ("shape", ()), ("full", ('capture.full_tenants=["*"]',))):
+        folder = tmp_path_factory.mktemp(level) / "capture"
+        told = dict(play(run(folder, f"capture.level={level}", *more), limit_s=250))
+        found[level] = Written(told, *files_of(folder))
+    return found
+
+
 @pytest.mark.parametrize("level", ["none", "shape"])
-def test_below_full_nothing_that_was_said_is_written(tmp_path: Path, level: str) -> None:
-    folder = tmp_path / "capture"
-    told = dict(play(run(folder, f"capture.level={level}"), limit_s=250))
-    files, rows = files_of(folder)
+def test_below_full_nothing_that_was_said_is_written(written: dict[str, Written], level: str) -> None:
+    told, rows = written[level].told | written[level].files, written[level].rows
     assert len(rows) == len(bodies())
-    secrets = {**KEYS, **PRIVATE, "prompt": PROMPT, "answer": ANSWER}
-    assert leaks({**told, **files}, secrets) == []
+    assert leaks(told, {**KEYS, **PRIVATE, "prompt": PROMPT, "answer": ANSWER}) == []
     asked = [row for row in rows if row["prompt_bytes"]]
     assert len(asked) == 2
     if level == "none":
@@ -139,24 +156,22 @@ def test_below_full_nothing_that_was_said_is_written(tmp_path: Path, level: str)
         assert all(row["blocks"] and row["message_roles"] == ["user"] for row in asked)
 
 
-def test_at_full_what_the_rules_cover_is_not_written(tmp_path: Path) -> None:
-    folder = tmp_path / "capture"
-    told = dict(play(run(folder, "capture.level=full", 'capture.full_tenants=["*"]'), limit_s=250))
-    files, rows = files_of(folder)
-    assert leaks({**told, **files}, {**KEYS, **PRIVATE}) == []
-    assert leaks(told, {"prompt": PROMPT, "answer": ANSWER}) == [], "only files hold bodies"
-    said = [row for row in rows if row["request_body"]]
+def test_at_full_what_the_rules_cover_is_not_written(written: dict[str, Written]) -> None:
+    full = written["full"]
+    assert leaks(full.told | full.files, {**KEYS, **PRIVATE}) == []
+    assert leaks(full.told, {"prompt": PROMPT, "answer": ANSWER}) == [], "only files hold bodies"
+    said = [row for row in full.rows if row["request_body"]]
     assert len(said) == 2
     for row in said:
         assert PROMPT in row["request_body"] and row["response_text"] == f"{ANSWER} [email] [key]"
         assert row["redactions"] >= 6
 
 
-def test_hashes_of_two_captures_cannot_be_compared(tmp_path: Path) -> None:
+def test_hashes_of_two_captures_cannot_be_compared(written: dict[str, Written]) -> None:
+    """The same requests were sent in both."""
     found = []
-    for name in "ab":
-        play(run(tmp_path / name), limit_s=250)
-        _, rows = files_of(tmp_path / name)
+    for level in ("shape", "full"):
+        rows = written[level].rows
         found.append({block for row in rows for block in row["blocks"] or ()})
         assert re.fullmatch(r"\d{8}T\d{6}-[0-9a-f]{6}", rows[0]["capture"])
     assert found[0] and found[1] and not found[0] & found[1]

@@ -6,10 +6,10 @@ import gzip
 import hashlib
 from typing import Any
 
-from tests.support.live_proxy import LiveProxy, live_proxy
-from tests.support.peer import play
-from tests.support.raw_client import RawClient
-from tests.support.upstream import answers, upstream
+from tests.support.servers.live_proxy import LiveProxy, live_proxy
+from tests.support.servers.peer import play
+from tests.support.servers.raw_client import RawClient
+from tests.support.servers.upstream import answers, upstream
 
 MIB = 1 << 20
 STREAM = b"Content-Type: text/event-stream\r\n"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.report.replay_charts import Curve, Distribution, distributions_of, time_charts_of
-from tests.support.replay_results import replay_result
+from llmtap.report.replay_charts import Curve, Distribution, time_charts_of
+from tests.support.results.replay_results import replay_result
 
 GOOD = replay_result()
 SHARES = [0.0, 0.1, 0.5, 0.9, 0.98, 0.99, 0.995, 0.999, 0.9995, 1.0]
@@ -55,25 +55,6 @@ def test_what_is_far_apart_is_drawn_by_its_ratios_and_zeros_are_told() -> None:
     assert "left of the axis" not in near.words
 
 
-def test_long_times_are_in_seconds() -> None:
-    for top, unit, x in ((9.9, "ms", 9_900), (10.0, "s", 10.0)):
-        curve = Curve("x", 5, SHARES, [9.0] * 9 + [top], 0, "solid")
-        panel = Distribution("k", "h", "a", [curve]).panels[0]
-        assert panel.layout["xaxis"]["title"]["text"] == unit
-        assert panel.data[-1]["x"][-1] == pytest.approx(x)
-
-
-def test_the_table_has_the_same_figures_marked() -> None:
-    (ttft, gaps, *_) = distributions_of(replay_result(60))
-    assert ttft.table.heads == ["", "TTFT from submit, ms", "TTFT from schedule, ms"]
-    cells = {row[0]: row[1:] for row in ttft.table.rows}
-    assert cells["n"] == ["60", "60"]
-    assert cells["p50"] == ["99.0", "100"]
-    assert cells["p99"] == ["99.0*", "100*"]
-    assert not cells["max"][0].endswith("*")
-    assert [curve.name for curve in gaps.curves] == ["TBC", "ITL (option B-even)"]
-
-
 def lines_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What plotly is given, by chart, panel and name."""
     return {
@@ -90,13 +71,6 @@ def told(columns: dict[str, Any], t: list[float], *, end: float | None = None) -
         "window": {"seconds": end},
         "system": {"series": {"period": 1.0, "server": {"t": t, "series": series, "dropped": 0}}},
     }
-
-
-def test_bytes_become_gibibytes_and_averages_are_of_the_time_before() -> None:
-    lines = lines_of(GOOD)
-    assert lines["over-time-host/host, memory, GiB/host, memory"]["y"][0] == 5
-    assert lines["over-time-host/CPUs busy/sender, CPU"]["line"]["shape"] == "vh"
-    assert lines["over-time-gpu/Power, W/GPU 0, power"]["line"]["shape"] == "linear"
 
 
 def test_a_counter_is_drawn_as_its_rate() -> None:
@@ -157,14 +131,6 @@ def test_what_is_known_of_no_moment_is_no_line() -> None:
     assert not lines_of(told({"running": ("requests", "gauge", [None, None])}, [0.0, 1.0]))
 
 
-def test_first_turns_are_named_where_others_wait() -> None:
-    load = GOOD["load"] | {"planned": 500}
-    names = {name.rpartition("/")[2] for name in lines_of(GOOD | {"load": load})}
-    assert "asked, of first turns" in names
-    stopped = GOOD["load"] | {"planned": 500, "stopped": "the time was up"}
-    assert "asked" in {name.rpartition("/")[2] for name in lines_of(GOOD | {"load": stopped})}
-
-
 def test_a_long_timeline_is_added_up_for_its_table() -> None:
     n = 130
     timeline = {"period": 2.0, "t": [2.0 * i for i in range(n)], "asked": None, "sent": list(range(n)),
@@ -175,11 +141,3 @@ def test_a_long_timeline_is_added_up_for_its_table() -> None:
     assert table.rows[:2] == [["0", "3", "3", "2"], ["6", "12", "3", "5"]]
     assert len(table.rows) == 44
     assert sum(int(row[1].replace(",", "")) for row in table.rows) == sum(range(n))
-
-
-def test_the_table_of_samples_has_units_and_what_counters_came_to() -> None:
-    tables = {chart.key: chart.table for chart in time_charts_of(GOOD) if chart.table}
-    rows = {row[0]: row[1:] for table in tables.values() for row in table.rows}
-    assert rows["KV use"][1:] == ["12.5%", "12.5%", "12.5%", "12.5%", "-"]
-    assert rows["output tokens"] == ["7", "100/s", "-", "-", "-", "600"]
-    assert rows["prefix hits"][-1] == "40.0%"

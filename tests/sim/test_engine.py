@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmtap.sim.engine import Engine, EngineOutput, EngineRun, GivenUp, Step, run_virtual
 from llmtap.sim.model_options import ServingSetup, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from tests.support.batch_runs import MODEL, Row, served, simulated, workload
+from tests.support.workloads.batch_runs import MODEL, Row, served, simulated, workload
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,7 @@ from statistics import mean, stdev
 import pytest
 
 from llmtap.sim.model_options import PREDICTORS, predict, read_model_options
-from llmtap.units import Duration
-from tests.support.batch_runs import workload
-
-
-def test_settings_are_read_from_text() -> None:
-    r = read_model_options({"eps": "1ms", "bins": "4", "bin-choice": "oldest-head", "bin_edges": "1, 30,117"})
-    assert (r.eps, r.bins, r.bin_choice, r.bin_edges) == (Duration(1_000_000), 4, "oldest-head", (1, 30, 117))
+from tests.support.workloads.batch_runs import workload
 
 
 @pytest.mark.parametrize(
@@ -35,10 +29,6 @@ def test_what_cannot_be_read_is_named(name: str, value: str, problem: str) -> No
 
 
 REQUESTS = workload([(0, n, n % 97) for n in range(1, 3_000)])
-
-
-def test_perfect_is_the_truth() -> None:
-    assert predict(REQUESTS, "perfect", 1) == REQUESTS.output
 
 
 @pytest.mark.parametrize(("prompt", "told"), [(0, 1), (1, 1), (10, 7), (251, 71), (100_000, 4_096)])

@@ -1,6 +1,6 @@
 from array import array
 
-from tests.support.batch_runs import workload
+from tests.support.workloads.batch_runs import workload
 
 
 def test_rows_can_be_picked_in_any_order() -> None:

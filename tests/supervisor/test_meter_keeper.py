@@ -9,12 +9,13 @@ import pytest
 
 from llmtap.config import Settings, load_settings
 from llmtap.meter.setup import FROM_NOW_ON, RENEW, Changeable, MeterSetup
+from llmtap.supervisor import child
 from llmtap.supervisor.child import Child, Kind
 from llmtap.supervisor.ports import Ports
 from llmtap.supervisor.run import ProxyRun
 from llmtap.supervisor.supervisor import Supervisor
 from llmtap.units import decode_special
-from tests.support.peer import play, wait_until
+from tests.support.servers.peer import play, wait_until
 
 
 def settings_of(**more: str) -> Settings:
@@ -62,11 +63,11 @@ class Meters:
         self.processes.append(process)
         reading, writing = os.pipe()
         self.stdin.append(reading)
-        child = Child(kind, name, index, process, writing)
-        child._stdout = asyncio.StreamReader()
+        meter = Child(kind, name, index, process, writing)
+        meter._stdout = asyncio.StreamReader()
         if not self.is_silent:
-            child._stdout.feed_data(b"ready\n")
-        return child
+            meter._stdout.feed_data(b"ready\n")
+        return meter
 
     def close(self) -> None:
         for process in self.processes:
@@ -178,3 +179,27 @@ def test_a_keeper_that_is_cancelled_while_its_meter_says_that_it_is_ready_starts
             await asyncio.wait_for(kept.keeper, 5)
 
     kept_meter(monkeypatch, scene)
+
+
+def test_a_meter_that_crashes_after_a_reload_while_it_was_away_has_crashed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(child, "BACKOFF_S", (0.0, 0.05))
+
+    async def scene(kept: Kept) -> None:
+        kept.meters.may_start.set()
+        for n in (1, 2):
+            await wait_until(
+                lambda n=n: len(kept.meters.processes) == n and kept.supervisor._meter is not None
+            )
+            kept.meters.processes[-1].send_signal(9)
+            await wait_until(lambda n=n: caplog.text.count("event=meter_died") == n)
+            if n == 1:  # it is still away
+                kept.enforce(cost__gpus="2")
+                kept.supervisor._update_meter()
+        await wait_until(lambda: len(kept.meters.setups) == 3)
+        assert [setup.cost.gpus for setup in kept.meters.setups] == [0, 2, 2]
+
+    with caplog.at_level("INFO"):
+        kept_meter(monkeypatch, scene)
+    assert "event=meter_renewed" not in caplog.text

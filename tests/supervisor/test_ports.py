@@ -1,21 +1,27 @@
-"""Where the admin port is, whatever a reload says: the rules of that address hold."""
+"""Listening sockets: their own, from systemd, and the admin port with its rules, its token and TLS."""
 
 import asyncio
 import os
+import signal
 import socket
+import ssl
 import sys
 from pathlib import Path
 
 import pytest
+import trustme
+from aiohttp import ClientError, ClientSession, TCPConnector
 
 from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.net.listener import bind
 from llmtap.supervisor import ports as systemd
 from llmtap.supervisor.ports import Ports, notify, take_sockets
-from tests.supervisor.test_supervisor import CLEAN, READY_S, Proxy
-from tests.support.peer import scene
-from tests.support.upstream import answers, upstream
+from tests.supervisor.running import CLEAN, LONG_S, READY_S, ROOT, STARTER, Proxy, gone, restarted, until
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import scene
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import answers, upstream
 
 OPEN = "0.0.0.0:9464"
 TOKEN = {"meter.admin_token": "a" * 48, "meter.admin_plaintext": "true"}
@@ -42,18 +48,6 @@ def test_a_second_proxy_does_not_share_the_port_of_the_first() -> None:
             )
             with pytest.raises(ConfigError, match=r"relay\.listen"):
                 Ports.open(settings, {}, os.getpid())
-
-
-STARTER = """
-import os, sys
-fds = [int(fd) for fd in sys.argv[1].split(",")]
-for i, fd in enumerate(fds):  # as systemd leaves them: 3, 4, ...
-    os.dup2(fd, 100 + i)
-for i in range(len(fds)):
-    os.dup2(100 + i, 3 + i, inheritable=True)
-os.environ["LISTEN_PID"] = str(os.getpid())
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class Fds:
@@ -149,58 +143,121 @@ def test_without_a_watcher_nothing_happens(address: str | None) -> None:
     assert not notify("READY=1", {} if address is None else {"NOTIFY_SOCKET": address})
 
 
+async def handed(clients: socket.socket, admin: socket.socket, *more: str, **environ: str) -> Proxy:
+    """Start a proxy as systemd does, with these two sockets."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STARTER, f"{clients.fileno()},{admin.fileno()}",
+        sys.executable, "-m", "llmtap.cli", "proxy", *more,
+        env=CLEAN | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "listen:admin", **environ},
+        pass_fds=(clients.fileno(), admin.fileno()), stderr=asyncio.subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    return Proxy(process, clients.getsockname()[1], admin.getsockname()[1])
+
+
 @scene
 async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: Path) -> None:
-    """Connections made while nobody serves wait, and are answered; a second start takes the same sockets."""
-
+    """They stay across a hot restart and a second start; connections made in between wait."""
+    loop = asyncio.get_running_loop()
     watcher = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     watcher.bind(str(tmp_path / "notify"))
     watcher.setblocking(False)
-    loop = asyncio.get_running_loop()
     clients, admin = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+
+    async def told() -> bytes:
+        return await asyncio.wait_for(loop.sock_recv(watcher, 500), LONG_S)
+
     with watcher, clients, admin:
         async with upstream() as up:
             path = up.on(answers(b"hello"))
             for workers in (1, 2):
-                waiting = await asyncio.open_connection("127.0.0.1", clients.getsockname()[1])
-                waiting[1].write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-c", STARTER, f"{clients.fileno()},{admin.fileno()}",
-                    sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", up.url,
-                    "--workers", str(workers),
-                    env=CLEAN | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "listen:admin",
-                                 "NOTIFY_SOCKET": str(tmp_path / "notify")},
-                    pass_fds=(clients.fileno(), admin.fileno()),
-                )  # fmt: skip
+                waiting = await RawClient.connect(clients.getsockname()[1])
+                await waiting.send(request("GET", path))
+                args = ("--upstream", up.url, "--workers", str(workers))
+                proxy = await handed(clients, admin, *args, NOTIFY_SOCKET=str(tmp_path / "notify"))
                 try:
-                    said = await asyncio.wait_for(loop.sock_recv(watcher, 500), 60)
-                    assert said.startswith(b"READY=1")
-                    proxy = Proxy(process, clients.getsockname()[1], admin.getsockname()[1])
+                    assert (await told()).startswith(b"READY=1")
                     await proxy.ready()
-                    answer = await asyncio.wait_for(waiting[0].read(), READY_S)
-                    assert answer.endswith(b"hello")
+                    assert (await waiting.answer()).data == b"hello"
+                    waiting.close()
                     assert len(proxy.relays()) == workers
+                    if workers == 1:
+                        before = proxy.relays()
+                        os.kill(proxy.pid, signal.SIGUSR2)
+                        said = (await told()).split(b"\n")
+                        assert said[0] == b"RELOADING=1"
+                        assert said[1].startswith(b"MONOTONIC_USEC=")
+                        assert (await told()).startswith(b"READY=1")
+                        await restarted(proxy, before)
+                        await gone(before)
                     assert await proxy.get(path) == b"hello"
-                    process.terminate()
-                    assert await asyncio.wait_for(loop.sock_recv(watcher, 500), 60) == b"STOPPING=1"
-                    assert await proxy.ended(60) == 0
+                    proxy.process.terminate()
+                    assert await told() == b"STOPPING=1"
+                    assert await proxy.ended() == 0
                 finally:
-                    if process.returncode is None:
-                        process.kill()
-                        await process.wait()
-                    waiting[1].close()
+                    if proxy.process.returncode is None:
+                        proxy.process.kill()
+                        await proxy.process.wait()
 
 
 @scene
-async def test_a_handed_admin_port_that_others_reach_wants_what_any_such_port_wants(tmp_path: Path) -> None:
+async def test_a_handed_admin_port_that_others_reach_needs_a_token() -> None:
     clients, admin = socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0))
     with clients, admin:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", STARTER, f"{clients.fileno()},{admin.fileno()}",
-            sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", "http://127.0.0.1:9",
-            env=CLEAN | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "listen:admin"},
-            pass_fds=(clients.fileno(), admin.fileno()), stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        _, said = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2
+        proxy = await handed(clients, admin, "--upstream", "http://127.0.0.1:9")
+        _, said = await asyncio.wait_for(proxy.process.communicate(), READY_S)
+    assert proxy.process.returncode == 2
     assert b"meter.admin_token" in said
+
+
+SECRET = "a-long-random-token"
+
+
+@scene
+async def test_it_speaks_tls_and_asks_for_the_token(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    for pem in issued.cert_chain_pems:
+        pem.write_to_path(tmp_path / "cert.pem", append=True)
+    trusting = ssl.create_default_context()
+    ca.configure_trust(trusting)
+    listen, admin = port_free(), port_free()
+    async with upstream() as up:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", up.url,
+            "--listen", f"127.0.0.1:{listen}", "--admin", f"0.0.0.0:{admin}",
+            "--set", f"meter.admin_tls_certificate={tmp_path / 'cert.pem'}",
+            "--set", f"meter.admin_tls_key={tmp_path / 'key.pem'}",
+            env=CLEAN | {"LLMTAP_METER_ADMIN_TOKEN": SECRET}, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert process.stderr is not None
+            said = await asyncio.wait_for(process.stderr.readline(), 60)
+            assert f"metrics: https://0.0.0.0:{admin}/metrics".encode() in said
+            assert SECRET.encode() not in said
+            url = f"https://127.0.0.1:{admin}"
+            async with ClientSession(connector=TCPConnector(ssl=trusting)) as session:
+
+                async def ready() -> bool:
+                    try:
+                        async with session.get(f"{url}/readyz") as answer:
+                            return answer.status == 200
+                    except ClientError:
+                        return False
+
+                await until(ready)
+                async with session.get(f"{url}/metrics") as answer:
+                    assert answer.status == 401
+                about = {"Authorization": f"Bearer {SECRET}"}
+                async with session.get(f"{url}/metrics", headers=about) as answer:
+                    assert answer.status == 200
+                    assert "llmtap_" in await answer.text()
+            async with ClientSession() as plain:
+                with pytest.raises(ClientError):
+                    await plain.get(f"http://127.0.0.1:{admin}/readyz")
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), 60) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

@@ -1,12 +1,15 @@
 """A headless Chromium, driven over the DevTools protocol: what a page says, asks for and looks like."""
 
 import asyncio
+import atexit
 import base64
 import contextlib
+import functools
 import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -125,13 +128,14 @@ class Page:
 
 
 class Browser:
-    """The process, by its one connection."""
+    """A profile of the process, by a connection of its own."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._pages: dict[str, Page] = {}
         self._number = 0
+        self.profile = ""
         self._reading = asyncio.create_task(self._read())
 
     async def send(self, method: str, params: dict[str, Any], session: str | None = None) -> dict[str, Any]:
@@ -146,7 +150,8 @@ class Browser:
 
     async def page(self) -> Page:
         """A new tab, empty."""
-        target = (await self.send("Target.createTarget", {"url": "about:blank"}))["targetId"]
+        about = {"url": "about:blank", "browserContextId": self.profile}
+        target = (await self.send("Target.createTarget", about))["targetId"]
         attached = await self.send("Target.attachToTarget", {"targetId": target, "flatten": True})
         page = self._pages[attached["sessionId"]] = Page(self, attached["sessionId"], target)
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -173,52 +178,75 @@ class Browser:
             await self._reading
 
 
+class _Process:
+    """Chromium with a fresh home; `stop` ends it with all of its children."""
+
+    def __init__(self, *flags: str) -> None:
+        assert CHROMIUM is not None
+        self._home = home = tempfile.mkdtemp(prefix="browser-")
+        self._process = subprocess.Popen(
+            [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={self._home}", "about:blank"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
+        )  # fmt: skip
+        self.url = ""
+
+    async def ready(self) -> str:
+        """Return the address of its DevTools."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + START_S
+        while not self.url:
+            with contextlib.suppress(FileNotFoundError):
+                lines = (Path(self._home) / "DevToolsActivePort").read_text().splitlines()
+                if len(lines) == 2:
+                    self.url = f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+                    break
+            code = self._process.poll()
+            assert code is None, f"the browser ended with {code}"
+            assert loop.time() < end, "the browser did not start"
+            await asyncio.sleep(0.05)
+        return self.url
+
+    def stop(self) -> None:
+        # All of its processes are in the group that it leads.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+@functools.cache
+def _shared() -> _Process:
+    """The one process of this test run."""
+    process = _Process()
+    atexit.register(process.stop)
+    return process
+
+
 @asynccontextmanager
 async def browser(*flags: str) -> AsyncIterator[Browser]:
-    """A fresh browser that remembers nothing, started with these flags, too; gone at the end."""
-    assert CHROMIUM is not None
-    home = tempfile.mkdtemp(prefix="browser-")
-    folder = Path(home)
-    process = await asyncio.create_subprocess_exec(
-        CHROMIUM, *FLAGS, *flags, f"--user-data-dir={folder}", "about:blank",
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
-    )  # fmt: skip
+    """A browser that remembers nothing: a profile of its own in the shared process, gone at the end.
+
+    With flags it is a process of its own.
+    """
+    process = _Process(*flags) if flags else _shared()
     try:
-        url = await _address(folder / "DevToolsActivePort", process)
         async with (
             aiohttp.ClientSession() as session,
-            session.ws_connect(url, max_msg_size=0, autoping=True) as socket,
+            session.ws_connect(await process.ready(), max_msg_size=0, autoping=True) as socket,
         ):
             running = Browser(socket)
             try:
+                running.profile = (await running.send("Target.createBrowserContext", {}))["browserContextId"]
                 yield running
+                await running.send("Target.disposeBrowserContext", {"browserContextId": running.profile})
             finally:
                 await running.close()
     finally:
-        # All of its processes are in the group that it leads.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-        except TimeoutError:
-            pass
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-
-async def _address(told: Path, process: asyncio.subprocess.Process) -> str:
-    loop = asyncio.get_running_loop()
-    end = loop.time() + START_S
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            lines = (await asyncio.to_thread(told.read_text)).splitlines()
-            if len(lines) == 2:
-                return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
-        assert process.returncode is None, f"the browser ended with {process.returncode}"
-        assert loop.time() < end, "the browser did not start"
-        await asyncio.sleep(0.05)
+        if flags:
+            process.stop()

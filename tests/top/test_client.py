@@ -10,9 +10,9 @@ import trustme
 
 from llmtap.errors import ConfigError
 from llmtap.top.client import Admin, Denied, NotThere, TopOptions, Trouble, read_token
-from tests.support.fake_admin import FakeAdmin, fake_admin, recorded
-from tests.support.live_proxy import port_free
-from tests.support.peer import scene
+from tests.support.servers.fake_admin import FakeAdmin, fake_admin, recorded
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import scene
 
 
 @scene

@@ -13,9 +13,9 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.top.client import Admin
 from llmtap.top.feed import ANEW_NS, RETRY_NS, Feed, FeedLink
 from llmtap.top.views import VIEWS
-from tests.support.exchanges import streamed
-from tests.support.fake_admin import fake_admin, recorded
-from tests.support.peer import scene
+from tests.support.servers.fake_admin import fake_admin, recorded
+from tests.support.servers.peer import scene
+from tests.support.traffic.exchanges import streamed
 
 S = 1_000_000_000
 BY_NAME = {view.name: view for view in VIEWS}

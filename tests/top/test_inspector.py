@@ -12,8 +12,8 @@ from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.top.inspector import EVENTS_MAX, inspected, reader_ns, story, story_so_far, watched
-from tests.support.exchanges import streamed
-from tests.support.fake_admin import a_stream
+from tests.support.servers.fake_admin import a_stream
+from tests.support.traffic.exchanges import streamed
 
 MS = 1_000_000
 

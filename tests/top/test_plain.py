@@ -14,10 +14,10 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.top.client import Admin, TopOptions
 from llmtap.top.plain import ROWS_MAX, probe, render_once
-from tests.support.exchanges import streamed
-from tests.support.fake_admin import FakeAdmin, fake_admin, recorded
-from tests.support.live_proxy import port_free
-from tests.support.peer import scene
+from tests.support.servers.fake_admin import FakeAdmin, fake_admin, recorded
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import scene
+from tests.support.traffic.exchanges import streamed
 
 
 def printed(documents: dict[str, Any], width: int = 240) -> str:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from llmtap.exchange.outcome import Outcome
 from llmtap.top.table import ViewTable, facts, flowed, silent_relays
 from llmtap.top.views import LEVELS, SILENT, VIEWS, Shown, sparkline, streams_table
-from tests.support.exchanges import streamed
-from tests.support.experiments import an_experiment
-from tests.support.fake_admin import a_stream, recorded
+from tests.support.servers.fake_admin import a_stream, recorded
+from tests.support.traffic.exchanges import streamed
+from tests.support.traffic.experiments import an_experiment
 
 BY_NAME = {view.name: view for view in VIEWS}
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import ASPECTS, FormatError, WriteOptions, batch_of
+from llmtap.traces.format import FormatError, WriteOptions, batch_of
 from llmtap.traces.formats.parquet_capture import FORMAT as PARQUET
 from llmtap.traces.registry import FORMATS, SNIFF_BYTES, by_name, detect, for_target
 
@@ -134,13 +134,6 @@ def test_content_decides_over_the_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("x.parquet", "llmtap"), ("x.har", "har"), ("/a/B.HAR", "har")]
-)
-def test_a_target_is_told_by_its_name(name: str, expected: str) -> None:
-    assert for_target(name).name == expected
-
-
-@pytest.mark.parametrize(
     ("name", "problem"),
     [("x.csv", "azure, burstgpt, .*give --to"), ("x.jsonl", "mooncake, .*openai-batch.*give --to"),
      ("x", "tells no format; give --to"), ("x.txt", "tells no format"), ("parquet", "tells no format")],
@@ -148,45 +141,6 @@ def test_a_target_is_told_by_its_name(name: str, expected: str) -> None:
 def test_a_target_whose_name_may_mean_several_is_asked_for(name: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
         for_target(name)
-
-
-def test_names_are_found_and_near_ones_named() -> None:
-    assert by_name("har").name == by_name("har", writing=True).name == "har"
-    with pytest.raises(FormatError, match="did you mean mooncake"):
-        by_name("moncake")
-    with pytest.raises(FormatError, match="known: llmtap, mooncake"):
-        by_name("qqqqqq")
-
-
-def test_formats_say_what_they_are_in_the_common_words() -> None:
-    names = [f.name for f in FORMATS]
-    assert len(set(names)) == len(names)
-    for f in FORMATS:
-        assert f.name == f.name.lower()
-        assert all(e.startswith(".") for e in f.extensions)
-        assert f.needs <= f.holds <= ASPECTS.keys()
-        assert f.why.keys() <= ASPECTS.keys()
-
-
-class Asked(dict[str, str]):
-    """A style that remembers what a writer wanted to know."""
-
-    def __init__(self) -> None:
-        self.keys_asked: set[str] = set()
-
-    def get(self, key: str, default: str = "") -> str:  # type: ignore[override]
-        self.keys_asked.add(key)
-        return default
-
-
-@pytest.mark.parametrize("name", [f.name for f in FORMATS])
-def test_a_format_tells_each_style_that_it_has_and_no_other(name: str) -> None:
-    fmt, style = by_name(name), Asked()
-    row = {"arrival_ns": [1], "input_tokens": [1], "output_tokens": [1], "blocks": [[1]],
-           "request_body": ['{"messages":[{"role":"user","content":"hi"}]}']}  # fmt: skip
-    fmt.write(io.BytesIO(), CaptureInfo(), [batch_of(1, row)], WriteOptions(style=style))
-    assert style.keys_asked == fmt.styles.keys()
-    assert all(fmt.styles.values())
 
 
 def test_what_begins_like_a_name_is_offered_first() -> None:

@@ -8,7 +8,7 @@ from llmtap.capture.schema import SCHEMA
 from llmtap.traces import sorting
 from llmtap.traces.format import batch_of
 from llmtap.traces.sorting import grouped, sorted_by
-from tests.support.trace_files import rows
+from tests.support.workloads.trace_files import rows
 
 TIMES = st.none() | st.integers(-3, 3) | st.integers(-(2**62), 2**62)
 
@@ -40,19 +40,6 @@ def test_many_runs_of_many_pieces_are_merged(step: int) -> None:
     found = list(sorted_by("arrival_ns", batches, run_bytes=1 << 20))
     assert [row[:2] for row in rows(found, *wanted)] == sorted(zip(keys, range(n), strict=True))
     assert max(batch.num_rows for batch in found) < n
-
-
-def test_equal_arrivals_keep_their_order_over_the_ends_of_pieces() -> None:
-    n, per = 600, 50
-    body = "x" * 20_000  # so that a piece has a dozen rows, and a run several pieces
-    keys = [i * 7 % 5 // 2 for i in range(n)]
-    batches = (
-        batch_of(per, {"arrival_ns": keys[at : at + per], "seq": list(range(at, at + per)),
-                       "request_body": [body] * per})
-        for at in range(0, n, per)
-    )  # fmt: skip
-    found = rows(sorted_by("arrival_ns", batches, run_bytes=2 << 20), "arrival_ns", "seq")
-    assert found == sorted(zip(keys, range(n), strict=True))
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3), st.binary(max_size=9)), max_size=60))

@@ -1,7 +1,5 @@
 """A row depends on the seed and its number alone; texts can be fitted without losing what they share."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,28 +57,3 @@ def test_a_prompt_can_be_asked_for_in_another_size(name: str) -> None:
             assert (prompt.system, prompt.history) == (plain.system, plain.history)
             assert count_tokens(prompt.text) == max(1, count_tokens(plain.text) + more)
         assert count_tokens(elastic.sized(row, 0).text) == 1
-
-
-def test_fitted_by_another_count_prompts_still_share_what_they_share() -> None:
-    """Counted by letters: a text of n tokens is to have 4 n of them, whatever our own tokenizer says."""
-
-    def by_letters(made: Callable[[int], str], tokens: int) -> str:
-        k = tokens
-        while len(made(k)) < 4 * tokens:
-            k += 1
-        return made(k)[: 4 * tokens]
-
-    requests = MANY["turns"].requests(40, 3)
-    source = MANY["turns"].prompts(requests, 3)
-    assert isinstance(source, Speaker)
-    fitted = source.fitted(by_letters)
-    for row, before in enumerate(requests.after):
-        prompt = fitted.prompt(row)
-        assert (
-            sum(map(len, (prompt.system, prompt.text, *(t for _, t in prompt.history))))
-            == 4 * requests.input[row]
-        )
-        if before >= 0:
-            earlier = fitted.prompt(before)
-            assert prompt.history[:-1] == (*earlier.history, ("user", earlier.text))
-    assert source.prompt(0) != fitted.prompt(0), "the source itself stays what it was"

@@ -8,7 +8,7 @@ import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.workload.datasets import PROMPT_TOKENS_MAX, functions, read_sharegpt, read_stack
-from llmtap.workload.ietf import code_completion_of, conversation_of
+from llmtap.workload.ietf import code_completion_of
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import workload_named
 
@@ -53,7 +53,7 @@ def test_a_first_question_is_a_prompt_and_its_answer_a_length(talks: Path) -> No
     assert data.pairs[0] == ("Be brief.\n\nWhat is a river?", "Water that runs.")
     assert data.pairs[1] == ("Go on.", "No."), "what the model said unasked is no question"
     assert len(data.items) == len(data.pairs) == 32
-    told = data.describe()
+    told = data.about
     assert (told["conversations"], told["kept"]) == (33, 32)
     assert any("1 turns have no text" in note for note in told["notes"])
     assert any("have no answer" in note for note in told["notes"]), "the reader's own notes too"
@@ -87,32 +87,6 @@ def test_whole_conversations_have_their_history(talks: Path) -> None:
     assert set(requests.think_ns) == {0}
     texts = {prompts.prompt(row).text for row in range(34)}
     assert "Ah." in texts, "the turn after one that has no text is the conversation's first"
-
-
-def test_the_reference_workload_takes_texts_from_the_file_and_shares_as_told(talks: Path) -> None:
-    workload = conversation_of(talks, "--workload")
-    plan = workload.plan(2_000, 1)
-    assert sum(context >= 0 for context in plan.contexts) == pytest.approx(1_000, abs=4 * 500**0.5)
-    assert plan.lengths == (200,)
-    requests = workload.requests(20, 1)
-    prompts = workload.prompts(requests, 1)
-    for row in range(20):
-        prompt = prompts.prompt(row)
-        assert count_tokens(prompt.system) == (200 if workload.plan(20, 1).contexts[row] >= 0 else 0)
-        assert count_tokens(prompt.system) + count_tokens(prompt.text) == requests.input[row]
-    told = workload.describe()
-    assert told["data"]["dataset"] == "ShareGPT-shaped"  # type: ignore[index]
-    assert told["data"]["subset"]  # type: ignore[index]
-    json.dumps(told)
-
-
-def test_of_many_pairs_some_in_even_steps_are_counted(tmp_path: Path) -> None:
-    talks = [{"conversations": [turn("human", "Say" + " it" * i), turn("gpt", "No.")]} for i in range(1_001)]
-    path = tmp_path / "many.json"
-    path.write_text(json.dumps(talks))
-    lengths: Any = workload_named(f"sharegpt:{path}", "").describe()["input"]
-    assert (lengths["n"], lengths["of"]) == (334, "the message, of one in 3 pairs")
-    assert lengths["max"] == count_tokens("Say" + " it" * 999)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +195,7 @@ def code(tmp_path: Path) -> Path:
 
 def test_a_file_is_its_functions(code: Path) -> None:
     data = read_stack(code, "--workload")
-    told = data.describe()
+    told = data.about
     assert (told["files"], told["functions"]) == (6, 6)
     assert told["notes"] == [
         "1 files are in other languages, and were left out",

@@ -20,7 +20,6 @@ from llmtap.workload.ietf import (
     UNIFORM,
     SyntheticWorkload,
 )
-from llmtap.workload.plan import NO_CONTEXT
 from llmtap.workload.prompts.prose import QUESTION
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import report_of
@@ -45,32 +44,6 @@ def test_lengths_are_those_of_the_distribution_that_is_described(
             at, slack = lengths.quantile(p), 4 * sigma_of_share(p, N)
             assert sum(value <= at for value in values) >= N * p - slack
             assert sum(value < at for value in values) <= N * p + slack
-
-
-def test_half_of_the_conversations_share_a_system_prompt_of_200_tokens() -> None:
-    requests = CONVERSATION.requests(N, 42)
-    plan = CONVERSATION.plan(N, 42)
-    sharing = [row for row in range(N) if plan.contexts[row] != NO_CONTEXT]
-    assert len(sharing) == pytest.approx(N / 2, abs=4 * sigma_of_share(0.5, N))
-    prompts = CONVERSATION.prompts(requests, 42)
-    systems = {prompts.prompt(row).system for row in sharing[:50]}
-    assert [count_tokens(system) for system in systems] == [200]
-    others = [row for row in range(60) if plan.contexts[row] == NO_CONTEXT]
-    assert {prompts.prompt(row).system for row in others} == {""}
-    assert all(requests.input[row] == plan.messages[row] + 200 for row in sharing)
-
-
-def test_most_completions_share_one_of_ten_contexts_by_zipf() -> None:
-    plan = CODE_COMPLETION.plan(N, 42)
-    sharing = [context for context in plan.contexts if context != NO_CONTEXT]
-    assert len(sharing) == pytest.approx(0.8 * N, abs=4 * sigma_of_share(0.8, N))
-    assert len(plan.lengths) == 10
-    assert all(512 <= tokens <= 1_024 for tokens in plan.lengths)
-    whole = sum(k**-1.5 for k in range(1, 11))
-    for k in range(10):
-        share = (k + 1) ** -1.5 / whole
-        expected = len(sharing) * share
-        assert sharing.count(k) == pytest.approx(expected, abs=4 * sigma_of_share(share, len(sharing)))
 
 
 def test_long_contexts_are_a_document_and_a_question() -> None:
@@ -136,24 +109,16 @@ def test_it_is_the_oracles() -> None:
     assert sum(requests.output) == known["golden_sum_output_len_1000"]
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 299), min_size=1, max_size=8), st.sampled_from([UNIFORM, SKEWED]))
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(0, 139), min_size=1, max_size=8), st.sampled_from([UNIFORM, SKEWED]))
 def test_rows_may_be_asked_for_in_any_order(order: list[int], workload: SyntheticWorkload) -> None:
-    requests = workload.requests(300, 5)
+    requests = workload.requests(140, 5)
     prompts = workload.prompts(requests, 5)
     asked = {row: list(prompts.prompt(row).ids) for row in order}
     straight = workload.prompts(requests, 5)
     in_order = [list(straight.prompt(row).ids) for row in range(max(order) + 1)]
     assert all(ids == in_order[row] for row, ids in asked.items())
     assert all(len(ids) == requests.input[row] for row, ids in asked.items())
-
-
-@pytest.mark.parametrize("workload", [UNIFORM, SKEWED])
-def test_more_requests_begin_as_fewer_do(workload: SyntheticWorkload) -> None:
-    few, many = workload.requests(20, 3), workload.requests(90, 3)
-    assert (few.input, few.output) == (many.input[:20], many.output[:20])
-    assert set(many.arrival_ns) == {0}
-    assert few.input != workload.requests(20, 4).input
 
 
 def test_prompts_of_other_requests_are_refused() -> None:

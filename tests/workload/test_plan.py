@@ -51,14 +51,6 @@ def test_zipf_of_the_draft_has_known_shares() -> None:
     assert zipf_shares(4, 0) == [0.25] * 4
 
 
-def test_lengths_of_contexts_are_the_seeds() -> None:
-    sharing = Sharing(fraction=0.8, tokens=UniformLengths(min=512, max=1_024), contexts=10)
-    assert sharing.lengths(1) == sharing.lengths(1) != sharing.lengths(2)
-    more = Sharing(fraction=0.1, tokens=UniformLengths(min=512, max=1_024), contexts=12, zipf=1.0)
-    assert more.lengths(1)[:10] == sharing.lengths(1)
-    assert Sharing(fraction=1, tokens=7, contexts=2).lengths(9) == (7, 7)
-
-
 @given(
     st.lists(st.integers(1, 100), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 100)), max_size=12),

@@ -25,9 +25,3 @@ def test_brackets_close_and_files_differ(language: str) -> None:
         for opening, closing in ("()", "[]", "{}"):
             assert text.count(opening) == text.count(closing)
     assert len({text.partition("\n")[0] for text in texts}) == 50
-
-
-def test_typescript_has_types_and_javascript_none() -> None:
-    typed, plain = (said("k", language, 30) for language in ("typescript", "javascript"))
-    assert "Promise<number>" in typed
-    assert "Promise" not in plain

@@ -5,7 +5,7 @@ from statistics import fmean, median, pstdev, quantiles
 
 import pytest
 
-from llmtap.workload.synthetic import WORKLOADS, SyntheticLengths, draw
+from llmtap.workload.synthetic import WORKLOADS, draw
 
 N = 40_000
 
@@ -42,10 +42,3 @@ def test_arrivals_have_their_rate_and_their_burstiness() -> None:
     assert min(gaps) >= 0
     assert pstdev(gaps) / fmean(gaps) > 8  # of a tail so heavy a sample seldom has all
     assert sum(gap < 1_000_000 for gap in gaps) > 0.9 * N
-
-
-def test_lengths_are_whole_and_within_their_bounds() -> None:
-    requests = draw(WORKLOADS["bursty"], N, seed=2)
-    assert min(requests.input) >= 1
-    assert max(requests.input) == 16_000
-    assert SyntheticLengths.by_mean(100, 100, 500).sigma == 0

@@ -14,7 +14,7 @@ from llmtap.traces.convert import convert
 from llmtap.traces.format import batch_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
-from tests.support.batch_runs import S, workload
+from tests.support.workloads.batch_runs import S, workload
 
 SHAREGPT = '[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]'
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -100,14 +100,6 @@ def test_a_trace_that_is_too_short_begins_again_a_mean_gap_after_its_end() -> No
     assert trace.rate_rps == 1 / 3
 
 
-def test_who_all_come_at_once_cannot_come_again() -> None:
-    trace = trace_of((3, 1, 1), (3, 1, 1))
-    assert trace.rate_rps is None
-    assert len(trace.requests_at(count=2)) == 2
-    with pytest.raises(ValueError, match="no gap"):
-        trace.requests_at(count=3)
-
-
 @given(
     st.lists(st.integers(0, 10**9), min_size=2, max_size=30).filter(lambda t: max(t) > min(t)),
     st.integers(1, 100),
@@ -147,14 +139,6 @@ def test_prompts_bring_their_blocks_and_the_last_need_not_be_full(tmp_path: Path
     assert trace.requests.block_tokens == 512
     assert trace.requests.blocks == [(7,), (3,), (), (7, 8, 9)]  # 512 tokens have no second block
     assert trace.notes == []
-
-
-def test_a_prompt_that_comes_again_is_the_same_prompt(tmp_path: Path) -> None:
-    place = mooncake(tmp_path / "m.jsonl", (0, 512, [1]), (10, 1_024, [1, 2]), (20, 512, [4]))
-    again = load_trace(place).requests_at(count=5, scale=2)
-    assert again.blocks == [(1,), (1, 2), (4,), (1,), (1, 2)]
-    assert again.block_tokens == 512
-    assert load_trace(place, count=2).requests_at(count=2).blocks == [(1,), (1, 2)]
 
 
 def captured(path: Path, *rows: tuple[int | None, int, list[int], int, str, int]) -> str:

@@ -23,7 +23,8 @@ def capture(path: Path, *rows: dict[str, object], **info: object) -> str:
     names = sorted({name for row in rows for name in row})
     columns = {name: [row.get(name) for row in rows] for name in names}
     columns.setdefault("input_tokens", [10] * len(rows))
-    write_parquet(path, CaptureInfo(arrivals="trace", **info), [batch_of(len(rows), columns)])  # type: ignore[arg-type]
+    described = CaptureInfo(arrivals="trace", **info)  # type: ignore[arg-type]
+    write_parquet(path, described, [batch_of(len(rows), columns)])
     return str(path)
 
 

@@ -8,7 +8,7 @@ say, in `[sut] notes`.
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -30,6 +30,7 @@ from llmtap.bench.compliance.evidence import (
     verdict,
     workload,
 )
+from llmtap.report.values import leaves
 
 __all__ = ["ROWS", "RUNS_MIN", "noted", "sequence"]
 
@@ -55,7 +56,6 @@ def _said(what: str, *words: str) -> Check:
 
 
 def _varied(report: Report) -> ComplianceVerdict:
-    """Other workloads than one, and production's own."""
     note = noted(report, "production traffic", "traffic of production")
     names = {str(workload(step).get("name")) for step in measured(report) if workload(step)}
     traces = {str(at(step, "result.plan.trace")) for step in measured(report)} - {"None"}
@@ -80,8 +80,7 @@ def _reports(report: Report) -> Sequence[Report]:
 
 
 def _systems(report: Report) -> list[list[Report]]:
-    """Runs by system: the comparison tells how many each has, one system after the other; else by what was
-    measured, which is the same where SUT and target are."""
+    """Return the runs of each system: as the comparison counts them, else grouped by SUT and target."""
     reports = list(_reports(report))
     told = [one.get("runs") for one in at(report, "comparison.systems") or ()]
     if told and all(isinstance(runs, int) for runs in told) and sum(told) == len(reports):
@@ -109,7 +108,6 @@ def sequence(step: Step) -> str:
 
 
 def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
-    """By name of a load: the sequences that the runs of a system had there."""
     found: dict[str, set[str]] = {}
     for one in runs:
         for step in measured(one):
@@ -135,7 +133,6 @@ def _same_requests(report: Report) -> ComplianceVerdict:
 
 
 def _all_equal(report: Report, path: str, what: str, *, needed: bool = True) -> ComplianceVerdict:
-    """Whether all reports say the same at a path."""
     told = [at(one, path) for one in _reports(report)]
     if not told:
         return cannot_tell("there are no reports")
@@ -295,22 +292,15 @@ def _differences(report: Report) -> ComplianceVerdict:
     systems = _systems(report)
     if not systems:
         return cannot_tell("there are no reports")
-    leaves = [dict(_leaves({"sut": runs[0].get("sut"), "target": runs[0].get("target")})) for runs in systems]
-    paths = {path for one in leaves for path in one}
-    differing = sorted(path for path in paths if len({one.get(path) for one in leaves}) > 1)
+    firsts = [{"sut": runs[0].get("sut"), "target": runs[0].get("target")} for runs in systems]
+    told = [{path: _shown(value) for path, value in leaves(one)} for one in firsts]
+    paths = {path for one in told for path in one}
+    differing = sorted(path for path in paths if len({one.get(path) for one in told}) > 1)
     if not differing:
         return met("no difference in what was declared")
     return met(
-        "; ".join(f"{path}: {' / '.join(one.get(path, 'none') for one in leaves)}" for path in differing)
+        "; ".join(f"{path}: {' / '.join(one.get(path, 'none') for one in told)}" for path in differing)
     )
-
-
-def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for name, held in tree.items():
-        if isinstance(held, Mapping):
-            yield from _leaves(held, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", _shown(held)
 
 
 ROWS: Final[tuple[Requirement, ...]] = (

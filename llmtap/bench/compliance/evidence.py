@@ -19,9 +19,9 @@ __all__ = [
     "MUSTS", "SHOULDS", "STANDARD_WORKLOADS", "Check", "ComplianceVerdict", "Level", "Report", "Requirement",
     "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count", "counted",
     "declared", "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted",
-    "lasts", "level_of", "measured", "met", "name_of", "not_applicable", "not_met", "over", "protocol",
-    "row", "seconds", "several", "slots_of", "steps", "table", "table_has", "text", "workload",
-    "workload_is", "worst",
+    "lasts", "level_of", "measured", "met", "name_of", "not_applicable", "not_met", "only_at", "over",
+    "protocol", "row", "seconds", "several", "slots_of", "steps", "table", "table_has", "text", "verdict",
+    "workload", "workload_is", "worst",
 ]  # fmt: skip
 
 
@@ -55,22 +55,18 @@ Check = Callable[[Report], ComplianceVerdict]
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One demand."""
-
     id: str
     """`4.2.5-2` is the second key word of section 4.2.5; `4.2.6-1c` the third item of the list that its first
     one governs; `5.3.2-p1` something without a key word."""
     section: str
     level: Level
     says: str
-    """In our words."""
     binds: tuple[str, ...]
     """Names of tests; empty: all of them."""
     subject: Subject
     check: Check
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON."""
         return {
             "id": self.id, "section": self.section, "level": self.level, "says": self.says,
             "binds": list(self.binds), "subject": self.subject,
@@ -80,7 +76,6 @@ class Requirement:
 def row(
     id: str, level: Level, subject: Subject, says: str, check: Check, binds: tuple[str, ...] = ()
 ) -> Requirement:
-    """A demand, whose section is in its id."""
     return Requirement(id, id.rpartition("-")[0], level, says, binds, subject, check)
 
 
@@ -95,7 +90,6 @@ def not_met(evidence: str) -> ComplianceVerdict:
 
 
 def verdict(is_met: bool, evidence: str) -> ComplianceVerdict:
-    """Return `met` or `not met` on the same evidence."""
     return met(evidence) if is_met else not_met(evidence)
 
 
@@ -145,7 +139,6 @@ def at(tree: object, path: str) -> Any:
 
 
 def steps(report: Report) -> Sequence[Step]:
-    """Its loads, in the order measured."""
     return report.get("steps") or ()
 
 
@@ -160,7 +153,6 @@ def is_measured(step: Step) -> bool:
 
 
 def measured(report: Report) -> Sequence[Step]:
-    """The loads that its figures are of."""
     return [step for step in steps(report) if is_measured(step)]
 
 
@@ -173,7 +165,6 @@ def counted(report: Report) -> Callable[[Step], bool]:
 
 
 def is_open(step: Step) -> bool:
-    """Its requests came at planned times."""
     return bool(at(step, "result.load.mode") == "open")
 
 
@@ -278,7 +269,6 @@ def has_levels(wanted: Sequence[int], of: str) -> Check:
 
 
 def lacking(told: Sequence[float], wanted: Sequence[int]) -> list[int]:
-    """Percents that are wanted, and not among those told."""
     return [level for level in wanted if not any(abs(float(one) - level) < 0.5 for one in told)]
 
 
@@ -322,17 +312,14 @@ def text(value: object) -> str:
 
 
 def count(n: float | None) -> str:
-    """`1,000`; `?` where it is not known."""
     return "?" if n is None else f"{n:,.0f}"
 
 
 def several(n: float | None, noun: str) -> str:
-    """`1 answer`, `1,000 answers`"""
     return f"{count(n)} {noun}" + ("" if n == 1 else "s")
 
 
 def seconds(value: float) -> str:
-    """`31 us`, `4.9 ms`, `120 s`"""
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if abs(value) * scale >= 1:
             return f"{value * scale:.4g} {unit}"
@@ -345,6 +332,11 @@ def boundary(report: Report, of: str) -> ComplianceVerdict | None:
     if told is None:
         return cannot_tell("it depends on the SUT's boundary, which is not declared (sut.boundary)")
     return None if told == of else not_applicable(f"the SUT's boundary is {told}")
+
+
+def only_at(of: str) -> Callable[[Check], Check]:
+    """Make a check apply only where the SUT has this boundary."""
+    return lambda check: lambda report: boundary(report, of) or check(report)
 
 
 def protocol(report: Report) -> str | None:
@@ -421,8 +413,6 @@ def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()
 
 
 def _same(wanted: str, own: str) -> bool:
-    """Whether a cell has this label, whatever its unit: `P50` and `P50 (ms)`."""
-
     def plain(label: str) -> str:
         return label.replace("\u2019", "'").strip().lower()
 

@@ -44,26 +44,20 @@ COMPARISON: Final[Subject] = "comparison"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A demand and the verdict on it."""
-
     requirement: Requirement
     verdict: ComplianceVerdict
 
     @property
     def satisfied(self) -> bool:
-        """It was met, or did not arise."""
         return self.verdict.status in _SATISFIED
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON."""
         found = self.requirement.to_dict()
         return {**found, "status": self.verdict.status, "evidence": self.verdict.evidence}
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """All demands on one report, in the order of the draft."""
-
     test: str
     """Its name; or `comparison`."""
     rows: tuple[Judged, ...]
@@ -82,11 +76,9 @@ class Matrix:
 
     @property
     def deviations(self) -> tuple[Judged, ...]:
-        """Procedures that were left, or that nobody can see."""
         return self._left(frozenset({"procedure"}))
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON."""
         return {
             "test": self.test, "level": self.status, "why": list(self.why),
             "must": self._counts(MUSTS), "should": self._counts(SHOULDS),
@@ -95,7 +87,6 @@ class Matrix:
         }  # fmt: skip
 
     def table(self) -> ReportTable:
-        """Every demand, its verdict and the evidence."""
         rows = []
         for one in self.rows:
             demand, verdict = one.requirement, one.verdict
@@ -103,31 +94,16 @@ class Matrix:
         caption = f"Compliance of {self.test} with IETF seed 000: {self.status}"
         return ReportTable(caption, ["Demand", "Level", "What", "Verdict", "Evidence"], rows)
 
-    def summary_lines(self) -> list[str]:
-        """The status, what it rests on, and each demand that is in its way."""
-        must, should = self._counts(MUSTS), self._counts(SHOULDS)
-        counts = f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
-        lines = [f"{self.test}: {self.status} ({counts})"]
-        for levels in (MUSTS, SHOULDS):
-            lines += [_line(one) for one in self._left(levels)]
-        return lines + [f"deviation {_line(one)}" for one in self.deviations]
-
     def _left(self, levels: frozenset[str]) -> tuple[Judged, ...]:
         return tuple(one for one in self.rows if one.requirement.level in levels and not one.satisfied)
 
     def _counts(self, levels: frozenset[str]) -> dict[str, int]:
-        """How many demands there are, how many are satisfied, and of those how many did not arise."""
         rows = [one for one in self.rows if one.requirement.level in levels]
         return {
             "n": len(rows),
             "satisfied": sum(one.satisfied for one in rows),
             "not_applicable": sum(one.verdict.status == "not applicable" for one in rows),
         }
-
-
-def _line(one: Judged) -> str:
-    found = one.requirement
-    return f"{found.id} {found.level}, {one.verdict.status}: {found.says} {one.verdict.evidence}"
 
 
 def judge(report: Report) -> Matrix:
@@ -154,7 +130,6 @@ def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | 
 
 
 def listing() -> ReportTable:
-    """All demands, without a report."""
     rows = []
     for one in REQUIREMENTS:
         binds = ", ".join(one.binds) if one.binds else "all tests"

@@ -21,7 +21,6 @@ from llmtap.bench.compliance.evidence import (
     Step,
     arrivals_of,
     at,
-    boundary,
     cannot_tell,
     count,
     declared,
@@ -32,6 +31,7 @@ from llmtap.bench.compliance.evidence import (
     name_of,
     not_applicable,
     not_met,
+    only_at,
     over,
     protocol,
     row,
@@ -58,7 +58,6 @@ AS_PLANNED: Final = 1.1
 _LATE: Final = frozenset({"dispatch_lateness", "rate"})
 """Findings of a load's own verdict: requests left late, or fewer than were planned."""
 WAITED: Final = 0.1
-"""Of an answer's time."""
 NO_OPEN: Final = "no load of this test is an open loop"
 NO_CLOSED: Final = "no load of this test is a closed loop"
 
@@ -121,8 +120,7 @@ def _open_loop(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _poisson_possible(report: Report) -> ComplianceVerdict:
-    """By the middle one of its loads: by chance alone, one in twenty is beyond its limit. A plan that chance
-    drew beyond it is what was to be sent."""
+    """Judge the median of the loads: one in twenty exceeds its limit by chance, as a plan may do."""
     loads = [step for step in steps(report) if arrivals_of(step) == "poisson"]
     if not loads:
         return not_applicable("no load of this test has Poisson arrivals")
@@ -144,7 +142,6 @@ def _poisson_possible(report: Report) -> ComplianceVerdict:
 
 
 def _other_arrivals(report: Report) -> ComplianceVerdict:
-    """Patterns that were used; bursty are those whose gaps vary more than a Poisson stream's."""
     named = {
         process
         for step in steps(report)
@@ -172,8 +169,7 @@ def _in_flight(step: Step) -> float | None:
 
 @each_load(is_open, NO_OPEN)
 def _not_delayed(report: Report, step: Step) -> ComplianceVerdict:
-    """Who waits for answers is late by a good part of one; a machine without free CPUs is late as well, which
-    is no matter of answers, and is said by the load's own verdict."""
+    """Judge the lateness against an answer's time; the load's own verdict reports a lack of free CPUs."""
     late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
     if late is None:
         return cannot_tell("how late requests left is not told")
@@ -201,8 +197,6 @@ def _concurrent(report: Report) -> ComplianceVerdict:
 
 
 def _recorded(what: str, *paths: str, of: str = "") -> Check:
-    """Whether the capture has every exchange, and the figure that needs this of each is there."""
-
     @each_load()
     def check(report: Report, step: Step) -> ComplianceVerdict:
         n, rows = at(step, "result.n"), at(step, "result.capture.rows")
@@ -262,7 +256,6 @@ def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _described(step: Step) -> Mapping[str, Any]:
-    """Where a load tells its lengths: in its workload, or of the rows of its trace."""
     return workload(step) or at(step, "result.plan.lengths") or {}
 
 
@@ -336,16 +329,6 @@ def _sharing(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"{fraction:.0%} share a prefix: {shown}")
 
 
-def _for_engine(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "model engine")
-    return other or workload_is("synthetic-uniform")(report)
-
-
-def _for_gateway(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway")
-    return other or workload_is("conversation")(report)
-
-
 @each_load()
 def _seeded(report: Report, step: Step) -> ComplianceVerdict:
     seed, digest = at(step, "result.plan.seed"), workload(step).get("sha256")
@@ -388,7 +371,6 @@ REFERENCE: Final = "cl100k_base"
 
 
 def _method(report: Report) -> ComplianceVerdict:
-    """What is declared, beside where counts came from."""
     option = {"native": "A (native)", "reference": "B (reference)"}.get(
         str(at(report, "sut.tokenizer.counting"))
     )
@@ -431,12 +413,10 @@ WarmUp = Mapping[str, Any]
 
 
 def _made(report: Report) -> Sequence[WarmUp]:
-    """The warm-ups that were made; one that was skipped says why in `skipped`."""
     return [one for one in report.get("warmups") or () if not one.get("skipped")]
 
 
 def _says_cold(report: Report) -> str | None:
-    """Where the report says that a cold start is what it measures."""
     said = [*(report.get("configuration") or {}).values(), *(report.get("notes") or ())]
     return next((one for one in said if "cold start" in str(one).lower()), None)
 
@@ -491,8 +471,7 @@ def _drained(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _prefixes(report: Report) -> ComplianceVerdict:
-    """The cache was filled where each load that is to find it warm had its prefixes sent before it, or finds
-    something there."""
+    """Whether before each warm load its prefixes were sent, or it found cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
         return cannot_tell("no load is told to have found the cache filled")
@@ -555,11 +534,8 @@ def as_declared(option: str) -> str:
     return option.replace("B-even", "B (even)")
 
 
-def _by_protocol(wanted: str, of: str) -> Check:
+def _spoken(wanted: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
-        other = boundary(report, of)
-        if other is not None:
-            return other
         spoken = protocol(report)
         if spoken is None:
             return cannot_tell("the target's address does not tell its protocol")
@@ -628,22 +604,26 @@ NOT_PLACED: Final = "where the load generator stands is not declared (sut.clock.
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
 
 
+@only_at("model engine")
 def _same_machine(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "model engine")
-    if other is not None:
-        return other
     placement = at(report, "sut.clock.placement")
     if placement is None:
         return cannot_tell(NOT_PLACED)
     return met(placement) if placement == "same machine" else not_met(f"the load generator is {placement}")
 
 
-def _not_remote(report: Report) -> ComplianceVerdict | None:
-    """None where the SUT is on another machine; else the verdict on what is demanded of that."""
-    placement = at(report, "sut.clock.placement")
-    if placement is None:
-        return cannot_tell(NOT_PLACED)
-    return None if placement == "remote" else not_applicable("load generator and SUT share a machine")
+def _only_remote(check: Check) -> Check:
+    """Make a check apply only where the SUT is on another machine."""
+
+    def checked(report: Report) -> ComplianceVerdict:
+        placement = at(report, "sut.clock.placement")
+        if placement is None:
+            return cannot_tell(NOT_PLACED)
+        if placement != "remote":
+            return not_applicable("load generator and SUT share a machine")
+        return check(report)
+
+    return checked
 
 
 def _accuracy_s(report: Report) -> float | None:
@@ -655,10 +635,8 @@ def _accuracy_s(report: Report) -> float | None:
         return None
 
 
+@_only_remote
 def _ntp(report: Report) -> ComplianceVerdict:
-    other = _not_remote(report)
-    if other is not None:
-        return other
     method, accuracy_s = text(at(report, "sut.clock.synchronization")), _accuracy_s(report)
     if not method:
         return cannot_tell("how clocks are synchronised is not declared (sut.clock.synchronization)")
@@ -670,10 +648,8 @@ def _ntp(report: Report) -> ComplianceVerdict:
     return verdict(accuracy_s <= NTP_MAX_S, evidence)
 
 
+@_only_remote
 def _ptp(report: Report) -> ComplianceVerdict:
-    other = _not_remote(report)
-    if other is not None:
-        return other
     method, accuracy_s = text(at(report, "sut.clock.synchronization")), _accuracy_s(report)
     if "ptp" in method.lower():
         return met(method)
@@ -682,20 +658,17 @@ def _ptp(report: Report) -> ComplianceVerdict:
     return not_met(f"accurate to {seconds(accuracy_s)} by {method or 'nothing that is declared'}, not by PTP")
 
 
+@_only_remote
 def _stated(report: Report) -> ComplianceVerdict:
-    other = _not_remote(report)
-    if other is not None:
-        return other
     method, accuracy = (text(at(report, f"sut.clock.{name}")) for name in ("synchronization", "accuracy"))
     if method and accuracy:
         return met(f"{method}, accurate to {accuracy}")
     return not_met("sut.clock lacks " + ("accuracy" if method else "synchronization"))
 
 
+@only_at("application gateway")
+@_only_remote
 def _rtt(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway") or _not_remote(report)
-    if other is not None:
-        return other
     said = _says(report, "rtt", "round trip")
     return met(said) if said else not_met("no round trip time of the network is in the report")
 
@@ -737,8 +710,7 @@ def _shown(state: dict[str, bool | None]) -> str:
 
 def _accounted(report: Report) -> ComplianceVerdict:
     state = _state(report)
-    unsaid = [name for name, value in state.items() if value is None]
-    return not_met(_shown(state)) if unsaid else met(_shown(state))
+    return verdict(None not in state.values(), _shown(state))
 
 
 def _named(report: Report) -> ComplianceVerdict:
@@ -758,30 +730,24 @@ def _refused(report: Report) -> ComplianceVerdict:
     return met(f"{count(refused)} of {several(sent, 'request')} were refused")
 
 
+@only_at("application gateway")
 def _enabled(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway")
-    if other is not None:
-        return other
     state = _state(report)
     if None in state.values():
         return cannot_tell(_shown(state))
     return met(_shown(state)) if any(state.values()) else not_met(_shown(state))
 
 
+@only_at("application gateway")
 def _noted(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway")
-    if other is not None:
-        return other
     state = _state(report)
     if None in state.values():
         return not_met(_shown(state))
     return met(_shown(state)) if False in state.values() else not_applicable(_shown(state))
 
 
+@only_at("application gateway")
 def _compared(report: Report) -> ComplianceVerdict:
-    other = boundary(report, "application gateway")
-    if other is not None:
-        return other
     arms = {str(step.get("arm") or "the target") for step in steps(report)}
     evidence = f"configurations measured: {', '.join(sorted(arms)) or 'none'}"
     return verdict(len(arms) > 1, evidence)
@@ -838,10 +804,10 @@ ROWS: Final[tuple[Requirement, ...]] = (
         each_load()(_contents)),
     row("4.3.1-1d", "MUST", "setup",
         "The workload tells what share of requests has how long a common prefix.", each_load()(_sharing)),
-    row("4.3.2.1-1", "REQUIRED", "setup", "A model engine is tested with Synthetic-Uniform.", _for_engine,
-        _ENGINE),
+    row("4.3.2.1-1", "REQUIRED", "setup", "A model engine is tested with Synthetic-Uniform.",
+        only_at("model engine")(workload_is("synthetic-uniform")), _ENGINE),
     row("4.3.2.3-1", "RECOMMENDED", "setup", "An application gateway is tested with Conversation.",
-        _for_gateway, _GATEWAY),
+        only_at("application gateway")(workload_is("conversation")), _GATEWAY),
     row("4.3.2.5-1", "REQUIRED", "setup", "Long contexts are tested with the Long Context workload.",
         workload_is("long-context", "long-context-uniform"), ("long-context",)),
     row("4.3.3-1", "MUST", "tester", "Workloads are made with deterministic seeds.", _seeded),
@@ -881,9 +847,9 @@ ROWS: Final[tuple[Requirement, ...]] = (
     row("4.5.3-1", "MUST", "procedure", "A cold start is measured without a warm-up.", _cold_unwarmed),
     row("4.5.3-2", "MUST", "report", "The report says clearly where a cold start is measured.", _indicated),
     row("4.6.1-1", "RECOMMENDED", "setup", "An application gateway is tested over SSE.",
-        _by_protocol("SSE", "application gateway")),
+        only_at("application gateway")(_spoken("SSE"))),
     row("4.6.1-2", "RECOMMENDED", "setup", "A model engine is tested over gRPC.",
-        _by_protocol("gRPC", "model engine")),
+        only_at("model engine")(_spoken("gRPC"))),
     row("4.6.2-1a", "MUST", "report", "The protocol.", _protocol),
     row("4.6.2-1b", "MUST", "report", "Whether a chunk has one token, or may have several.", _chunking),
     row("4.6.2-1c", "MUST", "report", "What is made of chunks with several tokens for ITL.", _handling),

@@ -66,9 +66,6 @@ GAPS_MIN: Final = 5_000
 ITL_LEVELS: Final = (25, 50, 75, 90)
 
 
-# ---------------------------------------------------------------- 5.1.2
-
-
 workload_defined: Final = each_load()(fully_specified)
 """One of 4.3.2, or another one that is fully specified."""
 
@@ -119,9 +116,6 @@ def _poisson(report: Report, step: Step) -> ComplianceVerdict:
     return met("arrivals poisson") if process == "poisson" else not_met(f"arrivals {process}, not poisson")
 
 
-# ---------------------------------------------------------------- 5.1.3 to 5.1.5
-
-
 def _other_tokens(report: Report) -> ComplianceVerdict:
     """Whether the report says so where tokens come that are no content (5.1.3.1)."""
     others = [
@@ -152,7 +146,6 @@ def _percentiles(report: Report) -> ComplianceVerdict:
 
 
 def _varies(report: Report) -> bool:
-    """Whether inputs are of more than one length, as far as is known."""
     told = [at(workload(step), "input.distribution") for step in measured(report)]
     return any(name != "fixed" for name in told) or not told
 
@@ -178,14 +171,13 @@ def _sample_count(report: Report) -> ComplianceVerdict:
 
 
 def _lines(report: Report) -> Sequence[tuple[str, str]]:
-    """The configuration summary: labels in small letters, and what they say."""
     told = report.get("configuration") or {}
     return [(str(label).lower(), text(said)) for label, said in told.items()]
 
 
 def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
-    """Whether the configuration summary has lines for each of `words` (alternatives by `|`), or the report
-    has it elsewhere."""
+    """Whether the configuration summary has a line for each of `words` (alternatives by `|`), or `or_else`
+    holds."""
 
     def check(report: Report) -> ComplianceVerdict:
         found = []
@@ -237,9 +229,6 @@ def _drawn(report: Report) -> ComplianceVerdict:
     kinds = [chart.get("kind") for chart in report.get("charts") or () if "TTFT" in str(chart.get("title"))]
     drawn = [kind for kind in kinds if kind in ("cdf", "histogram")]
     return met(" and ".join(map(str, drawn))) if drawn else not_met("neither histogram nor CDF of TTFT")
-
-
-# ---------------------------------------------------------------- 5.4
 
 
 def _long_enough(report: Report) -> ComplianceVerdict:
@@ -346,7 +335,6 @@ def _all_open(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _percents(report: Report) -> list[float]:
-    """Of capacity: the levels that were measured."""
     levels = at(report, "measurements.levels") or ()
     told = [one["percent"] for one in levels if at(one, "percent") is not None]
     return sorted(map(float, told))
@@ -430,9 +418,6 @@ def _arms(report: Report) -> set[str]:
     return {str(step.get("arm") or "") for step in measured(report)}
 
 
-# ---------------------------------------------------------------- 5.6
-
-
 def _is_mix(step: Step) -> bool:
     return is_measured(step) and not name_of(step).startswith("alone")
 
@@ -477,9 +462,6 @@ def _isolated(report: Report) -> ComplianceVerdict:
     return met(f"requests of each class alone: {alone}" + (f", as many {basis} per second" if basis else ""))
 
 
-# ---------------------------------------------------------------- 5.7
-
-
 def _both_states(report: Report) -> ComplianceVerdict:
     arms = _arms(report)
     off, on = ({arm for arm in arms if word in arm} for word in ("off", "on"))
@@ -506,9 +488,6 @@ def _identical(report: Report) -> ComplianceVerdict:
     return met(f"{len(pairs)} repeats with the same requests off and on: {pairs[0]['off']}")
 
 
-# ---------------------------------------------------------------- 5.8
-
-
 def _oversubscribed(report: Report) -> ComplianceVerdict:
     told = at(report, "params.levels")
     if not told:
@@ -526,9 +505,6 @@ def _capacity_known(report: Report) -> ComplianceVerdict:
     return met(evidence) if "5.5" in source else cannot_tell(evidence)
 
 
-# ---------------------------------------------------------------- 5.9
-
-
 def _short_output(report: Report) -> ComplianceVerdict:
     tokens = at(report, "params.output_tokens")
     if tokens is None:
@@ -543,7 +519,6 @@ def _is_latency(step: Step) -> bool:
 
 @each_load(_is_latency)
 def _few_at_a_time(report: Report, step: Step) -> ComplianceVerdict:
-    """Loads that measure latency; a test may look for throughput with more."""
     slots = slots_of(report, step)
     if not is_closed(step):
         return not_met("no closed loop")
@@ -557,9 +532,6 @@ def _short_warm_up(report: Report) -> ComplianceVerdict:
     if not said:
         return cannot_tell("what it was warmed up with is not told")
     return met(said)
-
-
-# ---------------------------------------------------------------- 5.10
 
 
 def _four_configurations(report: Report) -> ComplianceVerdict:

@@ -1,17 +1,13 @@
-"""The exo benchmark: a grid of prompt length x answer length x concurrency, each point some times over.
+"""The exo benchmark: a grid of prompt length, answer length and concurrency, with repeats.
 
-A batch is as many requests as the concurrency says, all sent at once: connections are open and bodies made
-before their common start, from which `elapsed_s` counts; how far apart they really left is told. Batches
-follow one another, each when the one before is over.
+A batch has as many requests as the concurrency says. Connections are open and bodies are made before their
+common start, from which `elapsed_s` counts. The next batch starts when the one before has ended.
 
-The prefix cache is off unless it is wanted: by the request where the server lets it, and elsewhere by prompts
-that have nothing in common.
+Without `--use-prefix-cache` the prefix cache is off by a field of the request, or no two prompts have a
+common prefix. A prompt is an atom (seed 003's `a`, or a word of one token) that is repeated until the text of
+the chat template has the wanted number of tokens.
 
-Not as in exo: models are neither downloaded nor placed on nodes here. What the server runs is measured.
-
-A prompt is an atom (seed 003's `a`, or a word that is one token) repeated until the chat template's whole
-text has the wanted tokens. Prompts of one length are equal, and those of other lengths begin alike, or each
-begins with words of its own, which count: then no two share more than what the template puts in front.
+Difference from exo: models are neither downloaded nor placed on nodes.
 
 Source: seed 003, whole.
 """
@@ -94,15 +90,12 @@ class Prompts:
 
 
 def _atom(counter: TokenCounter) -> str:
-    """With what stands before it."""
     if counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_IN_A_ROW - 1)]) == [_IN_A_ROW]:
         return ATOM
     return counter.words.separator + counter.words.table[0]
 
 
 class PreparedPrompts:
-    """Prompts that are there, as a source of a plan: row by row."""
-
     def __init__(self, made: Sequence[Made]) -> None:
         self._made = made
 
@@ -123,12 +116,9 @@ _OURS: Final = "llmtap"
 
 
 class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured, in this order: pp by pp, in each tg by tg, in each by concurrency."""
-
     pp: list[int]
     """Tokens of the prompt, the chat template's included."""
     tg: list[int]
-    """Tokens of the answer."""
     concurrency: list[int] = msgspec.field(default_factory=lambda: [1])
     repeat: int = 1
     warmup: int = 0
@@ -150,13 +140,10 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
             )  # fmt: skip
 
     def cells(self) -> list[ExoCell]:
-        """Its points."""
         return [ExoCell(*point) for point in product(self.pp, self.tg, self.concurrency)]
 
 
 class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where requests go, and how prompts are counted."""
-
     target: str
     model: str | None = None
     server: Kind = "auto"
@@ -176,8 +163,6 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoBench:
-    """One benchmark. `stop` may be called from a signal handler at any time."""
-
     def __init__(
         self, options: ExoOptions, grid: ExoGrid, watcher: SessionWatcher, *, nvml: Any = None
     ) -> None:
@@ -258,7 +243,6 @@ class ExoBench:
         )
 
     async def _measure(self, served: ExoServed, prompts: Prompts, warm: list[Sent], sent: list[Sent]) -> None:
-        """Fills `warm` and `sent`, batch by batch. Raises Stopped."""
         cells, grid = self._grid.cells(), self._grid
         first = ExoCell(cells[0].pp, cells[0].tg, 1)
         for i in range(grid.warmup):
@@ -319,7 +303,6 @@ class ExoBench:
         }  # fmt: skip
 
     def _notes(self, served: ExoServed, here: bool) -> Iterable[str]:
-        """What a reader has to know beforehand."""
         if self.stopped:
             yield "it was stopped: the grid is not complete"
         if served.bans_eos is None:
@@ -347,7 +330,6 @@ def _check_lengths(grid: ExoGrid, prompts: Prompts) -> None:
 
 
 def _seen(runs: Iterable[ExoRun]) -> Iterable[str]:
-    """What only the answers told, each once."""
     notes: dict[str, None] = {}
     for run in runs:
         told, made = run.stats.prompt_tokens, run.stats.generation_tokens

@@ -1,19 +1,15 @@
-"""What an exo benchmark found: its figures, and its JSON with the keys `runs`, `cluster`, `system_metrics`.
+"""The result of an exo benchmark: figures, and JSON with the keys `runs`, `cluster`, `system_metrics`.
 
-A run is one request. Rates count as exo-bench counts them: prefill is the tokens of the prompt by the time
-that it took, generation is the gaps between tokens by the time from the first to the last. The server's own
-times are taken where it tells both, and else ours, by the same formulas: prefill is then TTFT, which has the
-network and the queue in it. Every run says which (`timing`).
+A run is one request. Prefill is prompt tokens by prefill time, generation is the gaps between tokens by the
+time from the first to the last. The server's times are used where it reports both, else ours, whose prefill
+is TTFT and so contains the network and the queue; `timing` says which.
 
-Of requests that were sent together, exo-bench calls the fastest one's rate times their number the aggregate
-(`agg_gen_tps`): what the server would make if all ran at that rate all the time. What was really made stands
-beside it: all tokens by the batch's wall time, prefill included (`wall_gen_tps`).
+`agg_gen_tps` is exo-bench's aggregate: the rate of the fastest request times their number. `wall_gen_tps` is
+what was made: all tokens by the wall time of the batch. Fields that seed 003 does not name are ours and come
+last.
 
-Fields that seed 003 does not name are ours, and stand behind its own.
-
-Power: nodes of an exo cluster report the power of a whole machine; otherwise it is that of all GPUs of this
-host, if the server runs on it. A batch's energy is that of its window, by trapezoids of samples a second
-apart, so that of a batch of a few seconds is rough.
+Nodes of an exo cluster report the power of a whole machine; otherwise power is that of this host's GPUs, if
+the server runs here. Energy is integrated by trapezoids of samples a second apart: rough for short batches.
 
 Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System Metrics".
 """
@@ -57,14 +53,11 @@ class Timing(msgspec.Struct, frozen=True):
     by: Literal["server", "client"]
     prefill_s: float | None
     decode_s: float | None
-    """From the first token to the last."""
     source: str
     """Where the server told it, as `Exchange.server_timing` names places; or our stamps."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """`generation_stats`, as exo calls it."""
-
     prompt_tps: float | None
     generation_tps: float | None
     prompt_tokens: int | None
@@ -75,8 +68,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchEnergy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server used in one batch's window."""
-
     joules: float
     seconds: float
     """The part of the window that samples speak for."""
@@ -92,7 +83,6 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float | None
     """From the common start until the last answer ended."""
     per_req_tps: float | None
-    """The fastest one's generation."""
     agg_gen_tps: float | None
     """That, times concurrency; None where not all answers came whole."""
     wall_gen_tps: float | None
@@ -105,8 +95,6 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One request."""
-
     elapsed_s: float | None
     """From the batch's common start to the end of this answer."""
     output_text_preview: str | None
@@ -144,15 +132,11 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
-
     runs: list[ExoRun]
     cluster: dict[str, Any]
-    """What the server said of itself, and what was asked of it."""
     system_metrics: dict[str, Any]
 
     def to_json(self) -> str:
-        """For a file."""
         return msgspec.json.format(msgspec.json.encode(self)).decode()
 
 
@@ -245,8 +229,6 @@ def batch_of(
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a figure over the repeats."""
-
     n: int
     median: float
     low: float
@@ -271,13 +253,11 @@ class ExoRow:
     wall_s: Spread | None
     joules: Spread | None
     hits: Mapping[str, int]
-    """Requests by their `prefix_cache_hit`."""
     timing: str
     """`server`, `client`, or both where it differs."""
 
 
 def rows_of(runs: Iterable[ExoRun]) -> list[ExoRow]:
-    """The grid in the order it was measured, a row for each of its points."""
     points: dict[tuple[int, int, int], dict[int, list[ExoRun]]] = {}
     for run in runs:
         repeats = points.setdefault((run.pp_tokens, run.tg, run.concurrency), {})
@@ -333,7 +313,6 @@ class Power:
         ]
 
     def energy(self, from_ns: int, to_ns: int) -> Energy | None:
-        """Of all of them in that window; None where one of them says nothing of it."""
         found: list[Energy] = []
         for columns, name in self._sources:
             one = energy_of(columns.times_ns(), columns.column(name), from_ns=from_ns, to_ns=to_ns)
@@ -390,8 +369,6 @@ class ExoCell:
 
 @dataclass(slots=True)
 class Sent:
-    """A batch that was sent."""
-
     cell: ExoCell
     repeat: int
     prompts: Sequence[tuple[Prompt, Fitted]]
@@ -399,11 +376,9 @@ class Sent:
     """The very same prompt was sent before, or is in this batch several times."""
     began_ns: int = 0
     exchanges: dict[int, Exchange] = field(default_factory=dict)
-    """By row."""
     findings: list[dict[str, Any]] = field(default_factory=list)
 
     def keep(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
-        """As `Replay.keeping`."""
         self.began_ns = outcome.began_ns
         return self.exchanges.__setitem__
 
@@ -426,7 +401,6 @@ class Telling:
         """By pp: the rate at which a prompt was prefilled that has been in the cache since."""
 
     def runs(self, sent: Sent) -> Iterator[ExoRun]:
-        """In the order of their index."""
         energy = self._power.energy(*sent.window_ns)
         memory = self._power.peak_memory(*sent.window_ns)
         exchanges = [sent.exchanges.get(row) or _lost() for row in range(sent.cell.concurrency)]
@@ -483,7 +457,6 @@ class Telling:
 
 
 def _lost() -> Exchange:
-    """In place of one that nothing is known of."""
     error = "its sending process was lost"
     return Exchange("", 0, 0, Timeline(0), outcome=Ended.TAP_ERROR, error=error)
 

@@ -58,18 +58,14 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class ExoServed(msgspec.Struct, frozen=True, kw_only=True):
-    """The server, and how it is asked."""
-
     kind: Kind
     url: str
     """Without a `/v1` at its end where the endpoint is not under it."""
     model: str
     endpoint: str = "chat.completions"
-    """Or a path."""
     stream: bool = True
     """exo's endpoint answers in one piece, and tells its own times."""
     fields: dict[str, msgspec.Raw] = {}
-    """Of each body, besides those that `load/bodies.py` knows."""
     bans_eos: str | None = None
     """By what; None: nobody knows how."""
     switches_cache: bool = False
@@ -77,7 +73,6 @@ class ExoServed(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
     """Who the server says owns its models."""
     listed: Any = None
-    """The model's entry in `/v1/models`, as told."""
     state: dict[str, Any] | None = None
     """exo's cluster; None for others."""
     placement: Placement = Placement()
@@ -167,11 +162,8 @@ class NodeMetrics:
         tls: ssl.SSLContext | None = None,
         period_ns: int = NS_PER_S,
     ) -> None:
-        """`url` without a path; `tls` as in `ask_served`."""
         self.columns: dict[str, Columns] = {}
-        """By the node's id."""
         self.failed = 0
-        """Times that the cluster did not answer."""
         self._clock = clock
         self._url = f"{url}/state/nodeSystem"
         self._headers = headers
@@ -180,11 +172,9 @@ class NodeMetrics:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """On the running loop."""
         self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """The columns stay."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -224,7 +214,6 @@ class NodeMetrics:
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
-    """What it answers; nothing where it does not say 200."""
     async with session.get(url) as response:
         return await response.read() if response.status == 200 else b""
 

@@ -1,14 +1,11 @@
-"""Several systems, or the same one twice, held against each other: seed 000, section 6.
+"""Compare several systems, or one system with itself: seed 000, section 6.
 
-Requests of a run share its weather (what else the machine did, how warm it was), so what is compared are
-figures of runs, three of each system at least (6.3). With fewer, the requests of first runs are compared
-instead, and it is said that how much runs differ is then in no interval.
+Requests of one run are not independent: they share the state of the machine. So figures of runs are compared,
+three of each system at least (6.3). With fewer runs, requests of the first runs are compared, and the report
+says that the variation between runs is in no interval. Figures of loads that differ are shown and not tested.
 
-Where loads differ, what differs between systems may be the loads' doing: their figures stand side by side,
-and are not tested.
-
-Of many comparisons some come out by luck. The few figures that a test is about are corrected together by
-Holm's method; the rest, which is there to look around in, by Benjamini and Hochberg's.
+p-values of the few figures that a test is about are corrected together by Holm's method, those of all others
+by Benjamini and Hochberg's.
 
 Source: IETF seed 000, 6.1 to 6.4.
 """
@@ -70,16 +67,12 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One run of a test: its report, and its loads by name."""
-
     report: Mapping[str, Any]
     steps: Mapping[str, Measurement]
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system and its runs of one test."""
-
     label: str
     runs: Sequence[ComparedRun]
 
@@ -188,9 +181,8 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
 
 
 def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
-    """The systems with the runs whose requests all were sent, which are those of equal seeds (6.1); and what
-    is to be said of others. All runs where too few are left: that requests differ is then told by the
-    checklist."""
+    """Return the systems with the runs whose seeds all have (6.1), and notes on other runs. All runs if fewer
+    than three are left: the checklist then reports the difference."""
     seeds = [{run.report["seed"] for run in system.runs} for system in systems]
     shared = set.intersection(*seeds)
     if len(shared) < RUNS_MIN or all(own == shared for own in seeds):
@@ -211,14 +203,12 @@ def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
 
 
 def _shared(systems: Sequence[System]) -> list[str]:
-    """Loads that every run of every system has."""
     runs = [run for system in systems for run in system.runs]
     return [name for name in runs[0].steps if all(name in run.steps for run in runs)]
 
 
 def _unlike_params(base: System, other: System) -> list[str]:
-    """What the tests were asked for differently: `rate 4 of a, 8 of b`. None of what only one of them knows,
-    since another version measured it."""
+    """Return parameters that differ: `rate 4 of a, 8 of b`. One that only one version knows is left out."""
     ours, theirs = (one.runs[0].report.get("params") or {} for one in (base, other))
     return [
         f"{name} {_plain(ours[name])} of {base.label}, {_plain(theirs[name])} of {other.label}"
@@ -255,12 +245,10 @@ def _plain(value: Any) -> str:
 
 
 def _untested(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A figure of loads that differ: what each system had, and no more."""
     return {**row, **dict.fromkeys(("difference", "low", "high", "p", "method"))}
 
 
 def _loads(systems: Sequence[System], shared: Sequence[str]) -> dict[str, dict[str, list[Measurement]]]:
-    """By load and system, the runs."""
     return {name: {one.label: [run.steps[name] for run in one.runs] for one in systems} for name in shared}
 
 
@@ -333,7 +321,6 @@ def _row(
 
 
 def _judge(found: Sequence[dict[str, Any]]) -> None:
-    """Puts into each row what it comes to, the others being what they are."""
     for key in (True, False):
         family = [row for row in found if row["key"] is key and row["p"] is not None]
         corrected = adjusted([row["p"] for row in family], "holm" if key else "bh")
@@ -406,7 +393,6 @@ def _run_notes(systems: Sequence[System]) -> Iterator[str]:
 
 
 def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[str]:
-    """Loads that are left out, and answers that are."""
     for system in systems:
         own = {name for run in system.runs for name in run.steps} - set(shared)
         if own:

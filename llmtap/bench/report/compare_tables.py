@@ -11,7 +11,6 @@ from llmtap.report.values import MARK
 __all__ = ["charts_of", "tables_of"]
 
 DISTRIBUTIONS_MAX: Final = 6
-"""Of loads whose distributions are drawn."""
 _ABSENT: Final = "-"
 _Row = Mapping[str, Any]
 
@@ -108,7 +107,6 @@ def _distributions(
 
 
 def _spread(names: Sequence[str]) -> list[str]:
-    """As many as are drawn, the first and the last among them."""
     n = len(names)
     if n <= DISTRIBUTIONS_MAX:
         return list(names)

@@ -100,7 +100,6 @@ _STREAMED: Final = frozenset({"ttft", "itl"})
 _REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
 """What a document has of a further run; the rest is in its result.json."""
 _LONG: Final = ("timeline",)
-"""Parts of a load's result that are in its step.json only."""
 
 
 def report_of(
@@ -161,14 +160,12 @@ def document_of(
 
 
 def _warm_notes(session: BenchSession) -> list[str]:
-    """What a report has to say of a SUT that was not warmed up (4.5.3), and by what it was."""
     if session.warmup == "none":
         return ["cold start: the SUT was not warmed up"]
     return ["no measured prompt was sent to warm up: none was in a prefix cache for that reason"]
 
 
 def _unprobed(session: BenchSession) -> list[str]:
-    """What a warm-up of a given number of requests gives up."""
     if session.warmup in ("auto", "none"):
         return []
     said = (
@@ -208,7 +205,6 @@ def load_document(folder: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of all that had a part in it: llmtap, Python, the platform, and the packages it stands on."""
     found = {
         "llmtap": __version__, "python": platform.python_version(), "platform": platform.platform(),
         "cpus": str(os.cpu_count()),
@@ -255,8 +251,7 @@ def _itl_line(option: str | None) -> dict[str, str]:
 
 
 def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Of 4.6.3: A, B or C, and how llmtap takes it where that is not as the draft has it: `B (even)`; several
-    where loads differ, `A + B (even)`."""
+    """Return the option of 4.6.3, such as `A` or `B (even)`; `A + B (even)` where loads differ."""
     if found.itl_option is not None:
         return found.itl_option
     told = [((step["result"].get("metrics") or {}).get("itl") or {}).get("option") for step in steps]
@@ -280,7 +275,6 @@ def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether the figures may be believed, by what each load's own verdict says."""
     findings = [
         {"step": step["name"], "what": finding["what"], "says": finding["says"]}
         for step in steps

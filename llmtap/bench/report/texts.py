@@ -11,14 +11,26 @@ Streams are shown on the HTML page alone.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import Report, Step, at, measured, name_of
 from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.report.bench import compliance_said, findings_said
-from llmtap.report.plots import interval_said
-from llmtap.report.values import milliseconds, number
+from llmtap.report.document import (
+    Block,
+    ItemList,
+    Note,
+    Preformatted,
+    ReportDocument,
+    Section,
+    Table,
+    TermTable,
+)
+from llmtap.report.plots import chart_table
+from llmtap.report.render import markdown
+from llmtap.report.values import milliseconds, number, plain_text
 
 __all__ = [
     "full_markdown", "guardrails_said", "hardware_said", "load_said", "main_load", "minimum_text",
@@ -43,8 +55,6 @@ def _called(name: str) -> _Rule:
 
 
 def _greatest(pattern: str) -> _Rule:
-    """The load with the greatest number in its name."""
-
     def rule(report: Report, loads: Sequence[Step]) -> Step | None:
         named = [(found, load) for load in loads if (found := re.fullmatch(pattern, name_of(load)))]
         return max(named, key=lambda one: float(one[0][1]))[1] if named else None
@@ -65,7 +75,6 @@ def _highest_held(report: Report, loads: Sequence[Step]) -> Step | None:
 
 
 def _level(one: Mapping[str, Any]) -> float | None:
-    """Requests per second, or at a time."""
     told: float | None = one.get("offered_rps", one.get("concurrency"))
     return told
 
@@ -80,7 +89,6 @@ def _first(one: tuple[float, object]) -> float:
 
 
 def _base(report: Report, loads: Sequence[Step]) -> Step | None:
-    """The level that others are compared with."""
     levels: Sequence[Any] = at(report, "measurements.levels") or ({},)
     return _called(str(at(levels[0], "step")))(report, loads)
 
@@ -201,8 +209,7 @@ def _main_load(document: Mapping[str, Any]) -> _Found | None:
 
 
 def _throughputs(document: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The most output tokens per second that were sustained, and the most of a sustained level whose P99 of
-    TTFT was below C.1's bound."""
+    """Return the highest sustained output rate, and the highest one within C.1's bound of TTFT P99."""
     reports = {report["test"]: report.get("measurements") or {} for report in document.get("tests") or ()}
     levels = [level for name in _FOR_THROUGHPUT for level in (reports.get(name) or {}).get("levels") or ()]
     sustained = [level for level in levels if level["holds"] and level["output_tps"] is not None]
@@ -218,7 +225,6 @@ def _throughputs(document: Mapping[str, Any]) -> tuple[float | None, float | Non
 
 
 def _figure(row: Mapping[str, Any], name: str) -> float | None:
-    """Of a row of percentiles, with or without their intervals."""
     figure = row.get(name)
     value: float | None = figure["value"] if isinstance(figure, Mapping) else figure
     return value
@@ -259,9 +265,7 @@ def _tps(rate: float | None) -> str:
 
 
 POINTS_MAX: Final = 12
-"""Rows of a table that stands for a chart."""
 NAMED_MAX: Final = 3
-"""Of tests in a heading."""
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _STREAM: Final = "steps"
 """The kind of chart that shows one answer token by token."""
@@ -270,38 +274,44 @@ _STREAM: Final = "steps"
 def full_markdown(document: Mapping[str, Any]) -> str:
     """The report of a benchmark's document (`bench/report/report.py`)."""
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
-    names = ", ".join(f"{report['section']} {report['title']}" for report in reports)
-    if len(reports) > NAMED_MAX:
-        names = f"{len(reports)} tests"
-    parts = [
-        f"# LLM benchmark: {names or 'no test was run'}",
-        _made(document),
-        _verdict(document),
-        "## 1. System identification", _identification(document),
-        "## 2. Test configuration", *_configurations(document),
-        "## 3. Results", *_results(document),
-        "## 4. Detailed results", *(part for report in reports for part in _details(report)),
-        "## 5. Methodology compliance", *_compliance(document),
-        "## 6. Reproduction information", *_reproduction(document),
-        *_data(reports),
+    titles = [f"{report['section']} {report['title']}" for report in reports]
+    named = f"{len(reports)} tests" if len(reports) > NAMED_MAX else ", ".join(titles)
+    each = list(zip(titles, reports, strict=True))
+    drawn = [(title, report) for title, report in each if any(map(_is_drawn, report.get("charts") or ()))]
+    seed = f"Seed {document.get('seed')}; warm-up {document.get('warmup')}"
+    sections = [
+        Section("", "1. System identification", list(_identification(document))),
+        Section("", "2. Test configuration", [
+            Note(f"{seed}; shortened by --quick." if document.get("quick") else f"{seed}.")
+        ]),
+        *(Section("", title, list(_configuration(report)), 3) for title, report in each),
+        Section("", "3. Results", list(_results(document))),
+        Section("", "4. Detailed results", []),
+        *(Section("", title, list(_details(report)), 3) for title, report in each),
+        Section("", "5. Methodology compliance", list(_compliance(document))),
+        Section("", "6. Reproduction information", list(_reproduction(document))),
+        *([Section("", "Data of the charts", [])] if drawn else []),
+        *(Section("", f"{title}: charts", list(_data(report)), 3) for title, report in drawn),
     ]  # fmt: skip
-    return "\n\n".join(part for part in parts if part) + "\n"
+    summary = list(_summary(document))
+    title = f"LLM benchmark: {named or 'no test was run'}"
+    return markdown(ReportDocument(title, summary, sections=sections), special="|") + "\n"
 
 
-def _made(document: Mapping[str, Any]) -> str:
+def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     version = (document.get("versions") or {}).get("llmtap", "?")
-    return f"By the methodology of IETF seed 000, with llmtap {version}, {document.get('made', '?')}."
-
-
-def _verdict(document: Mapping[str, Any]) -> str:
+    yield Note(f"By the methodology of IETF seed 000, with llmtap {version}, {document.get('made', '?')}.")
     verdict = document.get("verdict") or {}
     if verdict.get("valid", True):
-        return "The load was sent as asked and on time: nothing that is checked speaks against the figures."
-    said = "\n".join(f"- {one}" for one in findings_said(verdict.get("findings") or ()))
-    return f"**Some figures are not to be relied on:**\n\n{said}"
+        yield Note(
+            "The load was sent as asked and on time: nothing that is checked speaks against the figures."
+        )
+    else:
+        yield Note("", lead="Some figures are not to be relied on:")
+        yield ItemList(findings_said(verdict.get("findings") or ()))
 
 
-def _identification(document: Mapping[str, Any]) -> str:
+def _identification(document: Mapping[str, Any]) -> Iterator[Block]:
     sut, target = document.get("sut") or {}, document.get("target") or {}
     tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
     told = {
@@ -318,9 +328,9 @@ def _identification(document: Mapping[str, Any]) -> str:
         "Guardrails": guardrails_said(sut),
         "Clocks": _said(clock, ("placement", "synchronization", "accuracy")),
     }
-    table = _table(["", ""], [[name, str(value or NOT_SAID)] for name, value in told.items()])
-    notes = "\n".join(f"- {note}" for note in sut.get("notes") or ())
-    return f"{table}\n\n{notes}" if notes else table
+    yield TermTable([[name, str(value or NOT_SAID)] for name, value in told.items()])
+    if notes := sut.get("notes"):
+        yield ItemList(notes)
 
 
 def _said(told: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -329,22 +339,14 @@ def _said(told: Mapping[str, Any], names: Sequence[str]) -> str:
     )
 
 
-def _configurations(document: Mapping[str, Any]) -> Iterator[str]:
-    yield f"Seed {document.get('seed')}; warm-up {document.get('warmup')}" + (
-        "; shortened by --quick." if document.get("quick") else "."
-    )
-    for report in document.get("tests") or ():
-        yield f"### {report['section']} {report['title']}"
-        rows = [[name, str(value)] for name, value in (report.get("configuration") or {}).items()]
-        rows += [[f"`{name}`", _value(value)] for name, value in (report.get("params") or {}).items()]
-        yield _table(["", ""], rows)
-        arms = [[name, arm.get("about") or "-"] for name, arm in (report.get("arms") or {}).items()]
-        if arms:
-            yield _table(["Arm", "What it is"], arms)
+def _configuration(report: Mapping[str, Any]) -> Iterator[Block]:
+    rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
+    yield TermTable([*rows, *((f"`{k}`", plain_text(v)) for k, v in (report.get("params") or {}).items())])
+    if arms := report.get("arms"):
+        yield Table(["Arm", "What it is"], [[name, arm.get("about") or "-"] for name, arm in arms.items()])
 
 
-def _results(document: Mapping[str, Any]) -> Iterator[str]:
-    """Latency, throughput and success of every load; then the minimum report."""
+def _results(document: Mapping[str, Any]) -> Iterator[Block]:
     rows = []
     for report in document.get("tests") or ():
         for step in report["steps"]:
@@ -364,86 +366,75 @@ def _results(document: Mapping[str, Any]) -> Iterator[str]:
             ])  # fmt: skip
     latencies = [f"{title} {share} (ms)" for title in _METRICS.values() for share in ("P50", "P99")]
     heads = ["Test", "Load", "Arm", "Workload", "Load model", "n", *latencies, "Output tok/s", "Success"]
-    yield "Each load, as its requests were measured:"
-    yield _table(heads, rows)
-    yield f"The minimum report (C.1):\n\n```\n{minimum_text(document)}```"
+    yield Note("Each load, as its requests were measured:")
+    yield Table(heads, rows)
+    yield Note("The minimum report (C.1):")
+    yield Preformatted(minimum_text(document).rstrip("\n"))
 
 
-def _details(report: Mapping[str, Any]) -> Iterator[str]:
-    yield f"### {report['section']} {report['title']}"
+def _details(report: Mapping[str, Any]) -> Iterator[Block]:
     for table in report.get("tables") or ():
-        yield f"**{_cell(table['caption'])}**\n\n{_table(table['heads'], table['rows'])}"
-    yield "\n".join(f"- {note}" for note in report.get("notes") or ())
+        yield Table(table["heads"], table["rows"], table["caption"])
+    if notes := report.get("notes"):
+        yield ItemList(notes)
 
 
-def _data(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The section of what is drawn on the page, if there is anything."""
-    parts = []
-    for report in reports:
-        charts = [part for chart in report.get("charts") or () for part in _chart(chart)]
-        if charts:
-            parts += [f"### {report['section']} {report['title']}: charts", *charts]
-    if parts:
-        yield "## Data of the charts"
-        yield from parts
+def _is_drawn(chart: Mapping[str, Any]) -> bool:
+    """Whether a chart has data that a table can show."""
+    marked = bool(chart.get("marks"))
+    return bool(chart["kind"] != _STREAM and (marked or any(one["x"] for one in chart["series"])))
 
 
-def _chart(chart: Mapping[str, Any]) -> Iterator[str]:
-    if chart["kind"] == _STREAM:
-        return
-    rows = list(_points(chart))
-    if rows:
-        heads = ["", _cell(chart["x_title"]), _cell(chart["y_title"]), "interval"]
-        if not any(row[-1] for row in rows):
-            heads, rows = heads[:-1], [row[:-1] for row in rows]
-        yield f"*{_cell(chart['title'])}*\n\n{_table(heads, rows)}"
-    marks = [f"{mark['says']}: {number(mark['x'])}" for mark in chart.get("marks") or ()]
-    yield "\n".join(f"- {mark}" for mark in marks)
+def _data(report: Mapping[str, Any]) -> Iterator[Block]:
+    for chart in filter(_is_drawn, report["charts"]):
+        table = chart_table(chart, POINTS_MAX)
+        if table.rows:
+            yield from (Note(f"*{table.caption}*"), replace(table, caption=""))
+        if marks := chart.get("marks"):
+            yield ItemList([f"{mark['says']}: {number(mark['x'])}" for mark in marks])
 
 
-def _points(chart: Mapping[str, Any]) -> Iterator[list[str]]:
-    for series in chart.get("series") or ():
-        n = len(series["x"])
-        chosen = range(n) if n <= POINTS_MAX else [i * (n - 1) // (POINTS_MAX - 1) for i in range(POINTS_MAX)]
-        low, high = series.get("low") or [None] * n, series.get("high") or [None] * n
-        for i in chosen:
-            x = series["x"][i]
-            between = interval_said(low[i], high[i])
-            yield [series["name"], x if isinstance(x, str) else number(x), number(series["y"][i]), between]
-
-
-def _compliance(document: Mapping[str, Any]) -> Iterator[str]:
+def _compliance(document: Mapping[str, Any]) -> Iterator[Block]:
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
-    yield "Tests performed:\n\n" + "\n".join(
-        f"- {report['section']} {report['title']}: {compliance_said(report)}" for report in reports
-    )
-    if document.get("not_run"):
-        yield "Tests that could not run:\n\n" + "\n".join(
-            f"- {one['test']}: {one['why']}" for one in document["not_run"]
-        )
-    deviations = [f"- {r['test']}: {said}" for r in reports for said in r.get("deviations") or ()]
-    yield "Deviations:\n\n" + ("\n".join(deviations) or "- none that the tests know of")
-    limits = [f"- {r['test']}: shortened by --quick, which gives up {', '.join(r['forfeits'])}"
-              for r in reports if r.get("forfeits")]  # fmt: skip
-    limits += [f"- {r['test']}, {one['step']}: {one['says']}"
-               for r in reports for one in (r.get("verdict") or {}).get("failures") or ()]  # fmt: skip
-    yield "Limitations:\n\n" + ("\n".join(limits) or "- none that are known beside the notes of each test")
+    listed = {
+        "Tests performed:": [f"{r['section']} {r['title']}: {compliance_said(r)}" for r in reports],
+        "Tests that could not run:": [f"{r['test']}: {r['why']}" for r in document.get("not_run") or ()],
+        "Deviations:": [f"{r['test']}: {said}" for r in reports for said in r.get("deviations") or ()]
+        or ["none that the tests know of"],
+        "Limitations:": [
+            *(
+                f"{r['test']}: shortened by --quick, which gives up {', '.join(r['forfeits'])}"
+                for r in reports
+                if r.get("forfeits")
+            ),
+            *(
+                f"{r['test']}, {one['step']}: {one['says']}"
+                for r in reports
+                for one in (r.get("verdict") or {}).get("failures") or ()
+            ),
+        ]
+        or ["none that are known beside the notes of each test"],
+    }
+    for head, items in listed.items():
+        if items:
+            yield from (Note(head), ItemList(items))
     for report in reports:
         rows = [
             [row["id"], row["level"], row["says"], row["status"], row["evidence"]]
             for row in (report.get("compliance") or {}).get("rows") or ()
         ]
         if rows:
-            yield f"Requirements on {report['section']} {report['title']}:"
-            yield _table(["Id", "Level", "What is demanded", "Status", "Evidence"], rows)
+            yield Note(f"Requirements on {report['section']} {report['title']}:")
+            yield Table(["Id", "Level", "What is demanded", "Status", "Evidence"], rows)
 
 
-def _reproduction(document: Mapping[str, Any]) -> Iterator[str]:
+def _reproduction(document: Mapping[str, Any]) -> Iterator[Block]:
     if document.get("command"):
-        yield f"```\n{document['command']}\n```"
-    rows = [[name, value] for name, value in (document.get("versions") or {}).items()]
-    yield _table(["Part", "Version"], [*rows, ["seed", str(document.get("seed"))]])
-    yield (
+        yield Preformatted(document["command"])
+    versions = document.get("versions") or {}
+    rows = [[name, value] for name, value in versions.items()]
+    yield Table(["Part", "Version"], [*rows, ["seed", str(document.get("seed"))]])
+    yield Note(
         f"Results folder: `{document.get('results', '?')}`. In it are `bench.json` (all that was asked,"
         " without keys), for each test `result.json`, and for each load `step.json` (the result),"
         " `requests.parquet` (a row for each request, with the time of each token), `capture/` (exchanges,"
@@ -451,26 +442,4 @@ def _reproduction(document: Mapping[str, Any]) -> Iterator[str]:
     )
     for report in document.get("tests") or ():
         if report.get("exact_requests"):
-            yield f"Exact requests of {report['test']}: {report['exact_requests']}."
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(map(_cell, heads)) + " |", "|" + " --- |" * len(heads)]
-    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def _cell(text: object) -> str:
-    """Nothing in it ends the cell, or begins a tag."""
-    said = " ".join(str(text).split())
-    return said.replace("|", "\\|").replace("<", "&lt;")
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(_value(one) for one in value)
-    return number(value) if isinstance(value, int | float) else str(value)
+            yield Note(f"Exact requests of {report['test']}: {report['exact_requests']}.")

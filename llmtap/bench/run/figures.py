@@ -20,9 +20,9 @@ from llmtap.metrics.statistics import SHARES, mean, percentile
 from llmtap.report.values import MARK
 
 __all__ = [
-    "DOUBT", "KEY_SHARES", "METRICS", "SPANS", "Cell", "cdf_series", "clustered_row", "histogram_series",
-    "latency_columns", "latency_row", "line_series", "load_lines", "marked", "metric_table", "ms", "ms_of",
-    "spanned", "table_of", "text",
+    "DOUBT", "KEY_SHARES", "METRICS", "SPANS", "Cell", "cdf_series", "clustered_row", "figure",
+    "histogram_series", "latency_columns", "latency_row", "line_series", "load_lines", "marked",
+    "metric_table", "ms", "ms_of", "spanned", "table_of", "text", "with_interval",
 ]  # fmt: skip
 
 KEY_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
@@ -38,11 +38,16 @@ DOUBT: Final = (
 SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
 """The note of a test in whose tables there are intervals."""
 _LEVEL: Final = 0.95
+_ENDS: Final = ("value", "low", "high")
 _PLACES_MAX: Final = 2
-"""Behind the point, in ms: 10 us."""
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
 """The highest values are told one by one: a P99.9 is among them up to 100,000 samples."""
+
+
+def figure(value: float | None, low: float | None, high: float | None, n: int, **more: Any) -> dict[str, Any]:
+    """Return a figure of `n` samples with its interval of 95 %, as public JSON."""
+    return {"value": value, "low": low, "high": high, "n": n, "level": _LEVEL, **more}
 
 
 def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def _row(ordered: Sequence[float], found: Mapping[str, tuple[float, Interval | N
         if not n:
             row[name] = None
         elif interval is None:
-            row[name] = {"value": percentile(ordered, p), "low": None, "high": None, "n": n, "level": _LEVEL}
+            row[name] = figure(percentile(ordered, p), None, None, n)
         else:
             row[name] = interval.to_dict()
     row["marks"] = [name for name, (p, _) in found.items() if n and not is_enough(n, p)]
@@ -106,8 +111,15 @@ def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: b
     return _ms(figure["value"], places) + " ms" * unit + f" {MARK}" * doubtful + span
 
 
+def with_interval(figure: Mapping[str, Any] | None, form: str) -> str:
+    """`5.0% (3.1% to 7.9%)` of a figure that is no time; a dash where there is none."""
+    if figure is None or figure["value"] is None:
+        return _ABSENT
+    value, low, high = (None if figure[end] is None else format(figure[end], form) for end in _ENDS)
+    return str(value) + ("" if low is None else f" ({low} to {high})")
+
+
 def _places(seconds: float) -> int:
-    """Behind the point, of a time in ms."""
     value = abs(seconds) * MS
     return 0 if value >= 99.95 else 1 if value >= 9.995 else _PLACES_MAX
 
@@ -130,7 +142,6 @@ def table_of(caption: str, rows: Iterable[Any], columns: Mapping[str, Cell]) -> 
 
 
 def metric_table(caption: str, metrics: Mapping[str, str]) -> ReportTable:
-    """Return a table of figures by name."""
     return ReportTable(caption, ["Metric", "Value"], [[name, value] for name, value in metrics.items()])
 
 
@@ -145,7 +156,6 @@ def latency_columns(*figures: str) -> dict[str, Cell]:
 
 
 def text(name: str, form: str = "") -> Cell:
-    """Return a cell of a field of the row, formatted."""
     return lambda row: format(row[name], form)
 
 

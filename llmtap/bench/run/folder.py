@@ -46,7 +46,6 @@ class Folder:
                 one.rmdir()
 
     def within(self, name: str) -> "Folder":
-        """Of a test."""
         return Folder(self.path / name)
 
     def run(self, number: int) -> "Folder":
@@ -79,7 +78,6 @@ class Folder:
             raise ConfigError(str(self.path / name), f"is no JSON: {exc}") from None
 
     def place(self, name: str) -> Path:
-        """Where a step lies once it is whole."""
         return self.path / "steps" / name
 
     def step(self, name: str, fingerprint: str) -> Path | None:
@@ -89,14 +87,12 @@ class Folder:
         return folder if told is not None and told.get("fingerprint") == fingerprint else None
 
     def begin(self, name: str) -> Path:
-        """An empty folder to measure a step into."""
         beside = self.place(f"{name}.unfinished")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         return beside
 
     def finish(self, name: str) -> Path:
-        """It is whole: it takes its place."""
         place = self.place(name)
         shutil.rmtree(place, ignore_errors=True)
         os.replace(self.place(f"{name}.unfinished"), place)

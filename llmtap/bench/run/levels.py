@@ -22,7 +22,7 @@ import msgspec
 import pyarrow.compute as pc
 
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
-from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of
 from llmtap.bench.run.session import BASELINE, BenchSession
 from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
@@ -33,8 +33,8 @@ from llmtap.units import Duration, to_seconds
 
 __all__ = [
     "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "check_votes",
-    "closed_level", "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
-    "level_json", "measure_closed", "memory_errors", "number", "open_level", "overload", "p99_chart",
+    "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
+    "level_json", "level_load", "measure_closed", "memory_errors", "number", "overload", "p99_chart",
     "rows_for", "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
 ]  # fmt: skip
 
@@ -58,8 +58,6 @@ _NO_MEMORY: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A level, what came of it, and the verdict on it."""
-
     level: float
     """Requests per second, or at a time."""
     measured: Measurement
@@ -84,7 +82,6 @@ class Bounds:
 
     @property
     def slo(self) -> str | None:
-        """As an objective of each request, for goodput."""
         return " ".join(f"{name}:{ns}ns" for name, ns in self._given()) or None
 
     @property
@@ -116,35 +113,10 @@ class Bounds:
         return [(name, ns) for name, ns in (("ttft", self.ttft), ("tpot", self.tpot)) if ns is not None]
 
 
-def open_level(
-    session: BenchSession, name: str, workload: str, rate_rps: float, duration: Duration, *, arrivals: str
-) -> Load:
-    """A load at a rate, for the step of that name."""
-    return open_load(
-        workload, rate_rps=rate_rps, seed=_seed(session, name), duration_s=to_seconds(duration),
-        arrivals=arrivals, **session.target.counting,
-    )  # fmt: skip
-
-
-def closed_level(
-    session: BenchSession,
-    name: str,
-    workload: str,
-    slots: int,
-    rows: int,
-    *,
-    duration: Duration | None = None,
-    output_tokens: int | None = None,
-) -> Load:
-    """A load of so many at a time, for so long or until so many were sent, for the step of that name."""
-    return closed_load(
-        workload, slots=slots, seed=_seed(session, name), requests=rows, output_tokens=output_tokens,
-        duration_s=None if duration is None else to_seconds(duration), **session.target.counting,
-    )  # fmt: skip
-
-
-def _seed(session: BenchSession, name: str) -> int:
-    return session.seed + crc32(f"{session.name}/{name}".encode())
+def level_load(session: BenchSession, name: str, workload: str, **how: Any) -> Load:
+    """Return the load of the step of that name; `how` is as `make_load` has it."""
+    seed = session.seed + crc32(f"{session.name}/{name}".encode())
+    return make_load(workload, seed=seed, **how, **session.target.counting)
 
 
 async def measure_closed(
@@ -171,9 +143,10 @@ async def measure_closed(
     seconds = to_seconds(duration)
     rows = rows_for(slots, seconds, before)
     for step in (name, f"{name}-longer"):
-        load = closed_level(
-            session, step, workload, slots, rows, duration=duration, output_tokens=output_tokens
-        )
+        load = level_load(
+            session, step, workload, slots=slots, requests=rows, duration_s=seconds,
+            output_tokens=output_tokens,
+        )  # fmt: skip
         measured = await session.measure(step, load, slo=slo)
         steady = steady_of(measured, seconds)
         short = steady.to_s < ENOUGH * seconds
@@ -207,7 +180,6 @@ def saturation_level(tried: Tried, column: str = "ttft_ns") -> SaturationLevel:
 
 
 def level_json(tried: Tried) -> dict[str, Any]:
-    """All that is known of a level, but for its name in the test."""
     steady = tried.steady
     return {
         "step": tried.measured.name,
@@ -256,7 +228,6 @@ def p99_chart(
     title: str, x_title: str, xs: Sequence[float], rows: Sequence[Mapping[str, Any]],
     marks: Sequence[Mark] = (),
 ) -> ChartSpec:  # fmt: skip
-    """Return a chart of the P99 of each latency; `rows` are as `latency_rows` makes them."""
     lines = [
         line_series(f"{name} P99", list(xs), [row[key]["p99"] for row in rows])
         for key, name in METRICS.items()
@@ -359,7 +330,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     tps: float | None
     """Output tokens per second; None where only a rate was given, or answers do not tell."""
     how: str
-    """Where it comes from, for the report."""
     saturated: bool = True
     """More load brought no more; False where the search ended at the most it may have in flight."""
 
@@ -425,10 +395,10 @@ async def find_capacity(
 
 
 def _rates(measured: Measurement) -> tuple[float, float | None]:
-    """Requests and output tokens per second of a closed loop.
+    """Return requests and output tokens per second of a closed loop.
 
-    Where tokens are known, requests are as many as these are answers: at the beginning nothing ends for as
-    long as a first answer takes, but it is being made.
+    With known token counts, requests are output tokens by mean length: at the beginning answers are under way
+    and none has ended.
     """
     steady = steady_of(measured)
     tps = steady.output_tps

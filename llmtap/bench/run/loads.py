@@ -9,7 +9,7 @@ only their digest is kept: the same version of llmtap makes them again from the 
 import gzip
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
@@ -20,10 +20,10 @@ import msgspec
 
 from llmtap.load.bodies import Prepared
 from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
-from llmtap.units import NS_PER_S, Duration, to_seconds
+from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["BYTES_MAX", "FILE", "Load", "closed_load", "open_load", "write_requests"]
+__all__ = ["BYTES_MAX", "FILE", "Load", "make_load", "write_requests"]
 
 
 SPARE_SHARE = 1.25
@@ -33,8 +33,6 @@ SPARE = 50
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """A plan, and how it is sent."""
-
     plan: ReplayPlan
     closed: int | None = None
     """So many at a time; None: at the plan's own arrivals (open loop)."""
@@ -58,65 +56,32 @@ class Load:
         return digest.hexdigest()[:16]
 
 
-def open_load(
-    workload: str,
-    *,
-    rate_rps: float,
-    seed: int,
-    requests: int | None = None,
-    duration_s: float | None = None,
-    arrivals: str = "poisson",
-    tokenizer: str | None = None,
-    chat: bool = True,
-    output_tokens: int | None = None,
-) -> Load:
-    """A workload in an open loop: so many requests, or for so long (IETF 4.2.3).
+def make_load(
+    workload: str, *, seed: int, rate_rps: float | None = None, slots: int | None = None,
+    requests: int | None = None, duration_s: float | None = None, arrivals: str = "poisson",
+    tokenizer: str | None = None, chat: bool = True, output_tokens: int | None = None,
+) -> Load:  # fmt: skip
+    """A workload in an open loop at `rate_rps` (IETF 4.2.3), or in a closed loop of `slots` (4.2.4).
 
-    `output_tokens` is what every answer is to have, in place of the workload's own lengths.
+    Args:
+        requests: number of requests, at most; default: enough for `duration_s` at this rate.
+        duration_s: time after which nothing is sent.
+        output_tokens: length of every answer, in place of the workload's own lengths.
     """
-    count = requests
-    if count is None:
-        assert duration_s is not None
-        count = ceil(rate_rps * duration_s * SPARE_SHARE) + SPARE
+    if requests is None:
+        assert rate_rps is not None and duration_s is not None
+        requests = ceil(rate_rps * duration_s * SPARE_SHARE) + SPARE
     plan = make_plan(
         ReplayQuestion(
-            source=workload, requests=count, rate_rps=rate_rps, arrivals=arrivals, seed=seed,
-            tokenizer=tokenizer, chat=chat,
+            source=workload, requests=requests, rate_rps=rate_rps, closed=slots is not None, seed=seed,
+            arrivals=None if rate_rps is None else arrivals, tokenizer=tokenizer, chat=chat,
         )
     )  # fmt: skip
-    _fix_output(plan, output_tokens)
-    duration_ns = None if duration_s is None else Duration(round(duration_s * NS_PER_S))
-    return Load(plan=plan, rate_rps=rate_rps, duration_ns=duration_ns)
-
-
-def closed_load(
-    workload: str,
-    *,
-    slots: int,
-    seed: int,
-    requests: int,
-    duration_s: float | None = None,
-    tokenizer: str | None = None,
-    chat: bool = True,
-    output_tokens: int | None = None,
-) -> Load:
-    """A workload in a closed loop of so many slots (IETF 4.2.4); `requests` at most."""
-    plan = make_plan(
-        ReplayQuestion(
-            source=workload, requests=requests, closed=True, seed=seed, tokenizer=tokenizer, chat=chat
-        )
-    )
-    _fix_output(plan, output_tokens)
-    duration_ns = None if duration_s is None else Duration(round(duration_s * NS_PER_S))
-    return Load(plan=plan, closed=slots, duration_ns=duration_ns)
-
-
-def _fix_output(plan: ReplayPlan, tokens: int | None) -> None:
-    if tokens is None:
-        return
-    output: Sequence[int] = plan.requests.output
-    for row in range(len(output)):
-        plan.requests.output[row] = tokens
+    if output_tokens is not None:
+        for row in range(len(plan.requests.output)):
+            plan.requests.output[row] = output_tokens
+    duration_ns = None if duration_s is None else round(duration_s * NS_PER_S)
+    return Load(plan=plan, closed=slots, rate_rps=rate_rps, duration_ns=duration_ns)
 
 
 FILE: Final = "requests.jsonl.gz"

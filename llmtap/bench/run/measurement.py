@@ -1,23 +1,17 @@
 """The result of one load: a table with a row for each request, and its steady part without the ramp-up.
 
-Every figure of a test is computed from this table, so a step that was measured before an interruption counts
-like one that is measured now. It is stored in the results folder as Parquet, beside its capture.
+Every figure of a test is computed from this table, which is stored in the results folder as Parquet beside
+its capture: a step that was measured before an interruption counts like one that is measured now.
 
-The steady part begins after a ramp-up of a tenth of the time, and ends when nothing is sent any more,
-even if responses end later. Everything is counted in it, and in five equal parts of it:
+The steady part begins after a tenth of the time and ends when nothing is sent any more. It is divided into
+five equal parts. In flight are requests that were sent and have not ended. The tokens of an answer count as
+made evenly between its first token and its end. A difference counts where it exceeds two standard deviations
+of independent arrivals and departures.
 
-- In flight are requests that were sent and have not ended, waiting or running: a client cannot tell
-  the two apart.
-- An answer's tokens count as made evenly between its first token and its end, so that an answer counts for
-  the time in which it was made.
-- Near the limit, and in a short time, numbers of random arrivals differ by chance. A difference counts where
-  it is more than two standard deviations of what comes and goes independently.
-
-Source: IETF seed 000, 5.2.3.1 and 5.2.3.2; where the draft has no rule for "growing" or "stable", ours stand
+Source: IETF seed 000, 5.2.3.1 and 5.2.3.2; the draft defines neither "growing" nor "stable": ours stand
 beside the properties.
 """
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
@@ -35,23 +29,26 @@ from llmtap.metrics.saturation import SaturationLevel, heavy_tail, incomplete
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = ["PARTS", "RAMP_UP", "Measurement", "MeasurementRecorder", "Steady", "steady_of", "tail_is_heavy"]
+__all__ = [
+    "COLUMNS", "PARTS", "RAMP_UP", "Measurement", "MeasurementRecorder", "Steady", "steady_of",
+    "tail_is_heavy",
+]  # fmt: skip
 
 
-NOT_KNOWN: Final = -1
-"""In every integer column."""
-_INTEGERS: Final = (
-    "row", "sent_ns", "scheduled_ns", "end_ns", "ttft_ns", "ttft_any_ns", "e2e_ns", "input_tokens",
-    "output_tokens", "cached_tokens", "uncertainty_ns",
-)  # fmt: skip
-_FLOATS: Final = ("tpot_ns", "jitter_ns", "server_queue_ns", "server_prefill_ns")
-_TEXTS: Final = ("outcome", "request_class", "token_source", "itl_policy")
+COLUMNS: Final[dict[str, pa.DataType]] = {
+    **dict.fromkeys((
+        "row", "sent_ns", "scheduled_ns", "end_ns", "ttft_ns", "ttft_any_ns", "e2e_ns", "input_tokens",
+        "output_tokens", "cached_tokens", "uncertainty_ns",
+    ), pa.int64()),
+    **dict.fromkeys(("tpot_ns", "jitter_ns", "server_queue_ns", "server_prefill_ns"), pa.float64()),
+    **dict.fromkeys(("outcome", "request_class", "token_source", "itl_policy"), pa.string()),
+    **dict.fromkeys(("gaps_ns", "server_gaps_ns"), pa.list_(pa.int64())),
+}  # fmt: skip
+"""Of the table of requests."""
 
 
 @dataclass(slots=True)
 class Measurement:
-    """What a load came to."""
-
     name: str
     """Of the step, unique within a test: `search/0012-16rps`."""
     arm: str
@@ -104,12 +101,10 @@ class Measurement:
         return [[ns / 1e9 for ns in gaps] for gaps in rows if gaps]
 
     def save(self, folder: Path) -> None:
-        """Writes `requests.parquet` there. The result is the folder's owner's."""
         pq.write_table(self.table, folder / "requests.parquet", compression="zstd")
 
     @classmethod
     def load(cls, folder: Path, name: str, arm: str, result: Mapping[str, Any]) -> "Measurement":
-        """What `save` wrote."""
         return cls(name, arm, dict(result), pq.read_table(folder / "requests.parquet"), cached=True)
 
 
@@ -118,59 +113,36 @@ class MeasurementRecorder:
     """Makes the table of exchanges, in any order."""
 
     began_ns: int
-    """The load's start (mono)."""
     class_of: Callable[[int], str | None] = lambda row: None
     """The class of a request, by its row in the plan."""
-    _integers: "dict[str, array[int]]" = field(default_factory=lambda: {n: array("q") for n in _INTEGERS})
-    _floats: "dict[str, list[float | None]]" = field(default_factory=lambda: {n: [] for n in _FLOATS})
-    _texts: "dict[str, list[str | None]]" = field(default_factory=lambda: {n: [] for n in _TEXTS})
-    _gaps: "list[Sequence[int]]" = field(default_factory=list)
-    _server_gaps: "list[Sequence[int] | None]" = field(default_factory=list)
+    _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add(self, row: int, x: Exchange) -> None:
-        """An exchange of the load."""
-        m, t, began_ns = measure(x), x.timeline, self.began_ns
-        submit_ns = t.submit_ns
-        end_ns = t.response_end_ns
-        for name, value in (
-            ("row", row),
-            ("sent_ns", None if submit_ns is None else submit_ns - began_ns),
-            ("scheduled_ns", None if x.scheduled_ns is None else x.scheduled_ns - began_ns),
-            ("end_ns", None if end_ns is None else end_ns - began_ns),
-            ("ttft_ns", m.ttft_ns), ("ttft_any_ns", m.ttft_any_ns), ("e2e_ns", m.e2e_ns),
-            ("input_tokens", x.tokens.input), ("output_tokens", x.tokens.output),
-            ("cached_tokens", x.tokens.cached), ("uncertainty_ns", x.uncertainty_ns),
-        ):  # fmt: skip
-            self._integers[name].append(NOT_KNOWN if value is None else value)
-        self._floats["tpot_ns"].append(m.tpot_ns)
-        self._floats["jitter_ns"].append(m.jitter_ns)
-        self._floats["server_queue_ns"].append(_told_ns(x, "queue"))
-        self._floats["server_prefill_ns"].append(_told_ns(x, "prefill"))
-        self._texts["outcome"].append(x.outcome.value)
-        self._texts["request_class"].append(self.class_of(row))
-        self._texts["token_source"].append(x.tokens.source)
-        self._texts["itl_policy"].append(m.itl_policy)
-        self._gaps.append(m.tbc_ns)
-        self._server_gaps.append(m.itl_c_ns)
+        m, t, tokens, began_ns = measure(x), x.timeline, x.tokens, self.began_ns
+        told = {
+            "row": row, "sent_ns": _since(began_ns, t.submit_ns),
+            "scheduled_ns": _since(began_ns, x.scheduled_ns), "end_ns": _since(began_ns, t.response_end_ns),
+            "ttft_ns": m.ttft_ns, "ttft_any_ns": m.ttft_any_ns, "e2e_ns": m.e2e_ns,
+            "input_tokens": tokens.input, "output_tokens": tokens.output, "cached_tokens": tokens.cached,
+            "uncertainty_ns": x.uncertainty_ns, "tpot_ns": m.tpot_ns, "jitter_ns": m.jitter_ns,
+            "server_queue_ns": _told_ns(x, "queue"), "server_prefill_ns": _told_ns(x, "prefill"),
+            "outcome": x.outcome.value, "request_class": self.class_of(row), "token_source": tokens.source,
+            "itl_policy": m.itl_policy, "gaps_ns": m.tbc_ns, "server_gaps_ns": m.itl_c_ns,
+        }  # fmt: skip
+        for name, column in self._columns.items():
+            column.append(told[name])
 
     def table(self) -> pa.Table:
         """All rows, by the time of their submission."""
-        columns: dict[str, pa.Array] = {}
-        for name, integers in self._integers.items():
-            values = pa.array(integers, pa.int64())
-            unknown = pc.equal(values, NOT_KNOWN)
-            columns[name] = pc.if_else(unknown, pa.scalar(None, pa.int64()), values)
-        for name, floats in self._floats.items():
-            columns[name] = pa.array(floats, pa.float64())
-        for name, texts in self._texts.items():
-            columns[name] = pa.array(texts, pa.string())
-        columns["gaps_ns"] = pa.array(self._gaps, pa.list_(pa.int64()))
-        columns["server_gaps_ns"] = pa.array(self._server_gaps, pa.list_(pa.int64()))
+        columns = {name: pa.array(values, COLUMNS[name]) for name, values in self._columns.items()}
         return pa.table(columns).sort_by("sent_ns")
 
 
+def _since(began_ns: int, ns: int | None) -> int | None:
+    return None if ns is None else ns - began_ns
+
+
 def _told_ns(x: Exchange, name: str) -> float | None:
-    """A duration that the server told of this exchange."""
     for entry in x.server_timing or ():
         ms = entry.get("ms")
         if entry.get("name") == name and isinstance(ms, int | float):
@@ -204,14 +176,11 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A load without its ramp-up. Times in seconds from its start."""
-
     from_s: float
     to_s: float
     sent: Measurement
     """The requests that were sent in it; answers may have ended later."""
     arrivals: int
-    """How many those are."""
     completed: int
     """Answers that came whole in it, whenever they were asked."""
     expected: int
@@ -222,9 +191,7 @@ class Steady:
     input_tokens: int | None
     """Of prompts whose first token came in it."""
     in_flight: tuple[float, ...]
-    """Mean in each of the parts."""
     at_begin: int
-    """In flight when it begins."""
     at_end: int
     halves: tuple[float, float]
     """Tokens, or answers where tokens are not known, of the first and of the second half."""
@@ -243,17 +210,14 @@ class Steady:
 
     @property
     def completed_rps(self) -> float:
-        """Answers that came whole, per second."""
         return self._per_second(self.completed)
 
     @property
     def output_tps(self) -> float | None:
-        """Output tokens per second (5.2.3, 3c)."""
         return None if self.output_tokens is None else self._per_second(self.output_tokens)
 
     @property
     def input_tps(self) -> float | None:
-        """Tokens of prompts taken in, per second (5.2.4.1)."""
         return None if self.input_tokens is None else self._per_second(self.input_tokens)
 
     @property
@@ -299,7 +263,6 @@ class Steady:
 
     @property
     def is_steady(self) -> bool:
-        """5.2.3.2."""
         return not self.queue_grows and self.throughput_is_stable
 
     def latency(self, column: str, p: float) -> float | None:
@@ -375,7 +338,6 @@ def tail_is_heavy(steady: Steady, lowest: Steady, column: str = "e2e_ns", times:
 
 
 def _requests(table: pa.Table) -> Iterator[_Request]:
-    """All whose time is known."""
     names = ["sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens", "outcome"]
     rows: list[dict[str, Any]] = table.select(names).to_pylist()
     for number, row in enumerate(rows):
@@ -396,8 +358,8 @@ def _requests(table: pa.Table) -> Iterator[_Request]:
 
 
 def _takes_s(well: Sequence[_Request], ramp_up_s: float) -> float:
-    """How long an answer takes before a queue can have grown: the median of those asked in the ramp-up, or
-    of the first few."""
+    """Return the time of an answer without a queue: the median of those sent in the ramp-up, or of the first
+    few."""
     early = [r.end_s - r.sent_s for r in well if r.sent_s < ramp_up_s]
     if len(early) < EARLY_MIN:
         early = [r.end_s - r.sent_s for r in well[:EARLY_MIN]]

@@ -27,18 +27,17 @@ from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE
+from llmtap.report.values import leaves
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
 
 __all__ = [
-    "ORDER", "Bench", "asked_of", "begin", "check_values", "clear", "declared_otherwise", "refuse_other",
-    "undo", "unreached",
+    "ORDER", "Bench", "asked_of", "check_values", "declared_otherwise", "refuse_other", "undo", "unreached",
 ]  # fmt: skip
 
 
 TEST_ASKED: Final = "asked.json"
 SHOWN_MAX: Final = 3
-"""Of the parameters that differ."""
 _PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "hidden")
 """That change what is measured, in the order in which they are told."""
 _NOTHING: Final[tuple[object, ...]] = (None, "", [])
@@ -83,22 +82,12 @@ def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str,
     """What the SUT was declared to be when the folder's loads were measured, where that is something else
     now: `sut.model "a" there, "b" now`. What nobody declared, then or now, is no other declaration."""
     before = _before(folder, test) or {}
-    was, now = (dict(_leaves(told.get("sut") or {}, "sut.")) for told in (before, asked))
+    was, now = (dict(leaves(told.get("sut") or {}, "sut.")) for told in (before, asked))
     return [
         f"{name} {_shown(value)} there, {_shown(now.get(name))} now"
         for name, value in was.items()
         if value not in _NOTHING and now.get(name) not in (*_NOTHING, value)
     ]
-
-
-def begin(folder: Folder, asked: Mapping[str, Any]) -> None:
-    """Keeps what is asked now."""
-    folder.write_json(TEST_ASKED, asked)
-
-
-def clear(folder: Path) -> None:
-    """All that is there of a test, every run of it."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _before(folder: Folder, test: BenchTest[Any]) -> dict[str, Any] | None:
@@ -119,7 +108,6 @@ def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:
 
 
 def _differing(before: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, value there, value now."""
     shown = False
     for part in _PARTS:
         if part not in before or (part == "hidden" and shown):
@@ -132,19 +120,11 @@ def _differing(before: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[
         if part == "params":  # a version between may have brought one, with its default
             now = {name: value for name, value in now.items() if name in was}
         place = "" if part == "params" else f"{part}."
-        ours, theirs = dict(_leaves(now, place)), dict(_leaves(was, place))
+        ours, theirs = dict(leaves(now, place)), dict(leaves(was, place))
         for name in dict.fromkeys((*theirs, *ours)):
             if ours.get(name) != theirs.get(name):
                 shown |= part in ("target", "arms")
                 yield name, theirs.get(name), ours.get(name)
-
-
-def _leaves(tree: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
-    for name, held in tree.items():
-        if isinstance(held, Mapping):
-            yield from _leaves(held, f"{place}{name}.")
-        else:
-            yield f"{place}{name}", held
 
 
 def _shown(value: Any) -> str:
@@ -257,7 +237,6 @@ class Bench:
     _stopped: bool = False
 
     def stop(self) -> None:
-        """What was measured is kept; `run` raises Interrupted."""
         self._stopped = True
         if self._session is not None:
             self._session.stop()
@@ -302,7 +281,7 @@ class Bench:
         if self.again:  # all at once: after an interruption the command without --again goes on
             for test in chosen:
                 if test.name not in later:
-                    clear(self.folder.path / test.name)
+                    shutil.rmtree(self.folder.path / test.name, ignore_errors=True)
         asked = self._asked(chosen)
         self.folder.write_json(ASKED, asked)
         for name, why in lacking.items():
@@ -372,7 +351,6 @@ class Bench:
                 yield test.name, exc
 
     def _asked(self, tests: Sequence[BenchTest[Any]]) -> dict[str, Any]:
-        """All that makes it again, without keys."""
         file = self.file
         return {
             "command": self.command, "made": date_of(self.clock.wall_ns()), "results": str(self.folder.path),
@@ -385,7 +363,6 @@ class Bench:
         }  # fmt: skip
 
     def _refuse_other_parameters(self, tests: Sequence[BenchTest[Any]]) -> None:
-        """Before anything is sent: what was measured is not replaced by chance."""
         for test in tests:
             session, params = self._prepared(test)
             refuse_other(session.folder, test, asked_of(test, params, session))
@@ -395,20 +372,18 @@ class Bench:
     ) -> None:
         asked = asked_of(test, params, session)
         if anew:
-            clear(session.folder.path)
+            shutil.rmtree(session.folder.path, ignore_errors=True)
             session.folder = Folder(session.folder.path)
         for said in declared_otherwise(session.folder, test, asked):
             self.watcher.step(test.name, f"what was measured before is told as it is declared now: {said}")
-        begin(session.folder, asked)
+        session.folder.write_json(TEST_ASKED, asked)
 
     def _tidy(self, names: Sequence[str]) -> None:
-        """Of tests that were left out no empty folders are left."""
         for path in (self.folder.path / name for name in names):
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 
     def _refuse_other_folder(self) -> None:
-        """Somebody else's files are not written among."""
         path = self.folder.path
         if not is_results(path) and any(path.iterdir()):
             raise ConfigError("--results", f"{path} has files, and is no results folder of llmtap bench")
@@ -429,7 +404,6 @@ def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) 
 
 
 def _as_in_file(exc: ConfigError) -> ConfigError:
-    """An option of a replay is a key of the file here."""
     if exc.place not in _KEYS:
         return exc
     hint = exc.hint

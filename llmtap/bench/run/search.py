@@ -1,13 +1,10 @@
 """The search for the highest level that holds: doubled until one breaks, then halved between the two.
 
-Levels are whole numbers above 0: concurrencies, or multiples of a step in rate. Which level is next depends
-on the verdicts alone, so a search that was interrupted and is told the same verdicts again asks for the same
-levels.
+Levels are whole numbers above 0: concurrencies, or multiples of a step in rate. The next level depends on the
+verdicts alone, so an interrupted search that gets the same verdicts asks for the same levels.
 
-Near its limit a system may hold a level once and break at it the next time. With `votes` above 1 the two
-levels that the answer rests on, the highest that held and the lowest that broke, are tried until so many
-verdicts, or those that are still missing, could not turn it over; if one is overturned, the search goes on
-from what it knows by then.
+With `votes` above 1 the two levels at the limit are tried until further verdicts could not change the
+majority. If a level is overturned, the search continues from there.
 
 Source: IETF seed 000, 5.2.3 (4) and 5.5.3 (4).
 """
@@ -23,11 +20,8 @@ class RateSearch:
     """Ask for `next`, `tell` what came of it, until there is none."""
 
     low: int
-    """The lowest level that counts."""
     high: int
-    """The highest."""
     start: int
-    """Where it begins."""
     resolution: int = 1
     """It ends when the highest that held and the lowest that broke are so near."""
     votes: int = 1
@@ -41,11 +35,9 @@ class RateSearch:
         assert self.votes % 2 == 1
 
     def tell(self, level: int, holds: bool) -> None:
-        """A verdict."""
         (self._held if holds else self._broke)[level] += 1
 
     def tries(self, level: int) -> int:
-        """How often it was tried."""
         return self._held[level] + self._broke[level]
 
     def holds(self, level: int) -> bool | None:

@@ -32,7 +32,6 @@ __all__ = ["BenchSession", "Interrupted", "SessionWatcher"]
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
 CAPTURE: Final = "capture"
-"""Of a step, in its folder."""
 BASELINE: Final = ""
 """The arm without an overlay: the target as it is."""
 
@@ -42,8 +41,6 @@ class Interrupted(LlmtapError):
 
 
 class SessionWatcher(ProgressListener, Protocol):
-    """Who is shown how far a benchmark is."""
-
     def step(self, name: str, said: str) -> None:
         """A load begins; or, with `said` beginning with "measured before", is not sent again."""
         ...
@@ -58,7 +55,6 @@ class BenchSession:
     """What a test has to work with. Made anew for each test."""
 
     name: str
-    """Of the test."""
     folder: Folder
     target: BenchTarget
     watcher: SessionWatcher
@@ -73,9 +69,7 @@ class BenchSession:
     steps: list[Measurement] = field(default_factory=list)
     """All loads of this test, in the order measured."""
     warmups: list[dict[str, Any]] = field(default_factory=list)
-    """What each warm-up came to, as JSON."""
     refused: int = 0
-    """Requests that a guardrail refused (4.8.1)."""
     _warm: set[str] = field(default_factory=set)
     _state: str | None = None
     """The arm that the server was last switched to by a command."""
@@ -102,7 +96,7 @@ class BenchSession:
         await Replay(plan, self._options(Load(plan=plan), overlay), body, self.watcher).reach()
 
     async def measure(
-        self, name: str, load: Load, *, arm: str = BASELINE, warm: bool = True, slo: str | None = None,
+        self, name: str, load: Load, *, arm: str = BASELINE, slo: str | None = None,
         warm_by: Load | None = None, prime: Load | None = None,
     ) -> Measurement:  # fmt: skip
         """Send a load, unless this very one was measured before.
@@ -110,8 +104,6 @@ class BenchSession:
         Args:
             name: of the step; a path with `/` where a test has many.
             arm: the configuration to send it to (`[arms.NAME]`); empty: the target as it is.
-            warm: the SUT is warmed up first if it has not been in this configuration (4.5); False where cold
-                is what is measured (4.5.3).
             slo: bounds by which the result's goodput counts.
             warm_by: whose lengths a warm-up has, where that is not the load itself (5.9.3: short requests);
                 the words are others in any case (`load/replay/plan.py`).
@@ -125,7 +117,7 @@ class BenchSession:
         if self._stopped:
             raise Interrupted("stopped")
         overlay = self._overlay(arm)
-        fingerprint = self._fingerprint(load, arm, overlay, warm, slo)
+        fingerprint = self._fingerprint(load, arm, overlay, slo)
         before = self.folder.step(name, fingerprint)
         if before is not None:
             told = Folder(before).read_json("step.json")
@@ -143,7 +135,7 @@ class BenchSession:
             recorder = MeasurementRecorder(outcome.began_ns, load.class_of)
             return recorder.add
 
-        warmup = self.warmup if warm and arm not in self._warm else "none"
+        warmup = self.warmup if arm not in self._warm else "none"
         warmed: dict[str, Any] | None = None
         if warmup != "none":
             warmed = await self._warm_up(warm_by or load, overlay, warmup)
@@ -178,7 +170,6 @@ class BenchSession:
         return self._keep(found)
 
     async def _perform(self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """What comes of it, unless somebody stops it."""
         self._replay = one
         try:
             result = await work
@@ -250,11 +241,11 @@ class BenchSession:
             temperature=0.0, fields={**target.body, **overlay.body},
         )  # fmt: skip
 
-    def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, warm: bool, slo: str | None) -> str:
-        """What was measured under another of these says nothing of this one. What the SUT is declared to be
-        is none of them: the same loads are then told otherwise."""
+    def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
+        """Return a digest of what is measured; declarations about the SUT change nothing."""
         told = msgspec.json.encode([self.target, overlay])
-        parts = (load.fingerprint(), arm, warm, slo, self.warmup, told)
+        # True: in place of an option of earlier versions, whose results are still found.
+        parts = (load.fingerprint(), arm, True, slo, self.warmup, told)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

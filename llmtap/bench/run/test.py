@@ -49,8 +49,6 @@ class ReportTable(msgspec.Struct, frozen=True):
 
 
 class ChartSeries(msgspec.Struct, frozen=True):
-    """A line, or points, of a chart."""
-
     name: str
     x: list[float | str]
     y: list[float | None]
@@ -81,8 +79,6 @@ class ChartSpec(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class TestResult:
-    """What a test came to."""
-
     measurements: dict[str, Any] = field(default_factory=dict)
     """By name, as public JSON: times in seconds, shares 0 to 1, None where it could not be measured. A figure
     with an interval is `{"value": .., "low": .., "high": .., "n": .., "level": 0.95}`."""
@@ -91,7 +87,6 @@ class TestResult:
     configuration: dict[str, str] = field(default_factory=dict)
     """Lines of the configuration summary (5.1.5.1) that only this test knows."""
     notes: list[str] = field(default_factory=list)
-    """What a reader has to know to read the figures."""
     deviations: list[str] = field(default_factory=list)
     """Where the procedure was left, and why: the report lists them (C.1 Notes, C.2 part 5)."""
     itl_option: str | None = None
@@ -100,14 +95,8 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True)
 class BenchTest(Generic[P]):
-    """One test of seed 000, section 5."""
-
     name: str
     """As the command line has it: `ttft`, `prefix-cache`."""
-    section: str
-    """`5.1`"""
-    title: str
-    """The draft's own: `Time to First Token`."""
     params: type[P]
     """Its setup parameters. Every field has a `Meta(description=...)`; one that the draft wants defined and
     that has no sensible default is `T | None = None` and is named by `check` when it is missing."""
@@ -123,6 +112,14 @@ class BenchTest(Generic[P]):
     says what is missing where one of them is."""
     arms_any: tuple[str, ...] = ()
     """More of them, of which it wants at least one."""
+
+    @property
+    def section(self) -> str:
+        return TESTS[self.name][0]
+
+    @property
+    def title(self) -> str:
+        return TESTS[self.name][1]
 
 
 TESTS: Final = {
@@ -182,7 +179,6 @@ def _quick(quick: Any, name: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """As people write it."""
     if value is None:
         return "-"
     if isinstance(value, Duration):

@@ -5,11 +5,6 @@ Asked are `/v1/models`, `/version` (vLLM), `/server_info` or `/get_server_info` 
 cache configuration), `/sim/truth` (`llmtap sim serve`), the fields of the answers' heads, and one short
 stream, for how many tokens come in a chunk. What a server does not know it answers with 404, which is an
 answer, too.
-
-Clocks: against a server there is only the time of a round trip (of a TCP connection) and the `Date` of its
-answers, which has whole seconds: its clock is within an interval of about a second of ours, and a server that
-keeps its `Date` for a second widens that. Between our own processes `load/workers/worker_handle.py` does far
-better.
 """
 
 import asyncio
@@ -18,7 +13,6 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -38,11 +32,11 @@ from llmtap.load.replay.options import read_headers
 from llmtap.load.target import PATHS
 from llmtap.metrics.latency import measure
 from llmtap.net.tls import client_context
-from llmtap.units import NS_PER_S, format_ns
+from llmtap.units import format_ns
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import VOCABULARY
 
-__all__ = ["Detected", "Fact", "Offset", "detect", "narrowed"]
+__all__ = ["Detected", "Fact", "detect"]
 
 CHAT: Final = "chat.completions"
 TIMEOUT_S: Final = 10
@@ -52,9 +46,6 @@ PROBE_TOKENS: Final = 32
 BODY_BYTES_MAX: Final = 16 << 20
 TRIPS: Final = 5
 """Connections whose quickest is the round trip."""
-DATES: Final = 6
-DATES_EVERY_S: Final = 0.17
-"""Not a part of a second, so that dates are asked for at different places in one."""
 SINGLE_SHARE: Final = 0.9
 """IETF B.2.1: single-token chunks dominate above this."""
 _PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
@@ -63,24 +54,12 @@ _LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A value for a key of the bench file, and who said so."""
-
     value: Any
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
-    """How far another clock is ahead of ours, at least and at most, in ns."""
-
-    low_ns: int
-    high_ns: int
-
-
 @dataclass(slots=True)
 class Detected:
-    """What came of it."""
-
     url: str
     facts: dict[str, Fact] = field(default_factory=dict)
     """By key, such as `sut.hardware.count`."""
@@ -99,8 +78,6 @@ class _Answer:
     status: int
     fields: Mapping[str, str]
     body: bytes
-    asked_wall_ns: int
-    heard_wall_ns: int
 
     def json(self) -> dict[str, Any]:
         """Its object; empty where it has none."""
@@ -117,18 +94,6 @@ async def detect(target: BenchTarget, clock: Clock | None = None) -> Detected:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         return await one.run(session)
-
-
-def narrowed(trips: list[tuple[int, int, int]]) -> Offset | None:
-    """The offset that agrees with all dates; None where none does: a clock was set, or dates are kept.
-
-    Args:
-        trips: when it was asked for and heard by our wall clock, in ns, and its Date in whole seconds. The
-            server's clock was in the second of its Date at some moment between the two.
-    """
-    low = max((date_s * NS_PER_S - heard_ns for _, heard_ns, date_s in trips), default=0)
-    high = min(((date_s + 1) * NS_PER_S - asked_ns for asked_ns, _, date_s in trips), default=0)
-    return Offset(low, high) if trips and low <= high else None
 
 
 class _Detecting:
@@ -156,13 +121,12 @@ class _Detecting:
         await self._identify(session, models)
         await self._metrics(session)
         await self._endpoint(session)
-        await self._clocks(session)
+        await self._clocks()
         if "sut.software" not in self.found.facts and models.fields.get("Server"):
             self.found.hints["sut.software"] = f"its answers say Server: {models.fields['Server']}"
         return self.found
 
     async def _identify(self, session: aiohttp.ClientSession, models: _Answer) -> None:
-        """Which software it is, and the model."""
         know = self.found.know
         listed = model_ids(models.body) if models.status == 200 else []
         server = server_of(models.body) if models.status == 200 else "auto"
@@ -269,8 +233,7 @@ class _Detecting:
             self.found.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
 
     async def _probe(self, session: aiohttp.ClientSession, endpoint: str) -> bool:
-        """One short stream: the protocol, the chunks, and what guardrails leave in heads and events. False
-        where there is no such endpoint."""
+        """Send one short stream, for protocol, chunks and guardrails. False if there is no such endpoint."""
         found = self.found
         model = self._target.model or _value(found.facts.get("target.model"))
         server = _value(found.facts.get("target.server")) or self._target.server
@@ -318,7 +281,7 @@ class _Detecting:
         else:
             self.found.hints[key] = f"{how}, and it does not tell how many tokens are in each"
 
-    async def _clocks(self, session: aiohttp.ClientSession) -> None:
+    async def _clocks(self) -> None:
         """Where the load generator stands (4.7), and what stands on its machine."""
         found = self.found
         addresses = await self._addresses()
@@ -338,7 +301,6 @@ class _Detecting:
         rtt_ns = await self._round_trip()
         if rtt_ns is not None:
             found.notes.append(f"a TCP connection takes {format_ns(rtt_ns)} (4.7.3; the quickest of {TRIPS})")
-        found.hints["sut.clock.accuracy"] = await self._offset(session)
         found.hints["sut.clock.synchronization"] = (
             "TTFT, gaps and E2E are differences of one clock, ours: only the server's own stamps need it"
         )
@@ -353,7 +315,6 @@ class _Detecting:
         return list(dict.fromkeys(str(one[4][0]) for one in found))
 
     async def _round_trip(self) -> int | None:
-        """Of a TCP connection: a packet there, and one back."""
         trips = []
         for _ in range(TRIPS):
             began_ns = self._clock.mono_ns()
@@ -365,26 +326,6 @@ class _Detecting:
             trips.append(self._clock.mono_ns() - began_ns)
             writer.close()
         return min(trips, default=None)
-
-    async def _offset(self, session: aiohttp.ClientSession) -> str:
-        """In words: how far the server's clock may be from ours."""
-        trips = []
-        for _ in range(DATES):
-            answer = await self._get(session, f"{self._base}/v1/models")
-            date = None if answer is None else _date_s(answer.fields.get("Date"))
-            if answer is not None and date is not None:
-                trips.append((answer.asked_wall_ns, answer.heard_wall_ns, date))
-            await asyncio.sleep(DATES_EVERY_S)
-        if not trips:
-            return "its answers have no Date: measure it with chronyc tracking or ntpq -p"
-        offset = narrowed(trips)
-        if offset is None:
-            return "its Dates do not agree with each other: measure it with chronyc tracking or ntpq -p"
-        low_s, high_s = offset.low_ns / NS_PER_S, offset.high_ns / NS_PER_S
-        return (
-            f"by {len(trips)} Dates, which have whole seconds, its clock is {low_s:+.2f} to {high_s:+.2f} s"
-            " from ours: too coarse for 4.7.2's 10 ms, so measure it"
-        )
 
     async def _is_there(self, session: aiohttp.ClientSession, path: str) -> bool:
         answer = await self._get(session, self._root + path)
@@ -402,20 +343,18 @@ class _Detecting:
             return None
 
     async def _ask(self, session: aiohttp.ClientSession, url: str, body: bytes | None) -> _Answer:
-        asked_ns = self._clock.wall_ns()
         fields = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S if body is None else PROBE_TIMEOUT_S)
         async with session.request(
             "GET" if body is None else "POST", url, data=body, headers=fields, ssl=self._tls or True,
             timeout=timeout, allow_redirects=False,
         ) as response:  # fmt: skip
-            heard_ns = self._clock.wall_ns()
             read = bytearray()
             async for chunk in response.content.iter_any():
                 read += chunk
                 if len(read) > BODY_BYTES_MAX:
                     break
-            return _Answer(response.status, response.headers, bytes(read), asked_ns, heard_ns)
+            return _Answer(response.status, response.headers, bytes(read))
 
 
 def _value(fact: Fact | None) -> Any:
@@ -423,7 +362,6 @@ def _value(fact: Fact | None) -> Any:
 
 
 def _why(server: str, listed: Mapping[str, Any]) -> str:
-    """Who says that a server has these fields."""
     owner = str(_first(listed.get("data")).get("owned_by"))
     if owner.lower() == server:
         return "owned_by of GET /v1/models"
@@ -434,13 +372,6 @@ def _first(value: object) -> dict[str, Any]:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return value[0]
     return {}
-
-
-def _date_s(text: str | None) -> int | None:
-    try:
-        return None if text is None else int(parsedate_to_datetime(text).timestamp())
-    except ValueError:
-        return None
 
 
 def _is_ours(address: str, port: int) -> bool:

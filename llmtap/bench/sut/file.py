@@ -41,12 +41,9 @@ _NOUNS: Final = {
     "int": "whole number", "float": "number", "str": "text", "array": "list", "object": "table",
 }  # fmt: skip
 _UNKNOWN: Final = object()
-"""A value whose place nobody told."""
 
 
 class Misfit(NamedTuple):
-    """What does not fit, and why."""
-
     path: str
     """From the value that was read, as keys are written: `hardware.count`, `classes[0].name`; or empty."""
     problem: str
@@ -54,7 +51,6 @@ class Misfit(NamedTuple):
 
 
 def misfit(exc: msgspec.ValidationError, kind: Any, value: Any) -> Misfit:
-    """An error of reading `value` as `kind`, in words."""
     said = str(exc)
     found = _PATH.search(said)
     path = found[1] if found else ""
@@ -83,7 +79,6 @@ def is_finite(value: Any) -> bool:
 
 
 def _walked(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
-    """The type and the value at a path."""
     for name, index in _STEP.findall(path):
         kind = inner_type(kind)
         if name:
@@ -168,13 +163,10 @@ _SECRET_MEMBER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFile:
-    """What the file and the flags say."""
-
     target: BenchTarget
     sut: Sut = field(default_factory=Sut)
     arms: Mapping[str, TargetArm] = field(default_factory=dict)
     tests: Mapping[str, msgspec.Struct] = field(default_factory=dict)
-    """By test: its parameters."""
     given: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By test: which of them somebody gave; the others are defaults."""
 

@@ -51,7 +51,6 @@ def _met(musts: Iterable[Requirement], values: Mapping[str, Any], url: str) -> l
 
 
 def _report(values: Mapping[str, Any], url: str) -> Report:
-    """A report that has nothing but these declarations."""
     sut: dict[str, Any] = {}
     for key, value in values.items():
         *tables, name = key.removeprefix(SUT).split(".")

@@ -124,7 +124,7 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def counting(self) -> dict[str, Any]:
-        """How prompts are counted, as arguments of `open_load` and `closed_load`."""
+        """How prompts are counted, as arguments of `make_load`."""
         return {"tokenizer": self.tokenizer, "chat": self.endpoint == "chat.completions"}
 
     def __post_init__(self) -> None:

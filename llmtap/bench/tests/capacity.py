@@ -32,12 +32,12 @@ from llmtap.bench.run.levels import (
     Tried,
     check_duration,
     check_votes,
-    closed_level,
     endings,
     lasts,
     latency_rows,
     latency_table,
     level_json,
+    level_load,
     memory_errors,
     number,
     rows_for,
@@ -61,7 +61,6 @@ __all__ = ["TEST", "CapacityParams"]
 COMPLETION_MIN: Final = 0.99
 PER_SLOT_MIN: Final = 100
 RATE_SPARE: Final = 1.1
-"""By so much a rate may be another one when it is measured again."""
 
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,8 +89,6 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(slots=True)
 class _Levels:
-    """What was tried."""
-
     tried: list[Tried] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
     """Steps that were over before their time."""
@@ -156,9 +153,10 @@ async def _try(
         rows = max(params.per_slot * slots, ceil(most * seconds)) + slots
         if duration is not None:
             rows = rows_for(slots, seconds, (slots, most))
-        load = closed_level(
-            session, name, params.workload, slots, rows, duration=duration, output_tokens=params.output_tokens
-        )
+        load = level_load(
+            session, name, params.workload, slots=slots, requests=rows,
+            duration_s=None if duration is None else seconds, output_tokens=params.output_tokens,
+        )  # fmt: skip
         measured = await session.measure(name, load, slo=f"ttft:{params.ttft_p99:d}ns")
         steady = steady_of(measured, None if duration is None else seconds)
         broken = _broken(params, measured)
@@ -171,14 +169,13 @@ async def _try(
 
 
 def _rates(before: float, rate_rps: float, slots: int) -> tuple[float, float]:
-    """Between which rates so many slots complete, where `before` slots did so at `rate_rps`: more are not
-    slower, and no more than proportionally quicker."""
+    """Return the lowest and highest rate at which `slots` complete, where `before` slots did so at
+    `rate_rps`."""
     times = slots / before
     return rate_rps * min(1.0, times) / RATE_SPARE, rate_rps * max(1.0, times) * RATE_SPARE
 
 
 def _broken(params: CapacityParams, measured: Measurement) -> list[str]:
-    """Success criteria that are not met (5.5.2), in words."""
     assert params.ttft_p99 is not None
     found = []
     completed, bound = _completion(measured), to_seconds(params.ttft_p99)
@@ -345,8 +342,6 @@ def _remark(
 
 TEST: Final = BenchTest(
     name="capacity",
-    section="5.5",
-    title="Concurrent Request Capacity",
     params=CapacityParams,
     run=run,
     quick={

@@ -1,18 +1,15 @@
-"""Scheduling Fairness (seed 000, 5.6): whether short and long requests get on with each other.
+"""Scheduling Fairness (seed 000, 5.6): whether short and long requests slow each other down.
 
-Each class is measured alone, then in the mix. What the draft leaves open, and how it is taken here:
+Each class is measured alone, then in the mix. Open points of the draft:
 
-- *Synthetic-Skewed and classes.* `mixes.py` says how a workload can be both.
-- *Isolation "at same total load".* The same tokens per second, prompts and answers together (`isolation =
-  "tokens"`): a class alone is then about as much work as the mix was. The same requests per second would be a
-  fifth of the mix's work for short ones alone and three times it for long ones, which a system near
-  saturation cannot serve at all; `isolation = "requests"` has it all the same.
-- *Jain's index of "normalized latency".* Of the readings of `metrics/fairness.py` the headline is that by
-  class: x is a class's mean TTFT in the mix over its median alone, one x for each class. It compares classes,
-  as 5.6.1 wants to, and its 0.9 is where one of two classes was slowed down twice as much as the other. By
-  request, 0.9 says little: the waits of a queue that treats everybody alike have an index of 0.5 when they
-  are exponential.
-- *Wait time.* TTFT: what a queue and a prompt taken in before take cannot be told apart from outside.
+- Synthetic-Skewed and classes: see `mixes.py`.
+- Isolation "at same total load": the same tokens per second (`isolation = "tokens"`). The same requests per
+  second would be a fifth of the mix's work for short requests, and three times it for long ones.
+- Jain's index of "normalized latency": x is a class's mean TTFT in the mix over its median alone, one x for
+  each class. An index of 0.9 then means that one of two classes was slowed down twice as much as the other.
+  Of single requests, 0.9 says little: exponential waits of a queue that treats all alike have an index of
+  0.5.
+- Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +28,7 @@ from llmtap.bench.run.figures import (
     SPANS,
     Cell,
     cdf_series,
+    figure,
     latency_columns,
     load_lines,
     marked,
@@ -38,6 +36,7 @@ from llmtap.bench.run.figures import (
     ms_of,
     table_of,
     text,
+    with_interval,
 )
 from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
 from llmtap.bench.run.measurement import Measurement
@@ -112,8 +111,6 @@ def check(session: BenchSession, params: FairnessParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """What one class came to."""
-
     name: str
     mixed: Measurement
     alone: Measurement
@@ -218,10 +215,10 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
     low, high = _jain_interval([*latencies.values()], [*alone.values()], seed)
     count = sum(map(len, latencies.values()))
     return {
-        "headline": {
-            "value": read.per_class, "low": low, "high": high, "n": count, "level": 0.95,
-            "method": "bootstrap of each class's requests, percentiles", "reading": "per_class",
-        },
+        "headline": figure(
+            read.per_class, low, high, count, method="bootstrap of each class's requests, percentiles",
+            reading="per_class",
+        ),
         "per_class": read.per_class, "per_request": read.per_request, "raw": read.raw,
         "slowdown": dict(read.inflation), "unfair_below": UNFAIR_BELOW,
     }  # fmt: skip
@@ -271,7 +268,7 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     classes = [{"name": name.title(), **one} for name, one in told["classes"].items()]
     jain = told["jain"]
     metrics = {"Jain's Fairness Index": "-" if jain is None else f"{jain['headline']['value']:.2f}"}
-    metrics |= {f"{one['name']} Class Starvation": _percent(one["starvation"]) for one in classes}
+    metrics |= {f"{one['name']} Class Starvation": with_interval(one["starvation"], ".1%") for one in classes}
     against = [
         [f"{one['name']}, {how}", *map(cell, KEY_SHARES)] for one in classes for how, cell in _compared(one)
     ]
@@ -294,7 +291,7 @@ TABLE_8: Final[Mapping[str, Cell]] = {
 def _compared(one: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[str], str]]]:
     yield "alone", lambda share: ms_of(one["alone"]["ttft"], share)
     yield "mixed", lambda share: ms_of(one["ttft"], share)
-    yield "inflation", lambda share: _times(one["inflation"][share])
+    yield "inflation", lambda share: with_interval(one["inflation"][share], ".2f")
 
 
 def _readings(jain: Mapping[str, Any]) -> ReportTable:
@@ -383,23 +380,8 @@ def _remark(
         found.notes.append(f"an index below {UNFAIR_BELOW} is significant unfairness (5.6.4)")
 
 
-def _percent(figure: Mapping[str, Any] | None) -> str:
-    if figure is None:
-        return "-"
-    return f"{figure['value']:.1%} ({figure['low']:.1%} to {figure['high']:.1%})"
-
-
-def _times(figure: Mapping[str, Any] | None) -> str:
-    if figure is None:
-        return "-"
-    span = "" if figure["low"] is None else f" ({figure['low']:.2f} to {figure['high']:.2f})"
-    return f"{figure['value']:.2f}{span}"
-
-
 TEST: Final = BenchTest(
     name="fairness",
-    section="5.6",
-    title="Scheduling Fairness",
     params=FairnessParams,
     run=run,
     quick={"requests_per_class": 20, "duration": Duration(15 * NS_PER_S), "slots_max": 32},

@@ -1,20 +1,16 @@
 """Guardrail Overhead (seed 000, 5.10): what safety systems cost in latency and throughput.
 
-Configurations are arms of the bench file: `baseline`, and of `input_filter`, `output_filter` and `full` those
-that there are. Each repeat has rows of its own, which every configuration gets, at every load: a block.
-Blocks come in an order drawn from the seed (`paired.blocks`), so that what the machine does meanwhile is
-noise.
+Configurations are arms of the bench file: `baseline`, and any of `input_filter`, `output_filter` and `full`.
+Every configuration gets the same rows at every load; a repeat has rows of its own. Blocks are sent in an
+order drawn from the seed (`paired.blocks`), so that drift of the machine becomes noise. The baseline is
+measured twice (A/A): the difference of the two shows what the test finds where there is no difference.
 
-The baseline takes part twice, under two names. Nothing differs between the two but when they ran, so what
-they differ by is what this test finds where there is nothing to find; it stands beside every overhead.
+An overhead is the shift of pairs (Hodges and Lehmann) of each repeat; the figure is the mean of the repeats
+with Student's interval (6.3). For each percentile it is the difference of percentiles (5.10.4), with an
+interval by pairs. p-values are Holm's over all configurations and loads of a metric.
 
-An overhead is a shift of pairs, the same row with and without, by Hodges and Lehmann: one for each repeat,
-and their mean with Student's interval, because requests of a block share its weather (6.3). For each
-percentile there is the difference of percentiles, as 5.10.4 writes it, with an interval by pairs. p-values
-are Holm's over all configurations and loads of a metric.
-
-Throughput in an open loop below capacity is what is sent: it tells of an overhead only where a configuration
-no longer keeps up. `search = true` looks for each configuration's maximum (Table 14).
+In an open loop below capacity the throughput is the offered load; `search = true` finds the maximum of each
+configuration (Table 14).
 """
 
 import difflib
@@ -39,7 +35,7 @@ from llmtap.bench.run.figures import (
     text,
 )
 from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity
-from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
 from llmtap.bench.tests.paired import (
@@ -160,7 +156,7 @@ def _load(
     session: BenchSession, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
 ) -> Load:
     """The rows of a repeat and a level: the same for all configurations."""
-    return open_load(
+    return make_load(
         params.workload, rate_rps=capacity_rps * block.level / 100, requests=params.requests,
         seed=session.seed + _APART * block.repeat + levels.index(block.level), arrivals=params.arrivals,
         output_tokens=params.output_tokens, **session.target.counting,
@@ -168,7 +164,7 @@ def _load(
 
 
 def _closed(session: BenchSession, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
-    return closed_load(
+    return make_load(
         params.workload, slots=slots, requests=requests, seed=seed, output_tokens=params.output_tokens,
         **session.target.counting,
     )  # fmt: skip
@@ -187,7 +183,6 @@ async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, wa
 async def _peaks(
     session: BenchSession, params: GuardrailParams, capacity: Capacity, warm_by: Load
 ) -> dict[str, Capacity]:
-    """The most that each configuration does."""
     found = {}
     for arm in (BASELINE, *_filters(session)):
         measured = arm == BASELINE and capacity.tps is not None
@@ -222,7 +217,6 @@ def _configuration(
 
 
 def _rows(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each configuration at each load."""
     for one in levels:
         for arm, row in one["arms"].items():
             yield {"load": f"{one['level']:g} %", "arm": arm, "name": NAMES[arm], **row}
@@ -427,8 +421,6 @@ def _change(share: float | None) -> str:
 
 TEST: Final = BenchTest(
     name="guardrail-overhead",
-    section="5.10",
-    title="Guardrail Overhead",
     params=GuardrailParams,
     run=run,
     quick={

@@ -32,7 +32,7 @@ from llmtap.bench.run.figures import (
     text,
 )
 from llmtap.bench.run.levels import Capacity, capacity_told
-from llmtap.bench.run.loads import Load, open_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult, Workload
@@ -146,13 +146,10 @@ def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
 
 
 def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
-    return open_load(
+    return make_load(
         params.workload, rate_rps=rate, seed=session.seed, requests=params.requests, arrivals=params.arrivals,
         output_tokens=params.output_tokens, **session.target.counting,
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------- one level
 
 
 def _level(
@@ -197,7 +194,6 @@ def _level(
 
 
 def _tokens(row: dict[str, Any]) -> int:
-    """Of an answer; by its events where nobody counts them."""
     told = row["output_tokens"]
     return len(row["gaps_ns"] or ()) + 1 if told is None else int(told)
 
@@ -217,9 +213,6 @@ def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
     """With where the modes are, if there are several."""
     dip = dip_test(gaps)
     return None if dip is None else {**asdict(dip), "modes": [] if dip.unimodal else modes(gaps)}
-
-
-# ---------------------------------------------------------------- what is shown
 
 
 def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:
@@ -342,8 +335,6 @@ def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
 
 TEST: Final = BenchTest(
     name="itl",
-    section="5.4",
-    title="Inter-Token Latency Distribution",
     params=ItlParams,
     run=run,
     quick={"requests": 40, "levels": (25.0, 75.0)},

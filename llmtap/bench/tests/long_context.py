@@ -23,6 +23,7 @@ from llmtap.bench.run.figures import (
     DOUBT,
     SPANS,
     Cell,
+    figure,
     latency_columns,
     latency_row,
     line_series,
@@ -34,7 +35,7 @@ from llmtap.bench.run.figures import (
     table_of,
     text,
 )
-from llmtap.bench.run.loads import Load, closed_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, ReportTable, TestResult
@@ -157,7 +158,7 @@ def _load(
     output: int | None = None,
 ) -> Load:
     """Requests of one length, with texts that no other length has."""
-    load = closed_load(
+    load = make_load(
         params.workload, slots=slots, seed=session.seed + 2 * length + (slots > params.concurrency),
         requests=requests, output_tokens=output or params.output_tokens, **session.target.counting,
     )  # fmt: skip
@@ -166,9 +167,6 @@ def _load(
     load.plan.about = {**load.plan.about, "input_tokens": length}
     load.about["input_tokens"] = length
     return load
-
-
-# ---------------------------------------------------------------- one length
 
 
 def _length(length: int, measured: Measurement, throughput: list[dict[str, Any]]) -> dict[str, Any]:
@@ -183,9 +181,7 @@ def _length(length: int, measured: Measurement, throughput: list[dict[str, Any]]
         "context": context,
         "requests": measured.n,
         "ttft": latency_row(ttft, _SHARES),
-        "ttft_mean": {"value": average, "low": None, "high": None, "n": len(ttft), "level": 0.95}
-        if middle is None
-        else middle.to_dict(),
+        "ttft_mean": figure(average, None, None, len(ttft)) if middle is None else middle.to_dict(),
         "e2e": latency_row(measured.values("e2e_ns"), _SHARES),
         "seconds_per_1000_tokens": per_thousand,
         "throughput": throughput,
@@ -212,13 +208,8 @@ def _refusal(length: int, measured: Measurement) -> str:
     return f"no answer at {length:,} tokens ({said}{why}): longer contexts were not tried"
 
 
-# ---------------------------------------------------------------- scaling
-
-
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A model of TTFT by context."""
-
     name: str
     formula: str
     parameters: int
@@ -230,7 +221,6 @@ class _Fit:
 
 
 def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float]]) -> list[_Fit]:
-    """Those that so many lengths allow, the best one first."""
     xs = [float(one["context"]) for one in told]
     ys = [float(one["ttft_mean"]["value"]) for one in told]
     if len(xs) < 2:
@@ -267,10 +257,7 @@ def _fits_told(fits: Sequence[_Fit], told: Sequence[Mapping[str, Any]]) -> dict[
     low, high = power["k_interval"] or (None, None)
     xs, ys = [one["context"] for one in told], [one["ttft_mean"]["value"] for one in told]
     return {
-        "scaling_exponent": {
-            "value": power["k"], "low": low, "high": high, "n": len(told), "level": 0.95,
-            "r2_log": power["r2_log"],
-        },
+        "scaling_exponent": figure(power["k"], low, high, len(told), r2_log=power["r2_log"]),
         "best_fit": fits[0].name.lower(),
         "fits": {one.name.lower(): {**one.told, "r2": one.r2, "bic": one.bic} for one in fits},
         "local_exponents": local_exponents(xs, ys),
@@ -286,11 +273,7 @@ def _best(fits: Sequence[_Fit]) -> str:
     return f"{text}, TTFT = {best.formula}"
 
 
-# ---------------------------------------------------------------- what is shown
-
-
 def _most(name: str, form: str) -> Cell:
-    """A figure of the highest throughput."""
     return lambda one: format(one["throughput_max"][name], form)
 
 
@@ -406,8 +389,6 @@ def _remark(
 
 TEST: Final = BenchTest(
     name="long-context",
-    section="5.9",
-    title="Long Context Scaling",
     params=LongContextParams,
     run=run,
     quick={

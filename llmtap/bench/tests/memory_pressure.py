@@ -20,10 +20,10 @@ from msgspec import Meta
 from llmtap.bench.run.figures import DOUBT, SPANS, Cell, latency_columns, marked, ms, table_of, text
 from llmtap.bench.run.levels import (
     check_duration,
-    closed_level,
     endings,
     lasts,
     latency_rows,
+    level_load,
     measure_closed,
     memory_errors,
     number,
@@ -81,8 +81,6 @@ class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A level and what came of it."""
-
     percent: int
     slots: int
     measured: Measurement
@@ -114,8 +112,6 @@ class _Level:
 
 @dataclass(slots=True)
 class _Pressed:
-    """All that was measured."""
-
     capacity: int
     source: str
     before: Measurement
@@ -123,7 +119,6 @@ class _Pressed:
     after: Measurement | None = None
     short: list[str] = field(default_factory=list)
     lost: str | None = None
-    """Why the system could not be reached any more."""
 
 
 def check(session: BenchSession, params: MemoryPressureParams) -> None:
@@ -206,8 +201,9 @@ async def _press(session: BenchSession, params: MemoryPressureParams) -> _Presse
 
 
 async def _probe(session: BenchSession, params: MemoryPressureParams, name: str) -> Measurement:
-    """A few requests, one after the other."""
-    load = closed_level(session, name, params.workload, 1, PROBES, output_tokens=params.output_tokens)
+    load = level_load(
+        session, name, params.workload, slots=1, requests=PROBES, output_tokens=params.output_tokens
+    )
     return await session.measure(name, load)
 
 
@@ -390,8 +386,6 @@ def _remark(
 
 TEST: Final = BenchTest(
     name="memory-pressure",
-    section="5.8",
-    title="Memory Pressure Behavior",
     params=MemoryPressureParams,
     run=run,
     quick={"workload": "synthetic-uniform", "duration": Duration(5 * NS_PER_S), "output_tokens": 64},

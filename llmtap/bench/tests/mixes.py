@@ -1,16 +1,13 @@
 """Loads that two tests draw: classes of requests (5.6), and shared prefixes with different texts (5.7).
 
-Classes: the draft wants Synthetic-Skewed and, in the next paragraph, classes with ranges of their own and a
-ratio between them (5.6.2). Of Synthetic-Skewed 18 % are short by those ranges, 1.3 % are long, and 81 % are
-neither, so 500 long requests would take 39,000. Here the ratio and the ranges hold; within them lengths
-follow Synthetic-Skewed's log-normals, conditional on the range (`skewed`), or are uniform. Contents are
-random.
+Classes: the draft asks for Synthetic-Skewed and for classes with ranges and a ratio of their own (5.6.2), of
+which Synthetic-Skewed has 18 % short and 1.3 % long requests. Here ratio and ranges hold; within a range
+lengths follow Synthetic-Skewed's log-normals (`skewed`), or are uniform. Contents are random.
 
-Prefixes: a prefix cache remembers what it was asked, so two seeds make a load: one its lengths, arrivals and
-sharing, the other (`texts`) its words. Loads with the same first seed are the same work with different texts.
+Prefixes: one seed decides lengths, arrivals and sharing, the other (`texts`) the words. Loads with the same
+first seed are the same work with different texts.
 
-Rows are drawn as in `workload/composed.py`: one generator for each column and one number for each row, so a
-row is the same however many are drawn.
+Rows are drawn as in `workload/composed.py`: a row is the same however many are drawn.
 
 Source: IETF seed 000, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
@@ -91,8 +88,6 @@ def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> No
 
 @dataclass(frozen=True, slots=True)
 class ClassMix:
-    """A workload of classes."""
-
     classes: tuple[RequestClass, ...]
     lengths: Literal["skewed", "uniform"] = "skewed"
     content: Literal["words", "ids"] = "words"
@@ -104,7 +99,6 @@ class ClassMix:
         return "synthetic-skewed" if self.lengths == "skewed" else "request-classes"
 
     def alone(self, name: str) -> "ClassMix":
-        """One class by itself."""
         (one,) = (one for one in self.classes if one.name == name)
         whole = msgspec.structs.replace(one, share=1.0)
         return ClassMix((whole,), self.lengths, self.content, self.vocabulary)
@@ -286,7 +280,6 @@ class Prefixes:
         return self.workload.sharing
 
     def open(self, count: int, seed: int, texts: int, rate_rps: float) -> Load:
-        """So many requests of Poisson arrivals."""
         arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
         parts = self._parts(count, seed)
         parts.requests.arrival_ns = array("q", itertools.islice(arrivals, count))
@@ -294,7 +287,6 @@ class Prefixes:
         return Load(plan=plan, rate_rps=rate_rps)
 
     def closed(self, count: int, seed: int, texts: int, slots: int) -> Load:
-        """So many requests in a closed loop."""
         parts = self._parts(count, seed)
         plan = self._plan(parts, self._script(parts, texts), seed, texts, None)
         return Load(plan=plan, closed=slots)

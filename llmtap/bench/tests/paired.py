@@ -16,7 +16,7 @@ import msgspec
 import pyarrow.compute as pc
 from scipy import stats
 
-from llmtap.bench.run.figures import KEY_SHARES, latency_row
+from llmtap.bench.run.figures import KEY_SHARES, figure, latency_row
 from llmtap.bench.run.levels import Capacity, is_long, overload
 from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.exchange.outcome import Outcome
@@ -116,10 +116,7 @@ def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
         p = 1.0 if values[0] == 0 else 0.0
     else:
         p = float(stats.ttest_1samp(values, 0.0).pvalue)
-    return {
-        "value": found.value, "low": found.low, "high": found.high, "n": found.n, "level": found.level,
-        "p": p, "method": "Student's t over repeats",
-    }  # fmt: skip
+    return figure(found.value, found.low, found.high, found.n, p=p, method="Student's t over repeats")
 
 
 def quantile_ratio(
@@ -135,11 +132,9 @@ def quantile_ratio(
     first, second = percentile(sorted(base), p), percentile(sorted(other), p)
     assert first is not None and second is not None
     found = compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
-    return {
-        "value": second / first,
-        "low": None if found is None else exp(found.low), "high": None if found is None else exp(found.high),
-        "n": len(other), "level": 0.95, "method": None if found is None else found.method,
-    }  # fmt: skip
+    if found is None:
+        return figure(second / first, None, None, len(other), method=None)
+    return figure(second / first, exp(found.low), exp(found.high), len(other), method=found.method)
 
 
 def _shuffled(values: Sequence[T], random: Random) -> list[T]:
@@ -158,7 +153,6 @@ class PrefixRun:
     contexts: Sequence[int]
     """By row, which prefix it shares; NO_CONTEXT where it shares none."""
     lengths: Sequence[int]
-    """Tokens of each prefix."""
     states: dict[str, Measurement] = field(default_factory=dict)
 
     def prefix(self, row: int) -> int:
@@ -235,9 +229,9 @@ def _by_repeats(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
 
 
 def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
-    """Of the tokens of shared prefixes, those that came from the cache; None where the server tells none.
+    """Return the share of prefix tokens that came from the cache; None if the server reports none.
 
-    A server may leave the field out where it is 0, so one that tells it once is taken to mean 0 elsewhere.
+    A server may omit the field where it is 0, so one that reports it once is taken to mean 0 elsewhere.
     """
     cached = prefix = told = 0
     for one in runs:
@@ -258,17 +252,13 @@ def _improvement(rates: Rates) -> dict[str, Any]:
     off, on = ([(tps if known else rps) or 0.0 for rps, tps in rates[state]] for state in ("off", "on"))
     means = [sum(values) / len(values) for values in (off, on)]
     more = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
-    compared = over_repeats(more)
+    compared = over_repeats(more) or dict.fromkeys(("low", "high", "p"))
+    mean = sum(more) / len(more) if more else None
     return {
         "unit": "output tokens/s" if known else "requests/s",
         "off": {"mean": means[0], "runs": off},
         "on": {"mean": means[1], "runs": on},
-        "improvement": {
-            "value": sum(more) / len(more) if more else None,
-            "low": None if compared is None else compared["low"],
-            "high": None if compared is None else compared["high"],
-            "n": len(off), "level": 0.95, "p": None if compared is None else compared["p"],
-        },
+        "improvement": figure(mean, compared["low"], compared["high"], len(off), p=compared["p"]),
     }  # fmt: skip
 
 
@@ -305,7 +295,6 @@ class GuardrailCell:
     runs: dict[int, Measurement] = field(default_factory=dict)
 
     def values(self, column: str) -> list[float]:
-        """Of complete answers, all repeats."""
         return [value for one in self.runs.values() for value in values_by_row(one, column).values()]
 
     def tps(self) -> dict[int, float] | None:
@@ -388,10 +377,10 @@ def _outcomes(cell: GuardrailCell) -> dict[str, int]:
 
 
 def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[str, Any]:
-    """other - base: by repeats, by pairs, and percentile by percentile.
+    """Return other - base: by repeats, by pairs, and by percentile.
 
-    The figure itself is the mean of what the repeats found; with fewer than three, what all pairs show, which
-    leaves out how much one block differs from the next.
+    The figure is the mean of the repeats; with fewer than three, that of all pairs, whose interval leaves out
+    the variation between blocks.
     """
     both = [(base.runs[i], other.runs[i]) for i in sorted(base.runs)]
     ours, theirs = pairs(both, column)
@@ -399,20 +388,15 @@ def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[st
     found = [value for one in both if (value := _shift(*pairs([one], column))) is not None]
     head = over_repeats(found)
     if head is None and shift is not None:
-        head = {
-            "value": shift.difference, "low": shift.low, "high": shift.high, "n": shift.n, "level": 0.95,
-            "p": shift.p, "method": shift.method,
-        }  # fmt: skip
+        head = figure(shift.difference, shift.low, shift.high, shift.n, p=shift.p, method=shift.method)
     quantiles: dict[str, Any] = {}
     for name, p in KEY_SHARES.items():
         compared = compare_quantile(ours, theirs, p, paired=True) if ours else None
         first, second = percentile(sorted(ours), p), percentile(sorted(theirs), p)
-        quantiles[name] = None if first is None or second is None else {
-            "value": second - first,
-            "low": None if compared is None else compared.low,
-            "high": None if compared is None else compared.high,
-            "n": len(ours), "level": 0.95,
-        }  # fmt: skip
+        low, high = (None, None) if compared is None else (compared.low, compared.high)
+        quantiles[name] = None
+        if first is not None and second is not None:
+            quantiles[name] = figure(second - first, low, high, len(ours))
     return {
         "overall": head,
         "by_repeat": found,
@@ -440,10 +424,8 @@ def _throughput(base: GuardrailCell, other: GuardrailCell, arm: str) -> dict[str
     }  # fmt: skip
     if arm != BASELINE:
         less = [change for i in ours if (change := reduction(ours[i], theirs[i])) is not None]
-        told["reduction"] = over_repeats(less) or {
-            "value": sum(less) / len(less) if less else None, "low": None, "high": None, "n": len(less),
-            "level": 0.95, "p": None,
-        }  # fmt: skip
+        mean = sum(less) / len(less) if less else None
+        told["reduction"] = over_repeats(less) or figure(mean, None, None, len(less), p=None)
     return told
 
 

@@ -1,20 +1,17 @@
-"""Prefix Cache Effectiveness (seed 000, 5.7): what a cache of shared prefixes is worth.
+"""Prefix Cache Effectiveness (seed 000, 5.7): the effect of a cache of shared prefixes.
 
-A repeat sends the same work three times: with the cache off, with it on and empty (cold), and with it on and
-holding the shared prefixes and nothing else (warm). What has to be taken care of:
+A repeat sends the same work three times: with the cache off, with an empty cache (cold), and with a cache
+that holds the shared prefixes and nothing else (warm).
 
-- *Cold is cold.* A benchmark that was run before has left its prompts in the cache. So the words of the
-  prompts are new each time (`texts`), and so are those of the warm-up; lengths, arrivals and who shares what
-  come from the seed and are the same always. The seeds of the words are kept with the results, and `texts`
-  gives them.
-- *Warm is warm by its prefixes.* After the cold run the cache holds whole prompts, which would flatter it. So
-  the warm run has words of its own, and each of its prefixes is sent once before it.
-- *Off is off.* Off and cold have the same requests to the letter. Where both are one server at one address,
-  what is sent with the cache off may be remembered all the same, so there cold comes first; else which comes
-  first is drawn from the seed.
+- Cold: earlier benchmarks have left their prompts in the cache, so the words of prompts and warm-ups are new
+  each time. Their seeds are stored with the results; `texts` sets them. Lengths, arrivals and sharing come
+  from `seed`.
+- Warm: after the cold run the cache holds whole prompts, so the warm run has words of its own, and each of
+  its prefixes is sent once before it.
+- Off: the requests are those of cold. One server at one address may remember what it was sent with the cache
+  off, so cold comes first there; else the seed decides.
 
-Where servers tell how many tokens came from the cache, the hit rate is measured, and off and cold are
-checked.
+Where servers report cached tokens, the hit rate is measured, and off and cold are checked.
 """
 
 import secrets
@@ -37,6 +34,7 @@ from llmtap.bench.run.figures import (
     metric_table,
     table_of,
     text,
+    with_interval,
 )
 from llmtap.bench.run.levels import (
     WARM_TOKENS,
@@ -185,7 +183,6 @@ class _Texts:
         self._given = given
         self._kept: dict[str, int] = session.folder.read_json(KEPT) or {}
         self.used: dict[str, int] = {}
-        """By step, for the report."""
 
     def of(self, step: str, shape: Load) -> int:
         """For the load of a step, which has this shape. A step that was broken off gets new ones: the server
@@ -231,10 +228,9 @@ async def _throughput(
     warm_by: Load,
     cold_first: Sequence[bool],
 ) -> dict[str, list[tuple[float, float | None]]] | None:
-    """Requests and output tokens per second of each repeat, off and on; None where it is not asked for.
+    """Return requests and output tokens per second of each repeat, off and on; None if not asked for.
 
-    In an open loop below saturation throughput is what is sent; so this is a closed loop, with the cache
-    warm.
+    A closed loop with a warm cache: an open loop below saturation shows the offered load.
     """
     if not params.concurrency:
         return None
@@ -288,7 +284,8 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     if rates is not None:
         for state in ("off", "on"):
             more[f"Throughput, cache {state}"] = f"{rates[state]['mean']:.4g} {rates['unit']}"
-    more["Throughput improvement"] = "not measured" if rates is None else _share(rates["improvement"])
+    improved = "not measured" if rates is None else with_interval(rates["improvement"], ".1%")
+    more["Throughput improvement"] = improved
     return [
         table_of("Table 10: Cache Effectiveness", states, TABLE_10),
         table_of("TTFT reduction on identical rows, with 95 % intervals (5.7.4)", effects, REDUCTION_COLUMNS),
@@ -297,7 +294,7 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
 
 
 def _reduction(at: str) -> Cell:
-    return lambda one: _share(one[at])
+    return lambda one: with_interval(one[at], ".1%")
 
 
 TABLE_10: Final[Mapping[str, Cell]] = {
@@ -370,17 +367,8 @@ def _remark(
                 )
 
 
-def _share(figure: Mapping[str, Any] | None) -> str:
-    if figure is None or figure["value"] is None:
-        return "-"
-    span = "" if figure["low"] is None else f" ({figure['low']:.1%} to {figure['high']:.1%})"
-    return f"{figure['value']:.1%}{span}"
-
-
 TEST: Final = BenchTest(
     name="prefix-cache",
-    section="5.7",
-    title="Prefix Cache Effectiveness",
     params=PrefixCacheParams,
     run=run,
     quick={

@@ -36,9 +36,9 @@ from llmtap.bench.run.levels import (
     latency_rows,
     latency_table,
     level_json,
+    level_load,
     measure_closed,
     number,
-    open_level,
     p99_chart,
     server_mean,
     share,
@@ -105,13 +105,10 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 @dataclass(slots=True)
 class Sought:
-    """A search that is over."""
-
     search: RateSearch
     step: float
     """The increment, by which its numbers are multiplied."""
     tried: list[Tried] = field(default_factory=list)
-    """In the order in which they were measured."""
     short: list[str] = field(default_factory=list)
     """Steps whose requests were over before their time was."""
 
@@ -184,7 +181,10 @@ async def _send(
     session: BenchSession, params: ThroughputParams, sought: Sought, name: str, level: float
 ) -> tuple[Measurement, Steady]:
     if params.mode == "open":
-        load = open_level(session, name, params.workload, level, params.duration, arrivals=params.arrivals)
+        load = level_load(
+            session, name, params.workload, rate_rps=level, duration_s=to_seconds(params.duration),
+            arrivals=params.arrivals,
+        )  # fmt: skip
         measured = await session.measure(name, load, slo=params.bounds.slo)
         return measured, steady_of(measured, to_seconds(params.duration))
     before = (sought.tried[-1].level, sought.tried[-1].steady.completed_rps) if sought.tried else None
@@ -197,7 +197,6 @@ async def _send(
 
 
 def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[str]:
-    """Why a level is not sustained, in words; empty where it is."""
     found = []
     if params.mode == "open" and steady.queue_grows:
         first, last = steady.in_flight[0], steady.in_flight[-1]
@@ -370,8 +369,6 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
 
 TEST: Final = BenchTest(
     name="throughput",
-    section="5.2",
-    title="Output Token Throughput",
     params=ThroughputParams,
     run=run,
     quick={"duration": Duration(6 * NS_PER_S)},

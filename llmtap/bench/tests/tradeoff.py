@@ -33,8 +33,8 @@ from llmtap.bench.run.levels import (
     check_duration,
     lasts,
     level_json,
+    level_load,
     number,
-    open_level,
     saturation_level,
     share,
 )
@@ -124,7 +124,10 @@ async def run(session: BenchSession, params: TradeoffParams) -> TestResult:
         session.watcher.left(lasts(len(params.levels) - done, to_seconds(params.duration)))
         name = f"levels/{percent:05.1f}"
         rate_rps = capacity.rps * percent / 100
-        load = open_level(session, name, params.workload, rate_rps, params.duration, arrivals=params.arrivals)
+        load = level_load(
+            session, name, params.workload, rate_rps=rate_rps, duration_s=to_seconds(params.duration),
+            arrivals=params.arrivals,
+        )  # fmt: skip
         measured = await session.measure(name, load, slo=params.bounds.slo)
         steady = steady_of(measured, to_seconds(params.duration))
         broken = params.bounds.broken(steady)
@@ -305,8 +308,6 @@ def _remark(found: TestResult, params: TradeoffParams, tried: Sequence[Tried]) -
 
 TEST: Final = BenchTest(
     name="tradeoff",
-    section="5.3",
-    title="Throughput-Latency Tradeoff",
     params=TradeoffParams,
     run=run,
     quick={

@@ -27,7 +27,7 @@ from llmtap.bench.run.figures import (
     text,
 )
 from llmtap.bench.run.levels import Capacity, capacity_told
-from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import (
@@ -110,23 +110,15 @@ def _load(session: BenchSession, params: TtftParams) -> Load:
         found = _capacity(session, params)
         assert found is not None  # `check` has seen it
         rate = SHARE * found.rps
-    if rate is not None:
-        return open_load(
-            params.workload, rate_rps=rate, seed=session.seed, requests=params.requests,
-            arrivals=params.arrivals, **session.target.counting,
-        )  # fmt: skip
-    assert params.concurrency is not None
-    return closed_load(
-        params.workload, slots=params.concurrency, seed=session.seed, requests=params.requests,
-        **session.target.counting,
+    return make_load(
+        params.workload, rate_rps=rate, slots=params.concurrency, seed=session.seed,
+        requests=params.requests, arrivals=params.arrivals, **session.target.counting,
     )  # fmt: skip
 
 
 def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
-    """TTFT of each range of input lengths that has any, where lengths vary (5.1.4.2); else None.
-
-    A length is what the server counted, or else what the plan says.
-    """
+    """Return TTFT by range of input lengths (5.1.4.2), as the server counted them, else as planned; None if
+    all inputs have one length."""
     planned = load.plan.requests.input
     samples: dict[int, list[float]] = {}
     lengths = set()
@@ -252,8 +244,6 @@ def _remark(found: TestResult) -> None:
 
 TEST: Final = BenchTest(
     name="ttft",
-    section="5.1",
-    title="Time to First Token",
     params=TtftParams,
     run=run,
     quick={"requests": 200},

@@ -8,21 +8,15 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import SCHEMA, CaptureInfo
+from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 
-__all__ = ["BY", "COLUMNS", "CapturedWorkload", "describe"]
+__all__ = ["BY", "CapturedWorkload", "describe"]
 
 
-COLUMNS: Final = (
-    "capture", "arrival_ns", "response_end_us", "input_tokens", "input_token_source", "output_tokens",
-    "token_source", "blocks", "block_size", "block_unit", "session", "session_source", "think_us", "turn_by",
-    "scheduled_us", "level", "submit_us", "first_byte_us",
-)  # fmt: skip
-"""All that is needed of the rows."""
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _BLOCKS: Final = ["capture", "block_unit", "block_size"]
 _BEFORE_SUBMIT: Final = ("first_byte", "response_end")
@@ -172,20 +166,19 @@ class CapturedWorkload:
         return out
 
     def _session_figures(self) -> dict[str, object] | None:
-        table = _concatenated(self._sessions)
-        if table is None or not table.num_rows:
+        if not any(table.num_rows for table in self._sessions):
             return None
+        table = pa.concat_tables(self._sessions)
         turns = (
             table.group_by(["capture", "session"]).aggregate([("count_all", "sum")]).column("count_all_sum")
         )
-        think = _concatenated(self._think)
         by = self._counts.get("turn_by", {})
         known = sum(by.values())
+        think = pa.concat_tables(self._think)
         thinking: dict[str, object] = {"all": _figures(think.column("think_us"), 1e6)} if think else {}
         for who in ("human", "tool"):
-            if think is not None:
-                mine = think.filter(pc.fill_null(pc.equal(think.column("turn_by"), who), False))
-                thinking[who] = _figures(mine.column("think_us"), 1e6)
+            mine = think.filter(pc.fill_null(pc.equal(think.column("turn_by"), who), False))
+            thinking[who] = _figures(mine.column("think_us"), 1e6)
         return {
             "n": len(turns),
             "exchanges": pc.sum(turns).as_py(),
@@ -195,10 +188,6 @@ class CapturedWorkload:
             "think": thinking,
             "tool_turn_share": by.get("tool", 0) / known if known else None,
         }
-
-
-def _concatenated(tables: Sequence[pa.Table]) -> pa.Table | None:
-    return pa.concat_tables(tables) if tables else None
 
 
 def _figures(values: Any, unit: float = 1) -> dict[str, object]:
@@ -211,14 +200,8 @@ def _figures(values: Any, unit: float = 1) -> dict[str, object]:
     return {"n": n, **{name: None if v is None else v / unit for name, v in figures.items()}}
 
 
-assert set(COLUMNS) <= set(SCHEMA.names)
-
-
 GROUPS_MAX: Final = 1_000
 """Of each label: a summary takes some KB, and sessions come by the million. The rest is `other`."""
-_OTHER: Final = "other"
-_NONE: Final = "none"
-
 _LABELS: Final[dict[str, Callable[[Exchange], str | None]]] = {
     "tenant": lambda x: x.tenant,
     "model": lambda x: x.model,
@@ -238,13 +221,12 @@ class _Groups:
         self.summaries: dict[str, Summary] = {}
 
     def add(self, x: Exchange) -> None:
-        name = self._of(x) or _NONE
-        summary = self.summaries.get(name)
-        if summary is None:
-            if len(self.summaries) >= GROUPS_MAX:
-                name = _OTHER
-            summary = self.summaries.setdefault(name, Summary(self._objectives))
-        summary.add(x)
+        name = self._of(x) or "none"
+        if name not in self.summaries and len(self.summaries) >= GROUPS_MAX:
+            name = "other"
+        if name not in self.summaries:
+            self.summaries[name] = Summary(self._objectives)
+        self.summaries[name].add(x)
 
 
 def describe(

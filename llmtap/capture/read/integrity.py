@@ -53,6 +53,10 @@ class RelayIntegrity:
     """Neither `unsettled` nor `since`: the count is exact."""
     clock_set: list[dict[str, int]] = field(default_factory=list)
     """Each change of its wall clock: the first number after it, and that exchange's arrival."""
+    packets: dict[str, int] = field(default_factory=dict)
+    """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
+    watched: dict[str, int] = field(default_factory=dict)
+    """Its connections, by kind."""
 
 
 @dataclass(slots=True)
@@ -237,6 +241,7 @@ def _relay(
     return RelayIntegrity(
         relay, opened, len(ordered), len(numbers) - len(ordered), missing, ranges, dropped,
         count.unsettled, since, max(0, missing - accounted), not count.unsettled and not since, set_at,
+        count.packets, count.watched,
     )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ A run writes straight to Parquet, without a spool, because a killed run is repea
 files say how many requests are under way, and the last one says none: `integrity` reports a run cut short.
 """
 
-import re
 import secrets
 import tempfile
 from collections import Counter
@@ -38,7 +37,7 @@ import pyarrow.parquet as pq
 
 from llmtap import __version__
 from llmtap.capture.schema import META_KEY, SCHEMA, CaptureInfo, CaptureLedger, RelayCount
-from llmtap.capture.store.places import Place, PlaceError, make_folder, open_place, redacted
+from llmtap.capture.store.places import Place, PlaceError, file_stem, make_folder, open_place, redacted
 from llmtap.capture.store.rows import to_batch
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
@@ -137,14 +136,9 @@ class RunWriter:
     """Writes the exchanges of one run to a folder or URL, as `capture.to`."""
 
     def __init__(
-        self,
-        to: str | Path,
-        expected: Mapping[str, int],
-        info: CaptureInfo,
-        *,
-        meter: str,
+        self, to: str | Path, expected: Mapping[str, int], info: CaptureInfo, *, meter: str,
         clock: Clock | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Raises ConfigError with the place `to` if nothing can be written there.
 
         `expected`: exchanges opened by each relay. `info` gets the capture's id, our version and the time.
@@ -198,9 +192,7 @@ class RunWriter:
             for name, opened in self._expected.items()
         }
         now_ns = self._clock.wall_ns()
-        when = f"{datetime.fromtimestamp(now_ns // 10**9, UTC):%Y%m%dT%H%M%S}{now_ns // 10**6 % 1_000:03d}Z"
-        tag = re.sub(r"[^A-Za-z0-9_]", "_", self._info.capture)
-        name = f"llmtap-{when}-{tag}-{self._files:04d}-{secrets.token_hex(4)}.parquet"
+        name = file_stem(self._info.capture, now_ns, self._files) + ".parquet"
         info = msgspec.structs.replace(
             self._info, ledger=CaptureLedger(relays, meter=self._meter, closed=last), began_ns=now_ns
         )

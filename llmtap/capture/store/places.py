@@ -9,8 +9,10 @@ URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log lin
 import errno
 import os
 import re
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -23,15 +25,9 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 __all__ = [
-    "LocalPlace",
-    "Place",
-    "PlaceError",
-    "RemotePlace",
-    "make_folder",
-    "open_place",
-    "redacted",
-    "sync_folder",
-]
+    "LocalPlace", "Place", "PlaceError", "RemotePlace", "capture_tag", "file_stem", "make_folder",
+    "open_place", "redacted", "sync_folder",
+]  # fmt: skip
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
@@ -103,6 +99,18 @@ def redacted(url: str) -> str:
         for name, value in parse_qsl(query, keep_blank_values=True)
     ]
     return f"{scheme}://{rest}?{urlencode(fields, safe='*/:@')}"
+
+
+def capture_tag(capture: str) -> str:
+    """Return the part of file names that stands for a capture."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", capture) or "_"
+
+
+def file_stem(capture: str, wall_ns: int, number: int) -> str:
+    """Return the name of a new file without its ending; names sort by time and are never used twice."""
+    at = datetime.fromtimestamp(wall_ns // 1_000_000_000, UTC)
+    when = f"{at:%Y%m%dT%H%M%S}{wall_ns // 1_000_000 % 1_000:03d}Z"
+    return f"llmtap-{when}-{capture_tag(capture)}-{number:04d}-{secrets.token_hex(4)}"
 
 
 def sync_folder(folder: Path) -> None:

@@ -133,7 +133,9 @@ def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
         columns["response_text"] = [None if said is None else said.response_text for said in saids]
         columns["redactions"] = [None if said is None else said.redactions for said in saids]
     columns["capture"] = [capture] * n
-    columns["id"] = [f"{x.relay}-{x.seq}" for x in xs]
+    columns["id"] = [x.id for x in xs]
+    # A relay's numbers have no gaps and come once: of a session's responses the first has the number.
+    columns["seq"] = [x.seq if x.part < 2 else None for x in xs]
     columns["path"] = [_clean(x.path) for x in xs]
     arrays = [_column(columns.get(field.name), n, field.type) for field in SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
@@ -331,6 +333,13 @@ def _wordy(value: Any, depth: int) -> Any:
 # ---------------------------------------------------------------- and back
 
 
+def _set_part(x: Exchange, name: str) -> None:
+    """Set the numbers of a response of a session, which its id has."""
+    seq, _, part = name.removeprefix(f"{x.relay}-").partition(".")
+    if x.relay and seq.isdecimal() and part.isdecimal():
+        x.seq, x.part = int(seq), int(part)
+
+
 def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
     """Yield the rows of a batch in SCHEMA as Exchanges.
 
@@ -339,7 +348,7 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
     -1.
     """
     n = batch.num_rows
-    skipped = {*_STAMPS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture", "id"}
+    skipped = {*_STAMPS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture"}
     rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in skipped}
     arrivals = pc.fill_null(batch.column("arrival_ns"), 0)
     us = pa.concat_arrays([batch.column(name) for name in _STAMPS])
@@ -353,6 +362,7 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
         arrival_ns = row["arrival_ns"] or 0
         t = Timeline(arrival_ns, paused_ns=(row["paused_us"] or 0) * 1_000, events=next(logs))
         x = Exchange(row["relay"] or "", row["seq"] or 0, arrival_ns, t)
+        _set_part(x, row["id"] or "")
         x.scheduled_ns, x.server_gaps_ns = points[0][i], gaps[i]
         for point, column in zip(_POINTS, points[1:], strict=True):
             setattr(t, point, column[i])

@@ -37,26 +37,17 @@ import pyarrow as pa
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import (
     SCHEMA,
-    STEPS,
     VERSION,
     CaptureInfo,
     CaptureLedger,
     CaptureVersionError,
-    Steps,
     migrate,
 )
 from llmtap.errors import LlmtapError
 
 __all__ = [
-    "LOCK",
-    "SpoolContents",
-    "SpoolError",
-    "SpoolWriter",
-    "aside_of",
-    "clear",
-    "read_spool",
-    "take_back",
-]
+    "LOCK", "SpoolContents", "SpoolError", "SpoolWriter", "aside_of", "clear", "read_spool", "take_back",
+]  # fmt: skip
 
 
 _MAGIC: Final = b"LTSP"
@@ -208,7 +199,6 @@ class SpoolContents:
     """Lost `batches` (a broken end counts as one) and `bytes` that are no frame; empty if all is whole."""
     _schema: pa.Schema = SCHEMA
     _frames: list[int] = field(default_factory=list)
-    _steps: Steps = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in today's columns. Raises SpoolError if the file has changed or the disk fails."""
@@ -219,17 +209,17 @@ class SpoolContents:
                     raise SpoolError(f"{self.path.name}: the frame at byte {at} is not whole any more")
                 unpacked = _CODEC.decompress(frame.payload, decompressed_size=frame.unpacked)
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(unpacked), self._schema)
-                yield migrate(batch, self.info.schema_version, steps=self._steps, where=self.path.name)
+                yield migrate(batch, self.info.schema_version, where=self.path.name)
 
 
-def read_spool(path: Path, *, steps: Steps = STEPS) -> SpoolContents:
+def read_spool(path: Path) -> SpoolContents:
     """Find the whole frames of a spool.
 
     Raises CaptureVersionError if a newer tap wrote it, SpoolError if it cannot be read.
     """
     frames: list[int] = []
     head: tuple[CaptureInfo, pa.Schema] | None = None
-    contents = SpoolContents(path, CaptureInfo(level="full"), CaptureLedger(), _steps=steps)
+    contents = SpoolContents(path, CaptureInfo(level="full"), CaptureLedger())
     lost_bytes = lost_batches = seen = version = 0
     with _File(path) as file:
         at = 0

@@ -24,11 +24,9 @@ import fcntl
 import hashlib
 import logging
 import os
-import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +36,15 @@ import pyarrow as pa
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import CaptureInfo, CaptureLedger
 from llmtap.capture.store.finisher import ClosedSpool, Finisher, LocalFiles
-from llmtap.capture.store.places import Place, make_folder, open_place, redacted, sync_folder
+from llmtap.capture.store.places import (
+    Place,
+    capture_tag,
+    file_stem,
+    make_folder,
+    open_place,
+    redacted,
+    sync_folder,
+)  # fmt: skip
 from llmtap.capture.store.spool import LOCK, SpoolWriter, take_back
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
@@ -146,8 +152,8 @@ class Store:
         self._clock = clock
         self._place = open_place(options.to)
         self._folder = spool_folder(options)
-        self._tag = re.sub(r"[^A-Za-z0-9_]", "_", info.capture) or "_"
-        self._files = LocalFiles(self._place.folder, self._tag)
+        self._capture = info.capture
+        self._files = LocalFiles(self._place.folder, capture_tag(info.capture))
         self._finisher = Finisher(self._place, self._folder, self._files.add)
         self._lock: int | None = None
         self._writer: SpoolWriter | None = None
@@ -326,9 +332,7 @@ class Store:
         """Begin a spool. Raises OSError."""
         self._number += 1
         now_ns = self._clock.wall_ns()
-        at = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
-        when = f"{at:%Y%m%dT%H%M%S}{now_ns // 1_000_000 % 1_000:03d}Z"
-        name = f"llmtap-{when}-{self._tag}-{self._number:04d}-{secrets.token_hex(4)}.spool"
+        name = file_stem(self._capture, now_ns, self._number) + ".spool"
         writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self.info, began_ns=now_ns))
         if self._options.fsync == "batch":
             try:

@@ -32,8 +32,7 @@ from llmtap.export.opentelemetry.otlp import (
 from llmtap.export.opentelemetry.semconv import SERVICE_NAME, SERVICE_VERSION, VERSIONS
 from llmtap.export.opentelemetry.spans import Span, ids_of, is_sampled, span_of, terms_of
 from llmtap.export.options import OtlpOptions, parse_pairs
-from llmtap.export.prometheus.self_metrics import ExporterState
-from llmtap.export.sinks import SeriesKey
+from llmtap.export.sinks import ExporterState, SeriesKey
 from llmtap.export.trace_context import parse_trace_parent
 from llmtap.metrics.latency import Measured
 

@@ -13,7 +13,7 @@ definition.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum, auto
 from typing import Final, Literal
 
@@ -119,38 +119,22 @@ class Semconv:
     """The names of one version."""
 
     version: str
-    schema_url: str
+    schema_url: str = ""
     """Empty where the version has no published schema."""
-    # Attributes.
-    operation: str
-    provider: str
-    request_model: str
-    request_stream: str
-    response_model: str
-    finish_reasons: str
-    first_chunk: str
-    input_tokens: str
-    output_tokens: str
-    cached_tokens: str
-    reasoning_tokens: str
+    # Attributes, the same in both versions of the conventions.
+    operation: str = "gen_ai.operation.name"
+    provider: str = "gen_ai.provider.name"
+    request_model: str = "gen_ai.request.model"
+    request_stream: str = "gen_ai.request.stream"
+    response_model: str = "gen_ai.response.model"
+    finish_reasons: str = "gen_ai.response.finish_reasons"
+    first_chunk: str = "gen_ai.response.time_to_first_chunk"
+    input_tokens: str = "gen_ai.usage.input_tokens"
+    output_tokens: str = "gen_ai.usage.output_tokens"
+    cached_tokens: str = "gen_ai.usage.cache_read.input_tokens"
+    reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
     # Metrics.
     measures: Mapping[SemconvQuantity, tuple[Measure, ...]]
-
-
-_ATTRIBUTES: Final = {
-    "operation": "gen_ai.operation.name",
-    "provider": "gen_ai.provider.name",
-    "request_model": "gen_ai.request.model",
-    "request_stream": "gen_ai.request.stream",
-    "response_model": "gen_ai.response.model",
-    "finish_reasons": "gen_ai.response.finish_reasons",
-    "first_chunk": "gen_ai.response.time_to_first_chunk",
-    "input_tokens": "gen_ai.usage.input_tokens",
-    "output_tokens": "gen_ai.usage.output_tokens",
-    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
-    "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
-}
-"""The same in both versions."""
 
 
 def _seconds(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
@@ -199,7 +183,6 @@ def _v1_41() -> Semconv:
     return Semconv(
         version="1.41",
         schema_url="https://opentelemetry.io/schemas/1.41.0",
-        **_ATTRIBUTES,
         measures={
             _Q.DURATION: duration,
             _Q.EMBEDDINGS_DURATION: duration,
@@ -227,8 +210,6 @@ def _genai_main() -> Semconv:
 
     return Semconv(
         version="genai-main",
-        schema_url="",
-        **_ATTRIBUTES,
         measures={
             _Q.DURATION: _seconds(inference + "duration", "GenAI client inference operation duration."),
             _Q.FIRST_CHUNK: _seconds(inference + "time_to_first_chunk", "Time to receive the first chunk."),
@@ -256,8 +237,10 @@ def _genai_main() -> Semconv:
 
 
 def _off() -> Semconv:
-    own = {field: name.replace("gen_ai.", "llmtap.") for field, name in _ATTRIBUTES.items()}
-    return Semconv(version="off", schema_url="", **own, measures=_OWN)
+    own = {
+        f.name: f.default.replace("gen_ai.", "llmtap.") for f in fields(Semconv) if f.default is not MISSING
+    }
+    return Semconv(version="off", **own, measures=_OWN)
 
 
 VERSIONS: Final[Mapping[str, Semconv]] = {table.version: table for table in (_v1_41(), _genai_main(), _off())}
@@ -266,7 +249,7 @@ VERSIONS: Final[Mapping[str, Semconv]] = {table.version: table for table in (_v1
 _OPERATIONS: Final = {
     **dict.fromkeys(
         ("chat.completions", "responses", "messages", "realtime", "ollama.chat", "cohere.chat",
-         "lmstudio.chat"),
+         "lmstudio.chat", "bedrock.converse", "bedrock.invoke"),
         "chat",
     ),
     **dict.fromkeys(
@@ -274,7 +257,7 @@ _OPERATIONS: Final = {
         "text_completion",
     ),
     "embeddings": "embeddings",
-    "generate_content": "generate_content",
+    "gemini.generate": "generate_content",
 }  # fmt: skip
 _HOSTS: Final = (
     (".openai.azure.com", "azure.ai.openai"),

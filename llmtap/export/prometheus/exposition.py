@@ -10,7 +10,7 @@ import platform
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -19,82 +19,56 @@ from prometheus_client.metrics_core import InfoMetricFamily, Metric
 from prometheus_client.samples import Exemplar
 
 from llmtap import native
-from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.buckets import ADDED_EDGES_NS, Buckets
-from llmtap.export.prometheus.self_metrics import (
-    MeterState,
-    RelayState,
-    SloState,
-    collect_meter,
-    collect_relays,
-    collect_slos,
-)
-from llmtap.export.prometheus.series import COUNTERS, FrozenSeries, Series, families_for
-from llmtap.export.prometheus.text import HistogramFamily, TextWriter, counter, escape
+from llmtap.export.prometheus.catalogue import ADDED, COUNTERS, LAG, HistogramFamily, Value, collect
+from llmtap.export.prometheus.series import FrozenSeries, Series, families_for
+from llmtap.export.prometheus.text import TextWriter, escape
 from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import TraceParent, parse_trace_parent
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "Kept", "by_series"]
+__all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "by_series"]
 
 
 EXEMPLARS_MAX: Final = 20_000
-"""The newest: 0.5 KB each, and 2,000 series of a histogram have 60,000 buckets, most with old news."""
+"""The newest: 0.7 KB each, and 2,000 series of a histogram have 60,000 buckets, most with old news."""
 
-Kept = Mapping[tuple[str, tuple[str, ...], int], tuple[int, str, str, int]]
-"""By metric, labels and bucket: value, trace id, span id, and when, in ns since the epoch."""
+Place = tuple[str, tuple[str, ...], int]
+"""Metric, labels and bucket."""
 
 
 class Exemplars:
-    """The last of each bucket."""
+    """The latest exemplar of each bucket."""
 
     def __init__(self, most: int = EXEMPLARS_MAX) -> None:
-        self._last: OrderedDict[tuple[str, tuple[str, ...], int], tuple[int, str, str, int]] = OrderedDict()
+        self._last: OrderedDict[Place, Exemplar] = OrderedDict()
         self._most = most
 
-    def note(
-        self,
-        metric: str,
-        labels: tuple[str, ...],
-        edges: Sequence[int],
-        value: int,
-        parent: TraceParent,
-        wall_ns: int,
-    ) -> None:
-        """A value of a metric's series, of a request that is traced."""
-        key = (metric, labels, bisect_left(edges, value))
-        self._last[key] = (value, parent.trace_id, parent.span_id, wall_ns)
-        self._last.move_to_end(key)
+    def note(self, place: Place, value: float, parent: TraceParent, wall_ns: int) -> None:
+        """Keep a value of a traced request."""
+        traced = {"trace_id": parent.trace_id, "span_id": parent.span_id}
+        self._last[place] = Exemplar(traced, value, wall_ns / 1e9)
+        self._last.move_to_end(place)
         if len(self._last) > self._most:
             self._last.popitem(last=False)
 
-    def freeze(self) -> Kept:
-        """A copy."""
+    def freeze(self) -> dict[Place, Exemplar]:
         return dict(self._last)
 
 
-def by_series(kept: Kept, unit: float) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
-    """As the exposition wants them: by metric, labels, bucket; `unit` of ours make one of the metric's."""
+def by_series(kept: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
+    """Sort exemplars by metric, labels and bucket, as `TextWriter` takes them."""
     found: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
-    for (metric, labels, bucket), (value, trace_id, span_id, wall_ns) in kept.items():
-        exemplar = Exemplar({"trace_id": trace_id, "span_id": span_id}, value / unit, wall_ns / 1e9)
+    for (metric, labels, bucket), exemplar in kept.items():
         found.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
     return found
 
 
-_ADDED: Final = HistogramFamily(
-    "llmtap_tap_added_seconds",
-    "What the tap itself added, from a read to the kernel's taking the bytes",
-    ADDED_EDGES_NS,
-    labels=("point",),
-)
-_LAG: Final = HistogramFamily(
-    "llmtap_tap_loop_lag_seconds", "How late the relay's event loop ran", LAG_EDGES_NS, labels=("relay",)
-)
 _Who = tuple[str, str, str]
-_Cell = tuple[tuple[str, ...], Sequence[int], int]
+Cell = tuple[tuple[str, ...], Sequence[int], int]
+"""Labels, counts by bucket, and sum of a histogram's series."""
 
 
 class Exposition:
@@ -141,20 +115,26 @@ class Exposition:
         ):
             if value is not None:
                 shown = tuple(map(escape, labels))
-                self._exemplars.note(family.name, shown, family.edges, value, parent, wall_ns)
+                place = family.name, shown, bisect_left(family.edges, value)
+                self._exemplars.note(place, value / family.unit, parent, wall_ns)
 
     def freeze(
         self,
-        relays: Sequence[RelayState] = (),
-        meter: MeterState | None = None,
-        slos: SloState | None = None,
+        values: Mapping[str, Value] | None = None,
+        lags: Sequence[Cell] = (),
+        helps: Mapping[str, str] | None = None,
     ) -> "Frozen":
-        """A copy of all counts as they are now. Call it where `ended` is called."""
+        """Return a copy of all counts as they are now. Call it where `ended` is called.
+
+        Args:
+            values: those of llmtap itself, by name in `catalogue.SELF`; they must not change any more.
+            lags: the relays' histograms of loop lag. helps: replaces the help of some metrics.
+        """
         # Sorting and formatting can wait for another thread: only copying has to be done here.
         return Frozen(
             self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
-            {point: buckets.read() for point, buckets in self._added.items()}, self._unparsed, tuple(relays),
-            MeterState() if meter is None else meter, SloState() if slos is None else slos,
+            {point: buckets.read() for point, buckets in self._added.items()},
+            {"unparsed_events": self._unparsed, **(values or {})}, lags, helps or {},
             self._exemplars.freeze(),
         )  # fmt: skip
 
@@ -167,17 +147,16 @@ class Frozen:
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_Who, FrozenSeries]]
     added: Mapping[str, tuple[Sequence[int], int]]
-    unparsed: int
-    relays: tuple[RelayState, ...]
-    meter: MeterState
-    slos: SloState = field(default_factory=SloState)
-    exemplars: Kept = field(default_factory=dict)
+    values: Mapping[str, Value]
+    lags: Sequence[Cell]
+    helps: Mapping[str, str]
+    exemplars: Mapping[Place, Exemplar]
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the Accept header asks for."""
         encode, content_type = choose_encoder(accept)
         writer = TextWriter(openmetrics=content_type.startswith("application/openmetrics-text"))
-        exemplars = by_series(self.exemplars, 1e9)
+        exemplars = by_series(self.exemplars)
         for family, cells in self._histograms():
             writer.histogram(family, cells, exemplars.get(family.name))
         for name, rows in self._counters().items():
@@ -188,12 +167,7 @@ class Frozen:
 
     def collect(self) -> Iterator[Metric]:
         """The few series that are not of a tenant: a prometheus_client collector."""
-        yield counter(
-            "llmtap_unparsed_events", "Events of a shape the dialect does not know", (), [((), self.unparsed)]
-        )
-        yield from collect_slos(self.slos)
-        yield from collect_relays(self.relays)
-        yield from collect_meter(self.meter)
+        yield from collect(self.values, self.helps)
         yield InfoMetricFamily(
             "llmtap_build",
             "Version of the meter, its Python, and the implementation of its per-event path",
@@ -204,8 +178,8 @@ class Frozen:
             },
         )
 
-    def _histograms(self) -> Iterator[tuple[HistogramFamily, list[_Cell]]]:
-        found: dict[str, list[_Cell]] = {}
+    def _histograms(self) -> Iterator[tuple[HistogramFamily, Sequence[Cell]]]:
+        found: dict[str, list[Cell]] = {}
         for who, (keys, read, _) in self.series:
             labels = tuple(map(escape, who))
             for (name, more), counts, total in zip(keys, read[::2], read[1::2], strict=True):
@@ -216,15 +190,8 @@ class Frozen:
             found["token_gap"] = gaps + found.get("token_gap", [])
         for name, rows in found.items():
             yield self.families[name], rows
-        yield _ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
-        yield (
-            _LAG,
-            [
-                ((relay.name,), relay.status.lag_buckets, relay.status.lag_sum_ns)
-                for relay in self.relays
-                if relay.status is not None and len(relay.status.lag_buckets) == len(LAG_EDGES_NS) + 1
-            ],
-        )
+        yield ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
+        yield LAG, self.lags
 
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:
         found: dict[str, list[tuple[tuple[str, ...], int]]] = {}

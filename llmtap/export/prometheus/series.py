@@ -9,14 +9,8 @@ from typing import Any, Final
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.buckets import (
-    DURATION_EDGES_NS,
-    GAP_EDGES_NS,
-    TOKEN_EDGES,
-    TTFT_EDGES_NS,
-    Buckets,
-)
-from llmtap.export.prometheus.text import WHO, CounterFamily, HistogramFamily
+from llmtap.export.buckets import Buckets
+from llmtap.export.prometheus.catalogue import HISTOGRAMS, HistogramFamily
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import (
     ENDED_WELL,
@@ -26,95 +20,8 @@ from llmtap.metrics.summary import (
     tokens_after_cancel,
 )
 
-__all__ = ["COUNTERS", "HISTOGRAMS", "FrozenSeries", "Series", "families_for"]
+__all__ = ["FrozenSeries", "Series", "families_for"]
 
-HISTOGRAMS: Final[Mapping[str, HistogramFamily]] = {
-    "ttft": HistogramFamily(
-        "llmtap_time_to_first_token_seconds",
-        "Submit to first token of a stream; kind=content: first content that is not blank, any: of any kind",
-        TTFT_EDGES_NS,
-        labels=(*WHO, "kind"),
-    ),
-    "ttfb": HistogramFamily(
-        "llmtap_time_to_first_byte_seconds", "Submit to first byte of the response's body", TTFT_EDGES_NS
-    ),
-    "headers": HistogramFamily(
-        "llmtap_time_to_headers_seconds", "Submit to the end of the response's head", TTFT_EDGES_NS
-    ),
-    "first_event": HistogramFamily(
-        "llmtap_time_to_first_event_seconds",
-        "Submit to the first event of a stream, a role or a keep-alive too",
-        TTFT_EDGES_NS,
-    ),
-    "chunk_gap": HistogramFamily(
-        "llmtap_inter_chunk_seconds", "Time between consecutive events that carry output", GAP_EDGES_NS
-    ),
-    "token_gap": HistogramFamily(
-        "llmtap_inter_token_seconds",
-        "Inter-token latency; option=A: gaps between chunks, B: all tokens of a chunk arrive with it,"
-        " B-even: a gap is spread over the tokens of its chunk (both where tokens per chunk are known),"
-        " C: by the server's own clock (where it tells)",
-        GAP_EDGES_NS,
-        labels=(*WHO, "option"),
-    ),
-    "tpot": HistogramFamily(
-        "llmtap_time_per_output_token_seconds",
-        "(last token - first token) / (output tokens - 1)",
-        GAP_EDGES_NS,
-    ),
-    "duration": HistogramFamily(
-        "llmtap_request_duration_seconds",
-        "Submit to last byte, of answers that ended well",
-        DURATION_EDGES_NS,
-    ),
-    "idle": HistogramFamily(
-        "llmtap_user_idle_seconds",
-        "User idle latency: how long a reader waits with nothing to read, from submit on",
-        TTFT_EDGES_NS,
-    ),
-    "idle_reading": HistogramFamily(
-        "llmtap_user_idle_after_first_token_seconds",
-        "The same from the first token on: TTFT is forgiven",
-        TTFT_EDGES_NS,
-    ),
-    "chunk_tokens": HistogramFamily(
-        "llmtap_chunk_tokens", "Tokens in each event that carries output, where known", TOKEN_EDGES, unit=1
-    ),
-    "clock": HistogramFamily(
-        "llmtap_server_clock_disagreement_seconds",
-        "Difference between what we saw of a duration and what the server tells of it;"
-        " longer=ours: network and queues between the two, longer=server: a clock is wrong",
-        TTFT_EDGES_NS,
-        labels=(*WHO, "duration", "longer"),
-    ),
-}
-COUNTERS: Final[Mapping[str, CounterFamily]] = {
-    "exchanges": CounterFamily("llmtap_exchanges", "Exchanges by outcome", (*WHO, "outcome")),
-    "output": CounterFamily(
-        "llmtap_output_tokens", "Output tokens by the source of the count", (*WHO, "source")
-    ),
-    "input": CounterFamily("llmtap_input_tokens", "Input tokens, where the provider tells them"),
-    "cached": CounterFamily("llmtap_cached_input_tokens", "Those of the input tokens that were cached"),
-    "reasoning": CounterFamily("llmtap_reasoning_tokens", "Those of the output tokens that were reasoning"),
-    "after_cancel": CounterFamily(
-        "llmtap_tokens_after_cancel", "Tokens that still came when the client had left"
-    ),
-    "no_token": CounterFamily(
-        "llmtap_no_token", "Exchanges that never produced a token, by reason", (*WHO, "reason")
-    ),
-    "guardrail": CounterFamily(
-        "llmtap_guardrail_events",
-        "Refusals and interventions; kind: whose, or flagged and redacted for what went on",
-        (*WHO, "kind", "source"),
-    ),
-    "events": CounterFamily("llmtap_stream_events", "Events of streams; over reads: events per read"),
-    "reads": CounterFamily("llmtap_stream_reads", "Reads that the events of streams came in"),
-    "bursts": CounterFamily("llmtap_bursts", "Bursts of events after a hold"),
-    "burst_events": CounterFamily("llmtap_burst_events", "Events that came in bursts"),
-    "uncertain": CounterFamily(
-        "llmtap_uncertain_exchanges", "Exchanges whose stamps are wider than meter.uncertainty_limit"
-    ),
-}
 _ALSO: Final = {
     "ttft": ("ttft",), "ttft_any": ("ttft",), "ttfb": ("ttfb",), "tpot": ("tpot",), "e2e": ("duration",),
     "user_idle": ("idle", "idle_reading"), "tbc_max": ("chunk_gap", "token_gap"),

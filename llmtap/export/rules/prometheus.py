@@ -1,28 +1,25 @@
 """Prometheus recording rules and burn-rate alerts of the SLO classes, and alerts about llmtap itself.
 
 Each class has a group whose recordings have the names that Sloth uses, so dashboards for Sloth work; the last
-group watches llmtap (`self_alerts.py`). Two differences from Sloth: windows of a day and longer sum the
+group watches llmtap (`self_alerts.yaml`). Two differences from Sloth: windows of a day and longer sum the
 5-minute rates of all tenants together (two series instead of two per tenant), so a long window weighs
 exchanges and not minutes; and an alarm requires so many exchanges in its long window that a single bad one
 cannot raise it, as in the meter.
 
-Source: SRE Workbook, chapter 5; `metrics/burn.py` has the arithmetic.
+Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
 """
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Final
 
 import yaml
 
 from llmtap.errors import ConfigError
-from llmtap.export.rules.self_alerts import Alert, self_alerts
-from llmtap.metrics.burn import PERIOD_NS, Alarm, burn_rate_max, events_min
-from llmtap.metrics.slo import SloClass
+from llmtap.metrics.slo import PERIOD_NS, Alarm, SloClass, burn_rate_max, events_min
 
-__all__ = ["SLO_ALERTS", "Recording", "burn_alert", "check_job", "missing_alarms", "recordings", "render",
-           "runbook_url", "window_name"]  # fmt: skip
+__all__ = ["SLO_ALERTS", "check_job", "missing_alarms", "render", "runbook_url", "self_alerts", "window_name"]
 
 BURN: Final = "LlmtapErrorBudgetBurn"
 """The alert of every alarm."""
@@ -47,13 +44,8 @@ _JOB_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW
 _YAML_WIDTH: Final = 110
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """An expression whose value Prometheus stores as a series."""
-
-    record: str
-    expr: str
-    labels: Mapping[str, str]
+Rule = dict[str, Any]
+"""A recording or alerting rule, as the rules file has it."""
 
 
 def check_job(job: str) -> str:
@@ -111,21 +103,20 @@ def render(classes: Sequence[SloClass], job: str, runbooks: str) -> str:
         about = f"{slo.name}: {slo.target:.10g} of the exchanges meet {slo.objectives.text}."
         parts.append(_commented([about]))
         parts.append(_commented((f"Left out: {told}." for told in missing_alarms(slo)), 2))
-        alerts = [burn_alert(slo, alarm, job) for alarm in slo.alarms]
-        alerts.append(_outdated(slo, job))
-        parts.append(_group(f"llmtap-slo-{slo.name}", recordings(slo, job), alerts, runbooks))
+        alerts = [*(_burn_alert(slo, alarm, job) for alarm in slo.alarms), _outdated(slo, job)]
+        parts.append(_group(f"llmtap-slo-{slo.name}", [*_recordings(slo, job), *alerts], runbooks))
     parts.append(_commented(["The tap about itself, and what it takes to see anything at all."]))
-    parts.append(_group("llmtap-tap", [], [_unwatched(classes, job), *self_alerts(job)], runbooks))
+    parts.append(_group("llmtap-tap", [_unwatched(classes, job), *self_alerts(job)], runbooks))
     return "".join(parts)
 
 
-def recordings(slo: SloClass, job: str) -> list[Recording]:
+def _recordings(slo: SloClass, job: str) -> list[Rule]:
     """The recordings of a class; each uses only those before it."""
     identity = _identity(slo, job)
     this = f'{{sloth_id="{identity["sloth_id"]}"}}'
     found = [
-        Recording(_EVENTS_RATE, f"sum(rate({_counter(EVENTS, slo, job)}[5m]))", identity),
-        Recording(_GOOD_RATE, f"sum(rate({_counter(GOOD, slo, job)}[5m]))", identity),
+        _recording(_EVENTS_RATE, f"sum(rate({_counter(EVENTS, slo, job)}[5m]))", identity),
+        _recording(_GOOD_RATE, f"sum(rate({_counter(GOOD, slo, job)}[5m]))", identity),
     ]
     for name in SHORT:
         good = f"sum(rate({_counter(GOOD, slo, job)}[{name}]))"
@@ -144,13 +135,15 @@ def recordings(slo: SloClass, job: str) -> list[Recording]:
         "slo:period_burn_rate:ratio": burn.format(f"slo:sli_error:ratio_rate{LONG[-1]}{this}"),
         "slo:period_error_budget_remaining:ratio": f"1 - slo:period_burn_rate:ratio{this}",
     }
-    found += [Recording(record, expr, identity) for record, expr in meta.items()]
+    found += [_recording(record, expr, identity) for record, expr in meta.items()]
     about = {"sloth_mode": "llmtap", "sloth_objective": f"{100 * slo.target:.10g}"}
-    found.append(Recording("sloth_slo_info", "vector(1)", identity | about | {"sloth_spec": "prometheus/v1"}))
+    found.append(
+        _recording("sloth_slo_info", "vector(1)", identity | about | {"sloth_spec": "prometheus/v1"})
+    )
     return found
 
 
-def burn_alert(slo: SloClass, alarm: Alarm, job: str) -> Alert:
+def _burn_alert(slo: SloClass, alarm: Alarm, job: str) -> Rule:
     """The alert of an alarm; its value is the burn rate over the long window."""
     identity = _identity(slo, job)
     this = f'{{sloth_id="{identity["sloth_id"]}"}}'
@@ -168,7 +161,7 @@ def burn_alert(slo: SloClass, alarm: Alarm, job: str) -> Alert:
         f"and on ()\n{counted} >= {least}\n"
     )
     days = PERIOD_DAYS / alarm.factor
-    return Alert(
+    return _alert(
         BURN,
         alarm.severity,
         expr,
@@ -181,7 +174,7 @@ def burn_alert(slo: SloClass, alarm: Alarm, job: str) -> Alert:
     )
 
 
-def _outdated(slo: SloClass, job: str) -> Alert:
+def _outdated(slo: SloClass, job: str) -> Rule:
     """Rules of another file than the proxy reads would stay green whatever happens.
 
     One alert for each proxy and class, however much differs: every operand has the labels of the target.
@@ -196,7 +189,7 @@ def _outdated(slo: SloClass, job: str) -> Alert:
     more = f'llmtap_slo_objective_seconds{{{this},objective!~"{known}"}}'
     differs.append(f"{target}\nand ignoring (objective)\n{more}")
     differs.append(f'absent({target})\nand on ()\nmax(up{{job="{job}"}}) == 1\n')
-    return Alert(
+    return _alert(
         OUTDATED,
         "ticket",
         "\nor\n".join(differs),
@@ -208,10 +201,10 @@ def _outdated(slo: SloClass, job: str) -> Alert:
     )
 
 
-def _unwatched(classes: Sequence[SloClass], job: str) -> Alert:
+def _unwatched(classes: Sequence[SloClass], job: str) -> Rule:
     """Alert about a class that was added after the rules were generated."""
     known = "|".join(slo.name for slo in classes)
-    return Alert(
+    return _alert(
         OUTDATED,
         "ticket",
         f'llmtap_slo_target_ratio{{job="{job}",slo!~"{known}"}}',
@@ -222,6 +215,35 @@ def _unwatched(classes: Sequence[SloClass], job: str) -> Alert:
     )
 
 
+def _recording(record: str, expr: str, labels: Mapping[str, str]) -> Rule:
+    return {"record": record, "expr": expr, "labels": dict(labels)}
+
+
+def _alert(
+    name: str,
+    severity: str,
+    expr: str,
+    summary: str,
+    description: str,
+    wait: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Rule:
+    return {
+        "alert": name,
+        "expr": expr,
+        **({} if wait is None else {"for": wait}),
+        "labels": {"severity": severity, **(labels or {})},
+        "annotations": {"summary": summary, "description": description},
+    }
+
+
+def self_alerts(job: str) -> list[Rule]:
+    """Return the alerts about llmtap itself."""
+    text = (files("llmtap.export.rules") / "self_alerts.yaml").read_text(encoding="utf-8")
+    rules: list[Rule] = yaml.safe_load(text.replace("@JOB@", job))
+    return rules
+
+
 def _identity(slo: SloClass, job: str) -> dict[str, str]:
     return {"sloth_id": f"{job}-{slo.name}", "sloth_service": job, "sloth_slo": slo.name}
 
@@ -230,32 +252,19 @@ def _counter(name: str, slo: SloClass, job: str) -> str:
     return f'{name}{{job="{job}",slo="{slo.name}"}}'
 
 
-def _error_ratio(name: str, good: str, events: str, identity: Mapping[str, str]) -> Recording:
+def _error_ratio(name: str, good: str, events: str, identity: Mapping[str, str]) -> Rule:
     # Nothing where nothing counted: a NaN would spoil every sum over it. And rate() extrapolates each counter
     # by itself, so that where all are good the two can differ by a hair.
     expr = f"clamp_min(\n  1 - {good}\n  / ({events} > 0),\n  0\n)\n"
-    return Recording(f"slo:sli_error:ratio_rate{name}", expr, {**identity, "sloth_window": name})
+    return _recording(f"slo:sli_error:ratio_rate{name}", expr, {**identity, "sloth_window": name})
 
 
-def _group(name: str, recorded: list[Recording], alerts: Iterable[Alert], runbooks: str) -> str:
-    rules: list[dict[str, Any]] = [
-        {"record": r.record, "expr": r.expr, "labels": dict(r.labels)} for r in recorded
-    ]
-    rules += [_alert(alert, runbooks) for alert in alerts]
+def _group(name: str, rules: Iterable[Rule], runbooks: str) -> str:
+    rules = list(rules)
+    for rule in rules:
+        if "alert" in rule:
+            rule["annotations"]["runbook_url"] = runbook_url(runbooks, rule["alert"])
     return _to_yaml([{"name": name, "interval": f"{INTERVAL_S}s", "rules": rules}])
-
-
-def _alert(alert: Alert, runbooks: str) -> dict[str, Any]:
-    written: dict[str, Any] = {"alert": alert.name, "expr": alert.expr}
-    if alert.wait is not None:
-        written["for"] = alert.wait
-    written["labels"] = {"severity": alert.severity, **(alert.labels or {})}
-    written["annotations"] = {
-        "summary": alert.summary,
-        "description": alert.description,
-        "runbook_url": runbook_url(runbooks, alert.name),
-    }
-    return written
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types

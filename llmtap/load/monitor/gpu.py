@@ -9,9 +9,8 @@ quarter of the time (arXiv 2312.02741), so the device's own energy counter is re
 """
 
 import contextlib
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 __all__ = ["GpuReading", "Gpus", "open_gpus"]
 
@@ -19,8 +18,7 @@ GPUS_MAX: Final = 16
 """A host usually has 8; each costs a few driver calls per sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuReading(NamedTuple):
     utilization: float | None
     """0 to 1."""
     temperature_c: float | None
@@ -40,7 +38,6 @@ class Gpus:
         self.names: list[str] = []
         self._handles = []
         self.unread = max(0, n - GPUS_MAX)
-        """Number of GPUs beyond the bound."""
         for index in range(min(n, GPUS_MAX)):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             name = nvml.nvmlDeviceGetName(handle)

@@ -1,8 +1,7 @@
 """Samples of this host during a run: CPU and memory of the sender, the server and the host, and the GPUs.
 
-The sampler is a thread, because a GPU driver may answer slowly. It takes a sample at each multiple of the
-period since the start; samples that cannot be taken in time are skipped and counted. Each sample stores its
-own duration.
+The sampler is a thread, because a GPU driver may answer slowly. Samples that cannot be taken in time are
+skipped and counted. Each sample stores its own duration.
 
 Series (`<side>` is `sender` or `server`, `<i>` counts GPUs from 0):
 - `<side>_cpu` (cpus: 1 is one busy CPU) and `<side>_memory` (bytes, RSS) of its processes and their
@@ -18,15 +17,14 @@ Source: seed 003, "System Metrics".
 import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass
 from ipaddress import IPv6Address, ip_address
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 
 from llmtap.clock import Clock
 from llmtap.load.monitor.gpu import Gpus, open_gpus
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries
+from llmtap.load.monitor.timeseries import Columns, MonitorSeries, Ticks
 from llmtap.net.failures import failure_said
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -49,15 +47,13 @@ _GPU_SERIES: Final = {
 }
 """In the order of the fields of GpuReading."""
 _NAMED_MAX: Final = 64
-"""Processes named for each side."""
 _SEARCHES_MAX: Final = 60
 """Searches for a server that does not listen yet: a minute at 1 Hz. Each takes some ms."""
 _CLOSE_S_MAX: Final = 2.0
 """Time that `close` waits for a driver that hangs; its thread is then left behind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """CPU times since boot, summed over all CPUs, and memory."""
 
     busy_ns: int
@@ -68,10 +64,7 @@ class Host:
     """Total - available."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedProcess:
-    """One process."""
-
+class ObservedProcess(NamedTuple):
     pid: int
     parent: int
     name: str
@@ -82,7 +75,6 @@ class ObservedProcess:
 
 
 def read_host() -> Host:
-    """Return the host's CPU time and memory."""
     t, memory = psutil.cpu_times(), psutil.virtual_memory()
     # proc(5): guest time is already in user and nice.
     busy = t.user + t.nice + t.system + t.irq + t.softirq
@@ -95,14 +87,11 @@ def read_processes() -> dict[int, ObservedProcess]:
     """Return all processes by pid, without those that end meanwhile."""
     found: dict[int, ObservedProcess] = {}
     for process in psutil.process_iter(["ppid", "name", "cpu_times", "memory_info"]):
-        parent, name, cpu, memory = (
-            process.info[key] for key in ("ppid", "name", "cpu_times", "memory_info")
-        )
+        info = process.info
+        cpu, memory = info["cpu_times"], info["memory_info"]
         if cpu is not None and memory is not None:
-            used_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
-            found[process.pid] = ObservedProcess(
-                process.pid, parent, name, round(used_s * NS_PER_S), memory.rss
-            )
+            used_ns = round((cpu.user + cpu.system + cpu.children_user + cpu.children_system) * NS_PER_S)
+            found[process.pid] = ObservedProcess(process.pid, info["ppid"], info["name"], used_ns, memory.rss)
     return found
 
 
@@ -195,7 +184,6 @@ class SystemSampler:
         self._named: dict[str, dict[int, str]] = {SENDER: {}, SERVER: {}}
         self._before: tuple[int, Host | None, dict[str, int]] | None = None
         self._skipped = 0
-        self._gpus: Gpus | None
         self._gpus, no_gpu = open_gpus(nvml)
         if no_gpu is not None:
             self._why["gpu"] = no_gpu
@@ -219,7 +207,6 @@ class SystemSampler:
             self._gpus.close()
 
     def about(self) -> dict[str, Any]:
-        """Return what was sampled, what was not and why, as JSON."""
         return {
             "period": to_seconds(self._period_ns),
             "skipped": self._skipped,
@@ -232,8 +219,7 @@ class SystemSampler:
         }
 
     def _run(self) -> None:
-        start_ns = self._clock.mono_ns()
-        number = 0
+        ticks = Ticks(self._clock.mono_ns(), self._period_ns)
         while True:
             try:
                 self._sample()
@@ -243,25 +229,25 @@ class SystemSampler:
                     log.warning("system_sample error=%s", type(exc).__name__)
             if self._stop.is_set():
                 return
-            now_ns = self._clock.mono_ns()
-            # The next multiple that is not over; samples due during a late one are skipped.
-            due = max(number + 1, -(-(now_ns - start_ns) // self._period_ns))
-            self._skipped += due - number - 1
-            number = due
-            self._stop.wait(to_seconds(start_ns + number * self._period_ns - now_ns))
+            wait_s, skipped = ticks.next(self._clock.mono_ns())
+            self._skipped += skipped
+            self._stop.wait(wait_s)
 
     def _sample(self) -> None:
         began_ns = self._clock.mono_ns()
         values: dict[str, float | None] = {}
-        host = self._read_host()
+        host = None
+        try:
+            host = read_host()
+            values["host_memory"] = host.memory_used_bytes
+        except (OSError, ValueError) as exc:
+            self._why.setdefault("host", failure_said(exc))
         groups = self._read_groups()
         # CPU times are stamped before the GPUs answer.
         t_ns = (began_ns + self._clock.mono_ns()) // 2
         cpu_ns = {side: sum(process.cpu_ns for process in group) for side, group in groups.items()}
         for side, group in groups.items():
             values[f"{side}_memory"] = sum(process.rss_bytes for process in group)
-        if host is not None:
-            values["host_memory"] = host.memory_used_bytes
         if self._before is not None:
             before_ns, host_before, cpu_before_ns = self._before
             for side, was_ns in cpu_before_ns.items():
@@ -275,17 +261,8 @@ class SystemSampler:
         self._before = (t_ns, host, cpu_ns)
         if self._gpus is not None:
             for index, reading in enumerate(self._gpus.read()):
-                values |= dict(
-                    zip((f"gpu{index}_{name}" for name in _GPU_SERIES), astuple(reading), strict=True)
-                )
+                values |= {f"gpu{index}_{name}": reading[i] for i, name in enumerate(_GPU_SERIES)}
         self.columns.add(t_ns, self._clock.mono_ns() - began_ns, values)
-
-    def _read_host(self) -> Host | None:
-        try:
-            return read_host()
-        except (OSError, ValueError) as exc:
-            self._why.setdefault("host", failure_said(exc))
-            return None
 
     def _read_groups(self) -> dict[str, list[ObservedProcess]]:
         """Return the processes of each side that has any."""

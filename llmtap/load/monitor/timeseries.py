@@ -17,7 +17,7 @@ from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, 
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import to_seconds
 
-__all__ = ["Columns", "MonitorSeries", "TimeSeries"]
+__all__ = ["Columns", "MonitorSeries", "Ticks", "TimeSeries"]
 
 SAMPLES_MAX: Final = 100_000
 """More than a day at 1 Hz; 20 series then take 16 MB."""
@@ -27,12 +27,24 @@ Kind = Literal["interval", "gauge", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class MonitorSeries:
-    """Unit and kind of a column."""
-
     unit: str
     """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
     kind: Kind = "gauge"
     """`interval`: average since the previous sample; `gauge`: current value; `counter`: only grows."""
+
+
+@dataclass(slots=True)
+class Ticks:
+    """Multiples of a period since a start. Those that are over when the next is asked for are skipped."""
+
+    start_ns: int
+    period_ns: int
+    number: int = 0
+
+    def next(self, now_ns: int) -> tuple[float, int]:
+        due = max(self.number + 1, -(-(now_ns - self.start_ns) // self.period_ns))
+        skipped, self.number = due - self.number - 1, due
+        return to_seconds(self.start_ns + due * self.period_ns - now_ns), skipped
 
 
 class Columns:
@@ -41,7 +53,6 @@ class Columns:
     def __init__(self, series: Mapping[str, MonitorSeries]) -> None:
         self.series = dict(series)
         self.dropped = 0
-        """Samples beyond the bound."""
         self._closed = False
         self._t_ns = array("q")
         self._took_ns = array("q")
@@ -74,7 +85,6 @@ class Columns:
             self._closed = True
 
     def times_ns(self) -> list[int]:
-        """Return ascending monotonic times."""
         with self._lock:
             return list(self._t_ns)
 
@@ -112,14 +122,12 @@ class TimeSeries:
     """All that was sampled during a run. Its columns are closed."""
 
     start_ns: int
-    """Of the run, on the monotonic clock."""
     system: Columns
     server: Columns | None = None
     about: dict[str, Any] = field(default_factory=dict)
     """What is to be known of the samples, as it stands in the JSON: whose, how often, what failed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Every sample."""
         return {
             **self.about,
             "system": self.system.to_dict(self.start_ns),

@@ -16,10 +16,9 @@ import asyncio
 import os
 import ssl
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -28,7 +27,7 @@ from prometheus_client.samples import Sample
 
 from llmtap.clock import Clock
 from llmtap.load.monitor.system import SystemSampler
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries, TimeSeries
+from llmtap.load.monitor.timeseries import Columns, MonitorSeries, Ticks, TimeSeries
 from llmtap.load.target import shown_url
 from llmtap.net.failures import failure_said
 from llmtap.units import NS_PER_S, to_seconds
@@ -39,67 +38,49 @@ __all__ = ["SERIES", "ServerScraper", "Watch", "metrics_url", "read_metrics"]
 BODY_BYTES_MAX: Final = 16 << 20
 """A vLLM server with 8 engines sends about 2 MB."""
 REASONS_MAX: Final = 8
-"""Kinds of failures reported one by one."""
 TIMEOUT_NS: Final = 5 * NS_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class _Mapped:
-    """A series of ours and the names it is read from: the first one present counts."""
-
-    series: MonitorSeries
-    names: tuple[str, ...]
-    over_engines: Literal["sum", "mean"] = "sum"
-
-
-_MAP: Final = {
-    "running": _Mapped(
+_MAP: Final[dict[str, tuple[MonitorSeries, str, str]]] = {
+    "running": (
         MonitorSeries("requests"),
-        ("vllm:num_requests_running", "sglang:num_running_reqs", "tgi_batch_current_size"),
+        "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size", "sum",
     ),
-    "waiting": _Mapped(
-        MonitorSeries("requests"), ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "tgi_queue_size")
+    "waiting": (
+        MonitorSeries("requests"), "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size", "sum",
     ),
     # vLLM renamed its own in 0.9 and says both for a while.
-    "kv_use": _Mapped(
+    "kv_use": (
         MonitorSeries("share"),
-        ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
-        "mean",
+        "vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage", "mean",
     ),
     # SGLang looks for all tokens of a prompt.
-    "prefix_queries": _Mapped(
+    "prefix_queries": (
         MonitorSeries("tokens", "counter"),
-        (
-            "vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total",
-            "sglang:prompt_tokens_total",
-        ),
+        "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total sglang:prompt_tokens_total",
+        "sum",
     ),
-    "prefix_hits": _Mapped(
+    "prefix_hits": (
         MonitorSeries("tokens", "counter"),
-        (
-            "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total",
-            "sglang:cached_tokens_total",
-        ),
+        "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total sglang:cached_tokens_total", "sum",
     ),
-    "preemptions": _Mapped(
+    "preemptions": (
         MonitorSeries("requests", "counter"),
-        ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
+        "vllm:num_preemptions_total sglang:num_retracted_requests_total", "sum",
     ),
     # TGI counts tokens only as the sums of its histograms.
-    "prompt_tokens": _Mapped(
+    "prompt_tokens": (
         MonitorSeries("tokens", "counter"),
-        ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "tgi_request_input_length_sum"),
+        "vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum", "sum",
     ),
-    "generation_tokens": _Mapped(
+    "generation_tokens": (
         MonitorSeries("tokens", "counter"),
-        (
-            "vllm:generation_tokens_total", "sglang:generation_tokens_total",
-            "tgi_request_generated_tokens_sum",
-        ),
+        "vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum", "sum",
     ),
 }  # fmt: skip
-SERIES: Final = {name: mapped.series for name, mapped in _MAP.items()}
-_WANTED: Final = tuple({name.encode() for mapped in _MAP.values() for name in mapped.names})
+"""Our series, the names it is read from (the first one present counts), and how engines are combined."""
+SERIES: Final = {name: series for name, (series, _, _) in _MAP.items()}
+_WANTED: Final = tuple({name.encode() for _, names, _ in _MAP.values() for name in names.split()})
 _COPIES: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
 """Labels of SGLang's ranks of one engine, which report the same value."""
 
@@ -122,10 +103,10 @@ def read_metrics(body: bytes) -> dict[str, float]:
     except IndexError as exc:  # so the parser says that a line ends too soon
         raise ValueError("a line is cut") from exc
     values = {}
-    for ours, mapped in _MAP.items():
-        name = next((name for name in mapped.names if name in found), None)
+    for ours, (_, names, how) in _MAP.items():
+        name = next((name for name in names.split() if name in found), None)
         if name is not None:
-            value = _over_engines(found[name], mapped.over_engines)
+            value = _over_engines(found[name], how)
             if 0 <= value < inf:  # NaN is neither
                 values[ours] = value
     return values
@@ -188,7 +169,6 @@ class ServerScraper:
         self.columns.close()
 
     def about(self) -> dict[str, Any]:
-        """Return statistics of the scrapes as JSON."""
         return {
             "url": None if self._session is None else shown_url(self._url),
             "gave_up": self._gave_up,
@@ -200,18 +180,15 @@ class ServerScraper:
         }
 
     async def _run(self) -> None:
-        start_ns, number = self._clock.mono_ns(), 0
+        ticks = Ticks(self._clock.mono_ns(), self._period_ns)
         while True:
             await self._scrape(self._timeout_ns)
             if self._optional and self._answered and not len(self.columns):
                 self._gave_up = True
                 return
-            now_ns = self._clock.mono_ns()
-            # The next multiple that is not over: a scrape that took over a period costs those in between.
-            due = max(number + 1, -(-(now_ns - start_ns) // self._period_ns))
-            self._skipped += due - number - 1
-            number = due
-            await asyncio.sleep(to_seconds(start_ns + number * self._period_ns - now_ns))
+            wait_s, skipped = ticks.next(self._clock.mono_ns())
+            self._skipped += skipped
+            await asyncio.sleep(wait_s)
 
     async def _scrape(self, timeout_ns: int) -> None:
         self._answered = False
@@ -247,9 +224,8 @@ class ServerScraper:
         self._failures[reason if kept else "other"] += 1
 
 
-def _over_engines(samples: Iterable[Sample], how: Literal["sum", "mean"]) -> float:
+def _over_engines(samples: Sequence[Sample], how: str) -> float:
     """Combine the values of several engines (label `engine` or `dp_rank`) and models."""
-    samples = list(samples)
     # With priorities, SGLang says the total under an empty one beside each priority's own.
     totals = [sample for sample in samples if sample.labels.get("priority") == ""]
     engines: dict[frozenset[tuple[str, str]], float] = {}
@@ -319,7 +295,6 @@ class Watch:
             self._scraper.start()
 
     def latest(self) -> dict[str, float]:
-        """Return the last known samples, for a display."""
         return {**self._system.columns.latest(), **self._scraper.columns.latest()}
 
     async def close(self, start_ns: int) -> TimeSeries:

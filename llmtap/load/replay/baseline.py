@@ -1,7 +1,6 @@
 """Compare replayed rows with the same rows at their capture.
 
-- A source with answer times is read a second time after the run, up to the last row sent. A repeated row is
-  compared once.
+- A source with answer times is read again after the run, up to the last row sent; a repeated row counts once.
 - A pair needs the figure on both sides, and both rows ended well. TTFT, TPOT and the longest pause are those
   of streamed answers. A row without a recorded outcome counts as ended well.
 - `elapsed` is from arrival to the last byte, for rows without a recorded submit time. Our arrival is the time
@@ -32,11 +31,14 @@ from llmtap.metrics.latency import e2e_ns, output_times_ns, tbc_max_ns, tbc_ns, 
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
+from llmtap.traces.source import open_trace
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
-from llmtap.workload.trace import Trace, opened_trace
+from llmtap.workload.trace import Trace
 
-__all__ = ["FIGURES", "Baseline", "RecordedAnswer", "read_then", "recorded_of"]
+__all__ = [
+    "FIGURES", "Baseline", "RecordedAnswer", "date_ms", "quantiles_s", "read_then", "recorded_of",
+]  # fmt: skip
 
 FIGURES: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
 SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
@@ -53,8 +55,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """Place of a plan's rows, to be read again."""
-
     place: str
     format: str
     places: "array[int]"
@@ -106,7 +106,6 @@ class Baseline:
         self._scheduled = self._unknown = self._sure = self._ends = 0
 
     def add_now(self, row: int, x: Exchange) -> None:
-        """Add a request that was sent."""
         if row >= len(self._state):
             self._again += 1
             return
@@ -205,20 +204,18 @@ class Baseline:
         }
 
     def _quantile_figures(self) -> dict[str, object]:
-        def told(histogram: Histogram) -> list[float] | None:
-            return [to_seconds(v) for v in histogram.percentiles(self._quantiles) if v is not None] or None
-
+        shares = self._quantiles
         return {
-            "shares": list(self._quantiles),
-            "then": {name: told(histogram) for name, histogram in self._then_ns.items()},
-            "now": {name: told(histogram) for name, histogram in self._now_ns.items()},
+            "shares": list(shares),
+            "then": {name: quantiles_s(histogram, shares) for name, histogram in self._then_ns.items()},
+            "now": {name: quantiles_s(histogram, shares) for name, histogram in self._now_ns.items()},
         }
 
     def _then(self, *, dated: bool) -> dict[str, Any]:
         """Return the Summary, limited to what the source states."""
         first_ns, last_ns = self._first_ns or 0, self._last_ns or 0
         seconds = (last_ns - first_ns) / NS_PER_S
-        start, end = (_date(ns) if dated else None for ns in (first_ns, last_ns))
+        start, end = (date_ms(ns) if dated else None for ns in (first_ns, last_ns))
         window = {"name": "baseline", "seconds": seconds, "start": start, "end": end}
         out: dict[str, Any] = self.summary.to_dict(
             window, seconds, "open" if self._scheduled == self._found else "recorded"
@@ -268,9 +265,9 @@ def read_then(
     places = recorded.places
     order = [row for row in sorted(range(len(places)), key=places.__getitem__) if baseline.was_sent(row)]
     begin = done = 0
-    reading = opened_trace(recorded.place, source_format=recorded.format, progress=progress)
-    with reading as (source, _):
-        for batch in source.batches:
+    reading = open_trace(recorded.place, source_format=recorded.format, progress=progress)
+    with reading as trace:
+        for batch in trace.source.batches:
             end, first = begin + batch.num_rows, done
             while done < len(order) and places[order[done]] < end:
                 done += 1
@@ -291,7 +288,7 @@ def read_then(
             begin = end
             if done == len(order):
                 break
-        return source.info.arrivals == "wall"
+        return trace.source.info.arrivals == "wall"
 
 
 def _figures(x: Exchange) -> dict[str, int | None]:
@@ -315,6 +312,12 @@ def _shares(histogram: Histogram) -> dict[str, float | None]:
     return {name: None if v is None else v / NS_PER_S for name, v in zip(SHARES, values, strict=True)}
 
 
-def _date(ns: int) -> str:
+def quantiles_s(histogram: Histogram, shares: tuple[float, ...]) -> list[float] | None:
+    """Return quantiles in seconds; None without values."""
+    return [to_seconds(v) for v in histogram.percentiles(shares) if v is not None] or None
+
+
+def date_ms(ns: int) -> str:
+    """Format wall-clock ns as a date in UTC, to the millisecond."""
     moment = _EPOCH + timedelta(microseconds=ns // 1_000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

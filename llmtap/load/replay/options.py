@@ -41,14 +41,12 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = "chat.completions"
     """Or a path."""
     model: str | None = None
-    """None: the only model that the server offers; captured bodies keep their own."""
     headers: list[tuple[str, str]] = []
     """May hold keys: never in a result."""
     tenant_header: str | None = None
     ca: str | None = None
     insecure: bool = False
     closed: int | None = None
-    """Slots of a closed loop; None: open loop."""
     processes: int = 1
     ray: str | None = None
     """Address of a Ray cluster; None: this host."""
@@ -67,7 +65,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Open loop: skip and count a due request with so many in flight."""
     stop_errors: StopErrors | None = None
     request_ids: str = "llmtap"
-    """Prefix of request ids."""
     warmup: str = "none"
     """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
     slo: str | None = None
@@ -103,7 +100,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
             check_fields([(name, tenant.encode()) for tenant in set(tenants)], "--tenant-header")
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context for https if it is not the system's."""
         plain = self.ca is None and not self.insecure
         return None if plain else client_context(self.ca, not self.insecure)
 
@@ -168,28 +164,24 @@ _BEHIND_GRPC: Final = (
     " no uncertainty"
 )
 _NAMES: Final[Mapping[Spoken, str]] = {"realtime": "Realtime", "grpc": "gRPC"}
+_NEITHER: Final = {
+    "--body-field": "there are no bodies",
+    "--no-stream": "answers always come in pieces",
+    "--retries": "nothing is sent again",
+    "--retry-wait": "nothing is sent again",
+}
 _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
+    "http": {},
     "realtime": {
         "--endpoint": "a response is what is asked for",
-        "--body-field": "there are no bodies",
-        "--no-stream": "answers always come in pieces",
-        "--fresh": "a session serves one request after another",
-        "--retries": "nothing is sent again",
-        "--retry-wait": "nothing is sent again",
+        "--fresh": "a session serves one request after another", **_NEITHER,
     },
     "grpc": {
-        "--endpoint": "there is one method",
-        "--body-field": "there are no bodies",
-        "--no-stream": "answers always come in pieces",
-        "--fresh": "one connection carries all calls",
-        "--retries": "nothing is sent again",
-        "--retry-wait": "nothing is sent again",
-        "--server": "it is vLLM's engine service",
-        "--ca": "it is spoken without TLS",
+        "--endpoint": "there is one method", "--fresh": "one connection carries all calls", **_NEITHER,
+        "--server": "it is vLLM's engine service", "--ca": "it is spoken without TLS",
         "--insecure": "it is spoken without TLS",
     },
-    "http": {},
-}
+}  # fmt: skip
 
 
 def refuse_meaningless(target: str, given: Mapping[str, bool]) -> None:
@@ -204,7 +196,6 @@ def refuse_meaningless(target: str, given: Mapping[str, bool]) -> None:
 
 
 def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker:
-    """Create the maker of bodies for this target."""
     spoken = protocol_of(target)
     if spoken == "http":
         return BodyMaker(body, decode=decode)
@@ -214,7 +205,6 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
 
 
 def notes_of(target: str) -> list[str]:
-    """Return notes that apply to every figure of this target."""
     return [_BEHIND_GRPC] if protocol_of(target) == "grpc" else []
 
 

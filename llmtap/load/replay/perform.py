@@ -58,8 +58,6 @@ HOLD_NS: Final = 2_000_000_000
 
 
 class ProgressListener(Protocol):
-    """Receives progress."""
-
     def preparing(self, done: int, of: int) -> None: ...
 
     def warming(self, how: str) -> None: ...
@@ -350,7 +348,6 @@ class Replay:
         return told
 
     def _write(self, crew: WorkerPool, seen: RunObservations, place: str) -> int:
-        """Write the capture; return its number of rows."""
         requests = self.plan.requests
         info = CaptureInfo(
             level="shape", block_unit="tokens" if requests.blocks else "",

@@ -76,7 +76,6 @@ class ReplayPlan:
         return not self.requests.bodies or not all(self.requests.bodies)
 
     def describe(self) -> dict[str, object]:
-        """Return all parameters of the plan as JSON."""
         return dict(self.about)
 
 
@@ -204,7 +203,6 @@ def _lengths(requests: Requests) -> dict[str, Any]:
 
 
 def _named(asked: ReplayQuestion, counter: TokenCounter) -> str | None:
-    """Return the tokenizer of the lengths; None if none was chosen."""
     return None if asked.tokenizer is None else counter.tokenizer.name
 
 

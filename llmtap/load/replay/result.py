@@ -29,12 +29,12 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from llmtap.clock import WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.replay.baseline import date_ms, quantiles_s
 from llmtap.load.replay.verdict import findings
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
@@ -60,13 +60,11 @@ class ObservedLengths:
     input_counted: int = 0
     """Tokens of those prompts by our count, or by the trace if not counted."""
     input_usage: int = 0
-    """The same by the server's usage."""
     input_apart: int = 0
     """Sum of the absolute differences of the two."""
     output_told: int = 0
     output_exact: int = 0
     output_wanted: bool = False
-    """The server was told to generate exactly this length."""
 
     def add(self, x: Exchange, given: int, counted: int, made: int) -> None:
         """Add an exchange of a row with these tokens; `counted`: -1 if not counted."""
@@ -96,13 +94,11 @@ class RunObservations:
     counted: Sequence[int]
     lengths: ObservedLengths = field(default_factory=ObservedLengths)
     opened: "Counter[str]" = field(default_factory=Counter)
-    """Requests by sender."""
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Last byte of each, or its last known time."""
     uncertainty: Histogram = field(default_factory=Histogram)
     errors: "Counter[str]" = field(default_factory=Counter)
-    """Errors by message."""
     error_statuses: "Counter[int]" = field(default_factory=Counter)
     """Upstream errors by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
@@ -153,10 +149,6 @@ class RunObservations:
     def last_sent_ns(self, began_ns: int) -> int:
         """Return when the last of those was sent, from the start of the run."""
         return max(self._first_sent_ns.values(), default=began_ns) - began_ns
-
-    def uncertainties(self) -> dict[str, object]:
-        """Return how long a byte of each exchange may have waited unread."""
-        return summarise_ns(self.uncertainty)
 
     def _firsts(self) -> Sequence[int]:
         after = self.requests.after
@@ -277,7 +269,7 @@ def result_of(
     # A sender has nobody whose request it could delay, or to whom it would pass an answer on.
     result["added"] = {}
     result["lengths"] = seen.lengths.describe()
-    result["uncertainties"] = seen.uncertainties()
+    result["uncertainties"] = summarise_ns(seen.uncertainty)
     result["errors"] = dict(seen.errors.most_common(ERRORS_MAX))
     result["error_statuses"] = {str(status): n for status, n in sorted(seen.error_statuses.items())}
     result["arrivals"] = None if closed else seen.arrivals(outcome.began_ns)
@@ -285,12 +277,9 @@ def result_of(
     result["corrected"] = tally.corrected_dict()
     result["quantiles"] = _quantiles(tally)
     result["timeline"] = timeline_of(
-        seen.sent_ns,
-        seen.ended_ns,
-        began_ns=outcome.began_ns,
-        until_ns=outcome.ended_ns,
+        seen.sent_ns, seen.ended_ns, began_ns=outcome.began_ns, until_ns=outcome.ended_ns,
         planned_ns=planned_ns,
-    )
+    )  # fmt: skip
     result["plan"] = dict(plan)
     result["sender"] = _sender(outcome, clock, seconds)
     result.update(beside)
@@ -305,13 +294,8 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
 
     Rates and the share are of requests that wait for no answer: the times of the others depend on the server.
     """
-    told: dict[str, object] = {
-        "stopped": outcome.stopped,
-        "planned_rps": None,
-        "sent_share": None,
-        "due": None,
-        "in_time": None,
-    }
+    told: dict[str, object] = dict.fromkeys(("stopped", "planned_rps", "sent_share", "due", "in_time"))
+    told["stopped"] = outcome.stopped
     if outcome.stopped is not None:
         # What was planned until somebody stopped it.
         last_ns = seen.last_sent_ns(outcome.began_ns)
@@ -334,15 +318,11 @@ GRACE_NS: Final = 10_000_000
 
 def _quantiles(tally: LoadTally) -> dict[str, object]:
     """Return quantiles in seconds, one for each of `shares`; null without values."""
-
-    def told(histogram: Histogram) -> list[float] | None:
-        return [to_seconds(v) for v in histogram.percentiles(QUANTILES) if v is not None] or None
-
     return {
         "shares": list(QUANTILES),
-        "submit": {name: told(tally.summary.histogram(name)) for name in _DRAWN},
-        "schedule": {name: told(tally.corrected[name]) for name in _CORRECTED},
-        "dispatch_lateness": told(tally.lateness),
+        "submit": {name: quantiles_s(tally.summary.histogram(name), QUANTILES) for name in _DRAWN},
+        "schedule": {name: quantiles_s(tally.corrected[name], QUANTILES) for name in _CORRECTED},
+        "dispatch_lateness": quantiles_s(tally.lateness, QUANTILES),
     }
 
 
@@ -375,5 +355,4 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def _date(anchor: WallAnchor, mono_ns: int) -> str:
-    at = datetime.fromtimestamp(anchor.to_wall_ns(mono_ns) / NS_PER_S, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return date_ms(anchor.to_wall_ns(mono_ns))

@@ -59,17 +59,8 @@ class Finding:
 
 def findings(result: Mapping[str, Any]) -> list[Finding]:
     """Return the findings of a result, the most serious first."""
-    return [
-        *_lost(result),
-        *_silent(result),
-        *_late(result),
-        *_slow(result),
-        *_busy(result),
-        *_unsure(result),
-        *_failed(result),
-        *_apart(result),
-        *_miscounted(result),
-    ]
+    rules = (_lost, _silent, _late, _slow, _busy, _unsure, _failed, _apart, _miscounted)
+    return [finding for rule in rules for finding in rule(result)]
 
 
 def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:

@@ -21,12 +21,11 @@ from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.refusal import Interventions
 from llmtap.exchange.verdict import TOKENS_MAX, remove_implausible
-from llmtap.load.sending import Lateness
+from llmtap.load.sending import Lateness, PromptRequest
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.units import NS_PER_S
-from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import as_text
 
 __all__ = ["GrpcTarget", "metadata_of", "parse_grpc"]
@@ -50,14 +49,13 @@ class GrpcTarget:
         exact_output: bool = False,
         timeout_ns: int = TIMEOUT_NS,
         name: str = "load",
-        place: str = "--target",
     ) -> None:
         """Target of `grpc://host:port`. `headers` are sent as metadata and may be secret. `exact_output`:
         request exactly the given number of tokens.
 
-        Raises ConfigError naming `place` or `--header`.
+        Raises ConfigError naming `--target` or `--header`.
         """
-        address = parse_grpc(url, place)
+        address = parse_grpc(url)
         self._metadata = metadata_of(headers)
         self.model = model
         self._tenant_header = None if tenant_header is None else tenant_header.lower()
@@ -81,22 +79,14 @@ class GrpcTarget:
         """At most 1; reconnects of gRPC are not visible."""
         self.reuses = 0
 
-    async def ask(
-        self,
-        *,
-        scheduled_ns: int | None,
-        prompt: Prompt,
-        output_tokens: int,
-        tenant: str | None,
-        request_id: str | None = None,
-    ) -> Exchange:
-        """Send one request and return its Exchange."""
+    async def ask(self, request: PromptRequest) -> Exchange:
         self._seq += 1
         self.reuses += self._seq > 1
         self.connects = 1
-        request_id = request_id or f"{self._name}-{self._seq}"
-        output = max(1, output_tokens)
-        request = write_request(
+        request_id = request.request_id or f"{self._name}-{self._seq}"
+        prompt, tenant, scheduled_ns = request.prompt, request.tenant, request.scheduled_ns
+        output = max(1, request.output_tokens)
+        message = write_request(
             GrpcRequest(
                 request_id, text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
                 max_tokens=output, min_tokens=output if self._exact else 0, ignore_eos=self._exact,
@@ -111,14 +101,14 @@ class GrpcTarget:
                 self._name, self._seq, self.lateness.timebase.anchor.to_wall_ns(began_ns),
                 Timeline(began_ns, request_end_ns=began_ns), method="POST", path=METHOD,
                 endpoint="inference.generate", dialect="grpc", model=self.model, tenant=tenant or "default",
-                request_id=request_id, stream=True, scheduled_ns=scheduled_ns, request_bytes=len(request),
+                request_id=request_id, stream=True, scheduled_ns=scheduled_ns, request_bytes=len(message),
             )
         )  # fmt: skip
         call = self._call(metadata=metadata)
         self._calls[request_id] = call, answer
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
-                await answer.hear(call, request)
+                await answer.hear(call, message)
         except TimeoutError:
             answer.outcome, answer.error = Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time"
         finally:
@@ -137,29 +127,27 @@ class GrpcTarget:
         return 1
 
     def cancel(self, request_id: str) -> None:
-        """End the call as cancelled; no effect after its end."""
         if request_id in self._calls:
             call, answer = self._calls[request_id]
             call.cancel()
             answer.call_off()
 
     async def close(self) -> None:
-        """Close the connection; calls in progress end as cancelled."""
         for request_id in list(self._calls):
             self.cancel(request_id)
         await self._channel.close(None)
         self.lateness.close()
 
 
-def parse_grpc(url: str, place: str = "--target") -> str:
-    """Return the address of `grpc://host:port`. Raises ConfigError naming `place`."""
+def parse_grpc(url: str) -> str:
+    """Return the address of `grpc://host:port`. Raises ConfigError naming `--target`."""
     parts = urlsplit(url)
     try:
         port = parts.port
     except ValueError as exc:
-        raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
+        raise ConfigError("--target", f"{url!r} is no URL: {exc}") from None
     if parts.scheme != "grpc" or not parts.hostname or port is None or parts.path.strip("/"):
-        raise ConfigError(place, f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
+        raise ConfigError("--target", f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
     return parts.netloc
 
 
@@ -173,8 +161,6 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
 
 
 class _Answer:
-    """Timeline and result of one call."""
-
     def __init__(self, x: Exchange) -> None:
         self._x = x
         self.outcome = Outcome.COMPLETE
@@ -227,7 +213,6 @@ class _Answer:
         self._judge(code, details or "")
 
     def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
-        """Record a message received at `t_ns`."""
         x, t = self._x, self._x.timeline
         # vLLM's last message repeats ids of the last chunk.
         count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)

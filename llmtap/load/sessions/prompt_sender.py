@@ -16,7 +16,7 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode
-from llmtap.load.sending import Done, Lateness, Later, OnAnswer
+from llmtap.load.sending import Done, Lateness, Later, OnAnswer, PromptRequest
 from llmtap.load.target import check_fields, parse_target
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
@@ -30,7 +30,6 @@ _ID: Final = b"X-Request-Id"
 
 
 def protocol_of(url: str) -> Spoken:
-    """Return the protocol of a target URL."""
     return _SCHEMES.get(urlsplit(url).scheme.lower(), "http")
 
 
@@ -41,15 +40,7 @@ class PromptTarget(Protocol):
 
     async def open(self, connections: int) -> int: ...
 
-    async def ask(
-        self,
-        *,
-        scheduled_ns: int | None,
-        prompt: Prompt,
-        output_tokens: int,
-        tenant: str | None,
-        request_id: str | None = None,
-    ) -> Exchange:
+    async def ask(self, request: PromptRequest) -> Exchange:
         """Send one request and return its Exchange. `cancel` knows its id from its first wait on."""
         ...
 
@@ -113,7 +104,7 @@ class PromptMaker:
 class _Request:
     __slots__ = ("_cancel", "row")
 
-    def __init__(self, row: int, cancel: Callable[[], None]) -> None:
+    def __init__(self, row: int, cancel: Callable[[], object]) -> None:
         self.row = row
         self._cancel = cancel
 
@@ -169,14 +160,14 @@ class Asking:
         given = fields.get(_ID)
         request_id = f"{self._name}-{self.sent}" if given is None else given.decode()
         whose = None if self._tenant_header is None else fields.get(self._tenant_header)
+        tenant = None if whose is None else whose.decode()
+        p = _decode(body)
+        prompt = Prompt(p.text, p.ids, p.system, p.history)
+        asked = PromptRequest(prompt, p.output, scheduled_ns, tenant, request_id)
         # Behind its first step, with which the target knows it.
-        request = _Request(row, lambda: self._later(request_id))
-        asked = self._ask(
-            request, body, done, scheduled_ns, None if whose is None else whose.decode(), request_id
-        )
-        task = self.loop.create_task(asked)
+        request = _Request(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
+        task = self.calls[request] = self.loop.create_task(self._ask(request, asked, done))
         task.add_done_callback(self._check)
-        self.calls[request] = task
         return request
 
     async def open(self, connections: int) -> int:
@@ -197,23 +188,8 @@ class Asking:
         await asyncio.gather(*self.calls.values(), return_exceptions=True)
         await self._target.close()
 
-    def _later(self, request_id: str) -> None:
-        self.loop.call_soon(self._target.cancel, request_id)
-
-    async def _ask(
-        self,
-        request: _Request,
-        body: bytes,
-        done: Done,
-        scheduled_ns: int | None,
-        tenant: str | None,
-        request_id: str,
-    ) -> None:
-        p = _decode(body)
-        x = await self._target.ask(
-            scheduled_ns=scheduled_ns, prompt=Prompt(p.text, p.ids, p.system, p.history),
-            output_tokens=p.output, tenant=tenant, request_id=request_id,
-        )  # fmt: skip
+    async def _ask(self, request: _Request, asked: PromptRequest, done: Done) -> None:
+        x = await self._target.ask(asked)
         del self.calls[request]
         done(request, x)
 
@@ -245,7 +221,6 @@ def check_target(setup: WorkerSetup) -> bool:
 
 
 def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None) -> Asking:
-    """Create the sender of a setup whose target is not HTTP."""
     options = setup.sender
     common: dict[str, Any] = {
         "model": options.model, "headers": [(name.encode(), value.encode()) for name, value in setup.headers],

@@ -22,11 +22,12 @@ from llmtap.errors import ConfigError, PeerProtocolError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sending import Lateness
+from llmtap.load.sending import Lateness, PromptRequest
 from llmtap.net.failures import failure_said
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on
-from llmtap.protocol.http1 import header_value, parse_response_head
+from llmtap.protocol.http1 import header_value
+from llmtap.protocol.http1_response import next_response_head
 from llmtap.protocol.websocket import MessageParser, Opcode, accept_key, frame
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
@@ -117,7 +118,7 @@ class RealtimeSession:
         self._attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._head: bytearray | None = bytearray()
+        self._head: bytes | None = b""
         """Response head until it is complete."""
         self._parser = MessageParser("the server", masked=False)
         self._fed = 0
@@ -125,10 +126,8 @@ class RealtimeSession:
         self._whole = 0
         self._answer: RealtimeAnswer | None = None
         self._began_ns = 0
-        """Start of writing the request."""
         self._submit_ns: int | None = None
         self._broken: str | None = None
-        """Why the request could not be written."""
         self._last_ns = 0
 
     @property
@@ -179,11 +178,9 @@ class RealtimeSession:
             self._end(Outcome.UPSTREAM_RESET, self._broken)
 
     def call_off(self) -> None:
-        """Stop opening: the request was cancelled."""
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
 
     def look_again(self, now_ns: int) -> None:
-        """Check the socket: see `net/stream.py`."""
         if self._stream is not None and now_ns - self._last_ns > QUIET_NS:
             self._last_ns = now_ns
             self._stream.look_again()
@@ -257,19 +254,17 @@ class RealtimeSession:
     def _read_head(self, data: bytes) -> bytes:
         """Return the data after the response head; empty until the head is complete."""
         assert self._head is not None
-        searched = max(0, len(self._head) - 3)
-        self._head += data
-        end = self._head.find(b"\r\n\r\n", searched) + 4
-        if end < 4:
-            if len(self._head) > HEAD_BYTES_MAX:
-                self._fail_opening(Outcome.UPSTREAM_ERROR, "the answer's head is too long")
-            return b""
-        data, self._head = bytes(self._head), None
+        data = self._head + data
         try:
-            head = parse_response_head(data[:end], b"GET")
+            found = next_response_head(data, b"GET", bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX)
         except PeerProtocolError as exc:
+            self._head = None
             self._fail_opening(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
             return b""
+        self._head = data if found is None else None
+        if found is None:
+            return b""
+        head, end = found
         if head.status != 101:
             what = f"the server answered {head.status} in place of a WebSocket"
             self._fail_opening(Outcome.UPSTREAM_ERROR, what, head.status)
@@ -357,17 +352,16 @@ class RealtimeTarget:
         connect_timeout_ns: int = CONNECT_TIMEOUT_NS,
         tls: ssl.SSLContext | None = None,
         name: str = "load",
-        place: str = "--target",
     ) -> None:
         """Target of `ws://host:port[/path][?model=NAME]`; the default path is OpenAI's.
 
         `headers` go only with the upgrade: they may be secret. `exact_output` also sends `ignore_eos` and
-        `min_tokens`, which only some servers know. Raises ConfigError naming `place`.
+        `min_tokens`, which only some servers know. Raises ConfigError naming `--target`.
         """
-        origin, path, named = parse_realtime(url, place)
+        origin, path, named = parse_realtime(url)
         self.model = model or named
         if origin.tls and tls is None:
-            raise ConfigError(place, "wss needs a TLS context")
+            raise ConfigError("--target", "wss needs a TLS context")
         kernel = clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         query = f"?{urlencode({'model': self.model})}" if self.model else ""
@@ -390,9 +384,7 @@ class RealtimeTarget:
         self._sessions: set[RealtimeSession] = set()
         self._under_way: dict[str, tuple[RealtimeSession, RealtimeAnswer]] = {}
         self.connects = 0
-        """Sessions begun."""
         self.reuses = 0
-        """Requests on a reused session."""
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int, tenant: str | None = None) -> int:
@@ -407,19 +399,12 @@ class RealtimeTarget:
                 one.drop()  # each request will find out for itself, and say so
         return len(idle)
 
-    async def ask(
-        self,
-        *,
-        scheduled_ns: int | None,
-        prompt: Prompt,
-        output_tokens: int,
-        tenant: str | None,
-        request_id: str | None = None,
-    ) -> Exchange:
+    async def ask(self, request: PromptRequest) -> Exchange:
         """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
         self._seq += 1
-        seq, request_id = self._seq, request_id or f"{self._name}-{self._seq}"
-        message = self._message(prompt, output_tokens, request_id)
+        seq, request_id = self._seq, request.request_id or f"{self._name}-{self._seq}"
+        tenant, scheduled_ns = request.tenant, request.scheduled_ns
+        message = self._message(request.prompt, request.output_tokens, request_id)
         data = frame(message, key=os.urandom(4))
         began_ns = mono_ns()
         session = self._take(tenant)
@@ -461,14 +446,12 @@ class RealtimeTarget:
         return x
 
     def cancel(self, request_id: str) -> None:
-        """End the request as cancelled; no effect after its end."""
         if request_id in self._under_way:
             session, answer = self._under_way[request_id]
             answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
             session.call_off()
 
     async def close(self) -> None:
-        """Close every session; requests in flight end as cancelled."""
         for session in list(self._sessions):
             session.leave()
         self._timer.cancel()
@@ -547,14 +530,16 @@ class RealtimeTarget:
         return _encode({"type": "response.create", "event_id": request_id, "response": response})
 
 
-def parse_realtime(url: str, place: str = "--target") -> tuple[Origin, str, str | None]:
+def parse_realtime(url: str) -> tuple[Origin, str, str | None]:
     """Return origin, path and model of `ws://host:port[/path][?model=NAME]`. Raises ConfigError naming
-    `place`."""
+    `--target`."""
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
-        raise ConfigError(place, f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000")
+        raise ConfigError(
+            "--target", f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000"
+        )
     scheme = "https" if parts.scheme == "wss" else "http"
-    origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), place)
+    origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), "--target")
     return origin, parts.path.rstrip("/") or PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 

@@ -1,11 +1,8 @@
 """A sending process on a node of a Ray cluster.
 
-An actor runs `python -m llmtap.load` there, gives it its files and forwards commands and frames. Bodies go
-through Ray's object store, to each node those of its own rows; exchanges come back after the run. Ray
-encrypts none of it (prompts, keys) unless RAY_USE_TLS is set.
-
-A lost actor takes its process along, whose stdin ends, which cuts its requests. Nothing is restarted, because
-it is unknown which requests were sent.
+An actor runs `python -m llmtap.load` there and forwards commands and frames. Each node gets the bodies of its
+own rows; exchanges come back after the run. Ray encrypts no prompts or keys unless RAY_USE_TLS is set.
+A lost actor takes its process along, and nothing is restarted: it is unknown which requests were sent.
 """
 
 import asyncio
@@ -65,11 +62,7 @@ class RemoteProcess:
     def about(self) -> tuple[str, ClockReading]:
         return llmtap.__version__, read_clocks()
 
-    def clocks(self) -> ClockReading:
-        return read_clocks()
-
     def take(self, piece: bytes) -> None:
-        """Append to the bodies."""
         self._bodies.write(piece)
 
     def start(self, setup: bytes, script: bytes, ca: bytes | None, keep: bool) -> int:
@@ -205,8 +198,8 @@ class RayMember:
         trips: list[Trip] = []
         for _ in range(TRIPS):
             asked_ns = self._clock.mono_ns()
-            reading = self._ray.get(self._actor.clocks.remote())
-            trips.append(Trip(asked_ns, self._clock.mono_ns(), reading))
+            reading = self._ray.get(self._actor.about.remote())[1]
+            trips.append((asked_ns, self._clock.mono_ns(), reading))
         return compared(trips, WallAnchor.sample(self._clock))
 
     async def _fetch(self) -> None:
@@ -234,10 +227,7 @@ def _last_line(exc: BaseException) -> str:
 def _own_bodies(script: WorkerScript, fd: int) -> tuple[WorkerScript, Iterator[bytes]]:
     """Return the script with places in a file of only its own rows' bodies, and that file in pieces."""
     begins, ends = array("q", script.body_begins), array("q", script.body_ends)
-    own_begins, own_ends = (
-        array("q", bytes(len(script.body_begins))),
-        array("q", bytes(len(script.body_ends))),
-    )
+    own_begins, own_ends = (array("q", bytes(len(script.body_begins))) for _ in range(2))
     places: dict[tuple[int, int], int] = {}
     at = 0
     for row in array("q", script.rows):

@@ -23,7 +23,7 @@ import uvloop
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
-from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule, Schedule
+from llmtap.load.run import LoadRun, Schedule
 from llmtap.load.sending import Later, Sending
 from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking, protocol_of
 from llmtap.load.tally import LoadTally
@@ -80,11 +80,7 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
         tenants=script.tenants,
     )  # fmt: skip
     rows = _column(script.rows)
-    schedule: Schedule
-    if setup.slots is None:
-        schedule = OpenSchedule(requests, rows)
-    else:
-        schedule = ClosedSchedule(requests, rows, setup.slots)
+    schedule = Schedule(requests, rows, setup.slots)
     tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None)
     tally.planned = len(rows)
     realtime = setup.priority and _real_time()

@@ -49,7 +49,6 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     bodies_fd: int
     spill_fd: int | None
     slots: int | None = None
-    """Slots of a closed loop; None: open loop."""
     open: int = 0
     duration_ns: int = NEVER
     drain_ns: int = NEVER
@@ -58,7 +57,6 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     stop_errors: StopErrors | None = None
     slo: str | None = None
     priority: bool = False
-    """Request real-time priority."""
 
 
 class WorkerScript(msgspec.Struct, array_like=True):
@@ -114,7 +112,6 @@ class Done(msgspec.Struct, tag=True):
     began_ns: int
     ended_ns: int
     realtime: bool
-    """It had real-time priority."""
     spill_error: str | None = None
     """Why exchanges could not be stored (full disk); they are counted all the same."""
     opened_before: int = 0
@@ -126,7 +123,6 @@ _decode = msgspec.msgpack.Decoder(WorkerReady | Progress | Done).decode
 
 
 def frame(message: WorkerReady | Progress | Done) -> bytes:
-    """Encode a message with its length."""
     packed = _encode(message)
     return _LENGTH.pack(len(packed)) + packed
 
@@ -168,13 +164,8 @@ class ClockReading:
     wall_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trip:
-    """A reading with the times of its request and answer on our monotonic clock."""
-
-    asked_ns: int
-    heard_ns: int
-    reading: ClockReading
+Trip = tuple[int, int, ClockReading]
+"""Times of the request and of the answer on our monotonic clock, and the reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +173,6 @@ class Compared:
     """Offset of another host's clocks from ours."""
 
     at_ns: int
-    """Time on our monotonic clock."""
     mono_ahead_ns: int
     wall_ahead_ns: int
     rtt_ns: int
@@ -196,12 +186,10 @@ def read_clocks(clock: Clock | None = None) -> ClockReading:
 
 def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
     """Compare clocks by the quickest trip; `anchor`: of our clocks."""
-    best = min(trips, key=lambda trip: trip.heard_ns - trip.asked_ns)
-    at_ns = (best.asked_ns + best.heard_ns) // 2
-    return Compared(
-        at_ns, best.reading.mono_ns - at_ns, best.reading.wall_ns - anchor.to_wall_ns(at_ns),
-        best.heard_ns - best.asked_ns,
-    )  # fmt: skip
+    asked_ns, heard_ns, reading = min(trips, key=lambda trip: trip[1] - trip[0])
+    at_ns = (asked_ns + heard_ns) // 2
+    wall_ahead_ns = reading.wall_ns - anchor.to_wall_ns(at_ns)
+    return Compared(at_ns, reading.mono_ns - at_ns, wall_ahead_ns, heard_ns - asked_ns)
 
 
 class HostClock:
@@ -213,7 +201,6 @@ class HostClock:
         self.shared = shared
         self.before = before
         self.after: Compared | None = None
-        """Comparison after the run."""
 
     @classmethod
     def of_this_host(cls) -> "HostClock":
@@ -242,7 +229,6 @@ class HostClock:
         return before.mono_ahead_ns + drift_ns * passed_ns // (after.at_ns - before.at_ns)
 
     def ours(self, theirs_ns: int) -> int:
-        """Convert their time to ours."""
         return theirs_ns - self.ahead_ns(theirs_ns)
 
     def place(self, x: Exchange) -> Exchange:
@@ -300,14 +286,10 @@ class Member(Protocol):
     """Why stored exchanges are incomplete."""
 
     @property
-    def pid(self) -> int | None:
-        """Pid on its own host; None before the start."""
-        ...
+    def pid(self) -> int | None: ...
 
     @property
-    def clock(self) -> HostClock:
-        """Clock of its host."""
-        ...
+    def clock(self) -> HostClock: ...
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         """Start it. Its stored exchanges are in `spill` after its end."""
@@ -325,9 +307,7 @@ class Member(Protocol):
         """Return its exit status, negative for a signal; None if its host was lost."""
         ...
 
-    async def kill(self) -> None:
-        """Kill it and release its resources."""
-        ...
+    async def kill(self) -> None: ...
 
 
 def spawned(
@@ -351,8 +331,6 @@ def spawned(
 
 
 class LocalMember:
-    """A process of this host."""
-
     lead_ns = LEAD_NS
     spill_error: str | None = None
 

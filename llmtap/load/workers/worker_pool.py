@@ -50,15 +50,12 @@ class LoadResult:
     began_ns: int
     ended_ns: int
     done: list[Done] = field(default_factory=list)
-    """Last messages of processes that reported."""
     clocks: list[HostClock] = field(default_factory=list)
-    """Clocks of their hosts."""
     lost: list[int | None] = field(default_factory=list)
     """Exit status of each lost process (negative for a signal), None if its host was lost."""
     lost_rows: int = 0
     """Rows of lost processes; which were sent is unknown except for stored exchanges."""
     stopped: str | None = None
-    """Reason for an early end."""
 
 
 def dealt(requests: Requests, hands: int) -> list[list[int]]:
@@ -106,9 +103,11 @@ class WorkerPool:
         self._clock = SystemClock() if clock is None else clock
         self._files = ExitStack()
         self._keep = keep
-        self._spills = [self._spill() for _ in self._hands] if keep else []
+        self._spills: list[BinaryIO] = [
+            self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
+            for _ in (self._hands if keep else ())
+        ]
         self._told: list[Member] = []
-        """Started processes."""
         self._said: list[str] = []
         self._stopping: str | None = None
         """Reason of the first `stop`."""
@@ -139,12 +138,9 @@ class WorkerPool:
             if progress is not None:
                 progress(_sum([p for p in sums if p is not None]))
 
-        ready: list[asyncio.Future[None]] = [
-            asyncio.get_running_loop().create_future() for _ in self._hands
-        ]  # fmt: skip
-        serving = [
-            asyncio.ensure_future(self._serve(i, ready[i], partial(heard, i))) for i in range(len(ready))
-        ]
+        loop = asyncio.get_running_loop()
+        ready: list[asyncio.Future[None]] = [loop.create_future() for _ in self._hands]
+        serving = [loop.create_task(self._serve(i, r, partial(heard, i))) for i, r in enumerate(ready)]
         try:
             await asyncio.gather(*ready)
             began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
@@ -162,7 +158,6 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Pids of started processes, each on its own host."""
         return [member.pid for member in self._members if member.pid is not None]
 
     def stop(self, why: str = STOPPED) -> None:
@@ -188,20 +183,13 @@ class WorkerPool:
                 yield row, member.clock.place(x)
 
     def _setup_of(self, i: int) -> WorkerSetup:
-        setup, hands = self._setup, len(self._hands)
-        return msgspec.structs.replace(
-            setup,
-            sender=msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}{i}"),
-            slots=None if setup.slots is None else _share(setup.slots, i, hands),
-            limit_in_flight=None
-            if setup.limit_in_flight is None
-            else _share(setup.limit_in_flight, i, hands),
-            open=_share(setup.open, i, hands),
-        )
-
-    def _spill(self) -> BinaryIO:
-        file: BinaryIO = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
-        return file
+        setup = self._setup
+        shares = {
+            name: None if (whole := getattr(setup, name)) is None else _share(whole, i, len(self._hands))
+            for name in ("slots", "limit_in_flight", "open")
+        }
+        sender = msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}{i}")
+        return msgspec.structs.replace(setup, sender=sender, **shares)
 
     async def _serve(
         self, i: int, ready: "asyncio.Future[None]", heard: Callable[[Progress], None]
@@ -235,7 +223,8 @@ class WorkerPool:
             if done is not None:
                 ready.set_result(None)  # it was called off before
             else:
-                ready.set_exception(LlmtapError(f"a sending process ended at once, {_by(status)}"))
+                how = "with its host" if status is None else f"with status {status}"
+                ready.set_exception(LlmtapError(f"a sending process ended at once, {how}"))
         return Lost(status) if done is None else done
 
     async def _start(self, i: int, member: Member) -> bool:
@@ -292,10 +281,6 @@ class WorkerPool:
 @dataclass(frozen=True, slots=True)
 class Lost:
     status: int | None
-
-
-def _by(status: int | None) -> str:
-    return "with its host" if status is None else f"with status {status}"
 
 
 def _check(setup: WorkerSetup) -> None:

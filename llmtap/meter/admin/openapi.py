@@ -3,6 +3,7 @@
 Source: OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +17,16 @@ from llmtap.meter.options import WINDOWS
 from llmtap.meter.pipeline.open_streams import LIMIT_DEFAULT as STREAMS_DEFAULT
 from llmtap.meter.pipeline.open_streams import LIMIT_MAX as STREAMS_MAX
 from llmtap.meter.pipeline.open_streams import WINDOW_MAX_S
-from llmtap.meter.pipeline.recent_exchanges import LIMIT_DEFAULT, LIMIT_MAX, PAGE_BYTES_MAX
+from llmtap.meter.pipeline.recent_exchanges import (
+    FILTERS,
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    PAGE_BYTES_MAX,
+    read_count,
+    read_flag,
+    read_outcome,
+    read_text,
+)
 from llmtap.meter.pipeline.windows import BY
 
 __all__ = ["ROUTES", "ApiRoute", "add_openapi_route", "document"]
@@ -53,15 +63,14 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
+_READ: Final[dict[Callable[[str, str], object], Schema]] = {
+    read_text: TEXT, read_count: COUNT, read_flag: FLAG,
+    read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
+}  # fmt: skip
+"""The schema of what each function reads."""
 _FILTERS: Final = tuple(
-    Parameter(name, f"only exchanges whose {name} is this", schema)
-    for name, schema in {
-        "id": TEXT, "relay": TEXT, "seq": COUNT, "tenant": TEXT, "model": TEXT, "route": TEXT, "arm": TEXT,
-        "endpoint": TEXT, "dialect": TEXT, "method": TEXT, "path": TEXT, "request_id": TEXT,
-        "status": COUNT, "stream": FLAG, "outcome": {"type": "string", "enum": [o.value for o in Outcome]},
-        "finish_reason": TEXT, "clock": TEXT, "uncertain": FLAG,
-    }.items()
-)  # fmt: skip
+    Parameter(name, f"only exchanges whose {name} is this", _READ[read]) for name, read in FILTERS.items()
+)
 _CERTAIN: Final = Parameter("certain", "1: without exchanges whose stamps are too wide", FLAG)
 _FORBIDDEN: Final = "A browser sent the request for a page of another origin."
 _STRANGE_NAME: Final = "Or `Host` is no loopback name, which a port without a token requires."

@@ -10,8 +10,8 @@ others, and be in nobody's frame.
 
 import asyncio
 import gzip
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
@@ -88,7 +88,6 @@ def add_dashboard(app: web.Application) -> None:
     parts = {
         name: _Part.of((_STATIC / name).read_bytes(), kind) for name, kind in ASSETS.items() if name != PLOTLY
     }
-    plotly = _Once(lambda: _Part.of(_plotly_path().read_bytes(), ASSETS[PLOTLY]))
 
     async def index(request: web.Request) -> web.Response:
         return page.answer(request)
@@ -96,7 +95,7 @@ def add_dashboard(app: web.Application) -> None:
     async def asset(request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name == PLOTLY:
-            return (await plotly.get()).answer(request)
+            return (await asyncio.to_thread(_plotly)).answer(request)
         if name not in parts:
             raise web.HTTPNotFound(reason="the page has no such part")
         return parts[name].answer(request)
@@ -105,24 +104,11 @@ def add_dashboard(app: web.Application) -> None:
     app.router.add_get("/assets/{name}", asset)
 
 
-class _Once:
-    """Something that takes a while, made in a thread for the first who asks."""
-
-    def __init__(self, make: Callable[[], _Part]) -> None:
-        self._make = make
-        self._made: _Part | None = None
-        self._lock = asyncio.Lock()
-
-    async def get(self) -> _Part:
-        async with self._lock:
-            if self._made is None:
-                self._made = await asyncio.to_thread(self._make)
-        return self._made
-
-
-def _plotly_path() -> Path:
+@cache
+def _plotly() -> _Part:
     # Found, not imported: its Python is not needed here. It is a core dependency, so it is there.
     spec = find_spec("plotly")
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
+    path = Path(spec.origin).parent / "package_data" / "plotly.min.js"
+    return _Part.of(path.read_bytes(), ASSETS[PLOTLY])

@@ -6,6 +6,7 @@ Durations are seconds. Objects may gain names in later versions; none listed her
 from typing import Any, Final
 
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.metrics.latency import IN_SECONDS
 from llmtap.metrics.statistics import SHARES
 from llmtap.metrics.summary import METRICS
 
@@ -63,10 +64,7 @@ _TIMELINE: Final = (
     "request_end", "submit", "head", "first_byte", "first_any", "first_token", "first_reasoning",
     "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
 )  # fmt: skip
-_EXCHANGE_METRICS: Final = (
-    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e", "user_idle",
-    "user_idle_from_first_token", "tbc_max", "jitter", "smooth_benefit",
-)  # fmt: skip
+_EXCHANGE_METRICS: Final = (*IN_SECONDS, "smooth_benefit")
 
 _EXCHANGE: Final = _object(
     {
@@ -121,7 +119,7 @@ _EXCHANGE: Final = _object(
         "usage": _about("As the provider sent it.", _or_null(_ANYTHING)),
         "server_timing": _or_null(_list(reference("ServerTime"))),
         "error": _about("One sentence that names the side at fault.", _MAYBE_TEXT),
-        "clock": {"type": "string", "enum": ["kernel", "mono"]},
+        "clock": {"type": "string", "enum": ["kernel", "mono", "packet"]},
         "uncertainty": _about("The width of every stamp: the longest a byte may have waited unread.", NUMBER),
         "uncertain": _about("That is more than the operator's limit.", FLAG),
         "paused": _about("How long the client's back-pressure held the stream.", NUMBER),
@@ -314,6 +312,16 @@ _RELAY_STATUS: Final[dict[str, Schema]] = {
     "lag_max": _about("Worst event-loop lag since its last status, in seconds.", NUMBER),
 }  # fmt: skip
 
+_WATCH_STATUS: Final[dict[str, Schema]] = {
+    "side": _about(
+        "Where a passive vantage stands; null: not known.",
+        {"type": ["string", "null"], "enum": ["client", "server", "host", "middle", "mixed", None]},
+    ),
+    "packets": _map(COUNT, "Packets that it captured, and that the kernel lost."),
+    "watched": _map(COUNT, "Connections that it followed, joined in the middle, or cannot measure, by kind."),
+    "missing_bytes": _about("Bytes of its streams that no packet brought.", COUNT),
+}
+
 SCHEMAS: Final[dict[str, Schema]] = {
     "Exchange": _EXCHANGE,
     "Event": _EVENT,
@@ -374,13 +382,15 @@ SCHEMAS: Final[dict[str, Schema]] = {
             {
                 "connected": FLAG,
                 "pid": COUNT,
-                "clock": {"type": "string", "enum": ["kernel", "mono"]},
+                "clock": {"type": "string", "enum": ["kernel", "mono", "packet"]},
+                "vantage": {"type": ["string", "null"], "enum": ["relay", "middleware", "passive", None]},
                 **_IMPLEMENTATION,
+                **_WATCH_STATUS,
                 "status_age": _about("Seconds since its last status; null before the first.", _MAYBE),
                 "lost": _about("Exchanges that were open when it went away for good.", COUNT),
                 **_RELAY_STATUS,
             },
-            optional=tuple(_RELAY_STATUS),
+            optional=(*_RELAY_STATUS, *_WATCH_STATUS),
         ),
     ),
     "SloClass": _object(

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import ssl
-from ipaddress import ip_address
 from typing import Final
 
 import msgspec
@@ -24,7 +23,7 @@ from llmtap.meter.admin.openapi import add_openapi_route
 from llmtap.meter.admin.page import PATHS, add_dashboard
 from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.experiments import Experiments
-from llmtap.meter.options import WINDOWS, MeterOptions
+from llmtap.meter.options import WINDOWS, MeterOptions, is_loopback
 from llmtap.meter.pipeline import recent_exchanges as kept
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import BadQuery, Query, read_fields
@@ -97,13 +96,7 @@ def _is_loopback(host: str) -> bool:
     parts = _name_and_port(host)
     if parts is None:
         return False
-    name = (parts[1] or parts[2] or "").lower()
-    if name == "localhost":
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return is_loopback((parts[1] or parts[2] or "").lower())
 
 
 BODY_BYTES_MAX: Final = 4_096

@@ -1,51 +1,168 @@
 """What the admin port shows of the meter: copies taken on its loop, rendered in worker threads."""
 
 import resource
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from llmtap import __version__, native
-from llmtap.export.prometheus.exposition import Frozen
-from llmtap.export.prometheus.self_metrics import MeterState, SloState
+from llmtap.channel.frames import LAG_EDGES_NS
+from llmtap.export.prometheus.catalogue import Value
+from llmtap.export.prometheus.exposition import Cell, Frozen
+from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.memory import resident_bytes
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY_DEFAULT
+from llmtap.meter.relays import RelayState
+from llmtap.meter.slo import FrozenSlos
 
-__all__ = ["metrics_of", "summary_of"]
+__all__ = ["capture_values", "exporter_values", "lag_cells", "metrics_of", "relay_values", "summary_of"]
+
+
+_RELAY_COUNTERS: Final = {
+    "relay_exchanges": "opened", "tap_measured_exchanges": "measured",
+    "relay_accepted_connections": "accepted", "relay_upstream_connects": "upstream_connects",
+    "relay_upstream_reuses": "upstream_reuses", "relay_upstream_unsolicited": "upstream_unsolicited",
+}  # fmt: skip
+_RELAY_GAUGES: Final = {
+    "relay_connections": "connections", "relay_streams": "streams", "relay_upstream_idle": "upstream_idle",
+    "relay_unsettled_exchanges": "unsettled", "relay_tap_pending_bytes": "tap_pending_bytes",
+    "relay_rss_bytes": "rss_bytes",
+}  # fmt: skip
+"""Metrics, and the fields of a status that they show."""
+Values = dict[str, Value]
 
 
 def metrics_of(p: ExchangePipeline) -> Frozen:
-    """A copy of all that `/metrics` shows, to be rendered in any thread."""
+    """Return a copy of all that `/metrics` shows, to be rendered in any thread."""
+    relays = p.relays.states(p.clock.mono_ns())
     usage = resource.getrusage(resource.RUSAGE_SELF)
     rates = p.windows.rates()
-    state = MeterState(
-        frames=p.frames,
-        live_exchanges=p.live,
-        cpu_ns=round((usage.ru_utime + usage.ru_stime) * 1e9),
-        rss_bytes=resident_bytes(),
-        errors=dict(p.errors),
-        subscribers=p.subscribers,
-        live_missed=p.live_missed,
-        label_overflow=dict(p.labels.overflow),
-        smooth_goodput={
+    values: Values = {
+        "label_overflow": dict(p.labels.overflow),
+        "meter_errors": dict(p.errors),
+        "meter_frames": p.frames,
+        "meter_cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "meter_rss_bytes": resident_bytes(),
+        "meter_live_exchanges": p.live,
+        "live_subscribers": p.subscribers,
+        "live_missed_exchanges": p.live_missed,
+        "smooth_goodput_tokens_per_second": {
             name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None
         },
-        smooth_goodput_text=(
-            f"output tokens - {p.benefit.alpha:g} x user idle latency,"
-            f" {p.benefit.f_text}, of a reader of {p.benefit.speed:g} tokens/s"
-        ),
-        goodput={name: r.goodput_rps for name, r in rates.items() if r.goodput_rps is not None},
-        lag_ns={name: r.lag_ns for name, r in rates.items()},
-        exporters=[exporter() for exporter in p.exporters],
-        capture=None if p.recorder is None else p.recorder.state(),
+        "goodput_requests_per_second": {
+            name: r.goodput_rps for name, r in rates.items() if r.goodput_rps is not None
+        },
+        "window_uncertainty_seconds": {name: r.lag_ns / 1e9 for name, r in rates.items()},
+        **relay_values(relays),
+        **_slo_values(p.slos.freeze()),
+        **exporter_values([exporter() for exporter in p.exporters]),
+        **capture_values(None if p.recorder is None else p.recorder.state()),
+    }
+    smooth = (
+        f"Sum of output tokens - {p.benefit.alpha:g} x user idle latency, {p.benefit.f_text},"
+        f" of a reader of {p.benefit.speed:g} tokens/s, per second"
     )
-    slos = p.slos.freeze()
-    slo_state = SloState(
-        targets={name: slo.target for name, slo in slos.classes.items()},
-        bounds_ns={(name, of): ns for name, slo in slos.classes.items() for of, ns in slo.objectives.bounds},
-        counts=slos.total,
-        burn_rates=slos.burn_rates(),
-    )
-    return p.exposition.freeze(p.relays.states(p.clock.mono_ns()), state, slo_state)
+    return p.exposition.freeze(values, lag_cells(relays), {"smooth_goodput_tokens_per_second": smooth})
+
+
+def relay_values(relays: Sequence[RelayState]) -> Values:
+    """Return the metrics of relays.
+
+    A relay that left keeps its counters, so that sums over relays do not fall, and loses its gauges.
+    """
+    said = {relay.name: relay.status for relay in relays if relay.status is not None}
+    now = {relay.name: said[relay.name] for relay in relays if relay.connected and relay.name in said}
+    dropped = {(name, reason): n for name, s in said.items() for reason, n in s.dropped.items()}
+    values: Values = {
+        metric: {name: getattr(s, field) for name, s in statuses.items()}
+        for fields, statuses in ((_RELAY_COUNTERS, said), (_RELAY_GAUGES, now))
+        for metric, field in fields.items()
+    }
+    if packets := {(name, result): n for name, s in said.items() for result, n in s.packets.items()}:
+        values |= {
+            "watch_packets": packets,
+            "watch_connections": {
+                (name, kind): n for name, s in said.items() for kind, n in s.watched.items()
+            },
+            "watch_missing_bytes": {name: s.missing_bytes for name, s in said.items() if s.packets},
+        }
+    return {
+        **values,
+        "relay_cpu_seconds": {name: s.cpu_ns / 1e9 for name, s in said.items()},
+        "relay_up": {relay.name: int(relay.connected) for relay in relays},
+        "relay_info": {(r.name, r.implementation): 1 for r in relays if r.connected and r.implementation},
+        "tap_dropped_exchanges": dropped | {(r.name, "relay_lost"): r.lost for r in relays if r.lost},
+        "relay_refused": {(name, limit): n for name, s in said.items() for limit, n in s.refused.items()},
+        "relay_bytes": {
+            (name, way): n
+            for name, s in said.items()
+            for way, n in (("up", s.bytes_up), ("down", s.bytes_down))
+        },
+    }
+
+
+def lag_cells(relays: Sequence[RelayState]) -> list[Cell]:
+    """Return the histogram of each relay's loop lag, where it has the buckets that we know."""
+    return [
+        ((relay.name,), relay.status.lag_buckets, relay.status.lag_sum_ns)
+        for relay in relays
+        if relay.status is not None and len(relay.status.lag_buckets) == len(LAG_EDGES_NS) + 1
+    ]
+
+
+def _slo_values(slos: FrozenSlos) -> Values:
+    """Return the metrics of the objectives; none where there are no objectives."""
+    if not slos.classes and not slos.total:
+        return {}
+    # Each class from the start, so that rate() sees its first exchange.
+    counts = {
+        **slos.total,
+        **{(c, "default"): (0, 0) for c in slos.classes if (c, "default") not in slos.total},
+    }
+    return {
+        "slo_events": {key: counted for key, (counted, _) in counts.items()},
+        "slo_good": {key: good for key, (_, good) in counts.items()},
+        "slo_target_ratio": {name: slo.target for name, slo in slos.classes.items()},
+        "slo_objective_seconds": {
+            (name, of): ns / 1e9 for name, slo in slos.classes.items() for of, ns in slo.objectives.bounds
+        },
+        "slo_burn_rate": slos.burn_rates(),
+    }
+
+
+def exporter_values(exporters: Sequence[ExporterState]) -> Values:
+    """Return the metrics of the exporters; none where nothing is exported."""
+    if not exporters:
+        return {}
+    return {
+        "export_sent": {e.name: e.sent for e in exporters},
+        "export_dropped": {(e.name, why): n for e in exporters for why, n in e.dropped.items()},
+        "export_failures": {e.name: e.failures for e in exporters},
+        "export_queued_spans": {e.name: e.queued for e in exporters},
+    }
+
+
+def capture_values(state: CaptureState | None) -> Values:
+    """Return the metrics of the capture; none where nothing is captured."""
+    if state is None:
+        return {}
+    return {
+        "capture_exchanges": state.exchanges,
+        "capture_unshaped_exchanges": state.unshaped,
+        "capture_written_bytes": state.bytes_written,
+        "capture_files": state.files,
+        "capture_deleted_files": state.files_deleted,
+        "capture_failures": state.failures,
+        "capture_recovered_exchanges": state.recovered,
+        "capture_damaged_batches": state.damaged,
+        "capture_dropped_exchanges": state.dropped,
+        "capture_paused": int(state.problem is not None),
+        "capture_problem": {why: 1 for why in (state.problem, state.files_problem and "files") if why},
+        "capture_waiting_exchanges": state.waiting,
+        "capture_waiting_files": state.files_waiting,
+        "capture_spool_bytes": state.spool_bytes,
+        "capture_local_bytes": state.local_bytes,
+    }
 
 
 def summary_of(

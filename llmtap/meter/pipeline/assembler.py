@@ -25,6 +25,7 @@ from llmtap.exchange.bounds import bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.session import SESSION_ENDPOINTS, Session
 from llmtap.meter.relays import Reckoning
 from llmtap.net.lag import make_lag_meter
 
@@ -100,20 +101,29 @@ class Assembler:
         """Of the open exchanges whose anchor was not the relay's first: `Exchange.anchor`."""
         self._cpu_ns: dict[int, int] = {}
         """CPU time that open exchanges used beyond what their bytes allow."""
-        self._arms: dict[int, str] = {}
+        self._arms: dict[int, Assigned] = {}
         """Of the open exchanges that were dealt to one."""
+        self._heads: dict[int, bytes] = {}
+        """Of requests that ask for another protocol."""
+        self._sessions: dict[int, Session] = {}
+        """Of the tunnels whose responses are exchanges."""
         self._lag = make_lag_meter(LAG_FLOOR_NS)
         """What the relay told of its lag."""
         self.reckoning = Reckoning()
 
     def __len__(self) -> int:
-        """Exchanges open now."""
-        return len(self._live)
+        """Exchanges open now, tunnels and the responses in them included."""
+        return len(self._live) + sum(len(session.observers) for session in self._sessions.values())
 
     def under_way(self) -> list[tuple[Observer, str | None]]:
         """The open exchanges and their arms, those that began last first."""
-        arms = self._arms
-        return [(observer, arms.get(seq)) for seq, observer in reversed(self._live.items())]
+        arms, sessions = {seq: a.arm for seq, a in self._arms.items()}, self._sessions
+        found: list[tuple[Observer, str | None]] = []
+        for seq, observer in reversed(self._live.items()):
+            session = sessions.get(seq)
+            own = [observer] if session is None or not session.began else reversed(session.observers)
+            found += [(open_one, arms.get(seq)) for open_one in own]
+        return found
 
     def unrecognised(self, frames: FrameBatch) -> Iterator[Frame]:
         """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
@@ -160,6 +170,8 @@ class Assembler:
         used_ns = self._cpu_ns[seq] = self._cpu_ns.get(seq, 0) + over_ns
         lasted_ns = max(0, t_ns - observer.exchange.timeline.arrival_ns)
         if used_ns > CPU_MAX_NS + CPU_SHARE * lasted_ns and observer.give_up(_TOO_COSTLY):
+            if seq in self._sessions:
+                self._sessions[seq].give_up(_TOO_COSTLY)
             self._sink.failed("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
 
     def discard(self) -> None:
@@ -167,13 +179,18 @@ class Assembler:
         self._sink.forgot(len(self._live))
         for observer in self._live.values():
             observer.abandon()
-        for table in (self._live, self._arms, self._steps, self._cpu_ns):
+        for session in self._sessions.values():
+            session.abandon()
+        for table in (self._live, self._arms, self._steps, self._cpu_ns, self._heads, self._sessions):
             table.clear()
 
     def lose(self) -> None:
         """The relay died: end all open exchanges as `tap_error`."""
         for seq, observer in list(self._live.items()):
             try:
+                if self._close_session(seq, None, Outcome.TAP_ERROR, _DIED, LAG_FLOOR_NS):
+                    self._forget(seq)
+                    continue
                 exchange = observer.finish(
                     delivered_ns=None,
                     outcome=Outcome.TAP_ERROR,
@@ -206,28 +223,74 @@ class Assembler:
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
         head, body = _split(data) if whole_ns else (data, b"")
+        self.reckoning.opened(seq)
+        self._forget(seq)
+        observer, steps = self._observe(seq, t_ns, head)
+        self._live[seq] = observer
+        if steps:
+            self._steps[seq] = steps
+        if b"pgrade" in head:
+            self._heads[seq] = head
+        if whole_ns:
+            if body:
+                observer.request_data(body, whole_ns)
+            observer.request_end(whole_ns)
+
+    def _observe(self, seq: int, t_ns: int, head: bytes) -> tuple[Observer, int]:
+        """Return the observer of an exchange that began at `t_ns`, and the steps of its anchor."""
         hello = self._hello
         anchor = self._anchors[-1]
         if t_ns <= anchor.since_ns:
             anchor = self._anchor_at(t_ns)
         wall_ns = anchor.wall_ns + t_ns - anchor.mono_ns
-        self.reckoning.opened(seq)
-        self._forget(seq)
         # Counted before it is understood: what follows gives it up by the same number.
         self._sink.opened()
         try:
-            observer = self._live[seq] = self._sink.observe(
-                hello.relay, seq, t_ns, wall_ns, head, hello.clock
-            )
+            return self._sink.observe(hello.relay, seq, t_ns, wall_ns, head, hello.clock), anchor.steps
         except Exception:
             self._sink.forgot()
             raise
-        if anchor.steps:
-            self._steps[seq] = anchor.steps
-        if whole_ns:
-            if body:
-                observer.request_data(body, whole_ns)
-            observer.request_end(whole_ns)
+
+    def _upgrade(self, seq: int, observer: Observer, t_ns: int) -> None:
+        observer.upgraded(t_ns)
+        head, endpoint = self._heads.pop(seq, None), observer.exchange.endpoint
+        if head is None or endpoint not in SESSION_ENDPOINTS:
+            return
+        part = 0
+
+        def observe(began_ns: int) -> Observer:
+            nonlocal part
+            response, steps = self._observe(seq, began_ns, head)
+            x = response.exchange
+            part += 1
+            x.part, x.anchor = part, steps
+            if (dealt := self._arms.get(seq)) is not None:
+                x.arm, x.unit = dealt.arm, dealt.unit
+            return response
+
+        self._sessions[seq] = Session(endpoint, observe, self._sink.ended, self._sink.forgot)
+
+    def _pass_tunnel(
+        self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes
+    ) -> None:
+        up = kind == _TUNNEL_UP
+        session = self._sessions.get(seq)
+        if session is not None:
+            (session.sent if up else session.received)(data, t_ns, extra_ns)
+            if session.began:
+                return
+        observer.tunnel(data if up else None, None if up else data, t_ns, extra_ns)
+
+    def _close_session(
+        self, seq: int, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int
+    ) -> bool:
+        """End the responses of a session; return whether there were any, which leaves nothing to say of the
+        tunnel."""
+        session = self._sessions.pop(seq, None)
+        if session is None or not session.began:
+            return False
+        session.close(delivered_ns, outcome, error, lag_ns)
+        return True
 
     def _tell(self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
         if kind == _REQUEST_DATA:
@@ -251,20 +314,21 @@ class Assembler:
         elif kind == _DROP:
             self._forget(seq)
         elif kind == _UPGRADED:
-            observer.upgraded(t_ns)
+            self._upgrade(seq, observer, t_ns)
         elif kind == _ARM:
             dealt = _assigned.decode(data)
             dealt.arm, dealt.unit = bounded("arm", dealt.arm), bounded("unit", dealt.unit)
-            self._arms[seq] = dealt.arm
+            self._arms[seq] = dealt
             self._sink.assigned(dealt)
-        elif kind == _TUNNEL_UP:
-            observer.tunnel(data, None, t_ns, extra_ns)
-        elif kind == _TUNNEL_DOWN:
-            observer.tunnel(None, data, t_ns, extra_ns)
+        elif kind in (_TUNNEL_UP, _TUNNEL_DOWN):
+            self._pass_tunnel(observer, kind, seq, t_ns, extra_ns, data)
         # INTERIM heads say nothing that an exchange keeps; kinds of a newer relay are passed over.
 
     def _close(self, seq: int, t_ns: int, data: bytes) -> None:
         closing = _closing.decode(data)
+        if self._close_session(seq, t_ns or None, closing.outcome, closing.error, closing.lag_ns):
+            self._forget(seq)
+            return
         observer = self._live[seq]
         x = observer.exchange
         x.resent, x.added.connect_ns = closing.retries, closing.connect_ns
@@ -286,6 +350,8 @@ class Assembler:
         exchange.anchor = self._steps.pop(seq, 0)
         self._arms.pop(seq, None)
         self._cpu_ns.pop(seq, None)
+        self._heads.pop(seq, None)
+        self._sessions.pop(seq, None)
         del self._live[seq]
         self._sink.ended(exchange)
 
@@ -293,6 +359,10 @@ class Assembler:
         self._steps.pop(seq, None)
         self._arms.pop(seq, None)
         self._cpu_ns.pop(seq, None)
+        self._heads.pop(seq, None)
+        session = self._sessions.pop(seq, None)
+        if session is not None:
+            session.abandon()
         observer = self._live.pop(seq, None)
         if observer is not None:
             observer.abandon()

@@ -15,8 +15,7 @@ from llmtap.exchange.bounds import Budget
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.export.prometheus.exposition import Exposition
-from llmtap.export.prometheus.self_metrics import ExporterState
-from llmtap.export.sinks import ExchangeSink, SeriesKey
+from llmtap.export.sinks import ExchangeSink, ExporterState, SeriesKey
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline.assembler import CooperativeYield
@@ -163,7 +162,9 @@ class ExchangePipeline:
             return  # counted here, measured and kept there
         self.windows.lagged(status.lag_ns_max)
         if self.recorder is not None:
-            self.recorder.relay_said(relay, status.opened, status.dropped, status.unsettled)
+            self.recorder.relay_said(
+                relay, status.opened, status.dropped, status.unsettled, status.packets, status.watched
+            )
 
     def left(self, relay: str, final: RelayStatus) -> None:
         """A relay left; `final` are its counts as of its last frame, and none of its exchanges is open."""

@@ -21,9 +21,12 @@ __all__ = [
     "Query",
     "RecentExchanges",
     "encode_with_events",
+    "read_count",
     "read_fields",
     "read_flag",
     "read_number",
+    "read_outcome",
+    "read_text",
     "weight_bytes",
 ]  # fmt: skip
 
@@ -48,11 +51,12 @@ class BadQuery(ValueError):
         self.field = field
 
 
-def _text(field: str, value: str) -> object:
+def read_text(field: str, value: str) -> str:
     return value
 
 
-def _number(field: str, value: str) -> object:
+def read_count(field: str, value: str) -> int:
+    """A whole number. Raises BadQuery."""
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
         raise BadQuery(field, f"expected a whole number, got {shown(value)}")
     return int(value)
@@ -70,8 +74,8 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def read_number(field: str, value: str, most: int) -> int:
     """1 to `most`. Raises BadQuery."""
-    number = _number(field, value)
-    if not isinstance(number, int) or not 1 <= number <= most:
+    number = read_count(field, value)
+    if not 1 <= number <= most:
         raise BadQuery(field, f"expected 1 to {most}, got {shown(value)}")
     return number
 
@@ -93,7 +97,7 @@ def _read_cursor(field: str, value: str) -> tuple[int, int]:
     return (number + 1 if event else number), event
 
 
-def _outcome(field: str, value: str) -> object:
+def read_outcome(field: str, value: str) -> Outcome:
     try:
         return Outcome(value)
     except ValueError:
@@ -101,11 +105,17 @@ def _outcome(field: str, value: str) -> object:
 
 
 FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
-    "id": _text, "relay": _text, "seq": _number, "tenant": _text, "model": _text, "route": _text,
-    "arm": _text, "endpoint": _text, "dialect": _text, "method": _text, "path": _text, "request_id": _text,
-    "status": _number, "stream": read_flag, "outcome": _outcome, "finish_reason": _text, "clock": _text,
+    **dict.fromkeys(("id", "relay"), read_text),
+    "seq": read_count,
+    **dict.fromkeys(
+        ("tenant", "model", "route", "arm", "endpoint", "dialect", "method", "path", "request_id"), read_text
+    ),
+    "status": read_count,
+    "stream": read_flag,
+    "outcome": read_outcome,
+    **dict.fromkeys(("finish_reason", "clock"), read_text),
     "uncertain": read_flag,
-}  # fmt: skip
+}
 """What an exchange can be asked for by: its own names, and how to read a value."""
 
 

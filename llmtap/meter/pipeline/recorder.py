@@ -37,8 +37,7 @@ from llmtap.errors import LlmtapError
 from llmtap.exchange.bounds import memory_bytes
 from llmtap.exchange.exchange import CapturedText, Exchange
 from llmtap.exchange.prompt import read_prompt
-from llmtap.export.prometheus.self_metrics import CaptureState
-from llmtap.export.sinks import SeriesKey
+from llmtap.export.sinks import CaptureState, SeriesKey
 from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead
 
@@ -51,6 +50,11 @@ TURN_S: Final = 0.1
 LEFT_MAX: Final = 64
 """Relays that left and are told of in each file after, by which a file that is lost is missed. All of them
 would be too many: apps with the middleware may come and go for ever."""
+_OF_STORE: Final = (
+    "bytes_written", "files", "files_waiting", "files_deleted", "spool_bytes", "local_bytes", "failures",
+    "recovered", "damaged",
+)  # fmt: skip
+"""What a CaptureState has of its store's state, by the same names."""
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
 """For the files of what was recorded until then; exchanges wait in memory meanwhile."""
@@ -194,7 +198,10 @@ class Recorder:
         self._taken_bytes += n_bytes
         self._inbox.append((x, None, b"", n_bytes))
 
-    def relay_said(self, relay: str, opened: int, dropped: dict[str, int], unsettled: int) -> None:
+    def relay_said(
+        self, relay: str, opened: int, dropped: dict[str, int], unsettled: int,
+        packets: dict[str, int] | None = None, watched: dict[str, int] | None = None,
+    ) -> None:  # fmt: skip
         """A relay's counts: by these a reader can tell what is missing."""
         known = self._relays.get(relay)
         if known is not None:
@@ -204,7 +211,11 @@ class Recorder:
         else:
             since, before = 0, {}
         # A new dict each time: the thread may be reading the old one.
-        count = RelayCount(opened, dict(dropped), unsettled, since, before)
+        if packets is None and known is not None:
+            packets, watched = known.packets, known.watched
+        count = RelayCount(
+            opened, dict(dropped), unsettled, since, before, dict(packets or {}), dict(watched or {})
+        )
         self._relays = {**self._relays, relay: count}
         self._left.pop(relay, None)
 
@@ -239,15 +250,7 @@ class Recorder:
             unshaped=self._unshaped + self._cut + skipped,
             problem=store.problem if self._opened else "folder",
             files_problem=store.files_problem,
-            bytes_written=store.bytes_written,
-            files=store.files,
-            files_waiting=store.files_waiting,
-            files_deleted=store.files_deleted,
-            spool_bytes=store.spool_bytes,
-            local_bytes=store.local_bytes,
-            failures=store.failures,
-            recovered=store.recovered,
-            damaged=store.damaged,
+            **{name: getattr(store, name) for name in _OF_STORE},
         )
 
     def go_by(self, config: str) -> None:

@@ -43,7 +43,9 @@ class _Event(msgspec.Struct, gc=False):
     completion: Any = None
     stop_reason: Any = None
     model: Any = None
+    stop_details: Any = None
     guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
+    trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
     invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
 
 
@@ -170,13 +172,14 @@ class Anthropic(ObjectReader):
 
     def _read_end(self, said: _Event) -> Delta:
         end = said.delta if isinstance(said.delta, dict) else {}
-        return self._close(said, end.get("stop_reason"), end.get("stop_details"), [])
+        details = end.get("stop_details") or said.stop_details
+        return self._close(said, end.get("stop_reason"), details, [])
 
     def _close(self, said: _Event, reason: Any, details: Any, pieces: list[Piece]) -> Delta:
         """An end with its usage; of a whole message, with all that it says."""
         counts = _counts(said.usage)
         beside = () if counts is None else (EventClass.USAGE,)
-        verdict = of_guardrail_action(said.guardrail_action)
+        verdict = of_guardrail_action(said.guardrail_action, said.trace)
         delta = gather(pieces, beside, reason=reason, signal="stop_reason", verdict=verdict)
         if delta.verdict is not None and isinstance(details, dict):
             delta.verdict.category = word(details.get("category"))
@@ -192,7 +195,7 @@ class Anthropic(ObjectReader):
         return delta
 
     def _read_stop(self, said: _Event) -> Delta:
-        verdict = of_guardrail_action(said.guardrail_action)
+        verdict = of_guardrail_action(said.guardrail_action, said.trace)
         delta = gather((), (EventClass.DONE,), verdict=verdict)
         delta.done = True
         invoked = said.invocation

@@ -39,7 +39,6 @@ _PIECES: Final = frozenset(
 _EVENTS: Final = _PIECES | {
     "message-start", "message-end", "content-end", "tool-call-end", "citation-start", "citation-end",
 }  # fmt: skip
-_FAILED: Final = "ERROR"
 
 
 class Cohere(ObjectReader):
@@ -126,9 +125,8 @@ def _close(end: dict[str, Any], pieces: list[Piece], beside: tuple[EventClass, .
     if counts is not None:
         beside += (EventClass.USAGE,)
     reason, error = end.get("finish_reason"), end.get("error")
-    failed = bool(error) or reason == _FAILED
-    delta = gather(pieces, (*beside, EventClass.ERROR) if failed else beside, reason=reason)
-    if failed:
+    delta = gather(pieces, (*beside, EventClass.ERROR) if error else beside, reason=reason)
+    if error or delta.error_type is not None:
         delta.error_type = text_of(reason) or "error"
         delta.error_message = text_of(error) or None
     if counts is not None:

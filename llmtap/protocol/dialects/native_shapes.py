@@ -14,6 +14,7 @@ from llmtap.protocol.dialects.openai_beside import read_failure
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
+    is_object,
     read_counts,
     read_frame,
     read_json,
@@ -21,11 +22,11 @@ from llmtap.protocol.dialects.openai_shapes import (
     unknown,
 )
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_finish_reason
+from llmtap.protocol.verdicts import FAILED, of_finish_reason, reason_kind
 
 __all__ = [
     "FIRST", "ID_CHARS_MAX", "Fields", "ObjectReader", "Piece", "add_counts", "counted", "failure_in",
-    "figures", "gather", "is_object", "kind_of", "merged", "piece", "text_of",
+    "figures", "gather", "kind_of", "merged", "piece", "text_of",
 ]  # fmt: skip
 
 FIRST: Final = (0,)
@@ -97,11 +98,6 @@ class ObjectReader:
         name = model[:MODEL_CHARS_MAX] if isinstance(model, str) else ""
         if name and name != self._model:
             self._model = delta.model = name
-
-
-def is_object(data: bytes | None) -> bool:
-    """Return whether an event's data may be a JSON object."""
-    return data is not None and (data.startswith(b"{") or data.lstrip().startswith(b"{"))
 
 
 def kind_of(kind: Any, event: SseEvent | None) -> str:
@@ -187,10 +183,14 @@ def gather(
         if verdict is not None:
             # dialects.md 7: a stop reason that says refusal is of that class, whoever refused.
             classes.add(EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
+    failed = reason is not None and reason_kind(reason) in FAILED
+    if failed:
+        classes.add(EventClass.ERROR)
     ranked = sorted(classes) or [EventClass.METADATA]
     first = ranked[0]
     content = "".join(texts.get(EventClass.CONTENT, ()))
     delta = Delta(first, also=tuple(ranked[1:]), finish_reason=reason, verdict=verdict)
+    delta.error_type = reason if failed else None
     if texts:
         delta.output = True
         delta.choices = choices

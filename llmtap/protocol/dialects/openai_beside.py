@@ -20,6 +20,9 @@ from llmtap.protocol.dialects.openai_shapes import (
     NO_RAW,
     Findings,
     RunningCount,
+    end_timings,
+    is_object,
+    is_unused,
     read_error,
     read_frame,
     read_json,
@@ -30,6 +33,7 @@ from llmtap.protocol.dialects.openai_shapes import (
 from llmtap.protocol.server_times import object_times, rate_times
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import (
+    INPUT,
     OUTPUT,
     of_block_reason,
     of_error,
@@ -37,6 +41,7 @@ from llmtap.protocol.verdicts import (
     of_hook_results,
     of_moderation,
     of_prompt_filter_results,
+    of_rails,
     of_warnings,
 )
 
@@ -76,6 +81,10 @@ class Beside(msgspec.Struct, gc=False):
     prompt_annotations: Any = None
     prompt_feedback: Any = msgspec.field(default=None, name="promptFeedback")
     guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
+    trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
+    guardrails_data: Any = None
+    guardrails: Any = None
+    status: Any = None
     invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
     generation_stats: Any = None
     # An error may lie flat: with `object` "error" (older vLLM), or with nothing but a code (DashScope, WSO2).
@@ -102,6 +111,14 @@ class Beside(msgspec.Struct, gc=False):
         if self.choices is not NO_RAW or not self.message:
             return False
         return self.type == "error" or (self.code is not None and self.code not in _FINE)
+
+    def replaced(self) -> Verdict | None:
+        """What put a text of its own in place of the answer."""
+        return (
+            of_guardrail_action(self.guardrail_action, self.trace)
+            or of_rails(self.guardrails_data, "guardrails_data", self.status)
+            or of_rails(self.guardrails, "guardrails", self.status)
+        )
 
     @property
     def known(self) -> bool:
@@ -142,7 +159,7 @@ _BESIDE_NAMES: Final = tuple(
 _KNOWN: Final = tuple(
     f.name
     for f in msgspec.structs.fields(Beside)
-    if f.name not in ("choices", "object", "message", "type", "code")
+    if f.name not in ("choices", "object", "message", "type", "code", "status")
 )
 
 
@@ -173,8 +190,7 @@ def add_beside(
         findings.verdict(of_moderation(beside.moderation))
     if beside.warnings is not None:
         findings.verdict(of_warnings(beside.warnings, beside.detections, answered=findings.chose))
-    if beside.guardrail_action is not None:
-        findings.verdict(of_guardrail_action(beside.guardrail_action))
+    findings.verdict(beside.replaced())
     if beside.prompt_feedback is not None:
         findings.verdict(of_block_reason(beside.prompt_feedback, "promptFeedback"))
     prompts = beside.prompt_filter_results or beside.prompt_annotations
@@ -237,7 +253,7 @@ class ChoicesReader:
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
-        if data is None or not data.lstrip().startswith(b"{"):
+        if data is None or not is_object(data):
             return read_frame(event)
         return self._read_json(data, event.event, streamed=True)
 
@@ -257,10 +273,15 @@ class ChoicesReader:
             return Delta(EventClass.KEEPALIVE)
         findings = Findings()
         choices = chunk.choices or ()
-        beside = None if is_plain(chunk, name) else read_beside(data)
+        plain = is_plain(chunk, name) and not (b'"x_groq"' in data or b"guardrailAction" in data)
+        beside = None if plain else read_beside(data)
         if choices:
             self._begin(chunk, data)
-            replaced = beside is not None and of_guardrail_action(beside.guardrail_action) is not None
+            verdict = None if beside is None else beside.replaced()
+            replaced = verdict is not None
+            if verdict is not None and verdict.confidence == "high":
+                findings.verdict(verdict)  # it says more than the finish reason does
+            findings.railed = beside is not None and beside.guardrails_data is not None
             findings.cut = len(choices) > EVENT_CHOICES_MAX
             for position, choice in enumerate(choices[:EVENT_CHOICES_MAX]):
                 self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
@@ -270,12 +291,17 @@ class ChoicesReader:
             add_beside(findings, beside, data, name, finished=self._finished)
             usage = beside.counted()[0]
             known = known or beside.known
+            verdict = findings.delta.verdict
+            if findings.railed and verdict is not None and verdict.substituted and is_unused(usage):
+                verdict.kind, verdict.phase = INPUT, "input"  # NeMo: no model was asked
         if findings.delta.finish_reason is not None:
             self._finished = True
         findings.usage(usage, self._running)
         if chunk.timings is not None:
             findings.timings(chunk.timings, self._predicted)
         delta = findings.ranked()
+        if streamed and chunk.timings is not None:
+            end_timings(delta, chunk.timings, self._predicted)
         self._end(delta, chunk, data)
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]

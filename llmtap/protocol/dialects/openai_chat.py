@@ -3,13 +3,12 @@
 One chunk usually carries one piece of one choice, and that way is kept short: a typed decode that
 skips what it does not know, a few comparisons, one Delta. Everything else goes through `_read`.
 
-Thinking may lie inside the content: `<think>...</think>` at the start of an answer, its markers cut anywhere.
-Servers without a reasoning parser (llama.cpp, MLX) and Gemini's compatible form (`<thought>`) send it so. It
-is looked for only where an answer begins: a marker quoted later is text like any other.
+Thinking may lie inside the content (`protocol/inline_thinking.py`).
 
 Source: openai/openai-openapi openapi.yaml; shared/dialects/dialects.md sections 3.1, 3.4 and 3.5.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -20,76 +19,23 @@ from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, ChoicesReader, 
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
+    EVENT_CHOICES_MAX,
     NO_RAW,
+    PIECES_MAX,
     Findings,
     Index,
     add_timings,
+    is_object,
     read_frame,
     read_json,
     read_usage,
     to_raw,
 )
+from llmtap.protocol.inline_thinking import InlineThinking
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_refusal
 
-__all__ = ["InlineThinking", "OpenAIChat"]
-
-
-_OPENING: Final = ("<think>", "<thought>", "<thinking>")
-
-
-class InlineThinking:
-    """Takes the content of one choice apart. The markers are no text, nor is a part of one until it is known
-    to be something else."""
-
-    __slots__ = ("_closing", "_held", "settled")
-
-    def __init__(self) -> None:
-        self.settled = False
-        """The rest of this choice is content, whatever it holds."""
-        self._closing = ""  # the marker that ends the thinking going on
-        self._held = ""  # what may become a marker
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """`(reasoning, content)` in the next piece of content."""
-        if self.settled:
-            return "", text
-        text = self._held + text
-        self._held = ""
-        if self._closing:
-            return self._inside(text)
-        rest = text.lstrip()
-        if not rest:
-            return "", text
-        blank = text[: len(text) - len(rest)]
-        for marker in _OPENING:
-            if rest.startswith(marker):
-                self._closing = f"</{marker[1:]}"
-                reasoning, content = self._inside(rest[len(marker) :])
-                return reasoning, blank + content
-        if any(marker.startswith(rest) for marker in _OPENING):
-            self._held = rest
-            return "", blank
-        self.settled = True
-        return "", text
-
-    def close(self) -> tuple[str, str]:
-        """As `feed`, for what is held at the end: an unfinished marker is text."""
-        held, self._held = self._held, ""
-        return (held, "") if self._closing else ("", held)
-
-    def _inside(self, text: str) -> tuple[str, str]:
-        closing = self._closing
-        at = text.find(closing)
-        if at >= 0:
-            self.settled = True
-            return text[:at], text[at + len(closing) :]
-        # The longest end of the text that the marker may begin with.
-        for size in range(min(len(closing) - 1, len(text)), 0, -1):
-            if text.endswith(closing[:size]):
-                self._held = text[-size:]
-                return text[:-size], ""
-        return text, ""
+__all__ = ["OpenAIChat"]
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -142,13 +88,30 @@ _MODEL_PREFIX_CHARS: Final = 24
 _ID_CHARS_MAX: Final = 128
 
 
+class _Steps(msgspec.Struct, gc=False):
+    reasoning_steps: list[Any] | None = None
+
+
+class _StepsChoice(msgspec.Struct, gc=False):
+    delta: _Steps | None = None
+
+
+class _StepsChunk(msgspec.Struct, gc=False):
+    choices: list[_StepsChoice] = []
+
+
+_decode_steps: Final = msgspec.json.Decoder(_StepsChunk).decode
+_repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"').search
+"""Perplexity's concise streams: such a chunk repeats a stage, and adds its usage."""
+
+
 class OpenAIChat(ChoicesReader):
     """Reads one answer."""
 
     name = "openai.chat"
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
-    __slots__ = ("_id", "_plain", "_said", "_thinking")
+    __slots__ = ("_id", "_plain", "_repeated", "_said", "_thinking", "_thoughts")
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,11 +121,15 @@ class OpenAIChat(ChoicesReader):
         self._thinking: dict[int, InlineThinking] = {}
         self._said: dict[int, int] = {}
         """Characters of the `message` of choices that never had a `delta`."""
+        self._repeated: re.Match[bytes] | None = None
+        """The chunk repeats what was streamed, and which stage."""
+        self._thoughts: list[list[str]] = []
+        """Of the chunk's `reasoning_steps` (Perplexity), by the position of their choice."""
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
         kind = value.get("object")
-        if isinstance(kind, str) and kind.startswith("chat.completion"):
+        if isinstance(kind, str) and kind.startswith(("chat.completion", "chat.reasoning")):
             return 3
         choices = value.get("choices")
         if isinstance(choices, list):
@@ -174,7 +141,7 @@ class OpenAIChat(ChoicesReader):
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
-        if data is None or not data.lstrip().startswith(b"{"):
+        if data is None or not (data.startswith(b"{") or is_object(data)):
             return read_frame(event)
         try:
             chunk = _decode(data)
@@ -261,12 +228,17 @@ class OpenAIChat(ChoicesReader):
             return build_chunk(read_json(data), _Chunk, _Choice, _parts)
 
     def _begin(self, chunk: _Chunk, data: bytes) -> None:
+        self._repeated = None if chunk.usage is None else _repeats(data)
+        self._thoughts = _thoughts(data) if b'"reasoning_steps"' in data and self._repeated is None else []
         if self._running.running is None:  # the first choice of the answer
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
                 self._running.running = False  # its totals run along, but not with the text
 
     def _end(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
+        if self._repeated is not None:
+            delta.usage_running = self._repeated[1] == b"reasoning"
+            self._repeated = None
         if delta.event_class is EventClass.ROLE and self._plain:
             delta.retry = self._again(data, chunk.model)
 
@@ -281,11 +253,13 @@ class OpenAIChat(ChoicesReader):
         index = choice.index
         # Where a choice says the same piece twice, `delta` is the one to read (dialects.md section 3).
         delta, field = choice.delta, "delta"
-        if delta is None and choice.message is not None:
+        if self._repeated is not None:
+            delta = _NOTHING
+        elif delta is None and choice.message is not None:
             delta, field = choice.message, "message"
             if streamed:
                 delta = self._unsaid(index, delta)
-        alone = delta is None
+        alone = delta is None or not (delta.content or delta.reasoning_content or delta.tool_calls)
         delta = delta or _NOTHING
         logprobs = choice.logprobs
         findings.choice(
@@ -299,12 +273,15 @@ class OpenAIChat(ChoicesReader):
         reason = choice.finish_reason
         if reason:
             verdict = findings.finish(reason, results)
-            if verdict is not None and streamed and delta.content and index not in self._plain:
+            only = streamed or findings.railed
+            if verdict is not None and only and delta.content and index not in self._plain:
                 # The only text, in the very block of the verdict, stands in for the answer.
                 replaced = verdict.substituted = True
                 verdict.action = "replaced"
         if results is not None:
             findings.filtered(results, alone=alone)
+        for thought in self._thoughts[position] if position < len(self._thoughts) else ():
+            findings.piece(index, EventClass.REASONING, thought)
         if delta is not _NOTHING:
             self._read_delta(delta, index, f"choices[{position}].{field}", findings, replaced=replaced)
         if (reason or not streamed) and index in self._thinking:
@@ -402,6 +379,23 @@ def _id_of(data: bytes) -> str | None:
     except BAD_JSON:
         return None
     return found[:_ID_CHARS_MAX] if isinstance(found, str) and found else None
+
+
+def _thoughts(data: bytes) -> list[list[str]]:
+    """Return the thoughts in Perplexity's reasoning steps; what a step searched and found is no output."""
+    try:
+        choices = _decode_steps(data).choices
+    except BAD_JSON:
+        return []
+    steps = [(c.delta and c.delta.reasoning_steps) or [] for c in choices[:EVENT_CHOICES_MAX]]
+    return [
+        [
+            text
+            for s in part[:PIECES_MAX]
+            if isinstance(s, dict) and isinstance(text := s.get("thought"), str) and text
+        ]
+        for part in steps
+    ]
 
 
 def _any_true(results: msgspec.Raw) -> bool:

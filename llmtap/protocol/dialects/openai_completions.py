@@ -64,7 +64,11 @@ class OpenAICompletions(ChoicesReader):
         choices = value.get("choices")
         if isinstance(choices, list):
             # Together repeats a chat delta as `text`: where both are, it is chat.
-            if any(isinstance(c, dict) and "text" in c and "delta" not in c for c in choices):
+            # vLLM's tokens-only generate has neither.
+            if any(
+                isinstance(c, dict) and ("text" in c or "token_ids" in c) and "delta" not in c
+                for c in choices
+            ):
                 return 2
         elif not any(name in value for name in BESIDE_NAMES):
             return 0

@@ -30,6 +30,7 @@ from llmtap.protocol.dialects.native_shapes import (
     text_of,
 )
 from llmtap.protocol.dialects.openai_shapes import (
+    PIECES_MAX,
     count,
     read_error,
     read_json,
@@ -50,6 +51,7 @@ class ResponseEvent(msgspec.Struct, gc=False):
     logprobs: Any = None
     item: Any = None
     response: Any = None
+    command: Any = None
 
 
 _TEXTS: Final = {
@@ -65,6 +67,8 @@ _TEXTS: Final = {
     "response.mcp_call_arguments.delta": EventClass.TOOL_CALL,
     "response.mcp_call.arguments.delta": EventClass.TOOL_CALL,
     "response.code_interpreter_call_code.delta": EventClass.TOOL_CALL,
+    "response.shell_call_command.delta": EventClass.TOOL_CALL,
+    "response.apply_patch_call_operation_diff.delta": EventClass.TOOL_CALL,
 }
 _SOUNDS: Final = frozenset(
     {
@@ -153,7 +157,11 @@ def read_response_event(kind: str, said: ResponseEvent) -> Delta | None:
         if status == "done":
             status = text_of(response.get("status")) or "completed"
         return read_end(response, status, [], done=True)
-    if kind.endswith("_arguments.delta"):
+    if kind == "response.shell_call_command.added":
+        command = text_of(said.command)
+        return piece(EventClass.TOOL_CALL, command) if command else Delta(EventClass.METADATA)
+    if kind.endswith(".delta") and ("_arguments" in kind or ("_call" in kind and "output" not in kind)):
+        # What the model writes; the output of a tool is not.
         return _read_text(kind, EventClass.TOOL_CALL, said)
     return Delta(EventClass.METADATA)
 
@@ -180,9 +188,22 @@ def _read_item(item: Any) -> Delta:
         return Delta(EventClass.ROLE)
     if not kind.endswith("_call"):
         return Delta(EventClass.METADATA)
-    if item.get("name") or item.get("arguments"):
-        return piece(EventClass.TOOL_CALL, text_of(item.get("arguments")))
+    written = _written(item)
+    if item.get("name") or written:
+        return piece(EventClass.TOOL_CALL, written)
     return Delta(EventClass.TOOL_CALL)  # a call of a built-in tool has no name
+
+
+def _written(item: dict[str, Any]) -> str:
+    """Return what the model wrote in a call: arguments, input, code, a patch, or shell commands."""
+    operation, action = item.get("operation"), item.get("action")
+    commands = action.get("commands", action.get("command")) if isinstance(action, dict) else None
+    diff = operation.get("diff") if isinstance(operation, dict) else None
+    found = (item.get("arguments"), item.get("input"), item.get("code"), diff)
+    text = next((text for part in found if (text := text_of(part))), "")
+    return text or "\n".join(
+        text_of(c) for c in (commands if isinstance(commands, list) else [])[:PIECES_MAX]
+    )
 
 
 def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done: bool = False) -> Delta:
@@ -238,8 +259,8 @@ def _output(items: Any) -> Iterator[Piece]:
         if not isinstance(item, dict):
             continue
         kind = text_of(item.get("type"))
-        if kind.endswith("_call") and (item.get("name") or item.get("arguments")):
-            yield EventClass.TOOL_CALL, text_of(item.get("arguments"))
+        if kind.endswith("_call") and (item.get("name") or _written(item)):
+            yield EventClass.TOOL_CALL, _written(item)
         for key in ("content", "summary"):
             parts = item.get(key)
             for part in parts if isinstance(parts, list) else ():

@@ -13,12 +13,12 @@ import msgspec
 from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, EventClass, TokenSource, UsageCounts, Verdict
 from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_filter_results, of_finish_reason
+from llmtap.protocol.verdicts import FAILED, of_filter_results, of_finish_reason, reason_kind
 
 __all__ = [
     "BAD_JSON", "CHOICES_MAX", "EVENT_CHOICES_MAX", "INDEX_MAX", "NO_RAW", "PIECES_MAX", "Findings", "Index",
-    "RunningCount", "add_timings", "count", "read_counts", "read_error", "read_frame", "read_json",
-    "read_usage", "sum_counts", "to_raw", "unknown",
+    "RunningCount", "add_timings", "count", "end_timings", "is_object", "is_unused", "read_counts",
+    "read_error", "read_frame", "read_json", "read_usage", "sum_counts", "to_raw", "unknown",
 ]  # fmt: skip
 
 BAD_JSON: Final = (ValueError, RecursionError)
@@ -60,6 +60,11 @@ def unknown(name: bytes | None = None) -> Delta:
     if name == b"error":
         return Delta(EventClass.ERROR, error_type="error")
     return Delta(EventClass.METADATA, parsed=False)
+
+
+def is_object(data: bytes) -> bool:
+    """Return whether an event's data may be a JSON object."""
+    return data.startswith(b"{") or data.lstrip().startswith(b"{")
 
 
 def read_json(data: bytes) -> Any:
@@ -148,6 +153,11 @@ def read_usage(usage: Any) -> UsageCounts | None:
     return None
 
 
+def is_unused(usage: Any) -> bool:
+    """Return whether a usage says that no model read or wrote a token."""
+    return isinstance(usage, dict) and not any(usage.get(n) for n in ("prompt_tokens", "completion_tokens"))
+
+
 def read_error(error: Any) -> tuple[str, str | None]:
     """`(type, message)` of an error object, of the first in a list, or of the text that stands in for one.
 
@@ -227,6 +237,24 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
         delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
 
+def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
+    """llama.cpp's `timings` where an answer ends, as its usage: its chunks may each hold several tokens.
+
+    `prompt_n` is the prompt without its cached part.
+    """
+    if not isinstance(timings, dict) or delta.counts is not None or delta.finish_reason is None:
+        return
+    total, cached = count(timings.get("predicted_n")), count(timings.get("cache_n"))
+    of_input = count(timings.get("prompt_n"))
+    if of_input is not None:
+        of_input += cached or 0
+    if total is not None:
+        delta.usage = {name: v for name, v in timings.items() if type(v) in (int, float)}
+        delta.counts = read_counts(of_input, total, None, cached)
+        delta.usage_running = predicted.several
+        delta.also = (*delta.also, EventClass.USAGE)
+
+
 _RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
 """Classes in their order, by the bits of a mask; at most 2^11 of them."""
 _USAGE_BIT: Final = 1 << EventClass.USAGE
@@ -258,6 +286,7 @@ class Findings:
         "_texts",
         "cut",
         "delta",
+        "railed",
     )
 
     def __init__(self) -> None:
@@ -267,6 +296,8 @@ class Findings:
         self._pieces = 0
         self.cut = False
         """A bound was reached: not everything in the event was read."""
+        self.railed = False
+        """NeMo Guardrails stands beside the choices: a filtered answer is its own text."""
         self._carrying: dict[int, None] = {}
         self._indexes: list[int] = []
         self._markers: list[int] = []
@@ -321,6 +352,9 @@ class Findings:
             found = of_filter_results(filters)
             verdict.category = None if found is None else found.category
             self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
+        elif reason_kind(reason) in FAILED and self.delta.error_type is None:
+            self._mask |= _ERROR_BIT
+            self.delta.error_type = reason
         return verdict
 
     def verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
@@ -380,7 +414,7 @@ class Findings:
         classes: tuple[EventClass, ...]
         if self._role:
             # A role names the speaker where nothing is said, counted or ended; else it is a side note.
-            counted = delta.counts is not None and bool(delta.counts.output)
+            counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
             if counted or delta.finish_reason is not None:
                 classes = (*_ranked(mask or _METADATA_BIT), EventClass.ROLE)
             else:

@@ -7,7 +7,10 @@ from typing import Any, Final, Protocol
 
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.anthropic import Anthropic
+from llmtap.protocol.dialects.bedrock import BedrockConverse
 from llmtap.protocol.dialects.cohere import Cohere
+from llmtap.protocol.dialects.gemini import Gemini
+from llmtap.protocol.dialects.generate import SGLang, Tgi
 from llmtap.protocol.dialects.llamacpp import LlamaCpp
 from llmtap.protocol.dialects.lmstudio import LmStudio
 from llmtap.protocol.dialects.native_shapes import failure_in
@@ -16,8 +19,6 @@ from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIRealtime, OpenAIResponses
 from llmtap.protocol.dialects.openai_shapes import read_frame, read_json
-from llmtap.protocol.dialects.sglang import SGLang
-from llmtap.protocol.dialects.tgi import Tgi
 from llmtap.protocol.sse import SseEvent
 
 __all__ = ["Dialect", "Undecided", "choose"]
@@ -52,6 +53,8 @@ DIALECTS: Final = (
     SGLang,
     Cohere,
     LmStudio,
+    Gemini,
+    BedrockConverse,
 )
 """`claim(value, path)` of each says how sure a first JSON object makes it that the answer is its own:
 3 the answer names itself (4 where others share its names, and the path tells), 2 its shape fits, 1 only the

@@ -33,8 +33,6 @@ _WARM_UP: Final = 3
 
 
 class BatchFormer:
-    """Forms batches of a queue's oldest requests."""
-
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         self._requests = requests
         self._model = model
@@ -86,14 +84,12 @@ class BatchSize:
         self._guarded = readings.guards == "authors"
 
     def next(self) -> int:
-        """Return the size of a batch that is formed now."""
         if self._per_batch:
             self._move()
         b_sla = floor((self.low + self.high) / 2)
         return max(1, min(self.by_memory(), b_sla, self._limit))
 
     def by_memory(self) -> int:
-        """Return b_mem."""
         if not self._updates and self._readings.lengths_start == "limit":
             return self._limit
         expected = self._inputs + self._outputs
@@ -202,8 +198,7 @@ class _WholeBatches:
     def arrived(self, now_ns: int, request: int) -> None:
         self._queue_of(request).append(request)
 
-    def closed(self, now_ns: int) -> None:
-        pass
+    def closed(self, now_ns: int) -> None: ...
 
     def done(self, now_ns: int, work: Batch) -> EngineOutput:
         return EngineOutput(finished=work.members)

@@ -26,7 +26,6 @@ class Memory:
         self._block = block
         self._named = self.size(named_tokens)
         self._holders: dict[int, int] = {}
-        """Number of holders of each named block that is held."""
         self._kept: OrderedDict[int, None] = OrderedDict()
         """Named blocks without holders that are still cached; the next to be evicted is first."""
 

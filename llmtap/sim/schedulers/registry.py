@@ -49,8 +49,6 @@ _MEMORY: Final = frozenset(("memory_gb", "model_gb", "kv_gb_per_token"))
 
 
 class SchedulerKind(NamedTuple):
-    """A scheduler as it can be asked for."""
-
     build: Callable[[Requests, ServingSetup], Scheduler]
     iterates: bool
     """It composes anew at every iteration; else it serves whole batches, as seed 004 has it."""

@@ -1,18 +1,13 @@
 """Requests under way: who waits, runs, holds memory, and is preempted. Shared by the iterating schedulers.
 
-The schedulers decide what an iteration consists of; the roster knows which requests could be in it, manages
-the memory, and counts tokens.
-
 A request holds the memory of its prompt from when it is seated, and one block more whenever its next token
-begins one. No request is seated that would take the blocks of the next step from running ones. As answers
-grow the memory can still become full; then the request that was seated last is preempted: its KV is discarded
-and recomputed later (`recompute`, with the tokens it has made), or swapped out and in (`swap`). It waits
-before all that never ran. The request seated first is never preempted, so that all are served in the end; a
-request larger than the memory is given up on arrival.
+begins one. No request is seated that would take the blocks of the next step from running ones. If the memory
+becomes full all the same, the request seated last is preempted: its KV is discarded and recomputed later
+(`recompute`), or swapped out and in (`swap`). It waits before all that never ran. The request seated first is
+never preempted, so all are served in the end; a request larger than the memory is given up on arrival.
 
 All decoding requests are part of every iteration that decodes. So the steps of a request's last token and of
-its next block are known when it begins, and a step only looks up who ends and how many need a block: it costs
-nothing per request.
+its next block are known when it begins, and a step costs nothing per request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -91,14 +86,11 @@ class Waiting:
             heappop(heap)
 
     def head(self) -> int | None:
-        """Return the next request, if any."""
         return self._heap[0][1] if self._heap else None
 
 
 @dataclass(slots=True)
 class _Seat:
-    """A request that holds memory."""
-
     names: Sequence[int]
     """Named blocks of its prompt."""
     tokens: int
@@ -133,7 +125,6 @@ class Roster:
         """Requests that decode, in the order in which they began to. Never changed: replaced."""
         self._waiting = Waiting(ranks)
         self._seats: dict[int, _Seat] = {}
-        """In order of seating."""
         self._made: dict[int, int] = {}
         """Tokens made by each preempted request."""
         self._preempted: set[int] = set()
@@ -408,7 +399,6 @@ class Roster:
         return (seat.since - seat.tokens + len(seat.names) * self.memory.named_tokens) % len(self._growing)
 
     def _unseat(self, requests: Sequence[int]) -> None:
-        """Release their memory."""
         decoded = False
         for request in requests:
             seat = self._seats.pop(request)

@@ -16,8 +16,6 @@ REFUSAL: Final = "I'm sorry, but I can't help with that."
 
 @dataclass(frozen=True, slots=True)
 class RequestFaults:
-    """Faults of one request."""
-
     fault: FaultKind | None = None
     refusal: RefusalKind | None = None
     block_after: int | None = None

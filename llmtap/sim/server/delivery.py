@@ -29,7 +29,6 @@ __all__ = [
 
 
 BREAKS: Final[frozenset[FaultKind]] = frozenset({"reset", "truncate", "unfinished", "error"})
-"""Faults that end the answer."""
 
 
 class Chunk(NamedTuple):
@@ -65,8 +64,6 @@ class DeliveredText:
 
 
 class Delivery:
-    """The stages of one answer."""
-
     def __init__(
         self, said: Sequence[DeliveredText], options: SimOptions, fault: FaultKind | None, begin_ns: int = 0
     ) -> None:
@@ -242,7 +239,6 @@ class PlanSource(Protocol):
     """Where the tokens of one answer come from."""
 
     given_up: bool
-    """No more tokens will come."""
     next_ns: int
     """When the next token will be made, if known and not reported by anybody else."""
 

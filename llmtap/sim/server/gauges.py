@@ -10,7 +10,7 @@ Source: shared/observability.md section 2.2; vLLM's `v1/engine/__init__.py` for 
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -30,59 +30,52 @@ _E2E: Final = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 )  # fmt: skip
+_COUNTED: Final = (
+    ("preemptions", "num_preemptions", "Requests preempted, each time."),
+    ("prefix_queries", "prefix_cache_queries", "Tokens looked for in the prefix cache."),
+    ("prefix_hits", "prefix_cache_hits", "Tokens found there."),
+)
+"""Fields of the engine's state that are counters."""
+_LATENCIES: Final = (
+    ("time_to_first_token", "From the request to its first token.", _TTFT),
+    ("inter_token_latency", "Between writes that carry tokens.", _ITL),
+    ("request_time_per_output_token", "Mean time per output token of a request.", _ITL),
+    ("e2e_request_latency", "From a request to the end of its answer.", _E2E),
+)
+M = TypeVar("M", Gauge, Counter, Histogram)
 _LABELS: Final = ("model_name", "engine")
 _REASONS: Final = ("stop", "length", "abort", "error")
 """vLLM's reasons that occur here. `abort`: the client left, or the answer was broken off."""
 
 
 class EngineMetrics:
-    """Metrics of one server."""
-
     def __init__(self, model: str, state: Callable[[], IterationState] | None = None) -> None:
-        """`state` of the engine, if there is one."""
         self._state = state
         self._open = 0
         self._registry = registry = CollectorRegistry()
         self._at = (model, "0")
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"vllm:{name}", text, _LABELS, registry=registry).labels(*self._at)
+        def made(kind: type[M], name: str, text: str, **more: Any) -> M:
+            metric: M = kind(f"vllm:{name}", text, _LABELS, registry=registry, **more).labels(*self._at)
+            return metric
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"vllm:{name}", text, _LABELS, registry=registry).labels(*self._at)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(
-                f"vllm:{name}", text, _LABELS, registry=registry, buckets=buckets
-            ).labels(*self._at)  # fmt: skip
-
-        self._running = gauge("num_requests_running", "Requests being answered.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait for the engine.")
+        self._running = made(Gauge, "num_requests_running", "Requests being answered.")
+        self._waiting = made(Gauge, "num_requests_waiting", "Requests that wait for the engine.")
         if state is not None:
-            self._kv = gauge("kv_cache_usage_perc", "Share of the KV memory in use.")
-            self._counted = {
-                field: counter(name, text)
-                for field, name, text in (
-                    ("preemptions", "num_preemptions", "Requests preempted, each time."),
-                    ("prefix_queries", "prefix_cache_queries", "Tokens looked for in the prefix cache."),
-                    ("prefix_hits", "prefix_cache_hits", "Tokens found there."),
-                )
-            }
+            self._kv = made(Gauge, "kv_cache_usage_perc", "Share of the KV memory in use.")
+            self._counted = {field: made(Counter, name, text) for field, name, text in _COUNTED}
             self._told = dict.fromkeys(self._counted, 0)
-        self._prompt = counter("prompt_tokens", "Tokens of prompts.")
-        self._output = counter("generation_tokens", "Tokens of answers.")
+        self._prompt = made(Counter, "prompt_tokens", "Tokens of prompts.")
+        self._output = made(Counter, "generation_tokens", "Tokens of answers.")
         self._success = Counter(
             "vllm:request_success", "Requests answered, by how they ended.", (*_LABELS, "finished_reason"),
             registry=registry,
         )  # fmt: skip
         for reason in _REASONS:  # a counter that is there from 0 on can be subtracted
             self._success.labels(*self._at, reason)
-        self._ttft = histogram("time_to_first_token_seconds", "From the request to its first token.", _TTFT)
-        self._itl = histogram("inter_token_latency_seconds", "Between writes that carry tokens.", _ITL)
-        self._tpot = histogram(
-            "request_time_per_output_token_seconds", "Mean time per output token of a request.", _ITL
+        self._ttft, self._itl, self._tpot, self._e2e = (
+            made(Histogram, f"{name}_seconds", text, buckets=buckets) for name, text, buckets in _LATENCIES
         )
-        self._e2e = histogram("e2e_request_latency_seconds", "From a request to the end of its answer.", _E2E)
 
     def began(self) -> None:
         self._open += 1
@@ -117,18 +110,15 @@ class EngineMetrics:
             self._e2e.observe(e2e_ns / NS_PER_S)
 
     def text(self) -> bytes:
-        """Return the exposition."""
         if self._state is None:
             self._running.set(self._open)
         else:
-            self._ask(self._state())
+            state = self._state()
+            self._running.set(state.running)
+            self._waiting.set(state.waiting)
+            self._kv.set(state.kv_used)
+            for name, metric in self._counted.items():
+                now = getattr(state, name)
+                metric.inc(now - self._told[name])
+                self._told[name] = now
         return generate_latest(self._registry)
-
-    def _ask(self, state: IterationState) -> None:
-        self._running.set(state.running)
-        self._waiting.set(state.waiting)
-        self._kv.set(state.kv_used)
-        for name, metric in self._counted.items():
-            now = getattr(state, name)
-            metric.inc(now - self._told[name])
-            self._told[name] = now

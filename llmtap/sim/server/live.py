@@ -76,7 +76,6 @@ class Ticket:
     """Number in the engine; -1 until it arrives there."""
     predicted: int = 0
     prefilled: int = 0
-    """Prompt tokens processed so far."""
     cached: int | None = None
     """Prompt tokens found in the prefix cache; known from its first token on."""
     last_ns: int = 0
@@ -100,7 +99,6 @@ class ServedRequests:
         return len(self.arrival_ns)
 
     def add(self, ticket: Ticket) -> None:
-        """Add it with the next number."""
         number = ticket.number = self._next
         self._next += 1
         self.arrival_ns[number] = ticket.arrival_ns
@@ -115,8 +113,6 @@ class ServedRequests:
 
 
 class LiveEngine:
-    """An engine in real time."""
-
     def __init__(
         self,
         build: Callable[[Requests], Scheduler],
@@ -148,14 +144,12 @@ class LiveEngine:
         self._leaving: list[tuple[int, int, Callable[[], None]]] = []
         """Calls for what was made and leaves later."""
         self._open: dict[int, Ticket] = {}
-        """Requests in the engine."""
         self._gone: dict[int, list[int]] = {}
         """Requests to forget at the end of a run, which may refer to them until then."""
         self.next_ns = NEVER
         """When there will be something to do, if no request comes before."""
 
     def __len__(self) -> int:
-        """Return the number of requests that are not forgotten."""
         return len(self._served)
 
     def state(self) -> IterationState:
@@ -310,7 +304,6 @@ class LiveEngine:
 
 
 def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:
-    """Return the engine of these options."""
     build, setup = SCHEDULERS[options.scheduler].build, options.setup
     return LiveEngine(
         lambda requests: build(requests, setup), alarm, servers=options.servers,

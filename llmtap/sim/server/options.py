@@ -8,12 +8,13 @@ Times there may also be plain milliseconds under a name that ends in `-ms`: `x-s
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
+from llmtap.settings import choices_of, read_value
 from llmtap.sim.model_options import (
     PREDICTORS,
     ModelOptions,
@@ -24,7 +25,7 @@ from llmtap.sim.model_options import (
     read_serving,
 )
 from llmtap.sim.schedulers.registry import CONDITIONS, SCHEDULERS, options_read
-from llmtap.units import Duration, format_ns, read_special
+from llmtap.units import Duration, format_ns
 
 __all__ = [
     "CHOICES_MAX", "TOKENS_MAX", "EngineOptions", "FaultKind", "FaultOptions", "GuardrailOptions", "Key",
@@ -80,12 +81,9 @@ _RATES: Final[dict[FaultKind, str]] = {
 }  # fmt: skip
 """The option with the rate of each fault."""
 Rate = Annotated[float, Meta(ge=0, le=1)]
-S = TypeVar("S", bound=Struct)
 
 
 class PacingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are sent."""
-
     tokens_per_chunk: Annotated[int, doc("Tokens in one event.", ge=1)] = 1
     coalesce: Annotated[
         Duration, doc("Events are collected for so long and leave in one write; 0: none waits.")
@@ -147,8 +145,8 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     unavailable_rate: Annotated[Rate, doc("Share of requests answered 503.")] = 0.0
     slow_rate: Annotated[Rate, doc("Share with a slow first byte.")] = 0.0
 
-    def rates(self) -> tuple[tuple[FaultKind, float], ...]:
-        return tuple((kind, getattr(self, name)) for kind, name in _RATES.items())
+    def rates(self) -> list[tuple[FaultKind, float]]:
+        return [(kind, getattr(self, name)) for kind, name in _RATES.items()]
 
     def __post_init__(self) -> None:
         if sum(rate for _, rate in self.rates()) > 1 + 1e-9:
@@ -185,8 +183,6 @@ _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
 
 
 class Key(NamedTuple):
-    """An option, for documentation."""
-
     key: str
     """On the command line, such as `pacing.jitter`."""
     default: str
@@ -297,7 +293,7 @@ def _described(kind: type[Struct], prefix: str) -> Iterator[Key]:
             continue
         what = msgspec.inspect.type_info(field.type)
         meaning = (getattr(what, "extra_json_schema", None) or {}).get("description", "")
-        choices = _choices(what)
+        choices = choices_of(field.type)
         if choices and not all(choice in meaning for choice in choices):
             meaning = f"{meaning.removesuffix('.')} ({' | '.join(choices)})."
         default = field.default
@@ -308,45 +304,10 @@ def _described(kind: type[Struct], prefix: str) -> Iterator[Key]:
         yield Key(prefix + name, shown, header, meaning)
 
 
-def _choices(what: msgspec.inspect.Type) -> list[str]:
-    """Return the words that a value may be."""
-    if isinstance(what, msgspec.inspect.Metadata):
-        return _choices(what.type)
-    if isinstance(what, msgspec.inspect.UnionType):
-        return [word for one in what.types for word in _choices(one)]
-    return [str(value) for value in what.values] if isinstance(what, msgspec.inspect.LiteralType) else []
-
-
-def _wanted(what: msgspec.inspect.Type) -> str:
-    """Describe the valid values."""
-    match what:
-        case msgspec.inspect.Metadata():
-            return _wanted(what.type)
-        case msgspec.inspect.UnionType():
-            return " or ".join(map(_wanted, what.types))
-        case msgspec.inspect.LiteralType():
-            return ("one of " if len(what.values) > 1 else "") + ", ".join(_choices(what))
-        case msgspec.inspect.BoolType():
-            return "true or false"
-        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
-            whole = "a whole number" if isinstance(what, msgspec.inspect.IntType) else "a number"
-            if what.ge is not None and what.le is not None:
-                return f"{whole} from {what.ge:g} to {what.le:g}"
-            return whole if what.ge is None else f"{whole} of at least {what.ge:g}"
-    return "a text"
-
-
-def _check(kind: type[Struct], name: str, value: str, place: str) -> None:
-    """Raise ConfigError if a text is no valid value of a field."""
-    wanted = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
-    try:
-        msgspec.convert(value, wanted, strict=False, dec_hook=read_special)
-    except msgspec.ValidationError as exc:
-        what = msgspec.inspect.type_info(wanted)
-        inner = what.type if isinstance(what, msgspec.inspect.Metadata) else what
-        # The message of our own types is complete.
-        own = isinstance(inner, msgspec.inspect.CustomType)
-        raise ConfigError(place, str(exc) if own else f"expected {_wanted(what)}, got {value!r}") from None
+def _field(table: str, name: str) -> Any:
+    """Return the type of an option; `table` is empty for one outside tables."""
+    kind = _TABLES[table] if table else SimOptions
+    return next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
 
 
 def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = None) -> SimOptions:
@@ -356,7 +317,7 @@ def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = N
     """
     places = places or {}
     known = [one.key for one in keys() if one.key]
-    tree: dict[str, Any] = {}
+    tree: dict[str, dict[str, Any]] = {table: {} for table in ("", *_TABLES)}
     for key, value in values.items():
         place = places.get(key, key)
         if key not in known:
@@ -364,13 +325,17 @@ def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = N
             hint = f"did you mean {near[0]!r}?" if near else "llmtap sim serve --keys lists them"
             raise ConfigError(place, f"there is no key {key!r}", hint)
         table, _, name = key.rpartition(".")
-        _check(_TABLES[table] if table else SimOptions, name, value, place)
-        (tree.setdefault(table, {}) if table else tree)[name] = value
+        try:
+            tree[table][name] = read_value(_field(table, name), value)
+        except ValueError as exc:
+            raise ConfigError(place, str(exc)) from None
+    own = tree.pop("")
     try:
-        return msgspec.convert(tree, SimOptions, strict=False, dec_hook=read_special)
-    except msgspec.ValidationError as exc:  # each is valid, but not all of them together
+        own |= {table: kind(**tree[table]) for table, kind in _TABLES.items()}
+        return SimOptions(**own)
+    except ValueError as exc:  # each is valid, but not all of them together
         together = [places.get(key, key) for key in values if key.startswith("faults.")]
-        raise ConfigError(", ".join(together), str(exc).partition(" - at ")[0]) from None
+        raise ConfigError(", ".join(together), str(exc)) from None
 
 
 def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool = True) -> SimOptions:
@@ -382,8 +347,8 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
     asked = [(name, value) for name, value in headers.items() if name.lower().startswith(HEADER)]
     if not asked:
         return options
-    own: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {}
+    own = tables.setdefault("", {})
     for header, value in asked:
         name = header.lower().removeprefix(HEADER).replace("-", "_")
         if name.endswith("_ms"):
@@ -396,26 +361,22 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
             none = dict.fromkeys(_RATES.values(), 0.0)
             tables.setdefault("faults", {}).update(none, **{_RATES[value]: 1.0})
             continue
-        table = next((t for t, kind in _TABLES.items() if name in kind.__struct_fields__), None)
-        if table is None and name not in _OWN:
+        table = next((t for t, kind in _TABLES.items() if name in kind.__struct_fields__), "")
+        if not table and name not in _OWN:
             raise ValueError(f"there is no header {header}")
         try:
-            _check(SimOptions if table is None else _TABLES[table], name, value, header)
-        except ConfigError as exc:
-            raise ValueError(str(exc)) from None
-        (own if table is None else tables.setdefault(table, {}))[name] = value
+            tables.setdefault(table, {})[name] = read_value(_field(table, name), value)
+        except ValueError as exc:
+            raise ValueError(f"{header}: {exc}") from None
     for name, rate in _CERTAIN.items():
         if name in tables.get("guardrails", {}):
             tables["guardrails"].setdefault(rate, 1.0)
     if own.keys() & {"ttft", "itl"}:
         own.setdefault("spread", 0.0)
+    del tables[""]
+    change = msgspec.structs.replace
     try:
-        changed = {t: _changed(getattr(options, t), values) for t, values in tables.items()}
-        return _changed(options, {**own, **changed})
-    except msgspec.ValidationError as exc:  # each is valid, but not all of them together
+        changed = {t: change(getattr(options, t), **values) for t, values in tables.items()}
+    except ValueError as exc:  # each is valid, but not all of them together
         raise ValueError(f"{', '.join(header for header, _ in asked)}: {exc}") from None
-
-
-def _changed(options: S, values: dict[str, Any]) -> S:
-    fields = {name: getattr(options, name) for name in options.__struct_fields__}
-    return msgspec.convert({**fields, **values}, type(options), strict=False, dec_hook=read_special)
+    return change(options, **own, **changed)

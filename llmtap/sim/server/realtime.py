@@ -25,7 +25,7 @@ from llmtap.sim.server.shapes.shape import (
     BROKEN,
     Answer,
     BadRequest,
-    BaseShape,
+    Shape,
     SimulatedRequest,
     text_of,
 )
@@ -41,8 +41,6 @@ _AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")
 
 
 class Item(msgspec.Struct, omit_defaults=True):
-    """An item of a conversation."""
-
     type: str = "message"
     id: str | None = None
     role: str = "user"
@@ -78,7 +76,6 @@ class _ClientEvent(msgspec.Struct):
 
 
 def _read_event(data: str) -> _ClientEvent:
-    """Read a message of a client. Raises BadRequest."""
     try:
         event = msgspec.json.decode(data, type=_ClientEvent)
     except msgspec.MsgspecError as exc:
@@ -113,7 +110,7 @@ class _Events:
         return self.event("error", error=error)
 
 
-class OpenAIRealtimeShape(BaseShape):
+class OpenAIRealtimeShape(Shape):
     """Writes one response; every event is a message of a WebSocket, and what it returns are their frames."""
 
     media_type = ""
@@ -132,7 +129,6 @@ class OpenAIRealtimeShape(BaseShape):
 
     @property
     def said(self) -> str:
-        """The text sent so far."""
         return self._said
 
     def _item(self, status: str) -> dict[str, Any]:
@@ -207,16 +203,9 @@ class OpenAIRealtimeShape(BaseShape):
         error = {"type": "server_error", "code": "server_error"}
         return told + self._done("failed", {"type": "failed", "error": error})
 
-    def whole(self) -> dict[str, Any]:
-        """A response always streams."""
-        raise NotImplementedError
-
 
 class SimulatedRealtimeSession:
-    """One connection of a client."""
-
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
-        """`number` of the session, for its id."""
         self._reception = reception
         self._id = f"sess_sim{number}"
         self._request = request
@@ -229,12 +218,10 @@ class SimulatedRealtimeSession:
         )
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        """Of the newest response."""
         self._sender: ResponseSender | None = None
         self._cancelled = False
 
     async def run(self) -> web.StreamResponse:
-        """Serve the whole session."""
         socket = self._socket
         if not socket.can_prepare(self._request).ok:
             error = openai_error(426, "upgrade_required", f"{PATH} is for a WebSocket")
@@ -252,7 +239,6 @@ class SimulatedRealtimeSession:
         return socket
 
     async def close(self) -> None:
-        """Close the session because the server stops."""
         await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
     def _put(self, kind: str, **fields: Any) -> None:

@@ -1,8 +1,7 @@
 """Accepts a request of any protocol, and records how it ended.
 
-Here a request's faults and its answer are drawn (`answers.py`), and its tokens are scheduled or asked of the
-engine (`delivery.py`, `live.py`). The result is a `ServerJob`, which a protocol's own code carries out with a
-`ResponseSender` or a `Gatherer`, and hands back at its end.
+A request's faults and answer are drawn (`answers.py`), and its tokens are scheduled or asked of the engine
+(`delivery.py`, `live.py`). A protocol's own code carries the resulting `ServerJob` out and hands it back.
 """
 
 import random
@@ -145,7 +144,6 @@ class Reception:
     def _tickets(
         self, asked: SimulatedRequest, said: list[DeliveredText], lengths: list[int], listener: EngineSource
     ) -> list[Ticket]:
-        """Return an engine's request for each choice. Raises BadRequest."""
         assert self._engine is not None
         limit, size = self._engine.tokens_max, self._engine.block_tokens
         shared: list[tuple[int, ...]] = [()] * len(lengths)
@@ -215,7 +213,6 @@ class Reception:
         return gatherer.due_ns
 
     def end(self, job: ServerJob) -> None:
-        """Record the end of a request, of which nothing more will be sent."""
         job.source.close(self.clock.mono_ns())
         truth = job.truth
         truth.ended_ns = self.clock.mono_ns()

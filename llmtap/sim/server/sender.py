@@ -65,7 +65,6 @@ class ServerJob:
 
     @property
     def retry_after_s(self) -> int:
-        """For `Retry-After`."""
         return -(-self.options.faults.retry_after // 1_000_000_000)
 
     def next_ns(self) -> int:
@@ -97,13 +96,11 @@ class ResponseSender:
         self._opened = False
         self._last_ns = 0
         self._first_ns: int | None = None
-        """When the first token was sent."""
         loop = asyncio.get_running_loop()
         self.begins: asyncio.Future[None] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
-        """Check for news of when something is due."""
         self._waker.sooner(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
@@ -175,7 +172,6 @@ class ResponseSender:
         return False
 
     def _note(self, due_ns: int, chunks: tuple[Chunk, ...]) -> None:
-        """Record that these tokens leave now."""
         truth = self._truth
         now_ns = self._mono_ns()
         carried = False
@@ -234,7 +230,6 @@ class Gatherer:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake(self) -> None:
-        """Check for news of when something is due."""
         self._waker.sooner(self._job.next_ns())
 
     def close(self) -> None:

@@ -16,11 +16,9 @@ from llmtap.clock import Clock, WallAnchor
 __all__ = ["Submitted", "Truth", "TruthLog"]
 
 TRUTHS_MAX: Final = 10_000
-"""Requests kept."""
 TOKENS_MAX: Final = 1_000_000
 """Tokens whose times are kept, some 100 bytes each."""
 PAGE_MAX: Final = 1_000
-"""Requests in one response."""
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +54,6 @@ class Truth(msgspec.Struct, kw_only=True):
     made_ns: list[list[int]]
     """When the engine made each token, without filters and buffers behind it."""
     due_ns: list[list[int]]
-    """When each was due."""
     sent_ns: list[list[int]]
     """Just before it was written."""
     ended_ns: int = 0
@@ -65,7 +62,6 @@ class Truth(msgspec.Struct, kw_only=True):
     queue), given_up (by the scheduler, later), cancelled (by the client, on a connection that stays), cut
     (the server was stopped), the name of the fault; client_left until the end is reached."""
     status: int = 200
-    """HTTP status, or its equivalent in another protocol."""
     finish: list[str | None] = []
     """Finish reason of each choice; None if its end was not sent."""
     late_ns_max: int = 0
@@ -80,7 +76,6 @@ class TruthLog:
     def __init__(self, clock: Clock, file: Path | None = None) -> None:
         self.anchor = WallAnchor.sample(clock)
         self.sent: OrderedDict[str, list[int]] = OrderedDict()
-        """Send times of tokens, by request id."""
         self._ended: deque[Truth] = deque()
         self._tokens = 0
         self._seq = 0
@@ -98,7 +93,6 @@ class TruthLog:
         return stamps
 
     def end(self, truth: Truth) -> None:
-        """Record the end of a request."""
         self._seq += 1
         truth.seq = self._seq
         if len(self._ended) >= TRUTHS_MAX:
@@ -123,11 +117,8 @@ class TruthLog:
             self._file = None
 
     def _anchor(self) -> dict[str, int]:
-        return {
-            "mono_ns": self.anchor.mono_ns,
-            "wall_ns": self.anchor.wall_ns,
-            "width_ns": self.anchor.width_ns,
-        }
+        anchor = self.anchor
+        return {"mono_ns": anchor.mono_ns, "wall_ns": anchor.wall_ns, "width_ns": anchor.width_ns}
 
     def _put(self, line: Any) -> None:
         assert self._file is not None

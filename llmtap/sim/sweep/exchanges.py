@@ -1,20 +1,15 @@
 """Simulated requests as Exchanges, as a tap would have recorded them; summed up, and captured if wanted.
 
-An engine in virtual time knows when each token left and nothing else. So its Exchanges have:
+An engine in virtual time knows only when each token left. So its Exchanges have:
 
-- Stamps in virtual ns, exact: `uncertainty_ns` is 0 and `clock` is `virtual`. Arrival, end of request, submit
-  and `scheduled` are one moment. The first token brings the head and the first byte with it.
-- Each token as an event of its own, of one token of content and no bytes. Where a whole batch serves (seed
-  004, 4.3), the answer ends with the batch, which may be long after its last token.
-- `usage` as a provider would have sent last. The finish reason is `stop`: a trace's lengths are where models
-  ended by themselves.
-- The relay `sim-<scheduler>`, and rows of the workload from 1 as numbers, so that ids of several runs in one
-  folder differ and missing rows can be found. The arm is the scheduler: several schedulers on one workload
-  are an experiment, and `report --by arm` compares them.
+- Exact stamps in virtual ns: `uncertainty_ns` is 0. Arrival, end of request, submit and `scheduled` are one
+  moment; head, first byte and first token are another.
+- One event per token, without bytes. In a whole batch (seed 004, 4.3) the answer ends with the batch.
+- `usage` as a provider sends it last, and the finish reason `stop`.
+- The relay `sim-<scheduler>` with rows from 1 as numbers; the arm is the scheduler, for `report --by arm`.
 
-A request that the scheduler gave up failed upstream: `rejected` is what a tap itself turns away, and
-objectives do not count it. Without a token it is a response of status 503 (`upstream_error`), later a stream
-that stops (`truncated`). Both miss all objectives, and `error` holds the reason.
+A request that the scheduler gave up failed upstream: without a token it has status 503 (`upstream_error`),
+later it is `truncated`. Both miss all objectives, and `error` holds the reason.
 """
 
 from array import array
@@ -52,7 +47,6 @@ _MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up mid
 
 
 def relay_name(scheduler: str) -> str:
-    """Return the relay of the exchanges of a run."""
     return f"sim-{scheduler}"
 
 

@@ -37,8 +37,8 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
 from llmtap.sim.latency import IterationModel, LatencyModel
+from llmtap.traces.source import open_trace
 from llmtap.units import to_seconds
-from llmtap.workload.trace import opened_trace
 
 __all__ = [
     "BatchFit", "FitError", "GridError", "GridPoint", "IterationFit", "Part", "fit_batches", "fit_capture",
@@ -226,8 +226,10 @@ def fit_capture(place: str, *, chunk: int | None = None) -> IterationFit:
     from llmtap.capture.store.rows import exchanges_of
 
     try:
-        with opened_trace(place) as (source, _):
-            arrived = (batch.filter(pc.is_valid(batch.column("arrival_ns"))) for batch in source.batches)
+        with open_trace(place) as trace:
+            arrived = (
+                batch.filter(pc.is_valid(batch.column("arrival_ns"))) for batch in trace.source.batches
+            )
             return fit_exchanges((x for batch in arrived for x in exchanges_of(batch)), chunk=chunk)
     except FitError as exc:
         raise ConfigError(place, str(exc)) from None

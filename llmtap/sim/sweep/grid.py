@@ -1,8 +1,7 @@
 """The grid of a sweep: values of options are multiplied out to points, and points become jobs; presets.
 
-An axis is an option with one or more values. Points are ordered for reading: sizes, loads, seeds, servers,
-readings and options of serving as given, and schedulers next to one another. A job has only the options that
-its scheduler reads (`registry.options_read`): points that differ in others are one job.
+Points are ordered for reading: sizes, loads, seeds, servers, options as given, then schedulers. A job has
+only the options that its scheduler reads (`registry.options_read`): points that differ in others are one job.
 
 The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; `share` of what a
 scheduler can do (`Preset.share_of`), which is run first.
@@ -38,8 +37,6 @@ BEST: Final = "best"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named sweep."""
-
     about: str
     source: str
     axes: Mapping[str, tuple[Any, ...]]
@@ -139,18 +136,13 @@ class GridSource:
         """`name`: a place for `load_trace`, or a synthetic workload if no file has that name."""
         self.name = name
         self.traces: dict[str, Trace] = {}
-        """By digest."""
         self.remarks: list[str] = []
         """Notes beside those of the rows."""
-        self._drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
+        self.drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
+        """Whether it is a synthetic workload, which depends on the seed."""
         self._format = source_format
         self._progress = progress
         self._digests: dict[tuple[int | None, int], str] = {}
-
-    @property
-    def drawn(self) -> bool:
-        """Whether it is a synthetic workload, which depends on the seed."""
-        return self._drawn
 
     @property
     def notes(self) -> list[str]:
@@ -160,9 +152,9 @@ class GridSource:
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
         """Return the digest of the first `count` rows, and these. Raises ConfigError."""
-        key = (count, seed if self._drawn else 0)
+        key = (count, seed if self.drawn else 0)
         if key not in self._digests:
-            if self._drawn:
+            if self.drawn:
                 if self._format is not None:
                     raise ConfigError("--from", f"{self.name} is a workload that is drawn: it has no format")
                 trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
@@ -182,7 +174,6 @@ class GridSource:
         return digest, self.traces[digest]
 
     def _hint(self) -> str | None:
-        """Return a hint for an unknown name."""
         if self.name == "-" or "://" in self.name or Path(self.name).exists():
             return None
         names = [name for name in workloads() if ":" not in name and "." not in name]
@@ -192,8 +183,6 @@ class GridSource:
 
 @dataclass(frozen=True, slots=True)
 class SweepGrid:
-    """Makes jobs from points."""
-
     source: GridSource
     common: Mapping[str, Any]
     """Fields of `SweepJob` that are the same for all."""
@@ -303,20 +292,15 @@ def _summary(told: SweepAttempt) -> dict[str, Any]:
 
 
 def _scale(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:
-    scale, option = _wanted_scale(point, trace, capacity_rps)
-    if trace.span_ns * -(-count // max(1, len(trace) - 1)) > _LAST_NS * scale:
-        raise ConfigError(option, f"the last of {count:,} requests would arrive after 146 years")
-    return scale
-
-
-def _wanted_scale(point: Point, trace: Trace, capacity_rps: float | None) -> tuple[float, str]:
-    """Return the scale and the option that sets it."""
-    rate = point.get("rate")
+    rate, scale, option = point.get("rate"), float(point.get("scale", 1.0)), "--scale"
     if "share" in point:
         assert capacity_rps is not None
         rate = point["share"] * capacity_rps
-    if rate is None:
-        return float(point.get("scale", 1.0)), "--scale"
-    if trace.rate_rps is None:
-        raise ConfigError("--rate", _NO_RATE)
-    return float(rate / trace.rate_rps), "--rate"
+    if rate is not None:
+        option = "--rate"
+        if trace.rate_rps is None:
+            raise ConfigError(option, _NO_RATE)
+        scale = float(rate / trace.rate_rps)
+    if trace.span_ns * -(-count // max(1, len(trace) - 1)) > _LAST_NS * scale:
+        raise ConfigError(option, f"the last of {count:,} requests would arrive after 146 years")
+    return scale

@@ -1,10 +1,8 @@
 """Runs the jobs of a sweep in this process, in several, or on a Ray cluster, and keeps the results.
 
-Attempts come as they end, in any order. Workers get the traces once, when they start. A job that fails is an
-attempt with an error, also if its process dies. Each attempt is written and synced before anything else is
-done with it, so a kill costs only what was running; an incomplete last line is cut off when the file is
-opened again. Jobs in the file are not run again unless they failed. Any number of sweeps may share a file,
-one at a time.
+Attempts come as they end, in any order. A job that fails is an attempt with an error, also if its process
+dies. Each attempt is written and synced first, so a kill costs only what was running; an incomplete last line
+is cut off when the file is opened again. Jobs in the file are not run again unless they failed.
 """
 
 import fcntl
@@ -236,8 +234,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _attempt(job: SweepJob) -> SweepAttempt:
-    return attempt(job, _traces[job.rows], SystemClock.mono_ns)
+def _attempt(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
+    return attempt(job, _traces[job.rows] if trace is None else trace, SystemClock.mono_ns)
 
 
 def on_ray(
@@ -250,7 +248,7 @@ def on_ray(
     """
     with ray_cluster(address, workers) as ray:
         kept = {digest: ray.put(trace) for digest, trace in traces.items()}
-        task = ray.remote(max_retries=1)(_attempt_on_ray)
+        task = ray.remote(max_retries=1)(_attempt)
         running = {task.options(name=job.name).remote(job, kept[job.rows]): job for job in jobs}
         # Nothing is cancelled when the iterator is closed: all ends with this driver, and Ray 2.60 aborts it
         # if a task that was cancelled by force ends all the same.
@@ -269,17 +267,11 @@ def on_ray(
                 yield told
 
 
-def _attempt_on_ray(job: SweepJob, trace: Trace) -> SweepAttempt:
-    return attempt(job, trace, SystemClock.mono_ns)
-
-
 _EFFORT_PER_PROCESS: Final = 200_000
 """Unmeasured requests that this process runs in the second that another takes to start."""
 
 
 class SweepListener(Protocol):
-    """Listener to the progress of a sweep."""
-
     def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
         """These jobs start now; `kept` more were done before."""
 

@@ -38,8 +38,6 @@ __all__ = ["SimulationResult", "capacity_rps", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """A run and its outcome."""
-
     name: str
     requests: Requests
     record: RunRecord

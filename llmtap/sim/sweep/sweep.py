@@ -48,13 +48,11 @@ class SweepJob:
     rows: str
     """Digest of its rows (`rows_of`)."""
     count: int
-    """Requests."""
     scale: float
     """Factor on the rate of arrivals."""
     scheduler: str
     servers: int = 1
     seed: int | None = 42
-    """None if nothing is drawn."""
     readings: ModelOptions = _READINGS
     serving: Serving = _SERVING
     model: LatencyModel = SEED_MODEL
@@ -78,7 +76,6 @@ class SweepJob:
         return hashlib.sha256(text).hexdigest()[:_ID_DIGITS]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON; durations in ns."""
         told: dict[str, Any] = msgspec.to_builtins(self, enc_hook=encode_special)
         return told
 
@@ -98,8 +95,6 @@ class SweepJob:
 
 @dataclass(frozen=True, slots=True)
 class SweepRows:
-    """A trace, and the digest that jobs refer to."""
-
     digest: str
     trace: "Trace"
 
@@ -154,7 +149,6 @@ class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     job: dict[str, Any] = {}
     seconds: float = 0.0
-    """Duration."""
     summary: dict[str, Any] | None = None
     error: str | None = None
 

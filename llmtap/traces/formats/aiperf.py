@@ -13,8 +13,7 @@ by session and no times.
 Source: shared/traces/formats.md 1.5 (aiperf 0.13.0); its own models allow fractions in times.
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from itertools import chain, count
 from typing import Any, BinaryIO, Final
 
@@ -22,18 +21,19 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.bodies import TextRows, asked_columns, compact, read_elements, read_object
+from llmtap.traces.blocks import BLOCK_COLUMNS, BlockIds
+from llmtap.traces.bodies import asked_columns, compact, is_object, read_elements, read_object
 from llmtap.traces.format import (
     LENGTHS,
     NO_FAILED,
     FormatError,
     TraceFormat,
     TraceSource,
-    TraceWritten,
-    WriteOptions,
+    TraceWriter,
+    replaced,
+    text_batches,
     trace_source,
-)
+)  # fmt: skip
 from llmtap.traces.sorting import grouped
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
@@ -44,8 +44,8 @@ from llmtap.traces.text import (
     decimal_text,
     first_objects,
     number_ns,
-)
-from llmtap.traces.writer import BLOCK_COLUMNS, BlockIds, Outgoing, replaced
+    start_of,
+)  # fmt: skip
 
 __all__ = ["FORMATS"]
 
@@ -77,47 +77,35 @@ class _Row(msgspec.Struct):
 
     def content(self) -> str | None:
         """Return which of the four it has; None for none or several."""
-        there = (
-            self.input_length,
-            self.payload if _has(self.payload) else None,
-            self.messages,
-            self.text_input,
-        )
+        payload = self.payload if bytes(self.payload) not in (b"", b"null") else None
+        there = (self.input_length, payload, self.messages, self.text_input)
         names = [n for n, value in zip(("input_length", *_CONTENTS), there, strict=True) if value is not None]
         return names[0] if len(names) == 1 else None
-
-
-def _has(raw: msgspec.Raw) -> bool:
-    return bytes(raw) not in (b"", b"null")
 
 
 # ---------------------------------------------------------------- mooncake_trace
 
 
-def _read(stream: BinaryIO) -> TraceSource:
+def _open(stream: BinaryIO) -> TraceSource:
     lines = JsonLines(stream, _Row, bytes_max=BODY_BYTES_MAX)
     blocks = iter(lines)
     first = next(blocks, ([], []))
     bodies = any(row.content() in _CONTENTS for row in first[0])
-    return trace_source(
-        partial(_batches, lines, chain([first], blocks)), "aiperf", blocks="trace", block_unit="tokens",
-        block_size=_SIZE, level="full" if bodies else "shape",
-    )  # fmt: skip
 
-
-def _batches(
-    lines: JsonLines[_Row], blocks: Iterable[tuple[list[_Row], list[int]]], notes: list[str]
-) -> Iterator[pa.RecordBatch]:
-    rows, extras = TextRows(), 0
-    for found in blocks:
-        for row, number in zip(*found, strict=True):
+    def rows(notes: list[str]) -> Iterator[Json]:
+        extras = 0
+        for row, number in chain.from_iterable(zip(*block, strict=True) for block in chain([first], blocks)):
             content = row.content()
             extras += content == "input_length" and row.extra is not None
-            yield from rows.add(**_columns(row, content, number))
-    yield from rows.rest()
-    notes += lines.notes()
-    if extras:
-        notes.append(f"{extras:,} rows have extra fields of a body that is not there: not kept")
+            yield _columns(row, content, number)
+        notes += lines.notes()
+        if extras:
+            notes.append(f"{extras:,} rows have extra fields of a body that is not there: not kept")
+
+    return trace_source(
+        lambda notes: text_batches(rows(notes)), "aiperf", blocks="trace", block_unit="tokens",
+        block_size=_SIZE, level="full" if bodies else "shape",
+    )  # fmt: skip
 
 
 def _columns(row: _Row, content: str | None, number: int) -> Json:
@@ -149,17 +137,12 @@ def _columns(row: _Row, content: str | None, number: int) -> Json:
     return columns | {"request_body": text, "level": "full", **asked_columns(body)}
 
 
-def _write(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written = TraceWritten()
-    content = options.choice("content", "payload", _CONTENTS)
-    going = Outgoing("aiperf", info, written, columns=(*_WANTED, *BLOCK_COLUMNS), needs=())
-    ids, kinds = BlockIds(info, _SIZE), _Kinds(written)
-    for batch in going.batches(batches):
-        batch = kinds.fitting(batch)
+def _write(writer: TraceWriter) -> None:
+    content = writer.options.choice("content", "payload", _CONTENTS)
+    ids = BlockIds(writer, _SIZE)
+    for batch in writer.outgoing((*_WANTED, *BLOCK_COLUMNS), (), reasons=_misfits()):
         bodies = batch.filter(pc.is_valid(batch.column("request_body")))
-        written.count(bodies.select(["input_tokens", "blocks"]), sign=-1)
+        writer.count(bodies.select(["input_tokens", "blocks"]), sign=-1)
         columns = [batch.column(name).to_pylist() for name in _WANTED]
         lines = []
         for row, blocks in zip(zip(*columns, strict=True), ids.of(_lengths_only(batch)), strict=True):
@@ -177,10 +160,9 @@ def _write(
             if body is None and blocks is not None:
                 parts.append(f'"hash_ids":[{",".join(map(str, blocks))}]')
             lines.append(f"{{{','.join(parts)}}}\n")
-        out.write("".join(lines).encode())
+        writer.out.write("".join(lines).encode())
     ids.missing = 0  # a row with a body needs none, and AIPerf takes the others as well
-    ids.report(written)
-    return written
+    ids.report()
 
 
 def _lengths_only(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -209,49 +191,29 @@ def _body_fields(body: str, content: str) -> list[str]:
     return parts
 
 
-class _Kinds:
-    """Drops rows with neither body nor length, and those of another kind than the first of their session."""
+def _misfits() -> Callable[[pa.RecordBatch], list[str | None]]:
+    """Return a function that says which rows AIPerf cannot read, and why."""
+    with_bodies: dict[str, bool] = {}  # of the first row of each session
 
-    def __init__(self, written: TraceWritten) -> None:
-        self._written = written
-        self._bodies: dict[str, bool] = {}
+    def reason(body: str | None, read: int | None, session: str | None) -> str | None:
+        if body is None and read is None:
+            return "neither a body nor a count of input tokens"
+        if body is not None and not is_object(body):
+            return _NO_OBJECT
+        if session is not None and with_bodies.setdefault(session, body is not None) != (body is not None):
+            return "its session began with rows of the other kind, with or without bodies"
+        return None
 
-    def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        good = []
-        columns = (batch.column(name).to_pylist() for name in ("request_body", "input_tokens", "session"))
-        for body, read, session in zip(*columns, strict=True):
-            reason = None
-            if body is None and read is None:
-                reason = "neither a body nor a count of input tokens"
-            elif body is not None and not _is_object(body):
-                reason = _NO_OBJECT
-            elif session is not None and self._bodies.setdefault(session, body is not None) != (
-                body is not None
-            ):
-                reason = "its session began with rows of the other kind, with or without bodies"
-            good.append(reason is None)
-            if reason is not None:
-                self._written.drop(reason)
-                self._written.rows -= 1
-        if all(good):
-            return batch
-        fits = pa.array(good)
-        self._written.count(batch.filter(pc.invert(fits)), sign=-1)
-        return batch.filter(fits)
+    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+        names = ("request_body", "input_tokens", "session")
+        return list(map(reason, *(batch.column(name).to_pylist() for name in names)))
+
+    return reasons
 
 
 def _one_line(body: str) -> str:
     """Return the same JSON on one line: a line break in it is white space outside of strings."""
     return body.replace("\r", " ").replace("\n", " ")
-
-
-def _is_object(body: str) -> bool:
-    """Whether it is a JSON object."""
-    try:
-        read_object(body, "request")
-    except FormatError:
-        return False
-    return True
 
 
 def _sniff(head: bytes, name: str) -> bool:
@@ -277,12 +239,8 @@ class _Session(msgspec.Struct):
     payloads: list[Json]
 
 
-def _read_inputs(stream: BinaryIO) -> TraceSource:
-    return trace_source(partial(_input_batches, stream), "aiperf-inputs", level="full")
-
-
-def _input_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    rows, bare = TextRows(), 0
+def _read_inputs(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
+    bare = 0
     for number, element in enumerate(read_elements(stream, ("data",))):
         try:
             session = msgspec.convert(element, _Session)
@@ -291,35 +249,29 @@ def _input_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatc
         bare += not session.payloads
         for turn, payload in enumerate(session.payloads):
             text = compact(payload)
-            yield from rows.add(
-                session=session.session_id, session_source="explicit", turn=turn, level="full",
-                request_body=text, **asked_columns(read_object(text, f"session {number}, payload {turn}")),
-            )  # fmt: skip
-    yield from rows.rest()
+            yield {
+                "session": session.session_id, "session_source": "explicit", "turn": turn, "level": "full",
+                "request_body": text,
+                **asked_columns(read_object(text, f"session {number}, payload {turn}")),
+            }  # fmt: skip
     if bare:
         notes.append(f"{bare:,} sessions have no payloads, and became no row")
 
 
-def _write_inputs(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written, loose = TraceWritten(), 0
+def _write_inputs(writer: TraceWriter) -> None:
+    loose, out = 0, writer.out
     columns = ("capture", "session", "id", "request_body")
-    going = Outgoing(
-        "aiperf-inputs", info, written, columns=columns, needs=("request_body",), times="none", failed=True
-    )
+
+    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+        return [None if is_object(body) else _NO_OBJECT for body in batch.column("request_body").to_pylist()]
 
     def turns() -> Iterator[tuple[object, int, bytes]]:
         nonlocal loose
         order = count()
-        for batch in going.batches(batches):
+        going = writer.outgoing(columns, ("request_body",), times="none", failed=True, reasons=reasons)
+        for batch in going:
             rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-            for i, (n, (capture, session, name, body)) in enumerate(zip(order, rows, strict=False)):
-                if not _is_object(body):
-                    written.drop(_NO_OBJECT)
-                    written.count(batch.slice(i, 1), sign=-1)
-                    written.rows -= 1
-                    continue
+            for n, (capture, session, name, body) in zip(order, rows, strict=False):
                 # Rows come in time order, which is that of the turns. One without a session is one by itself.
                 loose += session is None
                 key = n if session is None else (capture, session)
@@ -339,12 +291,11 @@ def _write_inputs(
                 out.write(f'{{"session_id":{compact(named)},"payloads":['.encode())
             out.write((f",{body}" if turn else body).encode())
     out.write(b"]}\n]}\n" if used else b'{"data":[]}\n')
-    written.note(loose, "rows have no session: each became one of its own")
-    return written
+    writer.note(loose, "rows have no session: each became one of its own")
 
 
 def _sniff_inputs(head: bytes, name: str) -> bool:
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = start_of(head)
     return text.startswith(b"{") and b'"data"' in text and b'"payloads"' in text and b'"session_id"' in text
 
 
@@ -361,8 +312,8 @@ FORMATS: Final = (
         },
         styles={"content": "where bodies go: payload (unchanged), messages or text_input"},
         sniff=_sniff,
-        read=_read,
-        write=_write,
+        opens=_open,
+        writes=_write,
     ),
     TraceFormat(
         name="aiperf-inputs",
@@ -375,7 +326,8 @@ FORMATS: Final = (
             "outcome and status": "its payloads are requests: those that failed are written, too",
         },
         sniff=_sniff_inputs,
-        read=_read_inputs,
-        write=_write_inputs,
+        info={"level": "full"},
+        rows=_read_inputs,
+        writes=_write_inputs,
     ),
 )

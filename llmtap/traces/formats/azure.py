@@ -11,26 +11,15 @@ is written so.
 Source: shared/traces/formats.md 1.2 and 1.8 (inference-perf 0.7.0); Azure/AzurePublicDataset (CC-BY-4.0).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import (
-    LENGTHS,
-    NO_FAILED,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    batch_of,
-    trace_source,
-)
+from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter, batch_of, peeked
 from llmtap.traces.text import COUNT, CsvColumn, CsvKind, csv_header, read_csv, write_csv
-from llmtap.traces.writer import Outgoing, peeked
 
 __all__ = ["AZURE", "INFERENCE_PERF"]
 
@@ -54,10 +43,6 @@ _COLUMNS: Final = (
 _SECONDS_CHARS: Final = len("2023-11-16 18:15:46")
 
 
-def _read(stream: BinaryIO) -> TraceSource:
-    return trace_source(partial(_batches, stream), "azure", arrivals="wall")
-
-
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     for rows, columns in read_csv(stream, _COLUMNS, notes):
         # Rounded down, as a clock that counts microseconds does.
@@ -65,15 +50,10 @@ def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
         yield batch_of(rows, columns | {"arrival": moment.cast(pa.timestamp("us", "UTC"))})
 
 
-def _write(
-    name: str, digits: int, end: str, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch],
-    options: WriteOptions,
-) -> TraceWritten:  # fmt: skip
-    """Write a file for the format `name`, with so many digits of a second and that end of a line."""
-    written = TraceWritten()
-    going = Outgoing(name, info, written, columns=[c.column for c in _COLUMNS], times="date")
-    first, batches = peeked(going.batches(batches))
-    images = going.own and first is not None and first["images"].null_count < len(first)
+def _write(digits: int, end: str, writer: TraceWriter) -> None:
+    """Write a file with so many digits of a second and that end of a line."""
+    first, batches = peeked(writer.outgoing([c.column for c in _COLUMNS], times="date"))
+    images = writer.own and first is not None and first["images"].null_count < len(first)
     columns, cut = _COLUMNS if images else _COLUMNS[:3], 0
 
     def fields() -> Iterator[dict[str, list[object]]]:
@@ -88,9 +68,8 @@ def _write(
                 "arrival_ns": pc.utf8_slice_codeunits(dates, 0, _SECONDS_CHARS + 1 + digits).to_pylist()
             }
 
-    write_csv(out, columns, fields(), end)
-    written.note(cut, f"arrivals lost what is finer than {digits} digits of a second")
-    return written
+    write_csv(writer.out, columns, fields(), end)
+    writer.note(cut, f"arrivals lost what is finer than {digits} digits of a second")
 
 
 _WHY: Final = {"model": "it has three columns: when, tokens read, tokens generated", **NO_FAILED}
@@ -103,8 +82,9 @@ AZURE: Final = TraceFormat(
     needs=LENGTHS,
     why={"arrival": "to 100 ns", **_WHY},
     sniff=lambda head, name: {c.name for c in _COLUMNS[:3]} <= csv_header(head),
-    read=_read,
-    write=partial(_write, "azure", 7, "\r\n"),
+    info={"arrivals": "wall"},
+    batches=_batches,
+    writes=partial(_write, 7, "\r\n"),
 )
 
 INFERENCE_PERF: Final = TraceFormat(
@@ -114,7 +94,7 @@ INFERENCE_PERF: Final = TraceFormat(
     holds=LENGTHS,
     needs=LENGTHS,
     why={"arrival": "to the microsecond; it takes the first row as its zero", **_WHY},
-    read=_read,
-    write=partial(_write, "inference-perf", 6, "\n"),
+    opens=AZURE.read,
+    writes=partial(_write, 6, "\n"),
 )
 """Read it with --from: its files look like Azure's."""

@@ -11,27 +11,16 @@ chats are in memory while a file is read or written.
 Source: shared/traces/formats.md 1.4; alibaba-edu/qwen-bailian-usagetraces-anon, README (Apache-2.0).
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import Annotated, Any, BinaryIO, Final
+from collections.abc import Iterator
+from typing import Annotated, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.blocks import BLOCK_COLUMNS, BlockIds, block_columns
 from llmtap.traces.bodies import compact
-from llmtap.traces.format import (
-    LENGTHS,
-    NO_FAILED,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    batch_of,
-    trace_source,
-)
-from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, number_ns
-from llmtap.traces.writer import BLOCK_COLUMNS, BlockIds, Outgoing
+from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter, batch_of
+from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, numbers_ns
 
 __all__ = ["FORMAT"]
 
@@ -52,12 +41,6 @@ class _Row(msgspec.Struct):
     hash_ids: list[Id] | None = None
 
 
-def _read(stream: BinaryIO) -> TraceSource:
-    return trace_source(
-        partial(_batches, stream), "bailian", blocks="trace", block_unit="tokens", block_size=_SIZE
-    )
-
-
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     lines = JsonLines(stream, _Row)
     roots: dict[int, int] = {}  # of chats that have a parent
@@ -69,40 +52,30 @@ def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
                 root = roots.get(row.parent_chat_id, row.parent_chat_id)
                 roots[row.chat_id] = root
             sessions.append(str(root))
-        ids = [row.hash_ids for row in rows]
-        columns: dict[str, list[Any]] = {
+        columns = {
             "id": [str(row.chat_id) for row in rows],
             "parent": [None if row.parent_chat_id == -1 else str(row.parent_chat_id) for row in rows],
             "session": sessions,
             "session_source": ["explicit"] * len(rows),
             "turn": [row.turn - 1 for row in rows],
             "route": [row.type for row in rows],
-            "arrival_ns": [
-                number_ns(row.timestamp, 9, number, "timestamp")
-                for row, number in zip(rows, numbers, strict=True)
-            ],
+            "arrival_ns": numbers_ns([row.timestamp for row in rows], 9, numbers, "timestamp"),
             "input_tokens": [row.input_length for row in rows],
             "output_tokens": [row.output_length for row in rows],
-            "blocks": ids,
-            "block_size": [None if i is None else _SIZE for i in ids],
-            "block_unit": [None if i is None else "tokens" for i in ids],
+            **block_columns([row.hash_ids for row in rows], _SIZE),
         }
         yield batch_of(len(rows), columns)
     notes += lines.notes()
 
 
-def _write(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written = TraceWritten()
-    going = Outgoing("bailian", info, written, columns=(*_WANTED, *BLOCK_COLUMNS))
-    ids, chats = BlockIds(info, _SIZE), _Chats()
-    for batch in going.batches(batches):
+def _write(writer: TraceWriter) -> None:
+    ids, chats = BlockIds(writer, _SIZE), _Chats()
+    for batch in writer.outgoing((*_WANTED, *BLOCK_COLUMNS)):
         columns = [batch.column(name).to_pylist() for name in _WANTED]
         lines = []
         for row, blocks in zip(zip(*columns, strict=True), ids.of(batch), strict=True):
             arrival_ns, read, made, name, parent, session, turn, kind, images = row
-            if going.own:  # they have their numbers
+            if writer.own:  # they have their numbers
                 chat = int(name or -1), int(parent or -1), (turn or 0) + 1
             else:
                 chat = chats.number(name, parent, session, turn)
@@ -116,10 +89,9 @@ def _write(
             line += f', "turn": {chat[2]}'
             line += "" if blocks is None else f', "hash_ids": {blocks}'
             lines.append(line + "}\n")
-        out.write("".join(lines).encode())
-    ids.report(written)
-    written.note(chats.lost, "rows follow an exchange that is not here: they begin a conversation")
-    return written
+        writer.out.write("".join(lines).encode())
+    ids.report()
+    writer.note(chats.lost, "rows follow an exchange that is not here: they begin a conversation")
 
 
 class _Chats:
@@ -167,6 +139,7 @@ FORMAT: Final = TraceFormat(
         "think time": "only the times of the turns themselves",
     },
     sniff=_sniff,
-    read=_read,
-    write=_write,
+    info={"blocks": "trace", "block_unit": "tokens", "block_size": _SIZE},
+    batches=_batches,
+    writes=_write,
 )

@@ -12,26 +12,15 @@ Files 1 and 2 have six columns, file 3 has eight; columns are found by name, and
 Source: shared/traces/formats.md 1.3; HPMLL/BurstGPT (CC-BY-4.0).
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import (
-    LENGTHS,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    batch_of,
-    trace_source,
-)
+from llmtap.traces.format import FAILED, LENGTHS, TraceFormat, TraceWriter, batch_of, replaced
 from llmtap.traces.text import COUNT, SECONDS, SECONDS_US, TEXT, CsvColumn, csv_header, read_csv, write_csv
-from llmtap.traces.writer import FAILED, Outgoing, replaced, with_model
 
 __all__ = ["FORMAT"]
 
@@ -50,10 +39,6 @@ _WANTED: Final = (*(c.column for c in _COLUMNS if c.column != "total"), "usage")
 
 class _Usage(msgspec.Struct):
     total_tokens: int | None = None
-
-
-def _read(stream: BinaryIO) -> TraceSource:
-    return trace_source(partial(_batches, stream), "burstgpt")
 
 
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
@@ -82,19 +67,17 @@ def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
         notes.append(f"{others:,} rows have another total than the sum: it is kept in usage")
 
 
-def _write(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written, nameless = TraceWritten(), 0
-    own = info.source == "burstgpt"
+def _write(writer: TraceWriter) -> None:
+    own, nameless = writer.own, 0
     # A file of this format may have rows without response tokens.
     needs = ("arrival_ns", "input_tokens", *(() if own else ("output_tokens",)))
-    going = Outgoing("burstgpt", info, written, columns=_WANTED, needs=needs, failed=True)
+    if not own:
+        writer.batches = map(_failed_as_zero, writer.batches)
+    writer.batches = writer.with_model(writer.batches)
 
     def fields() -> Iterator[dict[str, list[Any]]]:
         nonlocal nameless
-        given = batches if own else map(_failed_as_zero, batches)
-        for batch in going.batches(with_model(given, options, written)):
+        for batch in writer.outgoing(_WANTED, needs, failed=True):
             column = {name: batch.column(name).to_pylist() for name in _WANTED}
             nameless += batch.column("model").null_count
             pairs = zip(column["input_tokens"], column["output_tokens"], strict=True)
@@ -107,10 +90,9 @@ def _write(
                 column["route"] = ["API log" if s is None else "Conversation log" for s in column["session"]]
             yield column
 
-    write_csv(out, _COLUMNS, fields())
+    write_csv(writer.out, _COLUMNS, fields())
     if not own:
-        written.note(nameless, "rows have no model; vLLM reads only those of GPT-4")
-    return written
+        writer.note(nameless, "rows have no model; vLLM reads only those of GPT-4")
 
 
 def _failed_as_zero(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -134,6 +116,6 @@ FORMAT: Final = TraceFormat(
         "tenant": "its Log Type says only whether a request is part of a conversation",
     },
     sniff=lambda head, name: {c.name for c in _COLUMNS if c.required} <= csv_header(head),
-    read=_read,
-    write=_write,
+    batches=_batches,
+    writes=_write,
 )

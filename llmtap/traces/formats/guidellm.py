@@ -12,28 +12,14 @@ Source: shared/traces/formats.md 1.7 (guidellm 0.8.1).
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, BinaryIO, Final
 
-import pyarrow as pa
-
-from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.bodies import JOINED, PromptTexts, TextRows, compact, prompt_columns, read_object
-from llmtap.traces.format import (
-    LENGTHS,
-    NO_FAILED,
-    FormatError,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    trace_source,
-)
+from llmtap.traces.bodies import JOINED, prompt_columns, read_object, write_prompts
+from llmtap.traces.format import LENGTHS, NO_FAILED, FormatError, TraceFormat, TraceWriter
 from llmtap.traces.formats.mooncake import LengthFields, looks
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, clipped, csv_header, first_objects, read_lines
-from llmtap.traces.writer import Outgoing
 
 __all__ = ["FORMATS"]
 
@@ -46,12 +32,8 @@ _INPUTS: Final = ("prompt_tokens_count", "input_tokens_count")
 _OUTPUTS: Final = ("output_tokens_count", "completion_tokens_count")
 
 
-def _read_dataset(stream: BinaryIO) -> TraceSource:
-    return trace_source(partial(_dataset_batches, stream), "guidellm-data", level="full")
-
-
-def _dataset_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    rows, others = TextRows(), dict[str, None]()
+def _read_dataset(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    others = dict[str, None]()
     for number, row in _dataset_rows(stream):
         name = next((n for n in _PROMPTS if n in row), None)
         prompt = None if name is None else row[name]
@@ -62,8 +44,7 @@ def _dataset_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBa
             raise FormatError(f"line {number}: prompt: neither it nor prompt_tokens_count is there")
         others.update(dict.fromkeys(k for k in row if k != name and k not in (*_INPUTS, *_OUTPUTS)))
         text = {} if prompt is None else prompt_columns(prompt)
-        yield from rows.add(input_tokens=read, output_tokens=made, **text)
-    yield from rows.rest()
+        yield {"input_tokens": read, "output_tokens": made, **text}
     if others:
         notes.append(f"columns that are not kept: {', '.join(others)}")
 
@@ -109,22 +90,10 @@ def _count(row: Mapping[str, Any], names: tuple[str, ...], number: int) -> int |
     return int(text)
 
 
-def _write_dataset(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written, texts = TraceWritten(), PromptTexts()
-    columns = ("request_body", "input_tokens", "output_tokens")
-    going = Outgoing("guidellm-data", info, written, columns=columns, needs=("request_body",), times="none")
-    for batch in going.batches(batches):
-        prompts = texts.of_all(batch, written)
-        wanted = (batch.column(name).to_pylist() for name in ("input_tokens", "output_tokens"))
-        for prompt, read, made in zip(prompts, *wanted, strict=True):
-            if prompt is not None:
-                row = {"prompt": prompt, "prompt_tokens_count": read, "output_tokens_count": made}
-                row = {name: value for name, value in row.items() if value is not None}
-                out.write(compact(row).encode() + b"\n")
-    texts.report(written)
-    return written
+def _write_dataset(writer: TraceWriter) -> None:
+    write_prompts(
+        writer, {"input_tokens": "prompt_tokens_count", "output_tokens": "output_tokens_count"}
+    )  # fmt: skip
 
 
 def _sniff_dataset(head: bytes, name: str) -> bool:
@@ -146,8 +115,8 @@ FORMATS: Final = (
             **NO_FAILED,
         },
         sniff=lambda head, name: looks(head) == (True, True),
-        read=_TRACE.read,
-        write=_TRACE.write,
+        opens=_TRACE.read,
+        writes=_TRACE.write,
     ),
     TraceFormat(
         name="guidellm-data",
@@ -161,7 +130,8 @@ FORMATS: Final = (
             **NO_FAILED,
         },
         sniff=_sniff_dataset,
-        read=_read_dataset,
-        write=_write_dataset,
+        info={"level": "full"},
+        rows=_read_dataset,
+        writes=_write_dataset,
     ),
 )

@@ -12,39 +12,29 @@ Source: HAR 1.2 (W3C draft, "HTTP Archive"); shared/traces/formats.md 1.12.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from http import HTTPStatus
 from typing import Any, BinaryIO, Final
 
 import msgspec
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap import __version__
-from llmtap.capture.schema import SCHEMA, CaptureInfo
+from llmtap.capture.schema import SCHEMA
 from llmtap.exchange.exchange import EVENT_CLASSES
 from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
 from llmtap.traces.bodies import (
     ENDPOINTS,
-    TextRows,
     answer_columns,
     asked_columns,
+    chat_answer,
     read_elements,
     read_object,
     text_said,
-)
-from llmtap.traces.format import (
-    ASPECTS,
-    FormatError,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    trace_source,
-)
-from llmtap.traces.writer import with_model
+)  # fmt: skip
+from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceWriter
+from llmtap.traces.text import start_of
 from llmtap.user_files import decode_json
 
 __all__ = ["FORMAT"]
@@ -79,19 +69,14 @@ class _Answer(msgspec.Struct):
 # ---------------------------------------------------------------- reading
 
 
-def _read(file: BinaryIO) -> TraceSource:
-    return trace_source(partial(_batches, file), "har", level="full", arrivals="wall")
-
-
-def _batches(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    rows, skipped = TextRows(), Counter[str]()
+def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    skipped = Counter[str]()
     for number, entry in enumerate(read_elements(file, ("log", "entries"), floats=True)):
         if not isinstance(entry, dict):
             raise FormatError(f"entry {number}: expected a JSON object")
         row = _row_of(entry, skipped)
         if row is not None:
-            yield from rows.add(**row)
-    yield from rows.rest()
+            yield row
     notes += [f"{n:,} entries {what}" for what, n in skipped.items()]
 
 
@@ -233,31 +218,27 @@ def _arrival(ns: int) -> dict[str, Any]:
 # ---------------------------------------------------------------- writing
 
 
-def _write(
-    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    style = options.choice("llmtap", "row", ("row", "none"))
-    written = TraceWritten()
+def _write(writer: TraceWriter) -> None:
+    style, file = writer.options.choice("llmtap", "row", ("row", "none")), writer.out
     opening = {
         "version": "1.2", "creator": {"name": "llmtap", "version": __version__}, "entries": [],
     }  # fmt: skip
     file.write(b'{"log":' + msgspec.json.encode(opening)[: -len(b"]}")])
     endless = 0
-    for batch in with_model(batches, options, written):
+    for batch in writer.with_model(writer.batches):
         dated = batch.filter(pc.is_valid(batch.column("arrival_ns")))
         if dated.num_rows < batch.num_rows:
-            written.drop("no arrival", batch.num_rows - dated.num_rows)
-        written.count(dated if style == "row" else dated.select(_PLAIN))
+            writer.drop("no arrival", batch.num_rows - dated.num_rows)
+        writer.count(dated if style == "row" else dated.select(_PLAIN))
         for row in dated.to_pylist():
             endless += row["response_end_us"] is None
-            file.write(b",\n" if written.rows else b"\n")
+            file.write(b",\n" if writer.rows else b"\n")
             file.write(msgspec.json.encode(_entry(row, style)))
-            written.rows += 1
+            writer.rows += 1
     file.write(b"\n]}}\n")
-    if info.arrivals == "trace" and written.rows:
-        written.notes.append("arrivals count from the trace's own zero: the dates begin in 1970")
-    written.note(endless, "rows do not say when they ended: where HAR wants a time, they have 0")
-    return written
+    if writer.info.arrivals == "trace" and writer.rows:
+        writer.notes.append("arrivals count from the trace's own zero: the dates begin in 1970")
+    writer.note(endless, "rows do not say when they ended: where HAR wants a time, they have 0")
 
 
 def _entry(row: dict[str, Any], style: str) -> dict[str, Any]:
@@ -275,7 +256,7 @@ def _entry(row: dict[str, Any], style: str) -> dict[str, Any]:
     text = row["response_text"]
     content: dict[str, Any] = {"size": 0, "mimeType": "application/json"}
     if text is not None:
-        content["text"] = _answer(row, text)
+        content["text"] = _answer(row)
         content["size"] = len(content["text"].encode())
     entry: dict[str, Any] = {
         "startedDateTime": _date(row["arrival_ns"]),
@@ -319,16 +300,10 @@ def _timings(row: dict[str, Any]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _answer(row: dict[str, Any], text: str) -> str:
+def _answer(row: dict[str, Any]) -> str:
     """Return the content of the answer in one piece, with the text of the streamed one."""
-    answer = {
-        "object": "chat.completion", "model": row["response_model"] or row["model"] or "",
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": text},
-             "finish_reason": row["finish_reason"]}
-        ],
-        "usage": None if row["usage"] is None else msgspec.Raw(row["usage"].encode()),
-    }  # fmt: skip
+    usage = None if row["usage"] is None else msgspec.Raw(row["usage"].encode())
+    answer = chat_answer(row, row["response_model"] or row["model"] or "", usage)
     return msgspec.json.encode(answer).decode()
 
 
@@ -360,7 +335,7 @@ def _phrase(status: int) -> str:
 
 def _sniff(head: bytes, name: str) -> bool:
     """An object with `log` in it, and in that what a HAR begins with."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = start_of(head)
     if not text.startswith(b"{") or b'"log"' not in text:
         return False
     return b'"entries"' in text or (b'"creator"' in text and b'"version"' in text)
@@ -374,6 +349,7 @@ FORMAT: Final = TraceFormat(
     needs=frozenset({"arrival"}),
     styles={"llmtap": "row: all that HAR has no field for, in _llmtap; none: without it"},
     sniff=_sniff,
-    read=_read,
-    write=_write,
+    info={"level": "full", "arrivals": "wall"},
+    rows=_read,
+    writes=_write,
 )

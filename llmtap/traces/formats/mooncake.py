@@ -11,29 +11,28 @@ unless its times have fractions.
 Source: shared/traces/formats.md 1.1; kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
-from typing import Annotated, Any, BinaryIO, Final
+from typing import Annotated, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.blocks import BLOCK_COLUMNS, BlockIds, block_columns
 from llmtap.traces.format import (
     LENGTHS,
     NO_FAILED,
     TraceFormat,
     TraceSource,
-    TraceWritten,
-    WriteOptions,
+    TraceWriter,
     batch_of,
+    replaced,
     trace_source,
-)
-from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, number_ns
-from llmtap.traces.writer import BLOCK_COLUMNS, BlockIds, Outgoing, replaced
+)  # fmt: skip
+from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, numbers_ns
 
 __all__ = ["FORMAT", "LengthFields", "looks"]
 
@@ -75,72 +74,52 @@ class LengthFields:
         blocks = iter(lines)
         first = next(blocks, ([], []))
         size = self._size_of(first[0])
-        return trace_source(
-            partial(self._batches, lines, chain([first], blocks), size),
-            self.name, blocks="trace", block_unit="tokens", block_size=size,
-        )  # fmt: skip
 
-    def _batches(
-        self, lines: JsonLines[_Row], blocks: Iterable[tuple[list[_Row], list[int]]], size: int,
-        notes: list[str],
-    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-        bare = broken = 0
-        for rows, numbers in blocks:
-            ids = [row.hash_ids for row in rows]
-            columns: dict[str, list[Any]] = {
-                "arrival_ns": [
-                    number_ns(row.timestamp, self.places, n, "timestamp")
-                    for row, n in zip(rows, numbers, strict=True)
-                ],
-                "input_tokens": [row.input_length for row in rows],
-                "output_tokens": [row.output_length for row in rows],
-                "blocks": ids,
-                "block_size": [None if i is None else size for i in ids],
-                "block_unit": [None if i is None else "tokens" for i in ids],
-            }
-            if self.durations:
-                ends = [getattr(row, "duration", None) for row in rows]
-                columns["response_end_us"] = [
-                    None if d is None else number_ns(d, self.places, n, "duration") // 1_000
-                    for d, n in zip(ends, numbers, strict=True)
-                ]
-            bare += ids.count(None)
-            broken += sum(
-                i is not None and len(i) != -(-row.input_length // size)
-                for row, i in zip(rows, ids, strict=True)
-            )
-            yield batch_of(len(rows), columns)
-        notes += lines.notes()
-        if bare:
-            notes.append(f"{bare:,} rows have no hash_ids")
-        if broken:
-            notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {size} tokens")
+        def batches(notes: list[str]) -> Iterator[pa.RecordBatch]:
+            bare = broken = 0
+            for rows, numbers in chain([first], blocks):
+                ids = [row.hash_ids for row in rows]
+                columns = {
+                    "arrival_ns": numbers_ns(
+                        [row.timestamp for row in rows], self.places, numbers, "timestamp"
+                    ),
+                    "input_tokens": [row.input_length for row in rows],
+                    "output_tokens": [row.output_length for row in rows],
+                    **block_columns(ids, size),
+                }
+                if self.durations:
+                    ends = [getattr(row, "duration", None) for row in rows]
+                    ends_ns = numbers_ns(ends, self.places, numbers, "duration")
+                    columns["response_end_us"] = [None if ns is None else ns // 1_000 for ns in ends_ns]
+                bare += ids.count(None)
+                broken += sum(not _fits(row, size) for row in rows)
+                yield batch_of(len(rows), columns)
+            notes += lines.notes()
+            if bare:
+                notes.append(f"{bare:,} rows have no hash_ids")
+            if broken:
+                notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {size} tokens")
+
+        return trace_source(batches, self.name, blocks="trace", block_unit="tokens", block_size=size)
 
     def _size_of(self, rows: list[_Row]) -> int:
-        for size in self.sizes:
-            if all(r.hash_ids is None or len(r.hash_ids) == -(-r.input_length // size) for r in rows):
-                return size
-        return self.sizes[0]
+        return next((size for size in self.sizes if all(_fits(row, size) for row in rows)), self.sizes[0])
 
     def size_written(self, info: CaptureInfo) -> int:
         """Return the tokens in a block of the file to write."""
         kept = info.block_unit == "tokens" and (self.any_size or info.source == self.name)
         return info.block_size if kept and info.block_size else self.sizes[0]
 
-    def write(
-        self, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-    ) -> TraceWritten:
+    def write(self, writer: TraceWriter) -> None:
         """Write a trace: times in seconds exactly, times in milliseconds whole, unless they are its own."""
-        written = TraceWritten()
         needs: tuple[str, ...] = _NEEDS
         if self.blocks_needed:
             needs = (*_NEEDS, "blocks")
-            batches = map(_empty_as_none, batches)
-        going = Outgoing(self.name, info, written, columns=_COLUMNS, needs=needs)
-        ids, cut = BlockIds(info, self.size_written(info)), 0
+            writer.batches = map(_empty_as_none, writer.batches)
+        ids, cut = BlockIds(writer, self.size_written(writer.info)), 0
         seconds = self.places == 9
-        whole_ns = 1 if seconds or going.own else 10**self.places
-        for batch in going.batches(batches):
+        whole_ns = 1 if seconds or writer.own else 10**self.places
+        for batch in writer.outgoing(_COLUMNS, needs):
             columns = [batch.column(name).to_pylist() for name in _COLUMNS[:4]]
             lines = []
             for arrival, read, made, end, blocks in zip(*columns, ids.of(batch), strict=True):
@@ -152,10 +131,14 @@ class LengthFields:
                 if self.durations and end is not None:
                     line += f', "duration": {decimal_text(end * 1_000, self.places, point=True)}'
                 lines.append(line + "}\n")
-            out.write("".join(lines).encode())
-        ids.report(written)
-        written.note(cut, "arrivals lost what is finer than the format's digits")
-        return written
+            writer.out.write("".join(lines).encode())
+        ids.report()
+        writer.note(cut, "arrivals lost what is finer than the format's digits")
+
+
+def _fits(row: _Row, size: int) -> bool:
+    """Whether a row has no ids, or as many as its prompt has blocks."""
+    return row.hash_ids is None or len(row.hash_ids) == -(-row.input_length // size)
 
 
 def _empty_as_none(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -190,6 +173,6 @@ FORMAT: Final = TraceFormat(
         "session and turn": "only shared blocks tell which requests belong together",
     },
     sniff=lambda head, name: looks(head) == (True, False),
-    read=_MOONCAKE.read,
-    write=_MOONCAKE.write,
+    opens=_MOONCAKE.read,
+    writes=_MOONCAKE.write,
 )

@@ -8,35 +8,25 @@ formats of their own, because each holds what the other does not.
 Source: shared/traces/formats.md 1.11.
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.saved import SavedError, explain, read_saved
 from llmtap.traces.bodies import (
     ENDPOINTS,
-    TextRows,
     answer_columns,
     asked_columns,
+    chat_answer,
     endpoint_of,
     read_object,
     text_said,
-)
-from llmtap.traces.format import (
-    FormatError,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    trace_source,
-)
-from llmtap.traces.text import read_lines
-from llmtap.traces.writer import FAILED
+)  # fmt: skip
+from llmtap.traces.format import FAILED, FormatError, TraceFormat, TraceWriter
+from llmtap.traces.text import read_lines, start_of
 
 __all__ = ["FORMATS"]
 
@@ -75,57 +65,50 @@ class _Answer(msgspec.Struct):
 # ---------------------------------------------------------------- reading
 
 
-def _read_questions(file: BinaryIO) -> TraceSource:
-    return trace_source(partial(_questions, file), "openai-batch", level="full")
+T = TypeVar("T")
 
 
-def _questions(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    decode = msgspec.json.Decoder(_Question).decode
-    rows, streams, models = TextRows(), 0, set[str]()
+def _decoded(file: BinaryIO, row: type[T]) -> Iterator[tuple[T, str]]:
+    """Yield the lines, and their places for errors."""
+    decode = msgspec.json.Decoder(row).decode
     for number, line in read_lines(file):
-        where = f"line {number}"
         try:
-            asked = decode(line)
-            text = bytes(asked.body).decode()
+            yield decode(line), f"line {number}"
         except (ValueError, RecursionError) as exc:
-            raise FormatError(f"{where}: {exc}") from None
+            raise FormatError(f"line {number}: {exc}") from None
+
+
+def _questions(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    streams, models = 0, set[str]()
+    for asked, where in _decoded(file, _Question):
+        text = bytes(asked.body).decode()
         body = read_object(text, f"{where}: body")
         columns = asked_columns(body)
         streams += body.get("stream") is True
         if columns["model"] is not None and len(models) < 2:
             models.add(columns["model"])
-        yield from rows.add(
-            id=asked.custom_id, method=asked.method, path=asked.url, endpoint=endpoint_of(asked.url, body),
-            stream=body.get("stream") is True, level="full", request_body=text, **columns,
-        )  # fmt: skip
-    yield from rows.rest()
+        yield {
+            "id": asked.custom_id, "method": asked.method, "path": asked.url,
+            "endpoint": endpoint_of(asked.url, body), "stream": body.get("stream") is True, "level": "full",
+            "request_body": text, **columns,
+        }  # fmt: skip
     if streams:
         notes.append(f"{streams:,} requests ask for a stream, which no batch can give")
     if len(models) > 1:
         notes.append("there is more than one model in it, which providers refuse")
 
 
-def _read_answers(file: BinaryIO) -> TraceSource:
-    return trace_source(partial(_answers, file), "openai-batch-output", level="full")
-
-
-def _answers(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    decode = msgspec.json.Decoder(_Answer).decode
-    rows, failed = TextRows(), 0
-    for number, line in read_lines(file):
-        try:
-            answer = decode(line)
-        except (ValueError, RecursionError) as exc:
-            raise FormatError(f"line {number}: {exc}") from None
+def _answers(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    failed = 0
+    for answer, where in _decoded(file, _Answer):
         row: dict[str, Any] = {"id": answer.custom_id, "level": "full"}
         if answer.response is not None:
-            row |= _response_columns(answer.response, f"line {number}")
+            row |= _response_columns(answer.response, where)
         if answer.error is not None:
             failed += 1
             code = "" if answer.error.code is None else f" ({answer.error.code})"
             row |= {"outcome": "upstream_error", "error": f"the batch says that it failed{code}"}
-        yield from rows.add(**row)
-    yield from rows.rest()
+        yield row
     if failed:
         notes.append(f"{failed:,} requests failed")
 
@@ -151,19 +134,18 @@ def _response_columns(response: _Response, where: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- writing
 
 
-def _write_questions(
-    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    out = _Lines(file)
+def _write_questions(writer: TraceWriter) -> None:
+    out = _Lines(writer)
     wanted = ["id", "method", "path", "endpoint", "request_body"]
-    for batch in batches:
-        good = [_put_question(out, row, options) for row in batch.select(wanted).to_pylist()]
-        out.written.count(batch.filter(pa.array(good, pa.bool_())))
-    return out.close(options)
+    for batch in writer.batches:
+        good = [_put_question(out, row) for row in batch.select(wanted).to_pylist()]
+        writer.count(batch.filter(pa.array(good, pa.bool_())))
+    out.close()
 
 
-def _put_question(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> bool:
+def _put_question(out: "_Lines", row: dict[str, Any]) -> bool:
     """Write a row, or drop it."""
+    options = out.writer.options
     if row["request_body"] is None:
         return out.drop("no request body")
     # Members stay as they are spelled: only what has to go, goes.
@@ -192,33 +174,31 @@ def _put_question(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> 
     return True
 
 
-def _write_answers(
-    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    out = _Lines(file)
+def _write_answers(writer: TraceWriter) -> None:
+    out = _Lines(writer)
     wanted = [
         "id", "request_id", "status", "outcome", "model", "response_model", "response_text", "finish_reason",
         "usage", "input_tokens", "output_tokens",
     ]  # fmt: skip
-    for batch in batches:
-        put = [_put_answer(out, row, options) for row in batch.select(wanted).to_pylist()]
+    for batch in writer.batches:
+        put = [_put_answer(out, row) for row in batch.select(wanted).to_pylist()]
         answered = batch.filter(pa.array([kind == "response" for kind in put], pa.bool_()))
-        out.written.count(answered)
+        writer.count(answered)
         # Usage wants both counts: one alone has no place.
         both = pc.and_(pc.is_valid(answered["input_tokens"]), pc.is_valid(answered["output_tokens"]))
         uncounted = answered.filter(pc.invert(pc.or_(pc.is_valid(answered["usage"]), both)))
-        out.written.count(uncounted.select(["input_tokens", "output_tokens"]), sign=-1)
+        writer.count(uncounted.select(["input_tokens", "output_tokens"]), sign=-1)
         failed = batch.filter(pa.array([kind == "error" for kind in put], pa.bool_()))
-        out.written.count(failed.select(["status", "outcome"]))
-    return out.close(options, limits=False)
+        writer.count(failed.select(["status", "outcome"]))
+    out.close(limits=False)
 
 
-def _put_answer(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> str | None:
+def _put_answer(out: "_Lines", row: dict[str, Any]) -> str | None:
     """Write a row and return its kind, `response` or `error`; None if it is dropped.
 
     An error is a request that failed by no decision of the client: one that the client gave up is dropped.
     """
-    name = out.name(row["id"])
+    name, options = out.name(row["id"]), out.writer.options
     line: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": name, "response": None, "error": None}
     if row["response_text"] is None:
         status, outcome = row["status"], row["outcome"]
@@ -231,14 +211,7 @@ def _put_answer(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> st
     model = row["response_model"] or row["model"]
     if options.model is not None and (options.override_model or not model):
         model = options.model
-    body = {
-        "id": f"chatcmpl-{name}", "object": "chat.completion", "model": model or "",
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": row["response_text"]},
-             "finish_reason": row["finish_reason"]}
-        ],
-        "usage": _usage(row),
-    }  # fmt: skip
+    body = {"id": f"chatcmpl-{name}", **chat_answer(row, model or "", _usage(row))}
     line["response"] = {
         "status_code": row["status"] or 200, "request_id": row["request_id"] or "", "body": body,
     }  # fmt: skip
@@ -266,9 +239,8 @@ def _usage(row: dict[str, Any]) -> Any:
 class _Lines:
     """Lines of either kind, with unique names, and their counts."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.written = TraceWritten()
+    def __init__(self, writer: TraceWriter) -> None:
+        self.writer = writer
         self._bytes = 0
         # By hash, about 60 bytes a line.
         self._names: set[int] = set()
@@ -278,7 +250,7 @@ class _Lines:
 
     def name(self, wanted: str | None) -> str:
         """Return the row's id, or another if it has none or an earlier row has the same."""
-        n = self.written.rows
+        n = self.writer.rows
         name = wanted or f"request-{n}"
         while hash(name) in self._names:
             self._renamed += bool(wanted)
@@ -288,63 +260,45 @@ class _Lines:
 
     def put(self, line: dict[str, Any]) -> None:
         data = msgspec.json.encode(line) + b"\n"
-        self._file.write(data)
+        self.writer.out.write(data)
         self._names.add(hash(line["custom_id"]))
         self._bytes += len(data)
-        self.written.rows += 1
+        self.writer.rows += 1
 
     def drop(self, reason: str) -> bool:
-        self.written.drop(reason)
+        self.writer.drop(reason)
         return False
 
-    def close(self, options: WriteOptions, *, limits: bool = True) -> TraceWritten:
-        written, notes = self.written, self.written.notes
+    def close(self, *, limits: bool = True) -> None:
+        writer, options = self.writer, self.writer.options
         if options.override_model and options.model is not None:
-            written.changed["model"] = "--model in every row"
-        if self.unstreamed:
-            notes.append(f"{self.unstreamed:,} requests asked for a stream: `stream` was taken out")
+            writer.changed["model"] = "--model in every row"
+        writer.note(self.unstreamed, "requests asked for a stream: `stream` was taken out")
         if len(self.models) > 1:
-            notes.append(
+            writer.notes.append(
                 "there is more than one model in it, which providers refuse: filter first, or --model"
             )
-        if self._renamed:
-            notes.append(f"{self._renamed:,} ids were not unique, and got a number")
-        if limits and written.rows > LINES_MAX:
-            notes.append(f"{written.rows:,} lines, where providers take {LINES_MAX:,} in a file: split it")
+        writer.note(self._renamed, "ids were not unique, and got a number")
+        if limits and writer.rows > LINES_MAX:
+            writer.note(writer.rows, f"lines, where providers take {LINES_MAX:,} in a file: split it")
         if limits and self._bytes > BYTES_MAX:
-            notes.append(
-                f"{self._bytes / 1e6:,.0f} MB, where providers take 100 to 200 MB in a file: split it"
-            )
-        return written
+            size = f"{self._bytes / 1e6:,.0f} MB"
+            writer.notes.append(f"{size}, where providers take 100 to 200 MB in a file: split it")
 
 
 # ---------------------------------------------------------------- telling
 
 
-def _first_line(head: bytes) -> dict[str, Any] | None:
-    """Return the first line as an object; None if `head` does not hold all of it."""
-    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
+def _sniff(head: bytes, names: set[str], members: tuple[bytes, ...], without: str | None = None) -> bool:
+    """Whether the first line has `names`; of a line longer than `head`, whether that has `members`."""
+    text = start_of(head)
     try:
-        value = msgspec.json.decode(line)
+        line = msgspec.json.decode(text.split(b"\n", 1)[0])
     except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _sniff_questions(head: bytes, name: str) -> bool:
-    line = _first_line(head)
-    if line is None:  # its first request is longer than what we were given
-        text = head.lstrip()
-        return text.startswith(b"{") and b'"custom_id"' in text and b'"url"' in text and b'"body"' in text
-    return {"custom_id", "url", "body"} <= line.keys()
-
-
-def _sniff_answers(head: bytes, name: str) -> bool:
-    line = _first_line(head)
-    if line is None:
-        text = head.lstrip()
-        return text.startswith(b"{") and b'"custom_id"' in text and b'"status_code"' in text
-    return "custom_id" in line and "response" in line and "body" not in line
+        line = None
+    if not isinstance(line, dict):
+        return text.startswith(b"{") and all(b'"%s"' % member in text for member in members)
+    return names <= line.keys() and without not in line
 
 
 _NO_TIME: Final = "a batch has no times"
@@ -363,12 +317,16 @@ FORMATS: Final = (
         holds=_ASKED, needs=frozenset({"request body"}),
         why=_WHY
         | dict.fromkeys(sorted(_ANSWERED - _ASKED), "a batch's answers hold it: --to openai-batch-output"),
-        sniff=_sniff_questions, read=_read_questions, write=_write_questions,
+        sniff=lambda head, name: _sniff(head, {"custom_id", "url", "body"}, (b"custom_id", b"url", b"body")),
+        info={"level": "full"}, rows=_questions, writes=_write_questions,
     ),
     TraceFormat(
         name="openai-batch-output", title="OpenAI batch, answers (JSONL)", extensions=(".jsonl",),
         holds=_ANSWERED, needs=frozenset({"response text"}),
         why=_WHY | dict.fromkeys(sorted(_ASKED - _ANSWERED), "a batch's requests hold it: --to openai-batch"),
-        sniff=_sniff_answers, read=_read_answers, write=_write_answers,
+        sniff=lambda head, name: _sniff(
+            head, {"custom_id", "response"}, (b"custom_id", b"status_code"), without="body"
+        ),
+        info={"level": "full"}, rows=_answers, writes=_write_answers,
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ The integrity of a capture needs the numbers of its rows and the ledger of its r
 ledger, are written without one and without their relays.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
 import msgspec
@@ -23,10 +23,9 @@ from llmtap.traces.format import (
     FormatError,
     TraceFormat,
     TraceSource,
-    TraceWritten,
-    WriteOptions,
-)
-from llmtap.traces.writer import replaced, with_model
+    TraceWriter,
+    replaced,
+)  # fmt: skip
 
 __all__ = ["FORMAT", "read_many"]
 
@@ -98,34 +97,30 @@ def _batches(parquet: pq.ParquetFile, info: CaptureInfo) -> Iterator[pa.RecordBa
         raise FormatError(str(exc)) from None
 
 
-def _write(
-    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written, numbered = TraceWritten(), 0
+def _write(writer: TraceWriter) -> None:
+    info, numbered = writer.info, 0
     whole = bool(info.capture)
 
     def rows() -> Iterator[pa.RecordBatch]:
         nonlocal numbered
-        for batch in with_model(batches, options, written):
+        for batch in writer.with_model(writer.batches):
             if not whole:
-                numbered += pc.and_(
-                    pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay"))
-                ).true_count
+                known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
+                numbered += known.true_count
                 batch = replaced(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
-            written.count(batch)
+            writer.count(batch)
             yield batch
 
     info = msgspec.structs.replace(
         info, schema_version=VERSION, tap_version=info.tap_version or __version__,
         ledger=info.ledger if whole else CaptureLedger(),
     )  # fmt: skip
-    written.rows = write_parquet(file, info, rows())
-    if numbered:
-        written.notes.append(
-            f"{numbered:,} rows are of several captures, or came without a ledger: `relay` is left out, so "
-            "that nothing is told of what is missing; check the integrity of captures before they are merged"
-        )
-    return written
+    writer.rows = write_parquet(writer.out, info, rows())
+    writer.note(
+        numbered,
+        "rows are of several captures, or came without a ledger: `relay` is left out, so "
+        "that nothing is told of what is missing; check the integrity of captures before they are merged",
+    )
 
 
 FORMAT: Final = TraceFormat(
@@ -134,6 +129,6 @@ FORMAT: Final = TraceFormat(
     extensions=(".parquet",),
     holds=frozenset(ASPECTS),
     sniff=lambda head, name: head.startswith(_MAGIC),
-    read=_read,
-    write=_write,
+    opens=_read,
+    writes=_write,
 )

@@ -8,25 +8,17 @@ conversation for each session, or for each row that has none.
 Source: shared/traces/formats.md 1.10; vLLM's benchmark reads `conversations[0].value` and `[1].value` (1.6).
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.bodies import TextRows, compact, messages_of, read_elements, read_object
-from llmtap.traces.format import (
-    FormatError,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    trace_source,
-)
+from llmtap.traces.bodies import compact, messages_of, read_elements, read_object
+from llmtap.traces.format import FormatError, TraceFormat, TraceWriter
 from llmtap.traces.sorting import grouped
+from llmtap.traces.text import start_of
 
 __all__ = ["FORMAT"]
 
@@ -58,50 +50,31 @@ _decode_turn: Final = msgspec.json.Decoder(_Turn).decode
 # ---------------------------------------------------------------- reading
 
 
-@dataclass(slots=True)
-class _Odd:
-    """Counts of irregular turns."""
-
-    texts: int = 0
-    unanswered: int = 0
-    unasked: int = 0
-    strangers: int = 0
-    silent: int = 0
-
-    def notes(self) -> list[str]:
-        told = (
-            (self.texts, "turns were JSON strings instead of objects"),
-            (self.unanswered, "turns have no answer after them, and are in no row"),
-            (self.unasked, "answers follow no question: they are no rows, but part of later prompts"),
-            (
-                self.strangers,
-                "turns are by a speaker that is none of the usual, whose name became their role",
-            ),
-            (self.silent, "conversations have no answer to anything, and became no row"),
-        )
-        return [f"{n:,} {what}" for n, what in told if n]
+_ODD: Final = (
+    "turns were JSON strings instead of objects",
+    "turns have no answer after them, and are in no row",
+    "answers follow no question: they are no rows, but part of later prompts",
+    "turns are by a speaker that is none of the usual, whose name became their role",
+    "conversations have no answer to anything, and became no row",
+)
+_TEXT, _UNANSWERED, _UNASKED, _STRANGER, _SILENT = _ODD
 
 
-def _read(file: BinaryIO) -> TraceSource:
-    return trace_source(partial(_batches, file), "sharegpt", level="full")
-
-
-def _batches(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    rows, odd = TextRows(), _Odd()
+def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    odd = Counter[str]()
     for number, element in enumerate(read_elements(file)):
         where = f"conversation {number}"
         try:
             conversation = msgspec.convert(element, _Conversation)
         except (ValueError, RecursionError) as exc:
             raise FormatError(f"{where}: {exc}") from None
-        # Each row repeats what was said before it: they must not all be in memory at once.
-        for row in _rows(conversation, where, number, odd):
-            yield from rows.add(**row)
-    yield from rows.rest()
-    notes += odd.notes()
+        yield from _rows(conversation, where, number, odd)
+    notes += [f"{odd[what]:,} {what}" for what in _ODD if odd[what]]
 
 
-def _rows(conversation: _Conversation, where: str, number: int, odd: _Odd) -> Iterator[dict[str, Any]]:
+def _rows(
+    conversation: _Conversation, where: str, number: int, odd: Counter[str]
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each answer of a conversation."""
     name = conversation.id
     session = f"#{number}" if name is None or name == "" else str(name)
@@ -114,14 +87,14 @@ def _rows(conversation: _Conversation, where: str, number: int, odd: _Odd) -> It
     for i, given in enumerate(conversation.conversations):
         turn = given
         if isinstance(turn, str):
-            odd.texts += 1
+            odd[_TEXT] += 1
             try:
                 turn = _decode_turn(turn)
             except (ValueError, RecursionError) as exc:
                 raise FormatError(f"{where}, turn {i}: {exc}") from None
         role = _ROLES.get(turn.speaker.lower())
         if role is None:
-            odd.strangers += 1
+            odd[_STRANGER] += 1
             role = turn.speaker
         if role == "assistant" and pending:
             yield {
@@ -133,64 +106,54 @@ def _rows(conversation: _Conversation, where: str, number: int, odd: _Odd) -> It
             }  # fmt: skip
             count, pending = count + 1, 0
         elif role == "assistant":
-            odd.unasked += 1
+            odd[_UNASKED] += 1
         elif role != "system":
             pending += 1
         said.append(compact({"role": role, "content": turn.value}))
         roles.append(role)
         sizes.append(len(turn.value.encode()))
-    odd.unanswered += pending
-    odd.silent += not count
+    odd[_UNANSWERED] += pending
+    odd[_SILENT] += not count
 
 
 # ---------------------------------------------------------------- writing
 
 
-def _write(
-    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written = TraceWritten()
-
+def _write(writer: TraceWriter) -> None:
     def turns() -> Iterator[tuple[object, int, bytes]]:
-        for batch in batches:
+        for batch in writer.batches:
             columns = [batch.column(name).to_pylist() for name in _WANTED]
-            found = [_turn_of(written, *row) for row in zip(*columns, strict=True)]
-            written.count(batch.filter(pa.array([turn is not None for turn in found], pa.bool_())))
+            found = [_turn_of(writer, *row) for row in zip(*columns, strict=True)]
+            writer.count(batch.filter(pa.array([turn is not None for turn in found], pa.bool_())))
             yield from filter(None, found)
 
-    writer = _Writer(file, written)
+    conversations = _Conversations(writer)
     for group in grouped(turns()):
-        writer.session(group)
-    writer.close()
-    return written
+        conversations.session(group)
+    conversations.close()
 
 
 _WANTED: Final = ("capture", "session", "turn", "id", "request_body", "response_text")
 
 
 def _turn_of(
-    written: TraceWritten, capture: str | None, session: str | None, turn: int | None, name: str | None,
+    writer: TraceWriter, capture: str | None, session: str | None, turn: int | None, name: str | None,
     body: str | None, answer: str | None,
 ) -> tuple[object, int, bytes] | None:  # fmt: skip
     """Return key, place and record of a row (`sorting.grouped`), or None for one that is dropped."""
-    reason = None
     messages = None
-    if body is None:
-        reason = "no request body"
-    elif answer is None:
-        reason = "no response text"
-    else:
-        try:
-            messages = messages_of(read_object(body, "request"))
-        except FormatError:
-            pass
-        if not messages:
-            reason = "request without messages"
-    if reason is not None:
-        written.drop(reason)
+    if body is None or answer is None:
+        writer.drop("no request body" if body is None else "no response text")
         return None
-    n = written.rows
-    written.rows += 1
+    try:
+        messages = messages_of(read_object(body, "request"))
+    except FormatError:
+        pass
+    if not messages:
+        writer.drop("request without messages")
+        return None
+    n = writer.rows
+    writer.rows += 1
     # A row of no session is a conversation of its own.
     key = n if session is None else (capture, session)
     record = msgspec.json.encode((session if session is not None else name, messages, answer))
@@ -200,12 +163,12 @@ def _turn_of(
 _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).decode
 
 
-class _Writer:
+class _Conversations:
     """Writes the turns of each session as one conversation."""
 
-    def __init__(self, file: BinaryIO, written: TraceWritten) -> None:
-        self._file = file
-        self._written = written
+    def __init__(self, writer: TraceWriter) -> None:
+        self._file = writer.out
+        self._writer = writer
         self._count = 0
         self._branched = 0
 
@@ -226,7 +189,7 @@ class _Writer:
 
     def close(self) -> None:
         self._file.write(b"\n]\n" if self._count else b"[]\n")
-        self._written.note(
+        self._writer.note(
             self._branched,
             "sessions went on from an earlier point than their last turn: they became several conversations",
         )
@@ -259,7 +222,7 @@ def _goes_on(history: Messages, messages: Messages) -> bool:
 
 def _sniff(head: bytes, name: str) -> bool:
     """Whether it is an array of objects, the first of which has turns."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = start_of(head)
     if not text.startswith(b"["):
         return False
     return text[1:].lstrip()[:1] in (b"{", b"") and b'"conversations"' in text
@@ -281,6 +244,7 @@ FORMAT: Final = TraceFormat(
         "usage": _NO_TOKENS, "request body": "only its messages' text",
     },
     sniff=_sniff,
-    read=_read,
-    write=_write,
+    info={"level": "full"},
+    rows=_read,
+    writes=_write,
 )  # fmt: skip

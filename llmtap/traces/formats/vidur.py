@@ -6,26 +6,14 @@ others and are not written. Nor is `arrived_at` where the first rows have no arr
 Source: shared/traces/formats.md 1.13; project-etalon/etalon, data/processed_traces (Apache-2.0).
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import (
-    LENGTHS,
-    NO_FAILED,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    batch_of,
-    trace_source,
-)
+from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter, batch_of, peeked
 from llmtap.traces.text import COUNT, SECONDS, CsvColumn, CsvKind, csv_header, read_csv, write_csv
-from llmtap.traces.writer import Outgoing, peeked
 
 __all__ = ["FORMAT"]
 
@@ -41,10 +29,6 @@ _COLUMNS: Final = (
 )
 
 
-def _read(stream: BinaryIO) -> TraceSource:
-    return trace_source(partial(_batches, stream), "vidur")
-
-
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     wrong = 0
     for rows, columns in read_csv(stream, _COLUMNS, notes):
@@ -56,20 +40,17 @@ def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
         notes.append(f"{wrong:,} rows have another total than the sum, which is not kept")
 
 
-def _write(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written = TraceWritten()
-    first, batches = peeked(batches)
+def _write(writer: TraceWriter) -> None:
+    first, writer.batches = peeked(writer.batches)
     timed = first is None or first["arrival_ns"].null_count < first.num_rows
     columns = _COLUMNS[0 if timed else 1 : 3]
     names = [c.column for c in columns]
-    going = Outgoing("vidur", info, written, columns=names, needs=names, times="zero" if timed else "none")
-    rows = ({name: batch.column(name).to_pylist() for name in names} for batch in going.batches(batches))
-    write_csv(out, columns, rows)
+    batches = writer.outgoing(names, names, times="zero" if timed else "none")
+    write_csv(
+        writer.out, columns, ({name: batch.column(name).to_pylist() for name in names} for batch in batches)
+    )
     if not timed:
-        written.told.pop("arrival", None)
-    return written
+        writer.told.pop("arrival", None)
 
 
 FORMAT: Final = TraceFormat(
@@ -80,6 +61,6 @@ FORMAT: Final = TraceFormat(
     needs=frozenset({"input tokens", "output tokens"}),
     why={"arrival": "left out where the first rows have none", **NO_FAILED},
     sniff=lambda head, name: {"num_prefill_tokens", "num_decode_tokens"} <= csv_header(head),
-    read=_read,
-    write=_write,
+    batches=_batches,
+    writes=_write,
 )

@@ -11,27 +11,15 @@ milliseconds, as for `--timed-trace-sec-multiplier 0.001`, is a Mooncake file.
 Source: shared/traces/formats.md 1.6; the multiplier's default of 1 is in vllm-project/vllm's own help.
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import BinaryIO, Final
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
 
 import msgspec
-import pyarrow as pa
 
-from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.bodies import JOINED, PromptTexts, TextRows, compact, prompt_columns
-from llmtap.traces.format import (
-    LENGTHS,
-    NO_FAILED,
-    TraceFormat,
-    TraceSource,
-    TraceWritten,
-    WriteOptions,
-    trace_source,
-)
+from llmtap.traces.bodies import JOINED, prompt_columns, write_prompts
+from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter
 from llmtap.traces.formats.mooncake import LengthFields
 from llmtap.traces.text import BODY_BYTES_MAX, Count, JsonLines, first_objects
-from llmtap.traces.writer import Outgoing
 
 __all__ = ["FORMATS"]
 
@@ -45,35 +33,17 @@ class _Custom(msgspec.Struct):
     output_tokens: Count | None = None
 
 
-def _read_custom(stream: BinaryIO) -> TraceSource:
-    return trace_source(partial(_custom_batches, stream), "vllm-custom", level="full")
-
-
-def _custom_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    lines, rows = JsonLines(stream, _Custom, bytes_max=BODY_BYTES_MAX), TextRows()
-    for found, _ in lines:
-        for row in found:
-            yield from rows.add(output_tokens=row.output_tokens, **prompt_columns(row.prompt))
-    yield from rows.rest()
+def _read_custom(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    lines = JsonLines(stream, _Custom, bytes_max=BODY_BYTES_MAX)
+    for row, _ in lines.rows():
+        yield {"output_tokens": row.output_tokens, **prompt_columns(row.prompt)}
     notes += lines.notes()
 
 
-def _write_custom(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written, texts, uncounted = TraceWritten(), PromptTexts(), 0
-    columns = ("request_body", "output_tokens")
-    going = Outgoing("vllm-custom", info, written, columns=columns, needs=("request_body",), times="none")
-    for batch in going.batches(batches):
-        prompts = texts.of_all(batch, written)
-        for prompt, made in zip(prompts, batch.column("output_tokens").to_pylist(), strict=True):
-            if prompt is not None:
-                uncounted += made is None
-                row = {"prompt": prompt} if made is None else {"prompt": prompt, "output_tokens": made}
-                out.write(compact(row).encode() + b"\n")
-    texts.report(written)
-    written.note(uncounted, "rows have no output_tokens: vLLM needs --custom-output-len")
-    return written
+def _write_custom(writer: TraceWriter) -> None:
+    write_prompts(writer, {"output_tokens": "output_tokens"})
+    uncounted = writer.rows - writer.told.get("output tokens", 0)
+    writer.note(uncounted, "rows have no output_tokens: vLLM needs --custom-output-len")
 
 
 def _sniff_custom(head: bytes, name: str) -> bool:
@@ -81,14 +51,11 @@ def _sniff_custom(head: bytes, name: str) -> bool:
     return bool(objects) and all({"prompt"} <= o.keys() <= {"prompt", "output_tokens"} for o in objects)
 
 
-def _write_timed(
-    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> TraceWritten:
-    written = _TIMED.write(out, info, batches, options)
-    size = _TIMED.size_written(info)
-    if written.rows and size != 16:
-        written.notes.append(f"vLLM must be told: --timed-trace-chunk-hash-size {size}")
-    return written
+def _write_timed(writer: TraceWriter) -> None:
+    _TIMED.write(writer)
+    size = _TIMED.size_written(writer.info)
+    if writer.rows and size != 16:
+        writer.notes.append(f"vLLM must be told: --timed-trace-chunk-hash-size {size}")
 
 
 FORMATS: Final = (
@@ -105,8 +72,9 @@ FORMATS: Final = (
             **NO_FAILED,
         },
         sniff=_sniff_custom,
-        read=_read_custom,
-        write=_write_custom,
+        info={"level": "full"},
+        rows=_read_custom,
+        writes=_write_custom,
     ),
     # Its fields are Mooncake's, and guidellm's: it is read with --from.
     TraceFormat(
@@ -116,7 +84,7 @@ FORMATS: Final = (
         holds=LENGTHS | {"prefix blocks"},
         needs=LENGTHS | {"prefix blocks"},
         why={"session and turn": "it has no field for it", **NO_FAILED},
-        read=_TIMED.read,
-        write=_write_timed,
+        opens=_TIMED.read,
+        writes=_write_timed,
     ),
 )

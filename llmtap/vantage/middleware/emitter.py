@@ -44,7 +44,9 @@ class Emitter(Reporter):
         # call itself may have waited, so nothing is added for stalls between two probes.
         lag = make_lag_meter(PROBE_GRAIN_NS)
         name = f"app-{secrets.token_hex(3)}-{os.getpid()}"
-        super().__init__(loop, path, tap_bytes, lag, clock or SystemClock(), name=name, guest=True)
+        super().__init__(
+            loop, path, tap_bytes, lag, clock or SystemClock(), name=name, vantage="middleware", guest=True
+        )
         self.closed = False
         self._failures: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None

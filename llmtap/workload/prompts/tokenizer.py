@@ -7,12 +7,12 @@ the packages come with the extra `tokenizers`.
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from llmtap.capture.tokenizer import load_tokenizer
+from llmtap.capture.tokenizer import TIKTOKEN, Encode, open_tiktoken, open_tokenizer_file
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, install_hint
 from llmtap.units import NS_PER_S
@@ -65,11 +65,10 @@ def open_tokenizer(text: str, place: str) -> Tokenizer:
     """Open a tokenizer by name or path. Raises ConfigError naming `place`."""
     if text == OWN:
         return OwnTokenizer()
+    if text.startswith(TIKTOKEN):
+        return _Tiktoken(text, open_tiktoken(text.removeprefix(TIKTOKEN), place))
     path = Path(text)
-    if path.is_dir():
-        path /= "tokenizer.json"
-    load = load_tokenizer(text if text.startswith("tiktoken:") else str(path), place)
-    return _Tiktoken(text, load) if text.startswith("tiktoken:") else _HuggingFace(path)
+    return _HuggingFace(path / "tokenizer.json" if path.is_dir() else path, place)
 
 
 class OwnTokenizer:
@@ -94,12 +93,10 @@ class OwnTokenizer:
 class _Tiktoken:
     specials = 0
 
-    def __init__(self, name: str, encode: Callable[[str], Sequence[int]]) -> None:
-        import tiktoken
-
+    def __init__(self, name: str, encoding: Any) -> None:
         self.name = name
-        self.encode = encode
-        self._encoding: Any = tiktoken.get_encoding(name.removeprefix("tiktoken:"))  # it is loaded already
+        self.encode: Encode = encoding.encode_ordinary
+        self._encoding = encoding
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         return [len(self.encode(text)) for text in texts]
@@ -113,14 +110,9 @@ class _Tiktoken:
 
 
 class _HuggingFace:
-    def __init__(self, path: Path) -> None:
-        from tokenizers import Tokenizer
-
+    def __init__(self, path: Path, place: str) -> None:
         self.name = str(path)
-        self._tokenizer: Any = Tokenizer.from_file(str(path))
-        # Some files say that texts are to be cut or filled up to a length, for training.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = open_tokenizer_file(path, place)
         self.specials = int(self._tokenizer.num_special_tokens_to_add(False))
         # Without offsets, where the package has it (0.20.1): a third less work.
         self._encode_all: Any = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)

@@ -7,7 +7,7 @@ import pytest
 from llmtap.bench.compliance.evidence import Requirement, Status
 from llmtap.bench.compliance.judge import COMPARISON, REQUIREMENTS
 from llmtap.bench.run.test import TESTS
-from tests.support.compliance_reports import GONE, changed, report_of_test
+from tests.support.results.compliance_reports import GONE, changed, report_of_test
 
 BY_ID = {row.id: row for row in REQUIREMENTS}
 ONE_TEST = [row for row in REQUIREMENTS if row.subject != COMPARISON]

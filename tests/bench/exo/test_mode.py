@@ -12,13 +12,13 @@ from llmtap.errors import ConfigError
 from llmtap.sim.server.options import EngineOptions, SimOptions, load_engine
 from llmtap.units import Duration
 from llmtap.workload.prompts.tokenizer import OWN, load_counter
+from tests.bench.exo.exo import LIMIT_S, bench
 from tests.bench.support import Silent
 from tests.support.busy_machine import measures
-from tests.support.exo import LIMIT_S, bench
-from tests.support.model_folder import model_folder
 from tests.support.nvml import FakeGpu, FakeNvml
-from tests.support.peer import play
-from tests.support.sim_engine import engine
+from tests.support.servers.peer import play
+from tests.support.servers.sim_engine import engine
+from tests.support.workloads.model_folder import model_folder
 
 MS = 1_000_000
 S = 1_000 * MS

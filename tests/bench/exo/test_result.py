@@ -21,7 +21,7 @@ from llmtap.bench.exo.result import (
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.monitor.timeseries import Columns, MonitorSeries
-from tests.support.exchanges import streamed
+from tests.support.traffic.exchanges import streamed
 
 MS = 1_000_000
 S = 1_000 * MS

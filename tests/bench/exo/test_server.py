@@ -16,8 +16,8 @@ from llmtap.bench.exo.mode import ExoGrid
 from llmtap.bench.exo.result import ExoResult
 from llmtap.bench.exo.server import Placement, placement_of
 from llmtap.errors import ConfigError
-from tests.support.exo import LIMIT_S, bench
-from tests.support.peer import play
+from tests.bench.exo.exo import LIMIT_S, bench
+from tests.support.servers.peer import play
 
 INSTANCE = {
     "MlxRingInstance": {

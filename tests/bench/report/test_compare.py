@@ -9,7 +9,7 @@ import pytest
 
 from llmtap.bench.report.compare import compare_results
 from llmtap.errors import ConfigError
-from tests.support.bench_results import results_folder
+from tests.support.results.bench_results import results_folder
 
 QUICK = {"quick": True, "params.requests": 200}
 
@@ -158,13 +158,6 @@ def test_a_load_of_other_requests_is_not_tested_and_others_are(tmp_path: Path) -
     assert one(told, "TBC P50", "90-percent")["finding"] == "no difference shown"
 
 
-def test_fewer_runs_of_the_same_load_are_no_other_load(tmp_path: Path) -> None:
-    a = results_folder(tmp_path / "a", requests=1_000)
-    told = compare_results(a, [results_folder(tmp_path / "b", runs=1, requests=1_000)])
-    assert told["tests"][0]["unlike"] == []
-    assert one(told, "TTFT P50")["p"] is not None
-
-
 def test_runs_that_are_not_valid_are_named_once(tmp_path: Path) -> None:
     late = {"step": "load", "what": "late", "says": "requests left late"}
     told = pair(tmp_path, changes={"verdict": {"valid": False, "findings": [late]}})
@@ -209,17 +202,6 @@ def test_other_hardware_is_normalised(tmp_path: Path) -> None:
     assert "sut.hardware.count: 8 / 4" in check(told, "6.4-p7")["evidence"]
 
 
-def test_answers_that_did_not_come_whole_are_told(tmp_path: Path) -> None:
-    told = pair(tmp_path, failed=30)
-    assert "b, load: 810 of 900 requests (90.0%) were answered whole" in notes(told)
-
-
-def test_runs_of_one_after_all_runs_of_the_other_are_told(tmp_path: Path) -> None:
-    a = results_folder(tmp_path / "a", systems=1)
-    b = results_folder(tmp_path / "b", systems=1, place_in_turn=3)
-    assert "not taken in turn, but all of a, then all of b" in notes(compare_results(a, [b]))
-
-
 def test_three_systems_are_each_held_against_the_first(tmp_path: Path) -> None:
     a, b, c = (
         results_folder(tmp_path / name, slower=slower, place_in_turn=i, systems=3)
@@ -241,12 +223,6 @@ def test_tests_that_not_all_have_are_left_out_and_said(tmp_path: Path) -> None:
     told = compare_results(a, [b])
     assert [test["test"] for test in told["tests"]] == ["ttft"]
     assert told["left_out"] == [{"test": "itl", "only": ["a"]}]
-
-
-def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    a = results_folder(tmp_path / "one/r", runs=1)
-    b = results_folder(tmp_path / "two/r", runs=1)
-    assert [system["label"] for system in compare_results(a, [b])["systems"]] == [str(a), str(b)]
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from llmtap.bench.run.figures import (
     ms_of,
     spanned,
 )
-from llmtap.bench.run.loads import closed_load, open_load
+from llmtap.bench.run.loads import make_load
 from tests.bench.support import measured
 
 _SECONDS = st.lists(st.floats(0, 100), min_size=1, max_size=700)
@@ -166,12 +166,12 @@ def test_a_line_has_its_intervals_in_ms_and_gaps_where_nothing_is_known() -> Non
 
 def test_the_lines_of_a_load_say_how_it_was_sent() -> None:
     found = measured("load", [{}, {"outcome": "truncated"}], seconds=2.34)
-    lines = load_lines(open_load("synthetic-uniform", rate_rps=4, seed=7, requests=2), found)
+    lines = load_lines(make_load("synthetic-uniform", rate_rps=4, seed=7, requests=2), found)
     assert lines == {
         "Workload": "synthetic-uniform, seed 7",
         "Load model": "open loop, 4 requests/s, arrivals poisson",
         "Request count": "2 sent, 1 answered whole",
         "Test duration": "2.3 s",
     }
-    closed = load_lines(closed_load("synthetic-uniform", slots=3, seed=7, requests=2), found)
+    closed = load_lines(make_load("synthetic-uniform", slots=3, seed=7, requests=2), found)
     assert closed["Load model"] == "closed loop, 3 at a time"

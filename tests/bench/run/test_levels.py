@@ -24,7 +24,7 @@ from llmtap.bench.run.levels import (
     server_total,
     share,
 )
-from llmtap.bench.run.loads import Load, closed_load
+from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import Duration
@@ -147,7 +147,7 @@ def slots_of(limit: int, e2e_s: float = 1.0, tokens: int | None = 10) -> Any:
 
 
 def closed(slots: int, requests: int) -> Load:
-    return closed_load("synthetic-uniform", slots=slots, requests=requests, seed=slots, chat=False)
+    return make_load("synthetic-uniform", slots=slots, requests=requests, seed=slots, chat=False)
 
 
 @pytest.mark.parametrize(("limit", "rps", "slots"), [(20, 20.0, 32), (8, 8.0, 8), (64, 64.0, 64)])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.measurement import Measurement, Steady, steady_of, tail_is_heavy
+from llmtap.bench.run.measurement import Measurement, MeasurementRecorder, Steady, steady_of, tail_is_heavy
 from tests.bench.support import measured
+from tests.support.traffic.exchanges import streamed
 
 S = 1_000_000_000
 OVER = {"stopped": "the time was up"}
@@ -208,3 +209,17 @@ def test_lengths_that_vary_as_much_at_the_lowest_load_are_no_tail_of_load() -> N
     lowest = of_e2e(*[1.0] * 90, *[20.0] * 10)
     assert not tail_is_heavy(of_e2e(*[1.0] * 90, *[20.0] * 10), lowest)
     assert not tail_is_heavy(of_e2e(), lowest), "nobody was answered"
+
+
+def test_times_of_an_exchange_count_from_the_start_of_the_load() -> None:
+    x = streamed(1, 3, at_ms=7, gap_ms=10)
+    began_ns = x.timeline.arrival_ns - S
+    x.scheduled_ns = began_ns + S // 2
+    recorder = MeasurementRecorder(began_ns, lambda row: f"class {row}")
+    recorder.add(4, x)
+    (row,) = recorder.table().to_pylist()
+    t = x.timeline
+    assert t.submit_ns is not None and t.response_end_ns is not None
+    assert (row["row"], row["request_class"], row["scheduled_ns"]) == (4, "class 4", S // 2)
+    assert (row["sent_ns"], row["end_ns"]) == (t.submit_ns - began_ns, t.response_end_ns - began_ns)
+    assert (row["gaps_ns"], row["server_gaps_ns"], row["outcome"]) == ([10_000_000] * 2, None, "complete")

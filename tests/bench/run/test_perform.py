@@ -15,11 +15,10 @@ from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.perform import ORDER, Bench
 from llmtap.bench.run.session import Interrupted
 from llmtap.bench.run.test import TESTS
-from llmtap.bench.run.test import test_named as named
 from llmtap.bench.sut.file import load_bench
 from llmtap.errors import ConfigError
 from tests.bench.support import Silent, sim
-from tests.support.peer import play
+from tests.support.servers.peer import play
 
 NOBODY = "http://127.0.0.1:9"
 QUICK = ("target.endpoint=completions", "target.metrics=none", "ttft.requests=12", "ttft.concurrency=4")
@@ -133,13 +132,6 @@ def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
     assert [one["run"] for one in load_document(tmp_path)["repeats"]] == [2, 3, 4]
 
 
-def test_a_further_run_finds_what_other_tests_found_in_their_first(tmp_path: Path) -> None:
-    one = bench(tmp_path, NOBODY)
-    first, second = (one._prepared(named("itl"), number)[0] for number in (1, 2))
-    assert second.folder.path == tmp_path / "itl/run-2"
-    assert first.results.path == second.results.path == tmp_path
-
-
 def test_what_speaks_against_a_further_run_names_it(tmp_path: Path) -> None:
     with sim("--set", "faults.reset_rate=1") as url:
         told = run(bench(tmp_path, url, warmup="none", runs=2))
@@ -216,15 +208,6 @@ def test_results_of_before_that_was_kept_are_judged_by_their_report(tmp_path: Pa
     assert steps(again) == [("load", "measured before")]
 
 
-def test_another_test_goes_to_the_same_folder(tmp_path: Path, url: str) -> None:
-    levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
-    run(bench(tmp_path, url))
-    run(bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True), "tradeoff")
-    asked = bench(tmp_path, url, *levels, "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
-    refused(asked, "tradeoff")
-    assert {report["test"] for report in load_document(tmp_path)["tests"]} == {"ttft", "tradeoff"}
-
-
 class Impatient(Silent):
     """Stops a benchmark as soon as a step of that name begins."""
 
@@ -269,13 +252,6 @@ def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: P
     on = bench(tmp_path, url, *levels, **more)
     run(on, "tradeoff")
     assert [said == "measured before" for _, said in steps(on)] == [True, False]
-
-
-def test_once_it_was_stopped_nothing_is_sent(tmp_path: Path) -> None:
-    one = bench(tmp_path, NOBODY)
-    one.stop()
-    with pytest.raises(Interrupted):
-        run(one)
 
 
 def test_files_of_others_are_not_written_among(tmp_path: Path) -> None:
@@ -333,13 +309,6 @@ def test_a_server_that_is_not_there_is_told_before_a_load_is_begun(tmp_path: Pat
         assert list(tmp_path.iterdir()) == [], "folders on the way are ours, too"
 
 
-def test_nobody_there_is_one_error_of_all_tests(tmp_path: Path) -> None:
-    why, watcher = refused_first(tmp_path / "r", RATE, tests=list(TESTS))
-    assert "cannot be reached" in why.problem
-    assert watcher.steps == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_of_arms_that_has_no_server_is_named(tmp_path: Path) -> None:
     arms = ("arms.cache_off.about=off", f"arms.cache_on.url={NOBODY}/on")
     with not_found() as url:
@@ -393,16 +362,3 @@ def test_a_folder_that_was_there_is_as_it_was(tmp_path: Path) -> None:
     assert list(empty.iterdir()) == []
     assert sorted(path.name for path in used.rglob("*")) == ["bench.json", "mine", "throughput"]
     assert (used / "bench.json").read_text() == '{"asked": ["throughput"]}'
-
-
-def test_the_arms_that_a_guardrail_has_are_told_with_the_nearest(tmp_path: Path) -> None:
-    for given, place, says in (
-        ("target.model=x", "[arms.baseline]", "in the file of --config"),
-        ("arms.baseline.about=none", "[arms.input_filter], [arms.output_filter] or [arms.full]", "in the"),
-    ):
-        why, _ = refused_first(tmp_path / "r", given, tests=("guardrail-overhead",))
-        assert why.place == place
-        assert (why.hint or "").startswith(says)
-    both = ("arms.baseline.about=none", "arms.input.about=filtered")
-    why, _ = refused_first(tmp_path / "r", *both, tests=("guardrail-overhead",))
-    assert why.hint == "[arms.input] is none of them: did you mean [arms.input_filter]?"

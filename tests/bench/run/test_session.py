@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from llmtap.bench.run.loads import Load, closed_load
+from llmtap.bench.run.loads import Load, make_load
 from tests.bench.support import session_to, sim, truths
-from tests.support.peer import play
+from tests.support.servers.peer import play
 
 CACHING = ("--scheduler", "continuous_batching", "--serving", "prefix_cache=true")
 
@@ -13,7 +13,7 @@ CACHING = ("--scheduler", "continuous_batching", "--serving", "prefix_cache=true
 def load_of(folder: Path, tokens: int, output: int, *, requests: int = 6) -> Load:
     file = folder / f"{tokens}-{output}.toml"
     file.write_text(f"input = {tokens}\noutput = {output}\n")
-    return closed_load(str(file), slots=2, seed=42, requests=requests)
+    return make_load(str(file), slots=2, seed=42, requests=requests)
 
 
 def cached_tokens(folder: Path, *, primed: bool) -> int:

@@ -13,21 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llmtap.bench.compliance.judge import judge
-from llmtap.bench.sut.detect import Detected, detect, narrowed
+from llmtap.bench.sut.detect import Detected, detect
 from llmtap.bench.sut.file import load_bench
 from llmtap.bench.sut.starter import open_declarations, starter_text
 from llmtap.bench.sut.sut import BenchTarget
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.text import tokenizer_json
 from tests.bench.support import sim
-from tests.support.loading import events
-from tests.support.peer import play
-
-S = 1_000_000_000
+from tests.support.servers.loading import events
+from tests.support.servers.peer import play
 
 
 @asynccontextmanager
@@ -225,27 +221,3 @@ def test_nobody_there_is_told() -> None:
     with pytest.raises(ConfigError) as caught:
         asyncio.run(detect(BenchTarget(url="http://127.0.0.1:9")))
     assert (caught.value.place, caught.value.problem) == ("--target", "http://127.0.0.1:9 cannot be reached")
-
-
-@given(
-    st.integers(-3 * S, 3 * S),
-    st.lists(st.tuples(st.integers(0, 20 * S), st.integers(0, S), st.integers(0, S)), min_size=1, max_size=8),
-)
-def test_the_true_offset_is_never_outside(offset_ns: int, asked: list[tuple[int, int, int]]) -> None:
-    """The server reads its clock between the asking and the hearing, and tells whole seconds of it."""
-    trips = []
-    for begin_ns, there_ns, back_ns in asked:
-        date_s = (begin_ns + there_ns + offset_ns) // S
-        trips.append((begin_ns, begin_ns + there_ns + back_ns, date_s))
-    told = narrowed(trips)
-    assert told is not None
-    assert told.low_ns <= offset_ns <= told.high_ns
-
-
-def test_more_dates_narrow_the_offset_and_a_clock_that_was_set_is_seen() -> None:
-    trips = [(k * S // 4, k * S // 4 + 1_000, (k * S // 4 + S // 10) // S) for k in range(4)]
-    told = narrowed(trips)
-    assert told is not None
-    assert told.high_ns - told.low_ns < S // 3
-    assert narrowed([(0, 10, 5), (S, S + 10, 1)]) is None
-    assert narrowed([]) is None

@@ -11,8 +11,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.capacity import TEST
 from llmtap.units import Duration
-from tests.bench.support import Planted, measured, perform, session_to, sim
-from tests.support.busy_machine import measures
+from tests.bench.support import Planted, measured, perform
 
 S = 1_000_000_000
 SECOND = Duration(S)
@@ -134,24 +133,3 @@ def test_where_all_meet_them_the_maximum_is_no_limit(tmp_path: Path) -> None:
     found = perform(TEST, planted(tmp_path, 1_000), ttft_p99=SECOND, initial=8, maximum=20)
     assert (found.measurements["max_concurrency"], found.measurements["limit"]) == (20, None)
     assert "is no limit" in found.notes[0]
-
-
-@measures
-def test_an_engines_seats_are_counted(tmp_path: Path) -> None:
-    """Six seats for answers of 64 tokens, 0.47 s: the seventh waits for about as long, the sixth does not."""
-    workload = tmp_path / "planted.toml"
-    workload.write_text("input = 8\noutput = 8\n")
-    with sim("--scheduler", "continuous_batching", "--serving", "seqs_max=6") as url:
-        session = session_to(url, tmp_path / "results", "capacity")
-        session.quick = True
-        found = perform(
-            TEST, session, workload=str(workload), output_tokens=64, ttft_p99=Duration(S // 4), initial=6,
-            maximum=24, duration=SECOND, per_slot=3,
-        )  # fmt: skip
-    told = found.measurements
-    assert (told["max_concurrency"], told["limit"]) == (6, 7)
-    assert [level["concurrency"] for level in told["levels"]] == [6, 7, 9, 12]
-    assert all(level["failed"] == 0 for level in told["levels"])
-    # Six at a time make a token each in 7.25 ms, but for the prompts between: 800/s at the most.
-    assert 500 < told["output_tps"] < 830
-    assert told["tokens_in_flight"] == pytest.approx(6 * (8 + 32), rel=0.25)

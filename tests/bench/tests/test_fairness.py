@@ -1,6 +1,6 @@
 """Fairness as planted: slowdowns by hand, and engines of which one lets short requests wait for long ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -9,12 +9,9 @@ import pytest
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.fairness import TEST, FairnessParams
-from llmtap.bench.tests.mixes import ClassMix, RequestClass
-from llmtap.sim.engine import Engine, run_virtual
-from llmtap.sim.model_options import ServingSetup
-from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.bench.tests.mixes import ClassMix
 from llmtap.units import NS_PER_S, Duration
-from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.bench.support import Planted, measured, perform
 
 S = 1_000_000_000
 SECOND = Duration(NS_PER_S)
@@ -156,78 +153,3 @@ def test_a_share_is_of_what_the_mix_itself_saturates_at(tmp_path: Path) -> None:
     assert found.measurements["rate_rps"] == 18.0
     assert found.measurements["load_share"] == 0.9
     assert not [one for one in found.deviations if "of saturation" in one]
-
-
-CLASSES = (
-    RequestClass(name="short", share=0.8, input=(8, 16), output=(2, 4)),
-    RequestClass(name="long", share=0.2, input=(40, 60), output=(60, 80)),
-)
-
-
-class Times:
-    """Keeps when each request's first token and its end came."""
-
-    def __init__(self) -> None:
-        self.first_ns: dict[int, int] = {}
-        self.end_ns: dict[int, int] = {}
-
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
-        assert served
-        self.first_ns[request], self.end_ns[request] = token_ns[0], end_ns
-
-
-def engine(scheduler: str) -> Callable[[str, Load], Measurement]:
-    """The simulated engine in virtual time, as `sim serve` has it behind a socket."""
-
-    def answer(name: str, load: Load) -> Measurement:
-        requests, times = load.plan.requests, Times()
-        requests.predicted = requests.output
-        run_virtual(requests, Engine(SCHEDULERS[scheduler].build(requests, ServingSetup())), watch=times)
-        rows = []
-        for row, at_ns in enumerate(requests.arrival_ns):
-            rows.append({
-                "row": row, "request_class": load.class_of(row), "sent_ns": at_ns,
-                "ttft_ns": times.first_ns[row] - at_ns, "ttft_any_ns": times.first_ns[row] - at_ns,
-                "e2e_ns": times.end_ns[row] - at_ns, "end_ns": times.end_ns[row],
-                "output_tokens": requests.output[row],
-            })  # fmt: skip
-        return measured(name, rows, seconds=320.0)
-
-    return answer
-
-
-def test_an_engine_of_whole_batches_is_less_fair_than_one_that_composes_anew(tmp_path: Path) -> None:
-    """Static FIFO runs a batch until its longest request is done (T = 60 ms + 7 ms a token: 0.15 s for short
-    ones, 0.9 s with a long one), so in the mix short ones wait for others' tokens. Continuous batching lets
-    them in at the next token: what a prompt of 50 tokens takes, 10 ms, is all there is to wait for."""
-    found = {
-        name: perform(
-            TEST, Planted(tmp_path / name, engine(name), "fairness"), classes=CLASSES, rate=6.0,
-            duration=Duration(100 * S), requests_per_class=100,
-        )
-        for name in ("static_fifo", "continuous_batching")
-    }  # fmt: skip
-    fifo, continuous = (one.measurements for one in found.values())
-    assert fifo["classes"]["short"]["sent"] > 400
-    slow, quick = (one["classes"]["short"]["inflation"]["p50"] for one in (fifo, continuous))
-    assert slow["low"] > 2
-    assert 0.9 < quick["low"] < quick["high"] < 1.1
-    assert fifo["jain"]["headline"]["high"] < 0.9 < continuous["jain"]["headline"]["low"]
-    assert fifo["classes"]["long"]["inflation"]["p50"]["value"] < slow["low"]
-    assert any("significant unfairness" in note for note in found["static_fifo"].notes)
-    assert not any("significant unfairness" in note for note in found["continuous_batching"].notes)
-
-
-def test_it_runs_on_a_real_socket(tmp_path: Path) -> None:
-    with sim("--scheduler", "continuous_batching") as url:
-        session = session_to(url, tmp_path, "fairness", warmup="none")
-        found = perform(TEST, session, classes=CLASSES, rate=8.0, requests_per_class=6, duration=SECOND)
-    classes = found.measurements["classes"]
-    assert [step.name for step in session.steps] == ["alone/short", "alone/long", "mix"]
-    mixed = session.steps[-1]
-    for name, (low, high) in (("short", (2, 4)), ("long", (60, 80))):
-        assert classes[name]["ttft"]["n"] == classes[name]["sent"] >= 6
-        of = mixed.of_class(name)
-        assert of.n == classes[name]["sent"]
-        assert all(low <= tokens <= high for tokens in of.values("output_tokens"))
-    assert found.measurements["jain"]["headline"]["value"] <= 1.0

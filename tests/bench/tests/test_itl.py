@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from math import exp, sqrt
 from pathlib import Path
 from random import Random
@@ -14,9 +13,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.itl import TEST
 from llmtap.errors import ConfigError
-from llmtap.metrics.statistics import percentile
-from tests.bench.support import Planted, measured, perform, session_to, sim, truths
-from tests.support.busy_machine import measures
+from tests.bench.support import Planted, measured, perform
 
 MS = 1_000_000
 DIRECT = "direct (single-token chunks); tokens by usage"
@@ -136,6 +133,15 @@ def test_the_server_s_stamps_are_taken_where_it_tells_them(
     assert one["itl"]["p50"]["value"] == p50
 
 
+def test_stamps_of_some_answers_alone_are_not_taken(tmp_path: Path) -> None:
+    def answer(name: str, load: Load) -> Measurement:
+        row = {"gaps_ns": [20 * MS] * 60, "output_tokens": 61, "itl_policy": CHUNKED}
+        return measured(name, [row, {**row, "server_gaps_ns": [5 * MS] * 60}] * 50)
+
+    found = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0])
+    assert found.itl_option == "A"
+
+
 def test_answers_that_are_too_short_are_left_out_and_told(tmp_path: Path) -> None:
     session = Planted(tmp_path, answers(lambda i: [10.0] * (60 if i % 2 else 20)), "itl")
     found = perform(TEST, session, max_rate=8.0, levels=[50.0])
@@ -153,15 +159,6 @@ def test_tokens_that_came_in_one_read_are_noted(tmp_path: Path) -> None:
     assert one["zero_share"] == pytest.approx(2 / 3)
     assert not one["modality"]["unimodal"]
     assert any("66.7% of gaps are 0" in note for note in found.notes)
-
-
-def test_nothing_that_was_answered_is_nothing_told(tmp_path: Path) -> None:
-    def answer(name: str, load: Load) -> Measurement:
-        return measured(name, [{"outcome": "upstream_error"}])
-
-    found = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0])
-    assert found.measurements["levels"][0]["itl"]["p50"] is None
-    assert found.charts == []
 
 
 def test_saturation_is_what_the_throughput_test_found(tmp_path: Path) -> None:
@@ -185,57 +182,3 @@ def test_a_workload_of_short_answers_needs_another_length(tmp_path: Path) -> Non
     found = perform(TEST, session, max_rate=8.0, workload="synthetic-skewed", output_tokens=60)
     assert set(session.asked[-1][1].plan.requests.output) == {60}
     assert found.deviations == []
-
-
-# ---------------------------------------------------------------- a real server
-
-
-def file_of(tmp_path: Path, given: int, made: int) -> str:
-    file = tmp_path / "own.toml"
-    file.write_text(f'input = {given}\noutput = {made}\ncontent = {{ kind = "ids" }}\n')
-    return str(file)
-
-
-def gaps_of(url: str, n: int, stamps: str) -> list[float]:
-    """Between tokens by the server's own stamps, of its last answers; ascending, seconds."""
-    told = [one[stamps][0] for one in truths(url)[-n:]]
-    return sorted((b - a) / 1e9 for times in told for a, b in pairwise(times))
-
-
-@measures
-def test_a_noisy_pace_of_a_server_has_one_mode_and_its_percentiles(tmp_path: Path) -> None:
-    with sim("--ttft", "5ms", "--itl", "15ms", "--jitter", "0.3") as url:
-        session = session_to(url, tmp_path, "itl", target={"endpoint": "completions"}, warmup="none")
-        params: dict[str, Any] = {"workload": file_of(tmp_path, 16, 60), "requests": 100}
-        found = perform(TEST, session, max_rate=40.0, levels=[50.0], **params)
-        sent = gaps_of(url, 100, "sent_ns")
-    (one,) = found.measurements["levels"]
-    assert (one["answers"], one["itl"]["n"], one["term"]) == (100, 5_900, "ITL")
-    assert found.deviations == []
-    if not session.steps[-1].result["verdict"]["valid"]:
-        pytest.skip("the sender had no CPU in time, as it says: gaps of 0 are then a mode of their own")
-    assert one["modality"]["unimodal"], one["modality"]
-    for name, p in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        truth = percentile(sent, p)
-        assert truth is not None
-        assert one["itl"][name]["low"] - 0.001 < truth < one["itl"][name]["high"] + 0.001
-
-
-@measures
-def test_prefills_that_stall_decodes_are_found_as_a_second_mode(tmp_path: Path) -> None:
-    """Continuous batching takes in a prompt of 512 tokens in 51 ms, in which nobody who runs makes a token; a
-    step takes 6 to 8."""
-    with sim("--scheduler", "continuous_batching") as url:
-        session = session_to(url, tmp_path, "itl", target={"endpoint": "completions"}, warmup="none")
-        params: dict[str, Any] = {"workload": file_of(tmp_path, 512, 60), "requests": 60}
-        found = perform(TEST, session, max_rate=10.0, levels=[80.0], **params)
-        made = gaps_of(url, 60, "made_ns")
-    (one,) = found.measurements["levels"]
-    assert not one["modality"]["unimodal"]
-    # A step; and one prompt, or several together, and a step. Who is late moves a mode, and not from one to
-    # the other.
-    assert one["modality"]["modes"][0] < 0.02
-    assert one["modality"]["modes"][-1] > 0.05
-    stalled = sum(gap > 0.04 for gap in session.steps[0].gaps()) / one["itl"]["n"]
-    assert stalled == pytest.approx(sum(gap > 0.04 for gap in made) / len(made), abs=0.02)
-    assert one["max_pause"]["p50"]["value"] > 0.05

@@ -10,10 +10,7 @@ import pytest
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.long_context import TEST
-from llmtap.metrics.saturation import fit_power
-from llmtap.sim.latency import SEED_ITERATIONS
-from tests.bench.support import Planted, measured, perform, session_to, sim
-from tests.support.busy_machine import measures
+from tests.bench.support import Planted, measured, perform
 
 LENGTHS = [1_024, 2_048, 4_096, 8_192, 16_384]
 Law = Callable[[float], float]
@@ -122,54 +119,3 @@ def test_few_requests_and_other_lengths_of_answers_are_deviations(tmp_path: Path
     found = perform(TEST, session, lengths=[256], requests=3, output_tokens=8, throughput_concurrency=None)
     assert len(found.deviations) == 2
     assert found.measurements["scaling_exponent"] is None  # one length has no slope
-
-
-# ---------------------------------------------------------------- a real server
-
-
-@measures
-@pytest.mark.parametrize(
-    ("attention_ms", "lengths", "best", "warmup"),
-    [
-        (0, [1_024, 2_048, 4_096, 8_192], "linear", "none"),
-        (100, [512, 1_024, 2_048, 4_096], "quadratic", "3"),
-    ],
-)
-def test_an_engine_s_prefill_is_found_as_planted(
-    attention_ms: int, lengths: list[int], best: str, warmup: str, tmp_path: Path
-) -> None:
-    """A pass and a part of it for each token; with attention, the square of the length besides."""
-
-    def planted(length: float) -> float:
-        own = SEED_ITERATIONS.duration_ns(round(length), 0) / 1e9
-        return own + attention_ms / 1e3 * (length / 1_000) ** 2
-
-    with sim("--scheduler", "continuous_batching", "--serving", f"attention={attention_ms}ms") as url:
-        session = session_to(url, tmp_path, "long-context", warmup=warmup)
-        found = perform(
-            TEST, session, lengths=lengths, requests=3, output_tokens=2, throughput_concurrency=None
-        )
-    told = found.measurements
-    for one in told["lengths"]:
-        assert one["context"] == one["length"]
-        # Nothing is faster than planted; sending, reading and counting a prompt come on top.
-        assert planted(one["length"]) <= one["ttft"]["min"]
-    k = fit_power(lengths, [planted(length) for length in lengths]).k
-    exponent = told["scaling_exponent"]
-    assert exponent["low"] < k < exponent["high"]
-    if best == "quadratic":
-        assert told["best_fit"] == best
-        assert told["fits"]["quadratic"]["c2"] == pytest.approx(attention_ms * 1e-9, rel=0.1)
-    else:
-        assert told["fits"]["linear"]["slope"] == pytest.approx(SEED_ITERATIONS.prefill_ns * 1e-9, rel=0.1)
-    # It was warmed up once, by short requests that are no step.
-    assert [step.name for step in session.steps] == [f"{length}-tokens" for length in lengths]
-    assert [warmed["requests"] for warmed in session.warmups] == ([3] if warmup == "3" else [])
-    # And is not sent again, nor warmed up, by who goes on with these results.
-    again = session_to(url, tmp_path, "long-context", warmup=warmup)
-    once_more = perform(
-        TEST, again, lengths=lengths, requests=3, output_tokens=2, throughput_concurrency=None
-    )
-    assert all(step.cached for step in again.steps)
-    assert once_more.measurements == told
-    assert [warmed["requests"] for warmed in again.warmups] == ([3] if warmup == "3" else [])

@@ -2,21 +2,16 @@
 becomes of requests that are planted."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
-import msgspec
 import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.memory_pressure import TEST, WARNING
 from llmtap.errors import ConfigError
-from llmtap.units import Duration
-from tests.bench.support import Planted, Silent, measured, perform, session_to, sim
-from tests.support.busy_machine import measures
+from tests.bench.support import Planted, Silent, measured, perform
 
 S = 1_000_000_000
 
@@ -144,36 +139,3 @@ def test_slots_are_above_capacity_however_small_it_is(tmp_path: Path) -> None:
     session = planted(tmp_path, levels)
     perform(TEST, session, capacity=3)
     assert [load.closed for _, load in session.asked[1:-1]] == [3, 4, 4, 5]
-
-
-def preemptions(url: str) -> float:
-    with urlopen(f"{url}/metrics", timeout=60) as response:
-        text = response.read().decode()
-    found = re.search(r"^vllm:num_preemptions_total\{[^}]*\} (\S+)$", text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
-@measures
-def test_an_engine_whose_memory_is_too_small_preempts_and_that_is_told(tmp_path: Path) -> None:
-    """Requests of 16 + 48 tokens need 4 blocks of 16, and there are 20: room for five at a time. Eight are
-    seated, since there is room for their prompts, and there is none for their answers."""
-    workload = tmp_path / "planted.toml"
-    workload.write_text("input = 16\noutput = 48\n")
-    with sim("--scheduler", "continuous_batching", "--serving", "kv_tokens=320") as url:
-        session = session_to(url, tmp_path / "results", "memory-pressure")
-        session.quick = True
-        session.target = msgspec.structs.replace(session.target, metrics=None)
-        found = perform(
-            TEST, session, workload=str(workload), capacity=5, levels=[100, 160], duration=Duration(3 * S)
-        )
-        counted = preemptions(url)
-    base, beyond = found.measurements["levels"]
-    assert (base["concurrency"], beyond["concurrency"]) == (5, 8)
-    assert base["preemption_events"] == 0
-    assert beyond["preemption_events"] == counted > 0
-    assert 0 < beyond["preemption_rate_max"] <= 1
-    assert beyond["preemption_recovery_rate"] == 1.0
-    assert (base["fail_rate"], beyond["fail_rate"]) == (0.0, 0.0)
-    assert found.measurements["recovered"] is True
-    assert found.measurements["system_lost"] is None

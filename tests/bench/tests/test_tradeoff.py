@@ -10,8 +10,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.tradeoff import TEST
 from llmtap.units import Duration
-from tests.bench.support import Planted, measured, perform, session_to, sim
-from tests.support.busy_machine import measures
+from tests.bench.support import Planted, measured, perform
 
 S = 1_000_000_000
 OVER = {"stopped": "the time was up"}
@@ -108,29 +107,3 @@ def test_without_it_a_short_search_comes_first(tmp_path: Path) -> None:
     assert len(names) == 6 + 6 + 12
     assert names[-12:] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
     assert all(load.duration_ns == 20 * S for name, load in session.asked if name.startswith("capacity/"))
-
-
-@measures
-def test_an_engines_knee_is_where_it_was_planted(tmp_path: Path) -> None:
-    """Two seats, prompts of 1,000 tokens (94 ms) and answers of 32 (206 ms): 5.07 requests a second.
-
-    Evenly spaced, requests at up to 80 % of 5 never wait for a seat, so each first token comes after 94 ms
-    and a step at most; at 150 % the wait grows by half a second each second.
-    """
-    workload = tmp_path / "planted.toml"
-    workload.write_text("input = 1000\noutput = 32\n")
-    with sim("--scheduler", "continuous_batching", "--serving", "seqs_max=2") as url:
-        session = session_to(url, tmp_path / "results", "tradeoff")
-        session.quick = True
-        found = perform(
-            TEST, session, workload=str(workload), max_rate=5.0, levels=[30, 60, 80, 150],
-            duration=Duration(6 * S), arrivals="uniform",
-        )  # fmt: skip
-    told = found.measurements
-    assert told["knee_rps"] == pytest.approx(7.5)
-    assert told["queue_grows_from_rps"] == pytest.approx(7.5)
-    assert told["peak_rps"] == pytest.approx(7.5)
-    for level, rate in zip(told["levels"][:3], (1.5, 3.0, 4.0), strict=True):
-        assert level["output_tps"] == pytest.approx(32 * rate, rel=0.2)
-        assert level["ttft"]["p50"]["value"] == pytest.approx(0.1, abs=0.05)
-    assert told["levels"][3]["output_tps"] == pytest.approx(32 * 5.07, rel=0.2)

@@ -129,22 +129,6 @@ def test_ids_agree_exactly_as_far_as_whole_blocks_do(a: Any, b: Any, common: int
     assert shared(ids(one), ids(other)) == expected
 
 
-@given(_MESSAGES, st.integers(1, 40))
-def test_the_last_block_may_be_a_part_of_one(messages: Any, size: int) -> None:
-    asked = prompt(*messages)
-    assert len(ids(asked, size)) == -(-sum(m.size for m in asked.messages) // size)
-
-
-@given(_MESSAGES, _MESSAGES)
-def test_a_longer_conversation_keeps_the_ids_of_its_beginning(messages: Any, more: Any) -> None:
-    for hasher in (by_bytes(), BlockHasher(SALT, size=2, unit="tokens", tokenize=words)):
-        short, long = hasher.blocks(prompt(*messages)), hasher.blocks(prompt(*messages, *more))
-        assert short is not None and long is not None
-        text = sum(m.size for m in prompt(*messages).messages) if hasher.unit == "bytes" else short.tokens
-        whole = (text or 0) // hasher.size
-        assert long.ids[:whole] == short.ids[:whole]
-
-
 def test_tokens_are_cut_and_counted_and_ids_need_no_tokenizer() -> None:
     hasher = BlockHasher(SALT, size=2, unit="tokens", tokenize=words)
     text = hasher.blocks(prompt(("user", "a b c"), ("assistant", "d e")))

@@ -5,14 +5,15 @@ no more than what was said of it.
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.capture.read.integrity import Integrity, check, latest_ledger
+from llmtap.capture.read.integrity import check, latest_ledger
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, RelayCount
-from llmtap.capture.store.rows import to_batch
-from tests.support.captures import ledger
-from tests.support.exchanges import streamed
+from llmtap.capture.store.rows import exchanges_of, to_batch
+from tests.support.storage.captures import ledger
+from tests.support.traffic.exchanges import streamed
 
 
 def batch(*seqs: int, relay: str = "run.0.1", capture: str = "c1") -> pa.RecordBatch:
@@ -27,78 +28,44 @@ def info(word: CaptureLedger = NOTHING, capture: str = "c1", **told: Any) -> Cap
     return CaptureInfo(capture=capture, ledger=word, **told)
 
 
-def one(checked: Integrity) -> dict[str, object]:
-    (capture,) = checked.captures
-    (relay,) = capture.relays
-    return {
-        "present": relay.present, "ranges": relay.ranges, "missing": capture.missing,
-        "unexplained": capture.unexplained, "exact": capture.exact, "ok": checked.ok,
-    }  # fmt: skip
+UNDER_WAY = ledger(9, unsettled=3)
+KEPT_NOT = [ledger(5, not_kept={"disk": 1}), ledger(9, not_kept={"disk": 2, "memory": 1})]
+OF_TWO = [ledger(5, not_kept={"disk": 2}), ledger(9, not_kept={"disk": 1}, meter="m2")]
+CASES: list[tuple[str, list[CaptureLedger], list[list[int]], dict[str, object]]] = [
+    ("a whole capture lacks nothing", [ledger(4)], [[1, 2], [4, 3]],
+     {"present": 4, "ranges": [], "missing": 0, "unexplained": 0, "exact": True, "ok": True}),
+    ("missing numbers are ranges, and not explained by themselves", [ledger(9)], [[2, 3, 7]],
+     {"present": 3, "ranges": [(1, 1), (4, 6), (8, 9)], "missing": 6, "unexplained": 6, "exact": True,
+      "ok": False}),
+    ("drops of a relay explain as many", [ledger(9, dropped={"overflow": 2, "no_meter": 1})],
+     [[1, 2, 3, 5, 7]], {"missing": 4, "unexplained": 1, "exact": True}),
+    ("exchanges under way may explain", [UNDER_WAY], [[1, 2, 3, 5]],
+     {"missing": 5, "unexplained": 2, "exact": False}),
+    ("those begun after the last report, too", [ledger(4)], [[1, 2, 3, 4, 6, 9]],
+     {"opened": 9, "ranges": [(5, 5), (7, 8)], "since": 3, "exact": False, "ok": True}),
+    ("a range across the last report counts from there", [ledger(5)], [[1, 2, 3, 8]],
+     {"ranges": [(4, 7)], "since": 2, "unexplained": 2}),
+    ("what a meter could not keep is accounted for", KEPT_NOT, [[1, 2, 3, 4, 5]],
+     {"unexplained": 1, "not_kept": {"disk": 2, "memory": 1}}),
+    ("each meter counts anew", OF_TWO, [[1, 2, 3, 4, 5, 6]],
+     {"ok": True, "not_kept": {"disk": 3}, "meters": 2}),
+    ("a relay without rows lacks all", [ledger(3)], [], {"ranges": [(1, 3)]}),
+    ("a relay without a report is known by its rows", [NOTHING], [[1, 4]],
+     {"ranges": [(2, 3)], "unexplained": 0, "exact": False}),
+    ("rows that are there twice are counted", [ledger(3)], [[1, 2, 2], [3, 2]],
+     {"duplicates": 2, "missing": 0, "ok": False}),
+]  # fmt: skip
 
 
-def test_a_whole_capture_lacks_nothing() -> None:
-    assert one(check([info(ledger(4))], [batch(1, 2), batch(4, 3)])) == {
-        "present": 4, "ranges": [], "missing": 0, "unexplained": 0, "exact": True, "ok": True,
-    }  # fmt: skip
-
-
-def test_missing_numbers_are_ranges_and_not_explained_by_themselves() -> None:
-    assert one(check([info(ledger(9))], [batch(2, 3, 7)])) == {
-        "present": 3, "ranges": [(1, 1), (4, 6), (8, 9)], "missing": 6, "unexplained": 6, "exact": True,
-        "ok": False,
-    }  # fmt: skip
-
-
-def test_what_a_relay_dropped_explains_as_many() -> None:
-    dropped = {"overflow": 2, "no_meter": 1}
-    found = one(check([info(ledger(9, dropped=dropped))], [batch(1, 2, 3, 5, 7)]))
-    assert (found["missing"], found["unexplained"], found["exact"]) == (4, 1, True)
-
-
-def test_what_was_under_way_is_given_the_benefit_of_the_doubt() -> None:
-    found = one(check([info(ledger(9, unsettled=3))], [batch(1, 2, 3, 5)]))
-    assert (found["missing"], found["unexplained"], found["exact"]) == (5, 2, False)
-
-
-def test_what_began_after_the_last_word_is_too() -> None:
-    checked = check([info(ledger(4))], [batch(1, 2, 3, 4, 6, 9)])
-    assert one(checked)["ok"] is True
-    (relay,) = checked.captures[0].relays
-    assert (relay.opened, relay.ranges, relay.since, relay.exact) == (9, [(5, 5), (7, 8)], 3, False)
-
-
-def test_a_range_across_the_last_word_is_counted_from_there() -> None:
-    checked = check([info(ledger(5))], [batch(1, 2, 3, 8)])
-    (relay,) = checked.captures[0].relays
-    assert (relay.ranges, relay.since, relay.unexplained) == ([(4, 7)], 2, 2)
-
-
-def test_what_a_meter_could_not_keep_is_accounted_for() -> None:
-    words = [ledger(5, not_kept={"disk": 1}), ledger(9, not_kept={"disk": 2, "memory": 1})]
-    checked = check(map(info, words), [batch(1, 2, 3, 4, 5)])
-    assert one(checked)["unexplained"] == 1
-    assert checked.captures[0].not_kept == {"disk": 2, "memory": 1}
-
-
-def test_each_meter_counts_anew() -> None:
-    words = [ledger(5, not_kept={"disk": 2}), ledger(9, not_kept={"disk": 1}, meter="m2")]
-    checked = check(map(info, words), [batch(1, 2, 3, 4, 5, 6)])
-    assert one(checked)["ok"] is True
-    assert (checked.captures[0].not_kept, checked.captures[0].meters) == ({"disk": 3}, 2)
-
-
-def test_a_relay_of_which_no_row_is_there_lacks_all() -> None:
-    assert one(check([info(ledger(3))], []))["ranges"] == [(1, 3)]
-
-
-def test_a_relay_that_never_spoke_is_known_by_its_rows() -> None:
-    found = one(check([info()], [batch(1, 4)]))
-    assert (found["ranges"], found["unexplained"], found["exact"]) == ([(2, 3)], 0, False)
-
-
-def test_rows_that_are_there_twice_are_counted() -> None:
-    checked = check([info(ledger(3))], [batch(1, 2, 2), batch(3, 2)])
-    assert (checked.captures[0].duplicates, checked.captures[0].missing, checked.ok) == (2, 0, False)
+@pytest.mark.parametrize(("words", "rows", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_what_is_missing_and_what_explains_it(
+    words: list[CaptureLedger], rows: list[list[int]], expected: dict[str, object]
+) -> None:
+    checked = check(map(info, words), [batch(*seqs) for seqs in rows])
+    told = checked.to_dict()
+    (capture,) = told["captures"]  # type: ignore[misc]
+    (relay,) = capture["relays"]
+    assert {**relay, **capture, "ok": told["ok"]}.items() >= expected.items()
 
 
 def test_relays_and_captures_are_told_apart() -> None:
@@ -177,3 +144,12 @@ def test_numbers_add_up(
     assert relay.since == len([n for n in missing if n > opened])
     assert capture.unexplained == max(0, len(missing) - dropped - unsettled - relay.since - lost)
     assert relay.exact == (not unsettled and not relay.since)
+
+
+def test_responses_of_a_session_share_a_number_and_are_no_duplicates() -> None:
+    exchanges = [streamed(1), *(streamed(2, part=part) for part in (1, 2, 3)), streamed(3)]
+    rows = to_batch(exchanges, capture="c1", level="shape")[0]
+    assert rows.column("seq").to_pylist() == [1, 2, None, None, 3]
+    assert [x.id for x in exchanges_of(rows)] == [x.id for x in exchanges]
+    told = check([info(ledger(3))], [rows])
+    assert (told.ok, told.captures[0].duplicates, told.captures[0].missing) == (True, 0, 0)

@@ -17,10 +17,10 @@ from llmtap.capture.store.places import LocalPlace
 from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import SpoolWriter
 from llmtap.capture.store.store import Store
-from tests.support import capture_rows
-from tests.support.captures import write_capture
-from tests.support.exchanges import streamed
-from tests.support.stores import INFO, append, store, until
+from tests.support.storage import capture_rows
+from tests.support.storage.captures import write_capture
+from tests.support.storage.stores import INFO, append, store, until
+from tests.support.traffic.exchanges import streamed
 
 NAME = "llmtap-20260101T000000000Z-c1-{:04d}-0000"
 
@@ -197,7 +197,7 @@ def test_while_spools_become_files_no_row_is_missed_or_there_twice(tmp_path: Pat
 
     def write() -> None:
         try:
-            for start in range(3, 303, 3):
+            for start in range(3, 123, 3):
                 append(running, capture_rows.batch(3, 0, start=start, tokens=2))
                 written[0] = start + 3
                 running.rotate()
@@ -217,4 +217,4 @@ def test_while_spools_become_files_no_row_is_missed_or_there_twice(tmp_path: Pat
         reads += 1
     thread.join()
     running.close(30)
-    assert sorted(seqs(read(tmp_path / "cap"))) == list(range(303))
+    assert sorted(seqs(read(tmp_path / "cap"))) == list(range(123))

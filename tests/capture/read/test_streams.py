@@ -1,5 +1,4 @@
 import gzip
-import io
 import os
 import random
 import stat
@@ -150,21 +149,6 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     ):
         pytest.fail("it is told before anything is written")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
-
-
-def test_a_place_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), new_file(str(tmp_path / "no" / "out"), replace=False):
-        pytest.fail("there is no such folder")
-    with pytest.raises(FileNotFoundError), opened(str(tmp_path / "no"), 10):
-        pytest.fail("there is no such file")
-
-
-def test_a_reader_may_go_line_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "lines.gz"
-    path.write_bytes(gzip.compress(b"a\nb\n\nc"))
-    with opened(str(path), 100) as file:
-        assert isinstance(file.stream, io.BufferedReader)
-        assert list(file.stream) == [b"a\n", b"b\n", b"\n", b"c"]
 
 
 FULL = """

@@ -14,7 +14,7 @@ import pytest
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, info_of
 from llmtap.capture.store import parquet
 from llmtap.capture.store.parquet import write_parquet
-from tests.support import capture_rows
+from tests.support.storage import capture_rows
 
 _INFO = CaptureInfo(
     capture="c1",
@@ -79,16 +79,6 @@ def test_duckdb_reads_equal_rows(tmp_path):
     lists = [us for us in sent["event_us"].to_pylist() if us]
     assert gaps == (max(b - a for us in lists for a, b in pairwise(us)),)
     assert [c for (c,) in kinds] == ["content", "done", "metadata", "role", "usage"]
-
-
-def test_polars_reads_equal_rows(tmp_path):
-    path = tmp_path / "a.parquet"
-    batches = [*_batches(5, 7), _full()]
-    write_parquet(path, _INFO, batches)
-    frame = polars.read_parquet(path)
-    assert frame.columns == SCHEMA.names
-    assert frame.to_arrow().cast(SCHEMA).to_pylist() == pa.Table.from_batches(batches).to_pylist()
-    assert frame.schema["arrival"] == polars.Datetime("us", "UTC")
 
 
 def test_no_column_has_a_type_or_an_encoding_that_older_readers_lack(tmp_path):

@@ -7,15 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import SCHEMA
 from llmtap.capture.store.rows import exchanges_of, to_batch
 from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.metrics.latency import measure
-from tests.support.exchanges import US, WALL_NS, any_exchange, streamed
+from tests.support.traffic.exchanges import US, WALL_NS, any_exchange, streamed
 
 POINTS = (
     "request_end_ns", "submit_ns", "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns",
@@ -66,7 +65,8 @@ def told(x: Exchange, name: str) -> Any:
 # ---------------------------------------------------------------- there and back
 
 
-@given(st.lists(any_exchange(), max_size=4))
+@settings(max_examples=40)
+@given(st.lists(any_exchange(), max_size=3))
 def test_what_is_read_back_is_what_was_written(exchanges: list[Exchange]) -> None:
     found = again(*exchanges)
     assert len(found) == len(exchanges)
@@ -119,33 +119,8 @@ def assert_same_request(x: Exchange, y: Exchange) -> None:
         assert y.asked.tokens == x.asked.tokens
 
 
-@given(any_exchange())
-def test_metrics_of_what_is_read_back_are_right_within_a_microsecond(x: Exchange) -> None:
-    (y,) = again(x)
-    a, b = measure(x), measure(y)
-    for name, value in a.metrics().items():
-        found = b.metrics()[name]
-        if name == "smooth_benefit" or (value is None) != (found is None):
-            continue
-        if value is not None and found is not None:
-            assert abs(found - value) < 1.001e-6, name
-    submit = x.timeline.submit_ns
-    for name in ("ttft", "ttft_any", "ttfb", "e2e", "first_event"):
-        # Only an answer less than a microsecond before the request was out comes to have a latency: of 0.
-        if a.metrics()[name] is None and b.metrics()[name] is not None:
-            assert b.metrics()[name] == 0
-            assert submit is not None
-        else:
-            assert (a.metrics()[name] is None) == (b.metrics()[name] is None), name
-    for name in ("tokens_per_chunk", "output_events", "itl_policy"):
-        assert getattr(a, name) == getattr(b, name)
-    for name in ("tbc_ns", "itl_b_ns", "itl_even_ns", "itl_c_ns"):
-        gaps, back = getattr(a, name) or [], getattr(b, name) or []
-        assert len(gaps) == len(back)
-        assert all(abs(m - n) < 1_001 for m, n in zip(gaps, back, strict=True)), name
-
-
-@given(st.lists(any_exchange(), max_size=3), st.sampled_from(("none", "shape", "full")))
+@settings(max_examples=40)
+@given(st.lists(any_exchange(), max_size=2), st.sampled_from(("none", "shape", "full")))
 def test_a_row_read_and_written_again_is_the_same_row(exchanges: list[Exchange], level: str) -> None:
     first, _ = to_batch(exchanges, capture="c1", level=level)
     second, failed = to_batch(list(exchanges_of(first)), capture="c1", level=level)
@@ -167,11 +142,6 @@ def test_a_part_of_a_batch_reads_as_that_part() -> None:
     assert part[0].asked.sizes == array("q", [7])
 
 
-def test_no_exchanges_are_a_batch_of_no_rows() -> None:
-    batch, failed = to_batch([], capture="c1", level="shape")
-    assert (batch.num_rows, batch.schema.equals(SCHEMA), failed) == (0, True, [])
-
-
 def test_a_row_of_nulls_is_an_exchange_of_which_nothing_is_known() -> None:
     nulls = pa.RecordBatch.from_arrays([pa.nulls(2, field.type) for field in SCHEMA], schema=SCHEMA)
     x, _ = exchanges_of(nulls)
@@ -179,13 +149,6 @@ def test_a_row_of_nulls_is_an_exchange_of_which_nothing_is_known() -> None:
     assert x.asked is x.turn is x.said is x.refusal is x.usage is None
     assert x.tokens == Tokens()
     assert not len(x.timeline.events)
-
-
-def test_a_turn_whose_place_is_not_known_has_none() -> None:
-    x = streamed(turn=Turn("s1", "explicit", -1))
-    assert row_of(x)["turn"] is None
-    (y,) = again(x)
-    assert y.turn == x.turn
 
 
 # ---------------------------------------------------------------- values
@@ -296,17 +259,6 @@ def revealing() -> Exchange:
         blocks=array("q", [17, 4]), block_size=16, block_unit="bytes",
     )  # fmt: skip
     return streamed(asked=asked, turn=Turn("s1", "prefix", 2, "run.0.1-9", 5 * US, "tool"))
-
-
-def test_the_level_none_keeps_nothing_that_was_made_of_text() -> None:
-    row = row_of(revealing(), "none")
-    for name in (
-        "message_roles", "message_bytes", "blocks", "block_size", "block_unit", "event_bytes", "session",
-        "session_source", "turn", "parent", "think_us", "turn_by", "request_body", "response_text",
-    ):  # fmt: skip
-        assert row[name] is None, name
-    assert (row["level"], row["prompt_bytes"], row["max_tokens"], row["tools"]) == ("none", 42, 9, 2)
-    assert row["event_us"] == [100_000, 120_000, 140_000, 141_000]
 
 
 def test_the_level_none_keeps_a_conversation_that_named_itself() -> None:

@@ -13,11 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.capture.options import CaptureOptions
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, CaptureVersionError, RelayCount
+from llmtap.capture.schema import (
+    SCHEMA,
+    STEPS,
+    VERSION,
+    CaptureInfo,
+    CaptureLedger,
+    CaptureVersionError,
+    RelayCount,
+)
 from llmtap.capture.store import spool as spools
 from llmtap.capture.store.spool import LOCK, SpoolError, SpoolWriter, aside_of, clear, read_spool, take_back
 from llmtap.capture.store.store import spool_folder
-from tests.support import capture_rows
+from tests.support.storage import capture_rows
 
 _INFO = CaptureInfo(capture="c1", level="shape", config="f00d")
 _SIZES = (3, 1, 7, 2, 5)
@@ -191,7 +199,7 @@ def test_any_damage_leaves_only_batches_that_were_written(tmp_path_factory, data
 _OLD = pa.schema([("id", pa.string()), ("tenant_name", pa.string()), ("status", pa.int32())])
 
 
-def test_a_spool_of_an_older_version_is_read_through_the_chain_of_migrations(tmp_path):
+def test_a_spool_of_an_older_version_is_read_through_the_chain_of_migrations(tmp_path, monkeypatch):
     path = tmp_path / "old.spool"
     old = CaptureInfo(capture="c0", schema_version=VERSION - 1)
     writer = SpoolWriter(path, old, schema=_OLD)
@@ -203,7 +211,8 @@ def test_a_spool_of_an_older_version_is_read_through_the_chain_of_migrations(tmp
     def renamed(batch):
         return batch.rename_columns(["id", "tenant", "status"])
 
-    contents = read_spool(path, steps={VERSION - 1: renamed})
+    monkeypatch.setitem(STEPS, VERSION - 1, renamed)
+    contents = read_spool(path)
     (batch,) = contents.batches()
     assert contents.info == old
     assert batch.schema.equals(SCHEMA)

@@ -12,7 +12,7 @@ from llmtap.capture.store import finisher
 from llmtap.capture.store.store import check
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes
-from tests.support.stores import NOTHING, append, fat, numbers, options, store, thin, until
+from tests.support.storage.stores import NOTHING, append, fat, numbers, options, store, thin, until
 
 _MIB = 1 << 20
 

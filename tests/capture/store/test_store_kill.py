@@ -14,20 +14,25 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from llmtap.capture.schema import SCHEMA
-from tests.support.stores import store
+from tests.support.storage.stores import store
 
 _KILLS = 24
 _SEED = 20
 _ROOT = Path(__file__).resolve().parents[3]
-_CHILD = """
+_FORKS = """
 import os, sys
-from tests.support.stores import NOTHING, fat, store
-at = store(sys.argv[1])
-seq = int(sys.argv[2])
-while True:
-    if at.append(fat(seq, 3, size=4_000), NOTHING):
-        seq += 3
-        os.write(1, b"%d\\n" % (seq - 1))
+from tests.support.storage.stores import NOTHING, fat, store
+# A fork for each run, with everything imported.
+while line := sys.stdin.readline():
+    pid = os.fork()
+    if not pid:
+        os.write(1, b"%d\\n" % os.getpid())
+        at, seq = store(sys.argv[1]), int(line)
+        while True:
+            if at.append(fat(seq, 3, size=4_000), NOTHING):
+                seq += 3
+                os.write(1, b"%d\\n" % (seq - 1))
+    os.write(1, b"end %d\\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
@@ -35,22 +40,23 @@ def test_every_row_that_was_taken_before_a_kill_is_in_the_files_once(tmp_path):
     rng = random.Random(_SEED)
     folder = tmp_path / "cap"
     taken, runs = set(), []
+    forks = subprocess.Popen(
+        [sys.executable, "-c", _FORKS, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT
+    )
+    assert forks.stdin is not None and forks.stdout is not None
     for run in range(_KILLS):
         start = 1 + run * 1_000_000
-        child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(folder), str(start)], stdout=subprocess.PIPE, cwd=_ROOT
-        )
-        assert child.stdout is not None
-        first = child.stdout.readline()
-        assert first, "it has begun"
+        forks.stdin.write(b"%d\n" % start)
+        forks.stdin.flush()
+        pid, last = int(forks.stdout.readline()), int(forks.stdout.readline())
         threading.Event().wait(rng.uniform(0, 0.12))
-        child.send_signal(signal.SIGKILL)
-        said = (first + child.stdout.read()).split(b"\n")[:-1]
-        child.stdout.close()
-        assert child.wait() == -signal.SIGKILL
-        last = int(said[-1])
+        os.kill(pid, signal.SIGKILL)
+        while not (said := forks.stdout.readline()).startswith(b"end"):
+            last = int(said)
+        assert said == b"end %d\n" % -signal.SIGKILL
         taken |= set(range(start, last + 1))
         runs.append((start, last))
+    forks.communicate()
     after = store(folder)
     after.close(60)
     assert after.state().failures == 0

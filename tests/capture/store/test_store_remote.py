@@ -2,7 +2,6 @@
 
 import io
 import logging
-import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,8 +10,8 @@ from llmtap.capture.store import finisher, places
 from llmtap.capture.store.places import RemotePlace, open_place
 from llmtap.capture.store.store import NOTES_BYTES, spool_folder
 from llmtap.units import Bytes
-from tests.support.object_store import Wire, object_store
-from tests.support.stores import NOTHING, append, fat, options, store, thin, until
+from tests.support.servers.object_store import Wire, object_store
+from tests.support.storage.stores import NOTHING, append, fat, options, store, thin, until
 
 _KEY, _SECRET = "AKIAPLANTED", "planted/secret+key"
 
@@ -99,7 +98,7 @@ def test_a_file_of_many_parts_arrives_whole(server, wire, tmp_path):
 
 
 def test_a_slow_store_gets_each_file_once(server, wire):
-    wire.put_delay_s = 5.0
+    wire.put_delay_s = 0.5
     at = store(_url(wire.port, "slow"))
     append(at, thin(1))
     at.rotate()
@@ -201,7 +200,7 @@ def test_a_dead_store_fills_the_spool_to_its_bound_and_then_capture_pauses(serve
 
 
 def test_a_store_that_hangs_holds_up_neither_rows_nor_the_end(server, wire, monkeypatch, caplog):
-    monkeypatch.setattr(places, "REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(places, "REQUEST_TIMEOUT_S", 0.4)
     wire.hang = True
     at = store(_url(wire.port, "hangs"))
     append(at, thin(1))
@@ -219,16 +218,3 @@ def test_a_store_that_hangs_holds_up_neither_rows_nor_the_end(server, wire, monk
     again.close(100)
     assert again.state().recovered == 10
     assert _rows(_there(server, "hangs")) == list(range(1, 11))
-
-
-def test_spools_that_somebody_removes_while_they_wait_are_counted(wire):
-    wire.cut()
-    url = _url(wire.port, "removed")
-    at = store(url)
-    append(at, thin(1))
-    at.rotate()
-    until(lambda: at.state().failures >= 1)
-    shutil.rmtree(spool_folder(options(url)))
-    until(lambda: at.state().lost_rows == 5)
-    at.close(100)
-    assert at.state().files_waiting == 0

@@ -1,5 +1,7 @@
 """Spans and metrics to a real gRPC receiver; what becomes of them when it is away, slow or unwilling."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,19 +10,17 @@ import grpc
 import pytest
 import trustme
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
 from llmtap.export.opentelemetry.exporter import BATCH_MAX, OtlpExporter, pause_s
 from llmtap.export.opentelemetry.otlp import OtlpLink, OtlpResponse, connect
 from llmtap.export.options import OtlpOptions
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
-from tests.support.otlp_receiver import GUARD_S, OtlpReceiver, plain
-from tests.support.telemetry import MS, PARENT, SPAN, TRACE, chat
+from tests.export.telemetry import MS, PARENT, SPAN, TRACE, chat
+from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver, plain
 
 WALL_NS = 1_700_000_000_000_000_000
 SERVERS = {"": ("gateway.example", 443)}
@@ -47,73 +47,6 @@ def export(receiver: OtlpReceiver, *exchanges: Exchange, **options: Any) -> Otlp
 
 
 # ---------------------------------------------------------------- spans
-
-
-def test_a_chat_is_one_span_with_the_names_of_the_convention() -> None:
-    x = chat(trace_parent=PARENT, request_id="req-1", tenant="acme", arm="b")
-    x.tokens.cached, x.tokens.reasoning = 4, 0
-    x.uncertainty_ns = 2 * MS
-    with OtlpReceiver() as receiver:
-        export(receiver, x, semconv="1.41")
-        (span,) = receiver.spans
-        (resource,) = receiver.traces[0].resource_spans
-    assert span.name == "chat gpt-x"
-    assert span.kind == Span.SPAN_KIND_CLIENT
-    assert (span.start_time_unix_nano, span.end_time_unix_nano) == (WALL_NS, WALL_NS + 261 * MS)
-    assert plain(span.attributes) == {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "openai",
-        "gen_ai.request.model": "gpt-x",
-        "gen_ai.request.stream": True,
-        "gen_ai.response.model": "gpt-x-2026-11-01",
-        "gen_ai.response.finish_reasons": ["stop"],
-        "gen_ai.response.time_to_first_chunk": 0.1,
-        "gen_ai.usage.input_tokens": 7,
-        "gen_ai.usage.output_tokens": 3,
-        "gen_ai.usage.cache_read.input_tokens": 4,
-        "gen_ai.usage.reasoning.output_tokens": 0,
-        "http.request.method": "POST",
-        "http.response.status_code": 200,
-        "url.path": "/v1/chat/completions",
-        "server.address": "gateway.example",
-        "server.port": 443,
-        "llmtap.exchange.id": "r-1",
-        "llmtap.request.id": "req-1",
-        "llmtap.outcome": "complete",
-        "llmtap.tenant": "acme",
-        "llmtap.arm": "b",
-        "llmtap.dialect": "openai.chat",
-        "llmtap.token.source": "usage",
-        "llmtap.uncertainty": 0.002,
-    }
-    assert [(event.name, event.time_unix_nano - WALL_NS) for event in span.events] == [
-        ("llmtap.submit", 10 * MS),
-        ("llmtap.first_byte", 90 * MS),
-        ("llmtap.first_token", 110 * MS),
-        ("llmtap.first_content", 110 * MS),
-        ("llmtap.last_token", 250 * MS),
-    ]
-    scope = resource.scope_spans[0]
-    assert (scope.scope.name, scope.scope.version) == ("llmtap", "1.2.3")
-    assert scope.schema_url == "https://opentelemetry.io/schemas/1.41.0"
-    named = plain(resource.resource.attributes)
-    assert named.pop("host.name")
-    assert named == {
-        "service.name": "llmtap",
-        "service.version": "1.2.3",
-        "deployment.environment.name": "test",
-    }
-
-
-def test_the_unreleased_version_has_no_schema_and_off_has_no_name_of_theirs() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(), semconv="genai-main")
-        export(receiver, chat(), semconv="off")
-        main, off = receiver.spans
-        assert receiver.traces[0].resource_spans[0].scope_spans[0].schema_url == ""
-    assert plain(main.attributes)["gen_ai.operation.name"] == "chat"
-    assert plain(off.attributes)["llmtap.operation.name"] == "chat"
-    assert not [key for key in plain(off.attributes) if key.startswith("gen_ai.")]
 
 
 def test_the_callers_span_is_the_parent() -> None:
@@ -159,29 +92,6 @@ def test_a_share_of_the_roots_is_sampled_by_their_ids() -> None:
     assert all(int.from_bytes(i[8:]) < 2**62 for i in ids)
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "error_type"),
-    [
-        ({}, Status.STATUS_CODE_UNSET, None),
-        ({"outcome": Outcome.REFUSED}, Status.STATUS_CODE_UNSET, None),
-        ({"outcome": Outcome.CLIENT_CANCELLED, "error": "client left"}, Status.STATUS_CODE_UNSET, None),
-        ({"outcome": Outcome.UPSTREAM_ERROR, "status": 429}, Status.STATUS_CODE_ERROR, "429"),
-        ({"outcome": Outcome.UPSTREAM_ERROR, "status": 503}, Status.STATUS_CODE_ERROR, "503"),
-        ({"outcome": Outcome.UPSTREAM_RESET}, Status.STATUS_CODE_ERROR, "upstream_reset"),
-        ({"outcome": Outcome.TRUNCATED, "error": "upstream ended"}, Status.STATUS_CODE_ERROR, "truncated"),
-    ],
-)
-def test_the_status_of_a_span(fields: dict[str, object], code: int, error_type: str | None) -> None:
-    x = chat(**fields)
-    with OtlpReceiver() as receiver:
-        export(receiver, x)
-        (span,) = receiver.spans
-    assert span.status.code == code
-    assert span.status.message == ("" if error_type is None else x.error or error_type)
-    assert plain(span.attributes).get("error.type") == error_type
-    assert plain(span.attributes)["llmtap.outcome"] == x.outcome.value
-
-
 def test_text_that_is_no_unicode_does_no_harm() -> None:
     with OtlpReceiver() as receiver:
         e = export(receiver, chat(model="\ud800", refusal={"kind": "model_refusal"}), chat())
@@ -225,16 +135,6 @@ def test_metrics_arrive_with_names_units_edges_and_exact_counts() -> None:
     assert usage == {"input": 14, "output": 5}
     (exchanges,) = found["llmtap.exchanges"].sum.data_points
     assert (exchanges.as_int, found["llmtap.exchanges"].sum.is_monotonic) == (2, True)
-
-
-def test_off_sends_only_metrics_of_our_own() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(), semconv="off")
-        assert set(receiver.last_metrics) == {
-            "llmtap.time_to_first_token", "llmtap.inter_chunk", "llmtap.user_idle", "llmtap.exchanges",
-        }  # fmt: skip
-        point = receiver.last_metrics["llmtap.user_idle"].histogram.data_points[0]
-    assert plain(point.attributes)["llmtap.request.model"] == "gpt-x"
 
 
 def test_many_series_go_in_several_requests_and_all_arrive() -> None:
@@ -498,3 +398,12 @@ def test_the_resource_may_name_the_service_as_well() -> None:
     assert {key: named[key] for key in ("service.name", "service.version", "team")} == {
         "service.name": "edge", "service.version": "9", "team": "llm",
     }  # fmt: skip
+
+
+def test_without_an_endpoint_the_meter_loads_none_of_it() -> None:
+    code = (
+        "import sys, llmtap.meter.process, llmtap.config\n"
+        "print([m for m in sys.modules if m in ('grpc', 'google.protobuf')])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"

@@ -20,7 +20,7 @@ from llmtap.export.opentelemetry.otlp import METRICS, TRACES, OtlpResponse, conn
 from llmtap.export.options import OtlpOptions
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
-from tests.support.telemetry import chat
+from tests.export.telemetry import chat
 
 GUARD_S = 60.0
 

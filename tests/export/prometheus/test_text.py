@@ -14,8 +14,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Exemplar
 
-from llmtap.export.prometheus.series import COUNTERS, HISTOGRAMS, families_for
-from llmtap.export.prometheus.text import CounterFamily, HistogramFamily, TextWriter, escape
+from llmtap.export.prometheus.catalogue import COUNTERS, HISTOGRAMS, SELF, CounterFamily, HistogramFamily
+from llmtap.export.prometheus.series import families_for
+from llmtap.export.prometheus.text import TextWriter, escape
 from llmtap.metrics.objectives import BOUNDS
 
 FAMILY = HistogramFamily("x_seconds", "Some help", (500_000, 1_000_000_000, 2_500_000_000), labels=("b", "a"))
@@ -93,16 +94,15 @@ def test_exemplars_stand_beside_their_bucket_where_the_format_has_room(openmetri
     assert line == expected + (' # {trace_id="abc"} 0.7 1700000000.26' if openmetrics else "")
 
 
-@pytest.mark.parametrize("name", [*HISTOGRAMS, *COUNTERS])
-def test_names_follow_the_rules(name: str) -> None:
-    family = HISTOGRAMS.get(name) or COUNTERS[name]
-    assert re.fullmatch(r"llmtap_[a-z_]+", family.name)
-    assert not family.name.endswith(("_total", "_count", "_sum", "_bucket"))
-    assert "\n" not in family.help
-    assert "\\" not in family.help
-    if name in HISTOGRAMS:
-        # Base units, as the last word.
-        assert family.name.endswith(("_seconds", "_tokens"))
+def test_names_follow_the_rules() -> None:
+    histograms, counters = HISTOGRAMS.values(), COUNTERS.values()
+    about = {f"llmtap_{name}": metric.help for name, metric in SELF.items()}
+    for name, text in {**about, **{one.name: one.help for one in (*histograms, *counters)}}.items():
+        assert re.fullmatch(r"llmtap_[a-z_]+", name)
+        assert not name.endswith(("_total", "_count", "_sum", "_bucket"))
+        assert not {"\n", "\\"} & set(text), name
+    # Base units, as the last word.
+    assert all(one.name.endswith(("_seconds", "_tokens")) for one in histograms)
 
 
 def test_edges_rise_also_with_bounds_among_them() -> None:

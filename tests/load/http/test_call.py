@@ -7,10 +7,19 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import HEAD_BYTES_MAX
-from tests.support.live_proxy import port_free
-from tests.support.loading import BODY, events, sender_to, streamed_answer
-from tests.support.peer import chunked, scene, wait_until
-from tests.support.upstream import CLOSE, RESET, Call, Script, answers, says, unanswered_port, upstream
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.loading import BODY, events, sender_to, streamed_answer
+from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.upstream import (
+    CLOSE,
+    RESET,
+    Call,
+    Script,
+    answers,
+    says,
+    unanswered_port,
+    upstream,
+)
 
 COMPLETE, ERROR = Outcome.COMPLETE, Outcome.UPSTREAM_ERROR
 CUT, GONE, LATE = Outcome.TRUNCATED, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT

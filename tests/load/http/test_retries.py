@@ -1,16 +1,15 @@
 """Nothing is sent twice unasked; what is sent again is counted, and its latency tells both stories."""
 
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from datetime import UTC, datetime
 
 import pytest
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import FIRST_NS, retry_after_ns, wait_ns
 from llmtap.load.tally import LoadTally
-from tests.support.loading import sender_to, streamed_answer
-from tests.support.peer import chunked, scene, wait_until
-from tests.support.upstream import CLOSE, RESET, Call, Script, upstream
+from tests.support.servers.loading import sender_to, streamed_answer
+from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.upstream import CLOSE, RESET, Call, Script, upstream
 
 S = 1_000_000_000
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -30,12 +29,6 @@ NOW_NS = int(NOW.timestamp()) * S
 )  # fmt: skip
 def test_seconds(value: bytes | None, asked_ns: int | None) -> None:
     assert retry_after_ns(value, NOW_NS) == asked_ns
-
-
-@pytest.mark.parametrize(("later_s", "asked_ns"), [(90, 90 * S), (0, 0), (-90, 0)])
-def test_a_date(later_s: int, asked_ns: int) -> None:
-    date = format_datetime(NOW + timedelta(seconds=later_s), usegmt=True).encode()
-    assert retry_after_ns(date, NOW_NS) == asked_ns
 
 
 @pytest.mark.parametrize(

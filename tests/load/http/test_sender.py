@@ -1,14 +1,12 @@
 """A sender beyond plain sockets of IPv4: TLS, IPv6, other people's servers; and what it knows of bodies."""
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import pytest
 import trustme
 
@@ -16,10 +14,9 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import LoadSender, SenderOptions
 from llmtap.load.target import parse_target
 from llmtap.net.tls import client_context
-from tests.support.loading import BODY, sender_to, streamed_answer
-from tests.support.peer import scene, wait_until
-from tests.support.sim_engine import QUICK, ask_chat, engine
-from tests.support.upstream import says, upstream
+from tests.support.servers.loading import BODY, sender_to, streamed_answer
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.upstream import says, upstream
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -100,74 +97,10 @@ def test_tls(papers: Papers) -> None:
     play()
 
 
-def test_tls_with_somebody_else(papers: Papers) -> None:
-    @scene
-    async def play() -> None:
-        async with serving(answer, tls=papers.server) as port:
-            async with sender_to(
-                f"https://127.0.0.1:{port}", tls=client_context(papers.other_ca, True)
-            ) as to:
-                x = await to.ask()
-                assert (x.outcome, x.timeline.submit_ns) == (Outcome.UPSTREAM_ERROR, None)
-                assert "cannot connect" in (x.error or "")
-            async with sender_to(f"https://127.0.0.1:{port}", tls=client_context(None, False)) as to:
-                assert (await to.ask()).outcome is Outcome.COMPLETE, "whoever asks for no proof gets none"
-        async with upstream() as plain:
-            url = f"https://127.0.0.1:{plain.port}"
-            async with sender_to(url, tls=client_context(papers.ca, True), connect_timeout_s=0.2) as to:
-                assert (await to.ask()).outcome in (Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT)
-
-    play()
-
-
 # ---------------------------------------------------------------- IPv6
 
 
-def has_ipv6() -> bool:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
-@scene
-async def test_ipv6() -> None:
-    async with serving(answer, host="::1") as port, sender_to(f"http://[::1]:{port}") as to:
-        for _ in range(2):
-            x = await to.ask()
-            assert (x.outcome, x.tokens.output, x.clock) == (Outcome.COMPLETE, 3, "kernel")
-
-
 # ---------------------------------------------------------------- other people's servers
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "body"),
-    [
-        ("chat.completions", ask_chat(stream=True, stream_options={"include_usage": True})),
-        (
-            "completions",
-            {"model": "m", "prompt": "hi", "stream": True, "stream_options": {"include_usage": True}},
-        ),
-        ("responses", {"model": "m", "input": "hi", "stream": True}),
-        ("chat.completions", ask_chat()),
-    ],
-)
-def test_the_simulated_engine(endpoint: str, body: dict[str, object]) -> None:
-    @scene
-    async def play() -> None:
-        async with engine(QUICK) as sim:
-            async with sender_to(sim.url, endpoint=endpoint) as to:
-                for _ in range(2):
-                    x = await to.ask(msgspec.json.encode(body))
-                    assert (x.outcome, x.tokens.output) == (Outcome.COMPLETE, QUICK.tokens)
-                    assert (x.tokens.source, x.endpoint, x.stream) == ("usage", endpoint, "stream" in body)
-            (truth,) = await sim.truths(since=1)
-            assert truth["seq"] == 2
-
-    play()
 
 
 # ---------------------------------------------------------------- what is known of bodies

@@ -10,9 +10,9 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.latency import measure
-from tests.support.loading import sender_to, streamed_answer
-from tests.support.peer import scene
-from tests.support.upstream import Call, upstream
+from tests.support.servers.loading import sender_to, streamed_answer
+from tests.support.servers.peer import scene
+from tests.support.servers.upstream import Call, upstream
 
 TOKENS = 20
 mono_ns = SystemClock.mono_ns

@@ -36,7 +36,7 @@ def test_what_a_device_does_not_tell_is_none_and_the_rest_is_there(call: str, fi
     gpus, _ = open_gpus(FakeNvml(FakeGpu(untold={call})))
     assert gpus is not None
     (reading,) = gpus.read()
-    told = {name: getattr(reading, name) for name in GpuReading.__slots__}
+    told = {name: getattr(reading, name) for name in GpuReading._fields}
     assert [name for name, value in told.items() if value is None] == [field]
 
 

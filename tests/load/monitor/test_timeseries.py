@@ -143,9 +143,3 @@ def test_nothing_is_added_after_the_end() -> None:
     run.close()
     run.add(200 * S, 0, {"memory": 2})
     assert (len(run), run.dropped) == (1, 0)
-
-
-def test_the_latest_sample_says_what_it_knows() -> None:
-    assert Columns(SPEC).latest() == {}
-    assert RUN.latest() == {"busy": 0.1, "memory": 60.0, "made": 40.0}
-    assert columns((0, {"memory": 1, "busy": 2}), (1, {"memory": 3})).latest() == {"memory": 3.0}

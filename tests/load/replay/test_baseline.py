@@ -25,9 +25,9 @@ from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 from tests.load.replay.support import replayed
-from tests.support.baselines import MS, answer, both, captured
-from tests.support.captures import write_capture
-from tests.support.sim_engine import engine
+from tests.support.results.baselines import MS, answer, both, captured
+from tests.support.servers.sim_engine import engine
+from tests.support.storage.captures import write_capture
 
 ARRIVALS_MS = (500, 100, 900, 300, 300, 700, 0, 1_100, 1_300, 1_200)
 """Rows of a capture are in the order of their ends, not of their arrivals."""
@@ -151,27 +151,6 @@ def test_a_pair_ended_well_on_both_sides() -> None:
     assert result["ended_well"] == {"both": 4, "then": 4, "now": 4, "neither": 4}
     assert {result["pairs"][name]["n"] for name in ("ttft", "tpot", "tbc_max", "e2e")} == {4}
     assert result["then"]["outcomes"] == {kind.value: 4 for kind in kinds}
-
-
-def whole(x: Exchange) -> Exchange:
-    x.stream = False
-    return x
-
-
-@pytest.mark.parametrize(
-    ("then", "now"),
-    [
-        (whole(answer(0, 20)), answer(0, 60)),
-        (answer(0, 20), whole(answer(0, 60))),
-        (whole(answer(0, 20)), whole(answer(0, 60))),
-    ],
-)
-def test_an_answer_in_one_piece_has_an_end_and_no_first_token(then: Exchange, now: Exchange) -> None:
-    pairs = told(both([(then, now)]))["pairs"]
-    assert {name: pairs[name]["n"] for name in FIGURES if pairs[name]["n"]} == {
-        "e2e": 1,
-        "e2e_same_length": 1,
-    }
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from llmtap.errors import ConfigError
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.replay.plan import ReplayQuestion, make_plan
 from tests.load.replay import support
-from tests.support.loading import events
-from tests.support.peer import scene
+from tests.support.servers.loading import events
+from tests.support.servers.peer import scene
 
 N = 30
 METRICS = "vllm:num_requests_running 1\n"
@@ -81,19 +81,6 @@ async def test_what_is_no_load_has_a_name_and_asks_once_where_there_are_no_metri
     assert (scrape["url"], scrape["gave_up"]) == (f"{url}/metrics", True)
     assert scrape["failures"] == {"status 404": 1}
     assert result["outcomes"] == {"complete": N}
-
-
-@scene
-async def test_the_load_has_no_user_agent_of_its_own_and_metrics_are_asked_again() -> None:
-    async with gateway(metrics=METRICS) as (url, asked):
-        result = await replayed(url)
-    assert asked["POST", "/v1/chat/completions", None] == N
-    told = beside(asked)
-    assert told["/v1/models"] == 1
-    # One that was under way at the end of the load was broken off, and asked for all the same.
-    assert told["/metrics"] - result["system"]["summary"]["scrape"]["scrapes"] in (0, 1)
-    assert told["/metrics"] >= 2
-    assert not result["system"]["summary"]["scrape"]["gave_up"]
 
 
 @scene

@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-import llmtap
-from llmtap.bench.run.loads import closed_load
+from llmtap.bench.run.loads import make_load
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyOptions
-from llmtap.load.replay.options import ReplayOptions
-from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan, other_words
-from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
-from tests.bench.support import Silent, sim
-from tests.support.peer import play
 
 MS = 1_000_000
 ROWS = [(0, 30, 5), (100, 40, 6), (100, 50, 7), (400, 60, 8)]
@@ -72,14 +65,6 @@ def test_a_workload_is_poisson_unless_told() -> None:
     workload = told["workload"]
     assert isinstance(workload, dict)
     assert (workload["name"], workload["seed"], workload["requests"]) == ("synthetic-skewed", 42, 50)
-
-
-def test_the_same_seed_gives_the_same_plan_and_another_one_does_not() -> None:
-    one, two, other = (plan_of("conversation", rate_rps=5.0, requests=20, seed=seed) for seed in (7, 7, 8))
-    assert one.requests == two.requests
-    assert one.prompts is not None and two.prompts is not None
-    assert [one.prompts.prompt(row) for row in range(20)] == [two.prompts.prompt(row) for row in range(20)]
-    assert one.requests.input != other.requests.input
 
 
 @pytest.mark.parametrize(
@@ -153,7 +138,7 @@ def shared(one: str, other: str) -> int:
 
 @pytest.mark.parametrize("workload", ["conversation", "code-completion", "long-context"])
 def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str) -> None:
-    plan = closed_load(workload, slots=2, seed=7, requests=8).plan
+    plan = make_load(workload, slots=2, seed=7, requests=8).plan
     warm = other_words(plan)
     assert plan.prompts is not None and warm.prompts is not None
     measured = [plan.prompts.prompt(row) for row in range(8)]
@@ -170,7 +155,7 @@ def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str
 
 
 def test_token_ids_are_the_same_ones_in_another_order() -> None:
-    plan = closed_load("synthetic-uniform", slots=2, seed=7, requests=4).plan
+    plan = make_load("synthetic-uniform", slots=2, seed=7, requests=4).plan
     warm = other_words(plan)
     assert plan.prompts is not None and warm.prompts is not None
     for row in range(4):
@@ -194,20 +179,3 @@ def test_turns_wait_for_nobody_and_tenants_stay() -> None:
     )  # fmt: skip
     found = other_words(ReplayPlan(requests, Said([Prompt("a b"), Prompt("c d")]), {})).requests
     assert (list(found.after), found.tenants, list(found.arrival_ns)) == ([], ["a", "b"], [0, 0])
-
-
-def test_a_replay_is_warmed_up_by_none_of_its_own_prompts(tmp_path: Path) -> None:
-    """A server that keeps prefixes would answer those from its cache."""
-    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
-    plan = make_plan(ReplayQuestion(source="synthetic-uniform", requests=8, rate_rps=40.0, chat=False))
-    with sim("--scheduler", "continuous_batching", "--serving", "prefix_cache=true") as url:
-        options = ReplayOptions(
-            target=url, timeout=minute, connect_timeout=minute, retry_wait=second,
-            endpoint="completions", warmup="8", capture=str(tmp_path),
-        )  # fmt: skip
-        result = play(
-            Replay(plan, options, BodyOptions(endpoint="completions", temperature=0.0), Silent()).run(),
-            limit_s=60,
-        )
-    assert (result["warmup"]["requests"], result["outcomes"]) == (8, {"complete": 8})
-    assert set(llmtap.read(tmp_path).table().column("cached_tokens").to_pylist()) <= {0, None}

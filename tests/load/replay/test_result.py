@@ -12,8 +12,8 @@ from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S
 from llmtap.workload.requests import Requests
-from tests.support.exchanges import streamed
-from tests.support.replay_results import BEGAN_NS, replay_result
+from tests.support.results.replay_results import BEGAN_NS, replay_result
+from tests.support.traffic.exchanges import streamed
 
 
 def test_quantiles_are_those_of_the_exchanges() -> None:
@@ -43,14 +43,6 @@ def test_the_timeline_tells_what_was_asked_beside_what_was_sent() -> None:
     assert timeline["sent"] == [10, 20, 20, 10]
 
 
-def rates_of(told: object, path: str = "") -> set[str]:
-    """The paths of all rates of requests."""
-    if not isinstance(told, dict):
-        return set()
-    found = {f"{path}{name}" for name in told if name.endswith("_rps")}
-    return found.union(*(rates_of(value, f"{path}{name}.") for name, value in told.items()))
-
-
 def test_rates_are_what_they_are_said_to_be() -> None:
     # One each 50 ms, the last after 2.95 s: 20/s by their gaps, 60 in 2.95 s by their number.
     result = replay_result(60, late_ms=500)
@@ -65,12 +57,6 @@ def test_rates_are_what_they_are_said_to_be() -> None:
     assert arrivals["punctuality"]["rate_ratio"] == 1
     assert arrivals["punctuality"]["lateness"]["p50"] == 0.5
     assert "sent_rps" not in load and "asked_rps" not in load
-
-
-def test_a_closed_loop_has_no_plan_to_be_held_against() -> None:
-    load = replay_result(5, closed=True)["load"]
-    assert {load[name] for name in ("planned_rps", "sent_share", "due", "in_time")} == {None}
-    assert load["offered_rps"] == load["achieved_rps"] == pytest.approx(5 / 1.2)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +125,6 @@ def test_three_requests_of_two_seconds() -> None:
     assert told == {
         "period": 1.0, "t": [0, 1, 2], "asked": [2, 1, 0], "sent": [2, 1, 0], "ended": [0, 2, 1],
         "in_flight": [2, 2, 1],
-    }  # fmt: skip
-
-
-def test_what_is_not_known_is_null() -> None:
-    told = timeline_of([START_NS], None, began_ns=START_NS, until_ns=START_NS)
-    assert told == {
-        "period": 1.0, "t": [0], "asked": None, "sent": [1], "ended": None, "in_flight": None,
     }  # fmt: skip
 
 

@@ -11,12 +11,12 @@ from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.load.replay import support
 from tests.support.busy_machine import measures
-from tests.support.live_proxy import live_proxy
-from tests.support.peer import scene
-from tests.support.sim_engine import engine
+from tests.support.servers.live_proxy import live_proxy
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import engine
 
 MS = 1_000_000
-N = 60
+N = 24
 HAND_OVER_US = 300
 """Between the stamps of two sockets lie a system call each, the kernel, and two mappings of clocks."""
 EQUAL = (

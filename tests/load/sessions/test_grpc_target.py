@@ -12,15 +12,15 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.sending import PromptRequest
 from llmtap.load.sessions.grpc_target import GrpcTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.protocol.vllm_grpc import METHOD, SERVICE, GrpcChunk, GrpcUsage, read_request, write_chunk
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.text import count_tokens
-from tests.support.peer import scene
-from tests.support.sim_grpc import GrpcEngine, grpc_engine
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
@@ -47,7 +47,7 @@ async def ask(
     due: int | None = None,
     who: str | None = None,
 ) -> Exchange:
-    return await target.ask(scheduled_ns=due, prompt=prompt, output_tokens=output, tenant=who or None)
+    return await target.ask(PromptRequest(prompt, output, due, who or None))
 
 
 async def serving(generate: Any) -> tuple[grpc.aio.Server, int]:
@@ -83,43 +83,6 @@ async def test_an_exchange_is_what_the_engine_did() -> None:
         assert t.first_content_ns == stamps[0] and t.last_token_ns == stamps[-1] < t.response_end_ns
         assert truth.accepted_ns >= t.arrival_ns
         assert x.scheduled_ns == 5 and x.dispatch_late_ns == t.arrival_ns - 5
-
-
-@pytest.mark.parametrize(
-    ("prompt", "input_tokens"),
-    [
-        (Prompt(text="The river ran slow."), 5),
-        (Prompt(ids=(5, 6, 7)), 3),
-        (
-            Prompt(text="more", system="Be brief.", history=(("user", "hi"),)),
-            count_tokens("Be brief.\n\nhi\n\nmore"),
-        ),
-    ],
-)
-@pytest.mark.parametrize("output", [1, 3, 300])
-@scene
-async def test_lengths_are_exact(prompt: Prompt, input_tokens: int, output: int) -> None:
-    async with grpc_engine() as e, target_of(e) as target:
-        x = await ask(target, prompt, output)
-        assert (x.tokens.input, x.tokens.output) == (input_tokens, output)
-        assert [len(truth.sent_ns[0]) for truth in await e.truths()] == [output]
-
-
-@scene
-async def test_counts_that_cannot_be_true_are_in_no_figure() -> None:
-    async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield write_chunk(GrpcChunk((4, 5)))
-        yield write_chunk(GrpcChunk((6,)))
-        yield write_chunk(GrpcChunk((6,), "stop", GrpcUsage(2**32 - 1, 1, 1)))
-
-    server, port = await serving(generate)
-    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
-    x = await ask(target)
-    await target.close()
-    await server.stop(None)
-    assert list(x.timeline.events.tokens) == [2, 1, -1], "the last message repeats the last ids"
-    assert (x.tokens.input, x.tokens.output, x.tokens.cached) == (None, 3, 1)
-    assert x.invalid_values == {"token_count": 1}
 
 
 @pytest.mark.parametrize("finish", ["abort", "error"])

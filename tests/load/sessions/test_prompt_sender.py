@@ -24,14 +24,13 @@ from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens, say
 from llmtap.workload.requests import Requests
-from tests.support.loading import sockets
-from tests.support.peer import play, scene, wait_until
-from tests.support.sim_engine import engine
-from tests.support.sim_grpc import grpc_engine
-from tests.support.upstream import unanswered_port
+from tests.support.servers.loading import sockets
+from tests.support.servers.peer import play, scene, wait_until
+from tests.support.servers.sim_engine import engine
+from tests.support.servers.sim_grpc import grpc_engine
+from tests.support.servers.upstream import unanswered_port
 
 MS = 1_000_000
-HOUR_MS = 3_600_000
 TIMED = SimOptions(ttft=Duration(12 * MS), itl=Duration(3 * MS), tokens=5)
 ENDLESS = SimOptions(ttft=Duration(60_000 * MS))
 SPOKEN = ["realtime", "grpc"]
@@ -169,29 +168,6 @@ def test_each_row_once_at_its_time_with_its_tokens(spoken: str, processes: int) 
 
 
 @pytest.mark.parametrize("spoken", SPOKEN)
-@pytest.mark.parametrize("cut", [False, True])
-def test_stopped_once_it_drains_and_twice_it_cuts(spoken: str, cut: bool) -> None:
-    async def work() -> Sent:
-        options = ENDLESS if cut else SimOptions(ttft=Duration(1_500 * MS), itl=Duration(MS), tokens=3)
-        async with serving(spoken, options) as server:
-
-            async def meanwhile(crew: WorkerPool) -> None:
-                await wait_until(lambda: server.under_way() == 4)
-                crew.stop()
-                if cut:
-                    crew.stop()
-
-            return await sent(server, requests([0, 0, 0, 0, HOUR_MS]), meanwhile)
-
-    found = play(work())
-    assert Counter(x.outcome.value for _, x in found.exchanges) == {
-        "client_cancelled" if cut else "complete": 4
-    }
-    plan = found.out.tally.plan_dict()
-    assert (found.out.stopped, plan["sent"], plan["unsent"]) == (crews.STOPPED, 4, 1)
-
-
-@pytest.mark.parametrize("spoken", SPOKEN)
 def test_what_takes_too_long_times_out_and_a_closed_loop_goes_on(spoken: str) -> None:
     async def work() -> Sent:
         async with serving(spoken, ENDLESS) as server:
@@ -232,24 +208,6 @@ async def test_nobody_answers_and_a_cut_ends_it_before_and_after_the_start(schem
         assert found.exchanges == []
         found = await sent(server, requests([0, 0]), drain_ns=100 * MS, connect_timeout_ms=30_000)
         assert Counter(x.outcome.value for _, x in found.exchanges) == {"client_cancelled": 2}
-
-
-@pytest.mark.parametrize(
-    ("url", "more", "place"),
-    [
-        ("ws://", {}, "--target"),
-        ("grpc://h", {}, "--target"),
-        ("ws://h:1", {"headers": [("Host", "x")]}, "--header"),
-        ("grpc://h:1", {"headers": [("X-A", "b\r\nc")]}, "--header"),
-        ("grpc://h:1", {"headers": [("X-A", "\u00e9")]}, "--header"),
-        ("wss://h:1", {"ca": "/no/such/file.pem"}, "--ca"),
-    ],
-)
-def test_settings_that_no_process_could_use(url: str, more: dict[str, Any], place: str) -> None:
-    server = Server(url, protocol_of(url), list, lambda: 0)
-    with pytest.raises(ConfigError) as refused:
-        play(sent(server, requests([0]), **more))
-    assert refused.value.place == place
 
 
 # ---------------------------------------------------------------- what is prepared

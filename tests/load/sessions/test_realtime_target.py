@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.sending import PromptRequest
 from llmtap.load.sessions.realtime import RealtimeTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.live_proxy import port_free
-from tests.support.peer import scene
-from tests.support.sim_engine import Engine, engine
+from tests.support.servers.live_proxy import port_free
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import Engine, engine
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
@@ -53,7 +53,7 @@ async def ask(
     due: int | None = None,
     who: str | None = None,
 ) -> Exchange:
-    return await target.ask(scheduled_ns=due, prompt=prompt, output_tokens=output, tenant=who or None)
+    return await target.ask(PromptRequest(prompt, output, due, who or None))
 
 
 @pytest.mark.parametrize("clock", ["kernel", "mono"])
@@ -204,10 +204,3 @@ async def test_a_server_that_accepts_another_key_is_none() -> None:
         await target.close()
         await runner.cleanup()
     assert x.error == "the server accepted another WebSocket's key"
-
-
-@pytest.mark.parametrize("url", ["http://h:1", "ws:///x", "ws://h:x", "wss://h"])
-@scene
-async def test_a_url_that_does_not_fit_names_its_option(url: str) -> None:
-    with pytest.raises(ConfigError, match="--target: "):
-        RealtimeTarget(url)

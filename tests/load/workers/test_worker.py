@@ -24,9 +24,9 @@ from llmtap.load.workers.worker_handle import (
     WorkerSetup,
     frame,
 )
-from tests.support.loading import bodies, streamed_answer
-from tests.support.peer import scene, wait_until
-from tests.support.upstream import Call, says, upstream
+from tests.support.servers.loading import bodies, streamed_answer
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.upstream import Call, says, upstream
 
 ANSWER = says(*streamed_answer(2))
 Messages = list[WorkerReady | Progress | Done]
@@ -118,39 +118,6 @@ def worker_for(url: str, arrivals_ns: list[int], *, open: int = 0) -> Iterator[t
                 yield told, both
         finally:
             both.close()
-
-
-@scene
-async def test_from_ready_to_done() -> None:
-    async with upstream() as server:
-        url = server.url + server.on(ANSWER)
-        with worker_for(url, [0, 0, 5], open=2) as (told, parent):
-            working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
-            await wait_until(lambda: parent.hear())
-            assert parent.heard == [WorkerReady(2)]
-            assert not server.calls, "nothing is sent before the word"
-            start_ns = SystemClock.mono_ns() + 1_000_000
-            parent.say(f"go {start_ns}")
-            await working
-            done = parent.done()
-            assert isinstance(parent.heard[-2], Progress)
-            last = parent.heard[-2]
-            assert (last.sent, last.ended, last.tokens) == (3, 3, 6)
-            tally = LoadTally()
-            tally.merge_bytes(done.tally)
-            assert (tally.planned, tally.summary.n, tally.summary.opened) == (3, 3, 3)
-            # Of fewer than are kept for it, progress tells the percentiles of all.
-            for name, told_ns in (("ttft", last.ttft_p99_ns), ("tbc", last.tbc_p50_ns)):
-                histogram = tally.summary.histogram(name)
-                assert told_ns is not None
-                assert histogram.min is not None
-                assert histogram.max is not None
-                assert histogram.min <= told_ns <= histogram.max
-            assert last.lateness_p99_ns is not None
-            assert last.lateness_p99_ns <= (tally.lateness.max or 0)
-            assert (done.stopped, done.began_ns, done.spill_error) == (None, start_ns, None)
-            assert done.cpu_ns > 0
-            assert done.rss_bytes > 1_000_000
 
 
 @scene

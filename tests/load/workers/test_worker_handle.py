@@ -1,18 +1,13 @@
 """Invariant: whatever another host's clock shows, its times come back to our axis, within the round trip."""
 
 import select
-from dataclasses import fields
 from itertools import pairwise
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.clock import ManualClock, WallAnchor
-from llmtap.exchange.exchange import Timeline
-from llmtap.load.http import SenderOptions
-from llmtap.load.run import StopErrors
 from llmtap.load.workers.worker_handle import (
     _MOVED,
     ClockReading,
@@ -21,15 +16,13 @@ from llmtap.load.workers.worker_handle import (
     Frames,
     HostClock,
     Progress,
-    Trip,
     WorkerReady,
-    WorkerSetup,
     compared,
     frame,
 )
 from llmtap.metrics.latency import measure
-from llmtap.units import NEVER, Duration, decode_special, encode_special
-from tests.support.exchanges import streamed
+from llmtap.units import NEVER
+from tests.support.traffic.exchanges import streamed
 
 US = 1_000
 HOUR_NS = 3_600_000_000_000
@@ -53,7 +46,7 @@ def test_the_quickest_trip_is_right_within_half_of_it(
         ours.advance(out_ns)
         there = reading(ours.mono_ns() + ahead_ns, ours.wall_ns() + wall_ahead_ns)
         ours.advance(back_ns)
-        trips.append(Trip(asked_ns, ours.mono_ns(), there))
+        trips.append((asked_ns, ours.mono_ns(), there))
     found = compared(trips, anchor)
     assert found.rtt_ns == min(out_ns + back_ns for out_ns, back_ns in ways)
     assert abs(found.mono_ahead_ns - ahead_ns) <= (found.rtt_ns + 1) / 2
@@ -118,10 +111,6 @@ def test_an_exchange_moves_as_a_whole() -> None:
     assert measure(x) == measure(same), "no latency changes"
 
 
-def test_every_stamp_of_a_timeline_is_moved() -> None:
-    assert {f.name for f in fields(Timeline) if f.name.endswith("_ns")} == {*_MOVED, "paused_ns"}
-
-
 def test_what_is_told() -> None:
     clock = HostClock("n1", Compared(0, HOUR_NS, 2_500_000, 900_000), shared=False)
     told = {"host": "n1", "shared": False, "offset": 0.0025, "rtt": 0.0009, "drift": None}
@@ -153,25 +142,9 @@ def test_cut_anywhere(cuts: list[int]) -> None:
     assert heard([WHOLE[a:b] for a, b in pairwise(edges)]) == MESSAGES
 
 
-@pytest.mark.parametrize("cut", [1, 3, 4, 5, -1])
-def test_a_message_that_was_cut_is_none(cut: int) -> None:
-    assert heard([frame(MESSAGES[1])[:cut]]) == []
-
-
 def test_progress_fits_into_a_pipe_at_once() -> None:
     """Else it could be written in part, where nobody reads (pipe(7))."""
     most = Progress(
         *[NEVER] * 6, *[1.7e308] * 5, NEVER, NEVER, "1048576 of the latest 1048576 answers failed"
     )
     assert len(frame(most)) < select.PIPE_BUF
-
-
-def test_a_setup_travels() -> None:
-    setup = WorkerSetup(
-        sender=SenderOptions(retries=1, timeout=Duration(5), model="m"), url="http://a",
-        endpoint="completions", headers=[("Authorization", "Bearer \u00e9")], script_fd=3, bodies_fd=4,
-        spill_fd=None, slots=2, limit_in_flight=9, stop_errors=StopErrors(0.5, 10), slo="ttft<1",
-    )  # fmt: skip
-    line = msgspec.json.encode(setup, enc_hook=encode_special)
-    assert b"\n" not in line
-    assert msgspec.json.decode(line, type=WorkerSetup, dec_hook=decode_special) == setup

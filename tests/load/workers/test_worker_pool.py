@@ -16,16 +16,14 @@ import pytest
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.http import SenderOptions
-from llmtap.load.run import StopErrors
 from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.workload.requests import Requests
-from tests.support.loading import bodies, sockets, streamed_answer
-from tests.support.peer import play, wait_until
-from tests.support.streams import streamed
-from tests.support.upstream import Call, Script, Upstream, answers, says, unanswered_port, upstream
+from tests.support.servers.loading import bodies, sockets, streamed_answer
+from tests.support.servers.peer import play, wait_until
+from tests.support.servers.upstream import Call, Script, Upstream, says, unanswered_port, upstream
+from tests.support.traffic.streams import streamed
 
 MS = 1_000_000
 ANSWER = says(*streamed_answer(2))
@@ -128,36 +126,6 @@ def test_each_row_once_at_its_time(processes: int) -> None:
     assert load.told[-1].left == 0
 
 
-def test_a_closed_loop_of_two_processes_and_conversations() -> None:
-    # Six conversations of three turns.
-    n = 18
-    after = [-1 if row < 6 else row - 6 for row in range(n)]
-    load = Load(ANSWER, requests([0] * n, after), processes=2, slots=4, open=4)
-    out = play(load.run())
-    assert sorted(rows_of(load.server)) == list(range(n))
-    ends = {row: x.timeline.response_end_ns or 0 for row, x in load.exchanges}
-    for row, x in load.exchanges:
-        if after[row] >= 0:
-            assert x.scheduled_ns == ends[after[row]]
-        else:
-            assert x.scheduled_ns is None
-    assert sum(done.connects for done in out.done) == load.server.connections == 4
-    assert sum(done.opened_before for done in out.done) == 4
-    assert sum(done.reuses for done in out.done) == n - 4, "the first on each is none"
-
-
-def test_retries_are_counted_over_all() -> None:
-    load = Load(
-        answers(b"{}", status=b"503 No", fields=b"Retry-After: 0\r\n"), requests([0] * 4), processes=2,
-        sender=SenderOptions(retries=2),
-    )  # fmt: skip
-    out = play(load.run())
-    assert len(load.server.calls) == 12
-    assert plan(out)["retries"] == {"n": 8, "reasons": {"503": 8}}
-    assert plan(out)["sent"] == 4
-    assert load.told[-1].retries == 8
-
-
 # ---------------------------------------------------------------- stopped
 
 
@@ -184,21 +152,6 @@ def test_stopped_once_it_drains_and_twice_it_cuts(cut: bool) -> None:
     assert load.outcomes() == {"client_cancelled" if cut else "complete": 4}
     assert out.stopped == crews.STOPPED
     assert (plan(out)["sent"], plan(out)["unsent"]) == (4, 2)
-
-
-def test_one_that_gives_up_stops_all() -> None:
-    """Rows 0 and 2 are one process's, and fail; the other would go on for an hour."""
-
-    async def script(call: Call) -> str | None:
-        await call.body()
-        await call.say(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
-        return None
-
-    r = requests([0, HOUR_MS, 0, HOUR_MS, HOUR_MS, HOUR_MS])
-    load = Load(script, r, processes=2, stop_errors=StopErrors(0.5, 2))
-    out = play(load.run())
-    assert out.stopped == "2 of the latest 2 answers failed"
-    assert (plan(out)["sent"], plan(out)["unsent"]) == (2, 4)
 
 
 # ---------------------------------------------------------------- lost

@@ -16,9 +16,9 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline import recent_exchanges as kept
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import weight_bytes
-from tests.support.peer import LIMIT_S, wait_until
-from tests.support.raw_client import RawClient, request
-from tests.support.streams import streamed
+from tests.support.servers.peer import LIMIT_S, wait_until
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 Client = TestClient[Any, Any]

@@ -5,7 +5,6 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from jsonschema import Draft202012Validator
 
@@ -18,11 +17,10 @@ from llmtap.meter.admin.openapi import ROUTES, document
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import FILTERS
 from llmtap.metrics.slo import SloOptions
-from tests.support.corpus import NAMES, Recorded
-from tests.support.relay_status import relay_status
-from tests.support.streams import streamed
+from tests.support.traffic.corpus import NAMES, Recorded
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 Client = TestClient[Any, Any]
@@ -114,13 +112,6 @@ def test_every_route_is_in_the_document_and_nothing_else() -> None:
             assert await answer.json() == json.loads(json.dumps(document()))
 
     play(scene)
-
-
-@pytest.mark.parametrize("name", ["exchanges", "live"])
-def test_every_filter_is_in_the_document(name: str) -> None:
-    (route,) = [route for route in ROUTES if route.name == name]
-    own = {"limit", "events", "next", "cursor", "summary", "exchanges", "certain"}
-    assert {parameter.name for parameter in route.query} - own == set(FILTERS)
 
 
 def test_real_answers_are_as_the_document_says() -> None:

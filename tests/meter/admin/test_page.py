@@ -16,8 +16,8 @@ from llmtap.meter.admin.page import ASSETS, PATHS, add_dashboard
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.support.pages import contrast
-from tests.support.raw_client import RawClient, request
+from tests.support.results.pages import contrast
+from tests.support.servers.raw_client import RawClient, request
 
 Client = TestClient[Any, Any]
 STATIC = files("llmtap.meter.admin") / "static"

@@ -20,7 +20,7 @@ from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.support.experiments import an_experiment
+from tests.support.traffic.experiments import an_experiment
 
 TOKEN = "s3cret-of-the-operator"
 GUESS = "gu3ss-of-a-stranger"

@@ -9,8 +9,8 @@ from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.meter.pipeline.assembler import CPU_FREE_NS, CPU_MAX_NS, CPU_PER_BYTE_NS, LAG_FLOOR_NS, Assembler
 from llmtap.metrics.latency import measure, metrics_of
 from llmtap.metrics.objectives import Objectives
-from tests.support.relay_status import relay_status
-from tests.support.tap_frames import MS, Script
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import MS, Script
 
 HELLO = Hello(relay="r0", pid=7, clock="kernel", anchor_mono_ns=1_000, anchor_wall_ns=5_000)
 
@@ -69,14 +69,6 @@ def test_frames_become_the_exchange_they_tell_of() -> None:
     assert ear.failures == []
 
 
-def test_how_the_upstream_was_reached_is_told() -> None:
-    script = Script().request(1).head(1, 5).close(1, 6, retries=1, connect_ns=2 * MS).stream(2)
-    ear, _ = digest(script)
-    told = [x.to_dict({}, {}) for x in ear.exchanges]
-    assert [(x["resent"], x["added"]["connect"]) for x in told] == [(1, 0.002), (0, None)]  # type: ignore[index]
-    assert [x["retries"] for x in told] == [0, 0], "that would be the gateway's"
-
-
 def test_exchanges_interleave() -> None:
     script = Script().request(1).request(2).head(2, 50).head(1, 60).word(2, 70).word(1, 90).word(2, 75)
     script.end(1, 100, 1).close(1, 101).end(2, 110, 2).close(2, 111)
@@ -130,25 +122,6 @@ def test_an_observer_that_raises_costs_only_its_exchange(where: str) -> None:
     assert (len(assembler), ear.live) == (0, 0)
 
 
-def test_a_sink_that_raises_does_not_stop_the_rest() -> None:
-    class Full(Ear):
-        def ended(self, x: Exchange) -> None:
-            super().ended(x)
-            if x.seq == 1:
-                raise MemoryError
-
-    ear = Full()
-    Assembler(HELLO, ear).digest(Script().stream(1).stream(2).frames())
-    assert (ear.failures, ear.live, len(ear.exchanges)) == (["MemoryError"], 0, 2)
-
-
-def test_what_a_living_relay_goes_on_with_is_given_up_and_no_exchange() -> None:
-    ear, assembler = digest(Script().request(1).request(2).stream(3))
-    assembler.discard()
-    assert (ear.live, len(assembler)) == (0, 0)
-    assert [x.seq for x in ear.exchanges] == [3]
-
-
 def test_what_was_open_when_its_relay_died_ends_as_our_error_with_all_that_was_seen() -> None:
     script = Script().request(1).head(1, 50).word(1, 60).word(1, 80).request(2, 90).stream(3)
     script.request(4).frame(FrameKind.DROP, 4)
@@ -179,21 +152,6 @@ def test_the_lag_that_a_dead_relay_told_is_in_its_last_exchanges() -> None:
     ear, assembler = digest(script)
     assembler.lose()
     assert [x.uncertainty_ns for x in ear.exchanges] == [300 * MS, LAG_FLOOR_NS]
-
-
-def test_one_that_cannot_even_be_ended_costs_no_other() -> None:
-    class Unlucky(Ear):
-        def ended(self, x: Exchange) -> None:
-            if x.seq == 1:
-                raise ZeroDivisionError
-            super().ended(x)
-
-    ear = Unlucky()
-    assembler = Assembler(HELLO, ear)
-    assembler.digest(Script().request(1).request(2).frames())
-    assembler.lose()
-    assert ear.failures == ["ZeroDivisionError"]
-    assert [x.seq for x in ear.exchanges] == [2]
 
 
 HOUR = 3_600_000_000_000
@@ -233,19 +191,6 @@ def test_anchors_are_counted_as_the_relay_counts_them() -> None:
     assert ear.exchanges[-1].anchor == 3, "older than all that are remembered: by the oldest"
 
 
-def test_a_meter_that_comes_late_counts_from_where_the_relay_is() -> None:
-    ear = Ear()
-    hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=7, anchor_steps=2)
-    Assembler(hello, ear).digest(Script().stream(1).frames())
-    assert [(x.anchor, x.arrival_wall_ns) for x in ear.exchanges] == [(2, 7)]
-
-
-def test_statuses_are_passed_on() -> None:
-    status = relay_status(opened=5, dropped={"full": 1})
-    ear, _ = digest(Script().status(status))
-    assert ear.statuses == [("r0", status)]
-
-
 def test_interim_heads_and_unknown_kinds_change_nothing() -> None:
     script = Script().request(1).frame(FrameKind.INTERIM, 1, 2 * MS, 0, b"HTTP/1.1 103 Early Hints\r\n\r\n")
     script.frame(99, 1, 3 * MS).head(1, 5).word(1, 6).end(1, 7, 1).close(1, 8)
@@ -264,13 +209,6 @@ def test_a_tunnels_bytes_are_timed() -> None:
     ear, _ = digest(script.close(1, 20))
     (x,) = ear.exchanges
     assert (ear.failures, x.status, x.timeline.first_byte_ns) == ([], 101, 9 * MS)
-
-
-def test_nothing_delivered_is_none() -> None:
-    ear, _ = digest(Script().request(1).close(1, 0, outcome="upstream_timeout", status=504, error="late"))
-    (x,) = ear.exchanges
-    assert (x.timeline.delivered_ns, x.status, x.error) == (None, 504, "late")
-    assert x.outcome is Outcome.UPSTREAM_TIMEOUT
 
 
 def too_costly(assembler: Assembler, frame: Any, times: int = 1) -> None:

@@ -17,11 +17,10 @@ from llmtap.meter.pipeline.open_streams import POINTS_MAX, StreamsQuery, thinned
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
 from tests.meter.admin.test_openapi import fits
-from tests.support.experiments import an_experiment
-from tests.support.sinks import CollectingSink
-from tests.support.tap_frames import MS, Script
+from tests.meter.sinks import CollectingSink
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.tap_frames import MS, Script
 
-Client = TestClient[Any, Any]
 S = 1_000_000_000
 
 
@@ -191,9 +190,3 @@ def test_thinning_loses_no_token_and_hides_no_long_pause(points: list[tuple[int,
     stands = [t for t, _ in thin]
     for t in times:
         assert min(t - before for before in stands if before <= t) <= 10 * S // POINTS_MAX
-
-
-def test_few_points_stay_as_they_are() -> None:
-    points = [(i * 1_000, 1) for i in range(POINTS_MAX)]
-    assert thinned(points, 0, S) == points
-    assert thinned([*points, (POINTS_MAX * 1_000, 1)], 0, S) == [(0, POINTS_MAX + 1)]

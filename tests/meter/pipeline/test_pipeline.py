@@ -15,28 +15,15 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.metrics.cost import Price
 from llmtap.metrics.slo import SloOptions
-from tests.support.relay_status import relay_status
-from tests.support.sinks import CollectingSink
-from tests.support.streams import streamed
-from tests.support.tap_frames import Script
+from tests.meter.sinks import CollectingSink
+from tests.support.traffic.streams import streamed
+from tests.support.traffic.tap_frames import Script
 
 S = 1_000_000_000
 
 
 def tally(**options: int) -> ExchangePipeline:
     return ExchangePipeline(MeterOptions(**options), ManualClock(now_ns=S))
-
-
-def test_an_exchange_is_counted_everywhere_once() -> None:
-    t = tally()
-    t.opened()
-    assert t.live == 1
-    t.ended(streamed(100, 140))
-    assert (t.live, len(t.recent)) == (0, 1)
-    assert summary_of(t)()["n"] == 1
-    assert summary_of(t, "all")()["n"] == 1
-    body, _ = metrics_of(t).render()
-    assert b'llmtap_exchanges_total{model="m",outcome="complete",tenant="default"} 1.0' in body
 
 
 def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,17 +88,6 @@ def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) ->
     line = record.getMessage()
     assert line.startswith("event=exchange id=r-1 tenant='default' model='a b\\n' ")
     assert "outcome=truncated ttft_ms=100.000" in line
-
-
-def test_a_relays_status_reaches_summary_and_exposition() -> None:
-    t = tally()
-    t.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
-    t.status("r0", relay_status(opened=4, measured=3, unsettled=1, lag_ns_max=2_000_000))
-    out = summary_of(t)()
-    assert isinstance(out["relays"], dict)
-    assert out["relays"]["r0"]["opened"] == 4
-    assert out["uncertainty"] == 0.002
-    assert b'llmtap_relay_exchanges_total{relay="r0"} 4.0' in metrics_of(t).render()[0]
 
 
 def test_every_sink_gets_each_exchange_once_and_its_errors_are_counted() -> None:

@@ -18,9 +18,9 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
 from llmtap.meter.pipeline.recorder import Recorder
-from tests.support.peer import PATIENCE_S
-from tests.support.relay_status import relay_status
-from tests.support.tap_frames import Script
+from tests.support.servers.peer import PATIENCE_S
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.tap_frames import Script
 
 S = 1_000_000_000
 READ_BYTES = 256_000
@@ -59,21 +59,6 @@ async def ack(reader: asyncio.StreamReader) -> int:
 
 def n(tally: ExchangePipeline) -> object:
     return summary_of(tally, "all")()["n"]
-
-
-def test_an_acknowledged_batch_is_in_the_summary(tmp_path: Path) -> None:
-    async def scene(
-        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        writer.write(Script().hello().stream(1).request(2).pack(1))
-        assert await ack(reader) == 1
-        assert (n(tally), tally.live) == (1, 1)
-        writer.write(Script().head(2, 5).word(2, 6).end(2, 7, 1).close(2, 8).pack(2))
-        assert await ack(reader) == 2
-        assert (n(tally), tally.live) == (2, 0)
-
-    tally, _ = play(tmp_path, scene)
-    assert tally.errors == {}
 
 
 def test_batches_cut_at_any_byte_are_acknowledged_once_each(tmp_path: Path) -> None:
@@ -145,25 +130,6 @@ def test_in_a_backlog_others_have_their_turn_after_each_read(tmp_path: Path) -> 
     play(tmp_path, scene)
 
 
-def test_what_a_relay_left_open_is_lost_unless_it_comes_back(tmp_path: Path) -> None:
-    async def scene(
-        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        writer.write(Script().hello().status(relay_status(opened=2)).request(1).request(2).pack(1))
-        await ack(reader)
-        assert tally.live == 2
-        assert tally.relays.ready(tally.clock.mono_ns())
-        writer.close()
-        while tally.live:
-            await asyncio.sleep(0.001)
-
-    tally, clock = play(tmp_path, scene)
-    clock.advance(6 * S)
-    (state,) = tally.relays.states(clock.mono_ns())
-    assert (state.connected, state.lost) == (False, 2)
-    assert b'dropped_exchanges_total{reason="relay_lost",relay="r0"} 2.0' in metrics_of(tally).render()[0]
-
-
 def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tmp_path: Path) -> None:
     async def scene(
         tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -202,7 +168,9 @@ class _Said:
     def __init__(self) -> None:
         self.last: dict[str, tuple[int, dict[str, int], int]] = {}
 
-    def relay_said(self, relay: str, opened: int, dropped: dict[str, int], unsettled: int) -> None:
+    def relay_said(
+        self, relay: str, opened: int, dropped: dict[str, int], unsettled: int, *_: object
+    ) -> None:
         self.last[relay] = (opened, dict(dropped), unsettled)
 
     def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import llmtap
 from llmtap.capture.options import CaptureOptions
-from llmtap.capture.schema import CaptureInfo, CaptureLedger
+from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.store import Store
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
@@ -162,26 +162,6 @@ def test_whole_conversations_are_kept_in_full_or_not(tmp_path: Path) -> None:
     assert 0 < sum(of_talk[0] for of_talk in kept) < 20, "some, as the share is a half"
 
 
-def test_what_was_said_does_not_stay_in_memory(tmp_path: Path) -> None:
-    recorder = recording(tmp_path, level="full", full_tenants=("*",))
-    recorder.start()
-    x = play(recorder)
-    recorder.close(60)
-    assert x.said is None and x.keeping is None
-    assert rows_of(tmp_path)[0]["response_text"] == "fine"
-
-
-def test_what_was_said_counts_until_it_is_written(tmp_path: Path) -> None:
-    recorder = recording(tmp_path, level="full", full_tenants=("*",), memory_bytes=1_600_000)
-    for seq in range(1, 11):
-        play(recorder, seq, "x" * 200_000)  # and 100 kB of hashed blocks
-        recorder._digest()  # its thread does not run yet, so rows wait for others
-    recorder.start()
-    recorder.close(60)
-    levels = [row["level"] for row in rows_of(tmp_path)]
-    assert levels.count("full") == 5 and recorder.state().unshaped == 5
-
-
 def test_with_a_tokenizer_blocks_and_lengths_count_tokens(tmp_path: Path) -> None:
     recorder = recording(tmp_path, encode=lambda text: [len(word) for word in text.split()])
     recorder.start()
@@ -237,20 +217,6 @@ def test_of_apps_that_come_and_go_each_is_told_of_and_few_are_remembered(
     assert capture.exact and capture.closed
 
 
-def test_a_relay_that_left_is_remembered_until_a_file_tells_of_it_and_when_it_comes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LEFT_MAX", 0)
-    recorder = recording(tmp_path)
-    for n in range(1, 6):  # no file is made of what is never opened
-        recorder.relay_left(f"app-{n}", n, {})
-    assert len(recorder._relays) == 5
-    recorder.relay_said("app-1", 7, {}, 0)
-    monkeypatch.setattr(recorder._store, "told", lambda: CaptureLedger(recorder._relays))
-    recorder.relay_left("app-6", 1, {})
-    assert list(recorder._relays) == ["app-1"]
-
-
 def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,11 +238,11 @@ def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
 def test_bodies_count_as_long_as_they_are_held_and_no_longer(tmp_path: Path) -> None:
     recorder = recording(tmp_path, level="full", full_tenants=("*",), memory_bytes=1 << 20)
     recorder.start()
-    for seq in range(1, 11):  # ten times the bound, one after the other
+    for seq in range(1, 6):  # five times the bound, one after the other
         play(recorder, seq, "x" * 900_000)
         until(lambda n=seq: recorder.state().exchanges == n)  # type: ignore[misc]
     # Requests whose exchanges never end take their bodies with them.
-    for seq in range(11, 14):
+    for seq in range(6, 9):
         body = json.dumps({"messages": [{"role": "user", "content": "y" * 900_000}]}).encode()
         head = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body)
         observer = Observer("r", seq, 0, 0, head, hear=recorder.hear)
@@ -284,10 +250,10 @@ def test_bodies_count_as_long_as_they_are_held_and_no_longer(tmp_path: Path) -> 
         observer.request_end(1)
         until(lambda: recorder.state().waiting == 0)
         del observer
-    play(recorder, 14, "z" * 900_000)
+    play(recorder, 9, "z" * 900_000)
     recorder.close(60)
     assert recorder.state().dropped == {} and recorder.state().unshaped == 0
-    assert [row["level"] for row in rows_of(tmp_path)] == ["full"] * 11
+    assert [row["level"] for row in rows_of(tmp_path)] == ["full"] * 6
 
 
 def test_two_recorders_of_one_capture_of_which_one_gives_way(

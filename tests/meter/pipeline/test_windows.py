@@ -28,7 +28,7 @@ from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
-from tests.support.streams import streamed
+from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 MINUTE = 60 * S
@@ -65,7 +65,7 @@ def summed(exchanges: Iterable[Exchange]) -> Summary:
 
 @pytest.mark.once
 def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
-    """Two and a half hours of bursts and silences; every window against a plain list, at random moments."""
+    """An hour and a half of bursts and silences; every window against a plain list, at random moments."""
     rng = random.Random(3)
     clock = ManualClock(now_ns=17 * S)
     objectives = Objectives.parse("ttft:150ms")
@@ -73,7 +73,7 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
     pairs = [SeriesKey(t, m, a, "gold") for t in ("a", "b", "c") for m in ("x", "y") for a in ("", "left")]
     kept: list[tuple[int, SeriesKey, Exchange]] = []
     checked = 0
-    while clock.now_ns < 9_000 * S:
+    while clock.now_ns < 5_500 * S:
         quiet = rng.random() < 0.02
         clock.advance(round((rng.uniform(60, 700) if quiet else rng.expovariate(0.4)) * S))
         who = rng.choice(pairs)
@@ -94,7 +94,7 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
                 start = 17 * S + max(0, since // level.step_ns * level.step_ns - window_ns + level.step_ns)
                 check(windows, name, [row for row in kept if row[0] >= start])
             check(windows, "all", kept)
-    assert checked > 15
+    assert checked > 8
     assert len(windows) < 100
 
 
@@ -118,21 +118,6 @@ def check(windows: Windows, name: str, rows: list[tuple[int, SeriesKey, Exchange
         assert rates[name].n == len(rows)
         within(rates[name].goodput_rps, told["goodput"] and told["goodput"]["requests_per_second"])
         within(rates[name].smooth_goodput_tps, told["smooth_goodput"]["tokens_per_second"])
-
-
-@pytest.mark.once
-def test_an_exchange_leaves_one_window_after_the_other_and_stays_in_the_totals() -> None:
-    clock = ManualClock()
-    windows = Windows(clock)
-    add(windows)
-    seen: dict[str, float] = {}
-    for second in range(3_700):
-        for name in (*WINDOWS, "all"):
-            if windows.freeze(name).to_dict(())["n"]:
-                seen[name] = second
-        clock.advance(S)
-        windows.tidy()
-    assert seen == {"10s": 9, "1m": 59, "5m": 299, "1h": 3_599, "all": 3_699}
 
 
 def test_a_quiet_hour_empties_the_windows() -> None:
@@ -166,18 +151,6 @@ def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
     assert (frozen.name, frozen.seconds, frozen.to_dict()["uncertainty"]) == ("all", 62.0, 0.003)
 
 
-def test_load_counts_what_began_and_what_ended() -> None:
-    clock = ManualClock()
-    windows = Windows(clock)
-    for _ in range(4):
-        windows.opened()
-    add(windows)
-    clock.advance(2 * S)
-    expected = {"mode": "live", "offered_rps": 2.0, "achieved_rps": 0.5}
-    assert windows.freeze("1m").to_dict()["load"] == expected
-    assert windows.freeze("all").to_dict()["load"] == expected
-
-
 def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
     clock = ManualClock()
     windows = Windows(clock)
@@ -197,16 +170,6 @@ def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
         ("a", "m1", "left", "gold", 1), ("a", "m2", "right", "gold", 1), ("b", "m1", None, None, 1),
     ]  # fmt: skip
     assert windows.freeze("1m").to_dict(("model",))["by"].keys() == {"model"}  # type: ignore[attr-defined]
-
-
-def test_what_is_uncertain_is_counted_and_can_be_left_out() -> None:
-    windows = Windows(ManualClock())
-    add(windows)
-    add(windows, SeriesKey("t", "m", uncertain=True))
-    all_, certain = windows.freeze("1m").to_dict(), windows.freeze("1m").to_dict(certain=True)
-    assert (all_["n"], all_["uncertain"]) == (2, {"n": 1, "included": True})
-    assert (certain["n"], certain["uncertain"]) == (1, {"n": 1, "included": False})
-    assert windows.rates()["1m"].uncertain == 1
 
 
 def test_costs_are_of_the_whole_and_parts_pay_for_their_tokens() -> None:

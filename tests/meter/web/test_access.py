@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.meter.web.dashboard import VIEWS, a_tally, is_live, play, under_way
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import VIEWS, a_tally, is_live, play, under_way
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -178,56 +178,6 @@ def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() ->
     play(scene)
 
 
-def test_an_exchange_is_found_and_left_again_by_keyboard() -> None:
-    focus = "document.activeElement"
-
-    async def tab_to(page: Page, selector: str) -> None:
-        for _ in range(60):
-            await page.press("Tab")
-            if await page.look(f"{focus}.matches({selector!r})"):
-                return
-        raise AssertionError(f"the keyboard does not come to {selector}")
-
-    async def scene(page: Page, url: str) -> None:
-        await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
-        await page.open(url)
-        await is_live(page)
-        await page.press("3")
-        await page.until("document.querySelectorAll('#main tbody a').length > 50")
-        await tab_to(page, "tbody a")
-        name = await page.look(f"{focus}.textContent")
-        await page.press("Enter")
-        await page.until(f"location.hash === '#exchanges/{name}'")
-        await page.until(f"{focus}.tagName === 'H2'")
-        assert await page.look(f"{focus}.textContent") == f"Exchange {name}"
-        await page.press("Tab", shift=True)
-        assert await page.look(f"{focus}.textContent") == "← all exchanges"
-        await page.press("Enter")
-        await page.until("location.hash === '#exchanges'")
-        # The dialog keeps the keyboard until it is closed.
-        await page.press("?")
-        await page.until("document.getElementById('help').open")
-        for _ in range(4):
-            await page.press("Tab")
-            assert await page.look(f"{focus} === document.body || !!{focus}.closest('#help')")
-        await page.press("Escape")
-        await page.until("!document.getElementById('help').open")
-        # Space pauses the lanes, and a button that has the focus keeps it.
-        await page.press("2")
-        await page.until("location.hash === '#streams'")
-        await page.look(f"{focus}.blur()")
-        pressed = "document.getElementById('pause').getAttribute('aria-pressed')"
-        await page.press(" ")
-        await page.until(f"{pressed} === 'true'")
-        await page.until("document.getElementById('status-text').textContent === 'paused'")
-        await page.look("document.getElementById('pause').focus()")
-        await page.press(" ")
-        await page.until(f"{pressed} === 'false'")
-        assert page.problems == []
-
-    play(scene)
-
-
 def test_colours_are_the_systems_until_somebody_chooses() -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(255, 255, 255)", "rgb(20, 24, 29)"
@@ -258,11 +208,10 @@ def test_colours_are_the_systems_until_somebody_chooses() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("width", [320, 375])
-def test_on_a_phone_nothing_makes_the_page_wider_than_it_is(width: int) -> None:
+def test_on_a_phone_nothing_makes_the_page_wider_than_it_is() -> None:
     """WCAG 2.2, 1.4.10: at 320 pixels only tables scroll, in boxes of their own."""
     tally = a_tally(tenant="a-tenant-whose-name-is-longer-than-any-phone-is-wide-" + "x" * 200)
-    wide = "document.scrollingElement.scrollWidth"
+    wide, width = "document.scrollingElement.scrollWidth", 320
 
     async def scene(page: Page, url: str) -> None:
         under_way(tally)

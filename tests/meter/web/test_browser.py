@@ -1,6 +1,5 @@
 """The dashboard in a real browser: it shows what the API says, and takes nothing from traffic for markup."""
 
-import asyncio
 import json
 import random
 from unittest import mock
@@ -9,28 +8,16 @@ import aiohttp
 import pytest
 
 from llmtap.meter.pipeline import recent_exchanges as kept
-from llmtap.metrics.deadlines import reader_wait_ns
-from llmtap.sim.server.options import SimOptions
-from llmtap.units import Duration
-from tests.support.browser import CHROMIUM, Page, browser
-from tests.support.dashboard import TITLES, VIEWS, a_tally, is_live, play, reads, served, shown, under_way
-from tests.support.live_proxy import live_proxy
-from tests.support.sim_engine import ask_chat, engine
+from tests.meter.web.dashboard import TITLES, VIEWS, a_tally, is_live, play, reads, shown, under_way
+from tests.support.browser import CHROMIUM, Page
+from tests.support.traffic.streams import reader_wait_ns
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
 MS = 1_000_000
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
-TENANTS = "document.querySelector('#main tbody').rows.length"
 COUNTS = "document.querySelector('.counts').textContent"
-INKS = """() => {
-  const tape = document.querySelector("canvas.tape");
-  const { data } = tape.getContext("2d").getImageData(0, 0, tape.width, tape.height);
-  const seen = new Set();
-  for (let i = 0; i < data.length; i += 4) if (data[i + 3]) seen.add(data.slice(i, i + 3).join());
-  return seen.size;
-}"""
-"""Colours on the tape."""
+TENANTS = "document.querySelector('#main tbody').rows.length"
 
 
 def test_every_view_shows_figures_and_complains_of_nothing() -> None:
@@ -207,25 +194,7 @@ def test_with_a_token_the_page_asks_for_it_and_tells_nobody() -> None:
     play(scene, token="s3cret")
 
 
-def test_what_goes_wrong_is_said_and_what_is_old_is_marked() -> None:
-    tally = a_tally()
-
-    async def run() -> None:
-        async with asyncio.timeout(240), browser() as running:
-            page = await running.page()
-            async with served(tally) as url:
-                await page.open(url)
-                await reads(page, "n 200")
-            await page.until("document.getElementById('status').dataset.state === 'failed'")
-            assert "does not answer" in await page.look("document.getElementById('status').innerText")
-            await page.until("document.getElementById('main').classList.contains('stale')")
-            assert "old" in await page.look("document.getElementById('status').innerText")
-            assert "n 200" in await shown(page), "the last figures stay"
-
-    asyncio.run(run())
-
-
-def test_keys_filter_theme_and_a_small_screen() -> None:
+def test_keys_filter_and_sort() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
         await is_live(page)
@@ -243,22 +212,11 @@ def test_keys_filter_theme_and_a_small_screen() -> None:
         assert await page.look("document.getElementById('help').open")
         await page.press("Escape")
         await page.look("document.getElementById('help').close()")
-        ground = "getComputedStyle(document.body).backgroundColor"
         await page.look("document.activeElement.blur()")
-        light = await page.look(ground)
-        await page.press("t")
-        await page.press("t")
-        assert await page.look("document.documentElement.dataset.theme") == "dark"
-        assert await page.look(ground) != light
         await page.press("ArrowRight")
         await page.until("location.hash === '#streams'")
         await page.press("ArrowLeft")
         await page.until("location.hash === '#overview'")
-        await page.screen(375, 700, scale=2)
-        for view in VIEWS:
-            await page.look(f"location.hash = '{view}'")
-            await is_live(page)
-            assert await page.look("document.scrollingElement.scrollWidth") <= 375, view
         for landmark in ("header", "nav[aria-label]", "main", "[aria-live=polite]"):
             assert await page.look(f"document.querySelectorAll('{landmark}').length") == 1, landmark
         named = "(table) => table.caption && table.querySelector('thead th[scope=col]')"
@@ -266,38 +224,3 @@ def test_keys_filter_theme_and_a_small_screen() -> None:
         assert page.problems == []
 
     play(scene)
-
-
-def test_two_hundred_streams_through_a_real_tap_are_seen_live() -> None:
-    slow = SimOptions(ttft=Duration(200 * MS), itl=Duration(250 * MS), tokens=2_000)
-
-    async def ask(session: aiohttp.ClientSession, url: str) -> None:
-        async with session.post(url, json=ask_chat(stream=True)) as answer:
-            async for _ in answer.content.iter_any():
-                pass
-
-    async def run() -> None:
-        async with (
-            asyncio.timeout(240),
-            engine(slow) as sim,
-            live_proxy(sim.url) as proxy,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-            browser() as running,
-        ):
-            target = f"http://127.0.0.1:{proxy.listen}/v1/chat/completions"
-            asking = [asyncio.create_task(ask(session, target)) for _ in range(200)]
-            page = await running.page()
-            await page.screen(1_280, 900)
-            await page.open(f"http://127.0.0.1:{proxy.admin}/#streams")
-            await page.until(f"{COUNTS}.startsWith('200 under way: ')")
-            await page.until("document.querySelectorAll('main > div:not([hidden]) tbody tr').length === 50")
-            await page.until("window.llmtap.renders.filter((one) => one.name === 'streams').length >= 3")
-            await page.until("window.llmtap.renders.filter((one) => one.name === 'tape').length >= 10")
-            # Something of the chunks has been drawn: the canvas is not of one colour.
-            await page.until(f"({INKS})() >= 2")
-            assert page.problems == []
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-
-    asyncio.run(run())

@@ -6,9 +6,9 @@ import pytest
 
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from tests.meter.web.dashboard import an_empty_tally, own_clock, play, reads
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import an_empty_tally, own_clock, play, reads
-from tests.support.streams import streamed
+from tests.support.traffic.streams import streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 

@@ -7,9 +7,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from llmtap.meter.admin.server import admin_app
+from tests.meter.web.dashboard import a_tally, is_live, served
 from tests.support.browser import CHROMIUM, browser
-from tests.support.dashboard import a_tally, is_live, served
-from tests.support.peer import wait_until
+from tests.support.servers.peer import wait_until
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 

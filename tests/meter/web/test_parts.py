@@ -2,9 +2,9 @@
 
 import pytest
 
-from llmtap.export.prometheus.self_metrics import CaptureState
+from llmtap.export.sinks import CaptureState
+from tests.meter.web.dashboard import an_empty_tally, play, reads
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import an_empty_tally, play, reads
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 

@@ -12,7 +12,6 @@ import pytest
 
 STATIC = Path(__file__).parents[3] / "llmtap" / "meter" / "admin" / "static"
 SCRIPTS = sorted(STATIC.glob("*.js"))
-LINE_MAX = 110
 NODE = shutil.which("node")
 IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";", re.M)
 EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.M)

@@ -13,8 +13,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import (
+from tests.meter.web.dashboard import (
     HELLO,
     VIEWS,
     an_empty_tally,
@@ -25,9 +24,10 @@ from tests.support.dashboard import (
     shown,
     under_way,
 )
-from tests.support.experiments import an_experiment
-from tests.support.streams import streamed
-from tests.support.tap_frames import Script
+from tests.support.browser import CHROMIUM, Page
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.streams import streamed
+from tests.support.traffic.tap_frames import Script
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -251,27 +251,6 @@ def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> None:
         assert [problem for problem in page.problems if "net::ERR_" not in problem] == []
 
     play(scene)
-
-
-def test_a_token_that_is_no_longer_right_is_asked_for_anew() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await page.until("document.getElementById('token-dialog')?.open")
-        await page.look("sessionStorage.setItem('llmtap.token', 'last-week')")
-        await page.open(url + "?again")
-        await page.until("document.getElementById('token-problem')?.textContent.includes('refused')")
-        await page.look(
-            "document.getElementById('token').value = 's3cret';"
-            " document.getElementById('token-form').requestSubmit()"
-        )
-        await reads(page, "n 200")
-        assert await page.look("document.getElementById('token').value") == "", "it stays in no field"
-        for name in VIEWS:
-            await view(page, name)
-        assert not [request for request in page.requests if "s3cret" in request or "last-week" in request]
-        assert [problem for problem in page.problems if "401" not in problem] == []
-
-    play(scene, None, "s3cret")
 
 
 def test_without_a_relay_it_says_that_nothing_is_measured() -> None:

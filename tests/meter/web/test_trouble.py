@@ -19,10 +19,10 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.meter.admin import live_feed as live
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from tests.meter.web.dashboard import HELLO, a_tally, an_empty_tally, is_live, play, reads, shown
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import HELLO, a_tally, an_empty_tally, is_live, play, reads, shown
-from tests.support.relay_status import relay_status
-from tests.support.streams import streamed
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.streams import streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 

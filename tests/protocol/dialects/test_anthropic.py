@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.dialects.anthropic import Anthropic
-from tests.support.events import encode, event, told
+from tests.protocol.dialects.events import encode, event, told
 
 
 def start(**message: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.protocol.delta import TokenSource
 from llmtap.protocol.dialects.cohere import Cohere
-from tests.support.events import encode, event, told
+from tests.protocol.dialects.events import encode, event, told
 
 
 def ev(kind: str, message: Any = None, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, TokenSource
 from llmtap.protocol.dialects.registry import DIALECTS, Undecided, choose
-from tests.support.events import encode, event
+from tests.protocol.dialects.events import encode, event
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
@@ -96,6 +96,21 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     "sglang.native": [
         {"text": "a", "output_ids": [1], "index": 1, "meta_info": META},
         {"text": "ab", "output_ids": [1, 2], "index": 1, "meta_info": META | {"finish_reason": None}},
+    ],
+    "gemini": [
+        {"candidates": [{"index": 1, "content": {"role": "model", "parts": [
+            {"text": "a", "thought": True}, {"functionCall": {"name": "f", "args": {}}},
+            {"executableCode": {"code": "c"}}, {"inlineData": {"mimeType": "audio/wav", "data": "d"}}]},
+            "finishReason": "SAFETY"}], "modelVersion": "m",
+         "usageMetadata": {"promptTokenCount": 1, "candidatesTokenCount": 2, "thoughtsTokenCount": 3}},
+        {"promptFeedback": {"blockReason": "OTHER"}, "usageMetadata": {"promptTokenCount": 1}},
+    ],
+    "bedrock.converse": [
+        {"stopReason": "guardrail_intervened", "metrics": {"latencyMs": 1}, "output": {"message": {
+            "content": [{"text": "a"}, {"toolUse": {"name": "f"}},
+                        {"reasoningContent": {"reasoningText": {"text": "b"}}}]}},
+         "usage": {"inputTokens": 1, "outputTokens": 2, "cacheReadInputTokens": 1},
+         "trace": {"guardrail": {"outputAssessments": {"g": [{"topicPolicy": {"action": "BLOCKED"}}]}}}},
     ],
     "lmstudio.native": [
         {"type": "message.delta", "content": "a"},

@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.protocol.delta import TokenSource
 from llmtap.protocol.dialects.llamacpp import LlamaCpp
-from tests.support.events import encode, event, told
+from tests.protocol.dialects.events import encode, event, told
 
 
 def part(text: str, **more: Any) -> dict[str, Any]:

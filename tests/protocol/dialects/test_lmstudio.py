@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llmtap.protocol.dialects.lmstudio import LmStudio
-from tests.support.events import encode, event, told
+from tests.protocol.dialects.events import encode, event, told
 
 STATS = {"input_tokens": 9, "total_output_tokens": 6, "reasoning_output_tokens": 2,
          "time_to_first_token_seconds": 0.195}  # fmt: skip

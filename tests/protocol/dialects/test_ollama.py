@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.protocol.delta import TokenSource
 from llmtap.protocol.dialects.ollama import Ollama
-from tests.support.events import encode, event, told
+from tests.protocol.dialects.events import encode, event, told
 
 
 def chat(content: Any = "", **message: Any) -> dict[str, Any]:

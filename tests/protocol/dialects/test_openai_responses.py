@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.protocol.delta import Delta, TokenSource
 from llmtap.protocol.dialects.openai_responses import OpenAIRealtime, OpenAIResponses
-from tests.support.events import encode, event, told
+from tests.protocol.dialects.events import encode, event, told
 
 
 def ev(kind: str, **fields: Any) -> dict[str, Any]:

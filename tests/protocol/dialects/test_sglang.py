@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, TokenSource
-from llmtap.protocol.dialects.sglang import SGLang
-from tests.support.events import encode, event, told
+from llmtap.protocol.dialects.generate import SGLang
+from tests.protocol.dialects.events import encode, event, told
 
 
 def ev(text: Any, n: int | None = None, finish: Any = None, **more: Any) -> dict[str, Any]:

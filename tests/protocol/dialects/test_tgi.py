@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from llmtap.protocol.delta import TokenSource
-from llmtap.protocol.dialects.tgi import Tgi
-from tests.support.events import encode, event, told
+from llmtap.protocol.dialects.generate import Tgi
+from tests.protocol.dialects.events import encode, event, told
 
 
 def token(text: Any, *, special: bool = False, **more: Any) -> dict[str, Any]:

@@ -10,41 +10,13 @@ from hypothesis import strategies as st
 from llmtap.sim.latency import SEED_MODEL
 from llmtap.sim.model_options import ModelOptions, read_model_options
 from llmtap.sim.schedulers.batching import BatchFormer, BatchSize, Bins, batch_limits, equal_mass
-from tests.support.batch_runs import MODEL, Row, served, simulated, workload
+from tests.support.workloads.batch_runs import MODEL, Row, served, simulated, workload
 
 MS = 1_000_000
 
 
 def size(*, limit: int = 128, **settings: str) -> BatchSize:
     return BatchSize(SEED_MODEL, read_model_options(settings), limit)
-
-
-@pytest.mark.parametrize(
-    ("settings", "limit", "low_high_next"),
-    [
-        # Too quick at tau 0: low = min(64, 124), and memory for 38,400 / 500 requests.
-        ({}, 128, (64, 128, 76)),
-        ({"lengths_start": "limit"}, 128, (64, 128, 96)),
-        ({"b_start": "one", "lengths_start": "limit"}, 128, (1, 128, 64)),
-        ({"b_start": "first-batch", "lengths_start": "limit"}, 128, (1, 128, 64)),
-        # A tau of 5.7 ms is within 10 +- 5 ms, and not within 10 +- 1.
-        ({"tau_start": "beta"}, 128, (62, 66, 64)),
-        ({"tau_start": "beta", "eps": "1ms"}, 128, (64, 128, 76)),
-        ({"tau_start": "beta", "band": "delta"}, 128, (63, 65, 64)),
-        # Warm-up, and steps that wait for an update: the interval is where it was.
-        ({"guards": "authors"}, 128, (1, 128, 64)),
-        ({"sla_step": "update"}, 128, (1, 128, 64)),
-        # A bin's limit is that of its batches; whether its controller knows it is a reading.
-        ({}, 8, (64, 128, 8)),
-        ({"controller_limit": "bin"}, 8, (4, 8, 6)),
-    ],
-)
-def test_the_first_size(
-    settings: dict[str, str], limit: int, low_high_next: tuple[float, float, int]
-) -> None:
-    one = size(limit=limit, **settings)
-    found = one.next()
-    assert (one.low, one.high, found) == low_high_next
 
 
 @pytest.mark.parametrize(
@@ -94,14 +66,6 @@ def test_the_authors_guards(
     assert (one.low, one.high) == then
 
 
-def test_averages_move_by_a_fifth() -> None:
-    one = size()
-    one.saw(6.0 * MS, 14, 1_300, 700)
-    assert (one.tau_ns, one.b_avg) == pytest.approx((1.2 * MS, 0.2 * 14 + 0.8 * 64))
-    # 0.2 x 2,000 + 0.8 x 500 tokens are expected.
-    assert one.by_memory() == int(38_400 / 800)
-
-
 def test_the_first_batch_can_be_the_average() -> None:
     one = size(b_start="first-batch")
     one.saw(6.0 * MS, 14, 100, 100)
@@ -127,28 +91,6 @@ def test_memory_is_never_less_than_one_and_never_more_than_the_limit() -> None:
     assert (one.by_memory(), one.next()) == (1, 1)
 
 
-def test_with_a_band_of_5_ms_sizes_can_only_fall_and_with_one_of_1_ms_they_rise() -> None:
-    """Every step of the seed's model is within 10 +- 5 ms: case 3, a size that is the average or less."""
-    wide, narrow = size(tau_start="beta"), size(tau_start="beta", eps="1ms")
-    sizes: dict[BatchSize, list[int]] = {wide: [], narrow: []}
-    for one, seen in sizes.items():
-        for _ in range(200):
-            seen.append(one.next())
-            one.saw(SEED_MODEL.step_ns(seen[-1]), seen[-1], 100, 100)
-        waiting = 3  # the queue runs nearly dry for a while, and fills again
-        for _ in range(50):
-            one.next()
-            one.saw(SEED_MODEL.step_ns(waiting), waiting, 100, 100)
-        for _ in range(200):
-            seen.append(one.next())
-            one.saw(SEED_MODEL.step_ns(seen[-1]), seen[-1], 100, 100)
-    falling = sizes[wide]
-    assert falling == sorted(falling, reverse=True)
-    assert (falling[0], falling[-1]) == (64, 3)
-    # low is never more than high - 4, so 128 is never reached.
-    assert sizes[narrow][-1] == 126
-
-
 @pytest.mark.parametrize(
     ("settings", "taken", "left"),
     [
@@ -168,14 +110,6 @@ def test_a_formed_batch_can_be_cut_to_fit(
     assert (batch.members, list(queue), batch.queue) == (taken, left, 5)
 
 
-def test_a_batch_larger_than_any_that_a_controller_makes_still_has_its_time() -> None:
-    requests = workload([(0, 10, 0)] * 200)
-    batch = BatchFormer(requests, MODEL, read_model_options({"static_batch": "200"})).take(
-        deque(range(200)), 200
-    )
-    assert batch.duration_ns == MODEL.batch_ns(200, 10)
-
-
 @pytest.mark.parametrize(
     ("lengths", "count", "edges"),
     [
@@ -190,33 +124,6 @@ def test_a_batch_larger_than_any_that_a_controller_makes_still_has_its_time() ->
 )
 def test_edges_are_floored_linear_quantiles(lengths: list[int], count: int, edges: list[int]) -> None:
     assert equal_mass(lengths, count, ModelOptions()).edges == edges
-
-
-def test_who_cannot_see_the_future_knows_the_first_thousand() -> None:
-    lengths = [*range(1_000), *[10**6] * 1_000]
-    readings = read_model_options({"edges": "first-1000"})
-    assert equal_mass(lengths, 2, readings).edges == [0, 499]
-    assert equal_mass(lengths, 2, ModelOptions()).edges == [0, 500_499]
-
-
-@pytest.mark.parametrize(
-    ("edges", "below", "length", "found"),
-    [
-        ([5, 17, 55], "last", 5, 0),
-        ([5, 17, 55], "last", 16, 0),
-        ([5, 17, 55], "last", 17, 1),
-        ([5, 17, 55], "last", 55, 2),
-        ([5, 17, 55], "last", 10**6, 2),
-        ([5, 17, 55], "last", 4, 2),
-        ([5, 17, 55], "first", 4, 0),
-        ([1, 1, 1, 9], "last", 1, 2),  # bins between equal edges stay empty
-        ([1, 1, 1, 1], "last", 1, 3),
-    ],
-)
-def test_a_length_is_in_the_bin_whose_edges_are_around_it(
-    edges: list[int], below: str, length: int, found: int
-) -> None:
-    assert Bins(edges, below=below).find(length) == found
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=200), st.integers(1, 12), st.integers(0, 400))
@@ -292,67 +199,11 @@ def test_the_oldest_are_served_so_many_at_a_time(
     assert served(simulated("static_fifo", FIFO_ROWS, **settings)) == starts_ends_sizes
 
 
-def test_arrivals_of_one_moment_leave_one_by_one_or_together() -> None:
-    rows: list[Row] = [(0, 0, 10)] * 4
-    one_by_one = served(simulated("static_fifo", rows))
-    assert one_by_one == [(0, 2, 1), *[(2, pytest.approx(2 + 1 + 4 / 3), 3)] * 3]
-    assert served(simulated("static_fifo", rows, same_instant="all-first")) == [(0, 2.375, 4)] * 4
-
-
 def test_more_servers_share_a_queue() -> None:
     result = simulated("static_fifo", FIFO_ROWS, servers=2, static_batch="2")
     # The second server takes the first that comes at 1 s; the other of that moment waits for the first.
     assert served(result) == [(0, 2, 1), (1, 4, 1), (2, 6.75, 2), (2, 6.75, 2), (100, 101, 1)]
     assert result.record.busy_ns == [7_750_000_000, 3_000_000_000]
-
-
-SIX: list[Row] = [(0, 5, 5)] * 6
-"""Of length 10: batches of one to four take 2, 2.25, 2.333 and 2.375 s."""
-
-
-@pytest.mark.parametrize(
-    ("settings", "starts_ends_sizes"),
-    [
-        (
-            # Within the band (0.1 s between tokens, 0.16 +- 0.1): as many as the average, (1 + 4) // 2.
-            {"token_sla": "160ms", "eps": "100ms", "tau_start": "beta"},
-            [*[(0, 2.25, 2)] * 2, *[(2.25, 4.5, 2)] * 2, *[(4.5, 6.75, 2)] * 2],
-        ),
-        (
-            # Too quick: low = min(1, 4 - 4) = 0, high 4: 2. Then low = min(0.2 x 2 + 0.8 x 1, 0) = 0: 2.
-            {"token_sla": "1s", "eps": "0s", "b_start": "one"},
-            [*[(0, 2.25, 2)] * 2, *[(2.25, 4.5, 2)] * 2, *[(4.5, 6.75, 2)] * 2],
-        ),
-        (
-            # Too slow: high = max(2, 1 + 4) = 5, low = 1: 3. Then the same from low 1, high 5: 3.
-            {"token_sla": "1ms", "eps": "0s", "tau_start": "beta"},
-            [*[(0, 2.333333333, 3)] * 3, *[(2.333333333, 4.666666666, 3)] * 3],
-        ),
-        (
-            # The same, but no more than one is looked at.
-            {"token_sla": "1ms", "eps": "0s", "tau_start": "beta", "candidates": "1"},
-            [(2.0 * i, 2.0 * i + 2, 1) for i in range(6)],
-        ),
-    ],
-)
-def test_as_many_as_the_controller_says(
-    settings: dict[str, str], starts_ends_sizes: list[tuple[float, float, int]]
-) -> None:
-    result = simulated("dynamic_no_bins", SIX, b_max="4", same_instant="all-first", **settings)
-    assert served(result) == starts_ends_sizes
-
-
-def test_memory_limits_a_batch_and_learns_from_the_last() -> None:
-    # 0.9 x 4 GB / 0.0036 GB are 1,000 tokens: 2 of 500 to begin with. Then 0.2 x 10 + 0.8 x 500 are expected.
-    settings = {"memory_gb": "8", "kv_gb_per_token": "0.0036", "same_instant": "all-first"}
-    result = simulated("dynamic_no_bins", SIX, **settings)
-    assert [n for _, _, n in served(result)] == [2, 2, 2, 2, 2, 2]
-    result = simulated("dynamic_no_bins", SIX, lengths_start="limit", **settings)
-    assert [n for _, _, n in served(result)] == [6] * 6
-    long: list[Row] = [(0, 1_000, 1_000)] * 3
-    result = simulated("dynamic_no_bins", [*SIX, *long], **settings)
-    # After six short ones in three batches 258 tokens are expected, and three long ones do fit.
-    assert [n for _, _, n in served(result)] == [2, 2, 2, 2, 3, 3, 3, 2, 2]
 
 
 ROWS: list[Row] = [(0, 5, 5), (0, 0, 20), (0, 0, 5), (0, 0, 30), (1, 0, 8)]
@@ -382,31 +233,3 @@ def test_a_batch_is_of_one_bin_and_bins_take_turns() -> None:
 def test_which_bin_is_next(choice: str, starts: list[float]) -> None:
     result = simulated("multi_bin_dynamic", QUEUED, bin_edges="0,10,20", bin_choice=choice)
     assert [start for start, _, _ in served(result)] == starts
-
-
-def test_a_wrong_prediction_only_costs_time() -> None:
-    rows: list[Row] = [(0, 1, 30), (0, 100, 2), (0, 2, 30), (0, 120, 2)]
-    edges = {"bin_edges": "0,10", "same_instant": "all-first", "length": "output"}
-    perfect = simulated("multi_bin_dynamic", rows, **edges)
-    by_prompt = simulated("multi_bin_dynamic", rows, predictor="prompt", **edges)
-    # By prompts of 1 and 2 the long ones are short, and they are served first; the same batches.
-    assert served(perfect) == [(1.25, 6, 2), (0, 1.25, 2), (1.25, 6, 2), (0, 1.25, 2)]
-    assert served(by_prompt) == [(0, 4.75, 2), (4.75, 6, 2), (0, 4.75, 2), (4.75, 6, 2)]
-
-
-def test_a_bins_limit_holds_and_its_controller_learns_by_itself() -> None:
-    rows: list[Row] = [(0, 0, 5)] * 12 + [(0, 0, 4_000)] * 12
-    settings = {"bin_edges": "0,4000", "same_instant": "all-first", "tau_start": "beta"}
-    result = simulated("multi_bin_dynamic", rows, **settings)
-    # 7 GB hold 9 of 4,000 tokens and 4 of 8,096, however many the controllers would take.
-    assert result.bin_limits == [9, 4]
-    assert [n for _, _, n in served(result)] == [9] * 9 + [3] * 3 + [4] * 12
-
-
-def test_the_shorter_than_all_bins_are_in_the_last_or_in_the_first() -> None:
-    rows: list[Row] = [(0, 0, 1), (0, 0, 12), (0, 0, 30)]
-    for below, sizes in (("last", [2, 1, 2]), ("first", [2, 2, 1])):
-        result = simulated(
-            "multi_bin_dynamic", rows, bin_edges="10,20", below_first=below, same_instant="all-first"
-        )
-        assert [n for _, _, n in served(result)] == sizes

@@ -13,7 +13,7 @@ from llmtap.sim.engine import Engine, EngineRun, Iteration, IterationState, Step
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.workload.requests import Requests
-from tests.support.iterating import (
+from tests.sim.schedulers.iterating import (
     MODEL,
     MS,
     Row,

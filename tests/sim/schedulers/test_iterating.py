@@ -1,18 +1,17 @@
-"""Whole prompts first, then tokens. Times are worked out by hand, in ms (`tests/support/iterating.py`)."""
+"""Whole prompts first, then tokens. All times are worked out by hand, in ms (`iterating.py`)."""
 
 from array import array
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.engine import Engine, EngineOutput, GivenUp, IterationState
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.schedulers.iterating import OutputDelay
-from tests.support.iterating import MODEL, MS, Row, Spy, build, serve, workload
+from tests.sim.schedulers.iterating import MODEL, MS, Row, Spy, build, serve, workload
 
 
 def test_a_prompt_stalls_those_that_decode() -> None:
@@ -62,27 +61,6 @@ def test_when_tokens_leave(rows: list[Row], options: dict[str, str], tokens: lis
     served = serve("continuous_batching", rows, **options)
     assert served.tokens == tokens
     assert served.complete == set(range(len(rows)))
-
-
-def test_an_iteration_of_tokens_has_all_that_run_and_nothing_else() -> None:
-    served = serve("continuous_batching", [(0, 10, 3), (0, 10, 2), (41, 10, 2)])
-    assert served.iterations == [
-        (0, 40, [(0, 10), (1, 10)], []),
-        # The third is there a moment after this began.
-        (40, 60, [], [0, 1]),
-        (60, 90, [(2, 10)], []),
-        (90, 110, [], [0, 2]),
-    ]
-
-
-def test_nobody_pauses_while_a_prompt_is_taken_in() -> None:
-    # Seed 001, figure 4. The prompt has 300 tokens and not 280 as where it is taken in alone: there a pass of
-    # 20 ms is its own, here it is shared with the token beside each of its three pieces.
-    served = serve("chunked_prefill", [(0, 80, 12), (170, 300, 1)], chunk="101")
-    assert served.tokens == [
-        [100, 120, 140, 160, 180, 300, 420, 540, 560, 580, 600, 620],
-        [540],
-    ]
 
 
 @pytest.mark.parametrize(
@@ -376,13 +354,6 @@ def test_a_faster_reader_waits_longer_by_no_more_than_the_difference(
     assert idle(times, reader) <= waited <= idle(times, reader) + (len(times) - 1) * more
 
 
-@given(_TIMES, st.integers(1, 400))
-def test_the_largest_gap_does_not_grow(times: list[int], gap: int) -> None:
-    largest = max(b - a for a, b in pairwise(times))
-    assume(gap <= largest)
-    assert max(b - a for a, b in pairwise(delayed(times, gap))) <= largest
-
-
 @pytest.mark.parametrize("scheduler", ["continuous_batching", "chunked_prefill", "shortest_predicted_first"])
 def test_every_scheduler_can_have_it(scheduler: str) -> None:
     rows: list[Row] = [(0, 80, 12), (170, 280, 6), (175, 40, 3)]
@@ -391,12 +362,6 @@ def test_every_scheduler_can_have_it(scheduler: str) -> None:
     assert paced.tokens == [delayed([int(t) for t in times], 50) for times in plain.tokens]
     assert paced.state == plain.state
     assert paced.end_ns == {r: times[-1] * MS for r, times in enumerate(paced.tokens)}
-
-
-def test_tokens_that_are_late_already_are_held_from_when_they_would_have_left() -> None:
-    # Decode prepone releases two at 300 and 420, and then goes on every 20 ms from 540.
-    paced = serve("decode_prepone", [(0, 80, 9), (170, 280, 1)], output_delay="130ms")
-    assert paced.tokens[0] == [100, 230, 360, 490, 620, 750, 880, 1010, 1140]
 
 
 def test_tokens_are_told_in_the_order_in_which_they_leave() -> None:

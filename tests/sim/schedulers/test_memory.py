@@ -56,45 +56,6 @@ def test_only_a_beginning_is_found() -> None:
     assert [memory.found(names) for names in [(), (1,), (1, 3, 2), (2, 1), (3, 1)]] == [0, 1, 1, 2, 0]
 
 
-def test_what_was_not_computed_does_not_stay() -> None:
-    memory = Memory(160, 4, 8)
-    memory.hold(30, (1, 2, 3))
-    memory.release(30, (1, 2, 3), computed=23)
-    assert memory.found((1, 2, 3)) == 2
-    assert memory.kept == 4
-
-
-def test_what_was_used_least_recently_goes_first_and_a_later_block_before_an_earlier_one() -> None:
-    memory = Memory(32, 4, 4)
-    for names in [(1, 2), (3, 4), (5, 6)]:
-        memory.hold(8, names)
-        memory.release(8, names, 8)
-    memory.hold(8, (1, 2))
-    memory.release(8, (1, 2), 8)
-    found = []
-    for taken in range(1, 9):
-        memory.take(1)
-        found.append([name for name in (1, 2, 3, 4, 5, 6) if memory.found((name,))])
-        assert memory.held == taken
-    assert found == [
-        [1, 2, 3, 4, 5, 6],
-        [1, 2, 3, 4, 5, 6],
-        [1, 2, 3, 5, 6],
-        [1, 2, 5, 6],
-        [1, 2, 5],
-        [1, 2],
-        [1],
-        [],
-    ]
-
-
-def test_more_than_there_is_cannot_be_held() -> None:
-    memory = Memory(32, 4)
-    memory.hold(32)
-    with pytest.raises(AssertionError, match="more memory"):
-        memory.take(1)
-
-
 _NAMES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from llmtap.sim.engine import Engine, GivenUp, IterationState
 from llmtap.sim.latency import IterationModel
-from tests.support.iterating import MS, Row, build, check_nobody, serve, workload
+from tests.sim.schedulers.iterating import MS, Row, build, check_nobody, serve, workload
 
 # Four blocks of four tokens. Both begin with one block, have two each when they have made five tokens, and
 # then none is left for the sixth.
@@ -35,13 +35,6 @@ def test_the_newest_is_swapped_out_and_in_again() -> None:
     ]
     assert [prompts for _, _, prompts, _ in served.iterations if prompts] == [[(0, 4), (1, 4)]]
     assert served.state == IterationState(kv_peak=1, preemptions=1, preempted=1, recovered=1)
-
-
-def test_who_was_preempted_is_next() -> None:
-    # The third comes when there is room for it, but not for the second, which was thrown out at 108.
-    served = serve("continuous_batching", [*_TWO, (109, 4, 1)], **_SMALL)
-    assert served.tokens[1] == [28, 48, 68, 88, 108, 221]
-    assert served.tokens[2] == [221]
 
 
 def test_two_are_preempted_when_one_is_not_enough() -> None:
@@ -90,12 +83,6 @@ def test_who_is_larger_than_the_memory_is_given_up_when_it_comes(row: Row, fits:
         assert served.end_ns[1] == 0
         assert served.played is not None
         assert served.played.reasons == {1: GivenUp.TOO_LARGE}
-
-
-def test_who_never_fits_is_told_so_however_many_wait() -> None:
-    served = serve("continuous_batching", [(0, 10, 2), (1, 10, 1), (2, 99, 1)], queue_max="1", kv_tokens="64")
-    assert served.played is not None
-    assert served.played.reasons == {2: GivenUp.TOO_LARGE}
 
 
 @pytest.mark.parametrize(
@@ -164,23 +151,6 @@ def test_what_prompts_share_is_taken_in_once(
     assert list(served.played.cached) == (
         [] if hits is None else [10 - n if r < 3 else 8 - n for r, n in enumerate(taken)]
     )
-
-
-def test_what_is_shared_is_in_memory_once() -> None:
-    served = serve("continuous_batching", _SHARED, kv_tokens="64", block="4", prefix_cache="true")
-    # The shared block, and two more of each; with the second token nobody begins another. Of 16.
-    assert [state.kv_used for state in served.spy.states] == [5 / 16, 5 / 16, 3 / 16, 2 / 16]
-    assert served.state.kv_used == 0
-
-
-def test_what_nobody_holds_goes_when_its_place_is_needed() -> None:
-    # Six blocks: the two of the first stay, until the second needs five of six.
-    rows: list[Row] = [(0, 10, 1), (100, 20, 1), (200, 10, 1)]
-    requests = workload(rows, [(1, 2), (3, 4, 5, 6, 7), (1, 2)], 4)
-    served = serve("continuous_batching", requests, kv_tokens="24", block="4", prefix_cache="true")
-    assert served.iterations[-1][2] == [(2, 6)]
-    served = serve("continuous_batching", requests, kv_tokens="28", block="4", prefix_cache="true")
-    assert served.iterations[-1][2] == [(2, 2)]
 
 
 def test_blocks_with_names_may_be_larger_than_those_of_memory() -> None:

@@ -14,8 +14,8 @@ from llmtap.sim.server.answers import REFUSAL, RequestFaults, draw_faults
 from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.peer import scene
-from tests.support.sim_engine import CHAT, PATHS, ask_chat, engine, explained, json_events
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import CHAT, PATHS, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(2 * MS), itl=Duration(1 * MS), tokens=10)

@@ -16,9 +16,9 @@ from llmtap.sim.server.grpc_service import GrpcService
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.reception import Reception
 from llmtap.units import Duration
-from llmtap.workload.prompts.text import VOCABULARY, count_tokens
-from tests.support.peer import scene
-from tests.support.sim_grpc import GrpcEngine, grpc_engine
+from llmtap.workload.prompts.text import count_tokens
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(4 * MS), itl=Duration(2 * MS), tokens=6)
@@ -34,18 +34,6 @@ async def stub_of(e: GrpcEngine) -> AsyncIterator[Stub]:
 async def answer(stub: Stub, request: GrpcRequest, **metadata: str) -> list[GrpcChunk]:
     pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
     return [chunk async for chunk in stub(request, metadata=pairs, timeout=100)]
-
-
-@scene
-async def test_an_answer_streams_a_token_a_message_and_ends_with_its_usage() -> None:
-    async with grpc_engine() as e, stub_of(e) as stub:
-        chunks = await answer(stub, GrpcRequest(text="The river ran slow."))
-    assert [len(chunk.ids) for chunk in chunks] == [1, 1, 1, 1, 1, 0]
-    assert chunks[-1] == GrpcChunk(finish="stop", usage=GrpcUsage(5, 5))
-    assert all(chunk.usage is None for chunk in chunks[:-1])
-    spellings = list(VOCABULARY)
-    text = "".join(spellings[chunk.ids[0]] for chunk in chunks[:-1]).replace("\u0120", " ")
-    assert count_tokens(text) == 5
 
 
 @scene
@@ -121,15 +109,6 @@ async def test_what_goes_wrong_is_told_by_the_status(
         assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
     if outcome is None:
         assert "x-sim-itl" in (raised.value.details() or "")
-
-
-@scene
-async def test_an_unfinished_answer_ends_well_and_without_an_end() -> None:
-    async with grpc_engine() as e, stub_of(e) as stub:
-        chunks = await answer(stub, GrpcRequest(text="hi"), x_sim_fault="unfinished", x_sim_fault_after="3")
-        assert [len(chunk.ids) for chunk in chunks] == [1, 1, 1]
-        assert not any(chunk.finish or chunk.usage for chunk in chunks)
-        assert [truth.outcome for truth in await e.truths()] == ["unfinished"]
 
 
 @scene

@@ -286,14 +286,6 @@ def test_who_leaves_gives_the_memory_back_and_what_is_waiting_begins() -> None:
     assert (live.state().running, live.state().kv_used) == (0, 0)
 
 
-def test_who_leaves_before_the_input_filter_has_spoken_never_arrives() -> None:
-    live, _ = simple("continuous_batching")
-    ticket = Ticket(Heard(), 0, 611, 5)
-    live.submit(0, 20 * MS, [ticket])
-    live.leave(10 * MS, [ticket])
-    assert (live.next_ns, ticket.number) == (NEVER, -1)
-
-
 @pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])
 def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
     setup = ServingSetup(readings=read_model_options({"predictor": predictor}), serving=Serving())

@@ -41,23 +41,6 @@ def test_every_key_has_its_help_and_can_be_set_to_its_default() -> None:
     assert load_options(values) == SimOptions()
 
 
-def test_every_header_that_is_listed_is_taken_with_what_is_its_default() -> None:
-    """And no header is taken that is not listed."""
-    listed = {one.header.removesuffix("[-ms]"): one for one in keys() if one.header}
-    for header, one in listed.items():
-        if one.key:
-            for_request(SimOptions(), {header: one.default})
-        if one.header.endswith("[-ms]"):
-            for_request(SimOptions(), {header + "-ms": "7.5"})
-    for key in names():
-        header = "x-sim-" + key.rpartition(".")[2].replace("_", "-")
-        if header not in listed:
-            with pytest.raises(ValueError, match=f"there is no header {header}"):
-                for_request(SimOptions(), {header: "1"})
-    for kind in listed["x-sim-fault"].meaning.removesuffix(".").split(": ")[1].split(", "):
-        assert sum(rate for _, rate in for_request(SimOptions(), {"x-sim-fault": kind}).faults.rates()) == 1
-
-
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
@@ -203,10 +186,3 @@ def test_whatever_is_given_is_looked_at_or_refused(scheduler: str) -> None:
             continue
         with pytest.raises(ConfigError, match=f"--some {name}: has no effect"):
             check_effects(scheduler, places, BINNED, Serving())
-
-
-def test_what_needs_another_option_says_which() -> None:
-    places = {"tbt": "--serving tbt"}
-    check_effects("chunked_prefill", places, BINNED, Serving(give_up="late"))
-    with pytest.raises(ConfigError, match=r"(?s)--serving tbt: has no effect\n.*give_up"):
-        check_effects("chunked_prefill", places, BINNED, Serving())

@@ -15,11 +15,10 @@ from llmtap.sim.server.answers import REFUSAL
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.peer import scene
-from tests.support.sim_engine import QUICK, Engine, engine
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import QUICK, Engine, engine
 
 MS = 1_000_000
-TIMED = SimOptions(ttft=Duration(3 * MS), itl=Duration(2 * MS), tokens=6)
 UPGRADE = (
     b"GET /v1/realtime?model=m HTTP/1.1\r\nHost: sim\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MTIzNDU2Nzg5MDEyMzQ1Ng==\r\n\r\n"
@@ -87,29 +86,6 @@ async def test_a_response_has_its_events_in_order_and_exact_counts() -> None:
     assert count_tokens(text_of(events)) == 5
     assert events[-5]["text"] == text_of(events) == done["output"][0]["content"][0]["text"]
     assert len({event["event_id"] for event in events}) == len(events)
-
-
-@scene
-async def test_each_token_of_each_response_is_sent_when_it_is_due_and_on_record() -> None:
-    async with engine(TIMED) as e, session(e) as client:
-        for number in range(3):
-            await client.ask(event_id=f"ask{number}")
-            await client.hear_until("response.done")
-        truths = await e.ended(3)
-        assert [truth["id"] for truth in truths] == ["ask0", "ask1", "ask2"]
-        for truth in truths:
-            assert (truth["path"], truth["model"], truth["outcome"]) == ("/v1/realtime", "m", "complete")
-            assert truth["finish"] == ["stop"]
-            due = [truth["accepted_ns"] + (3 + 2 * i) * MS for i in range(6)]
-            assert truth["due_ns"] == truth["made_ns"] == [due]
-            assert len(truth["sent_ns"][0]) == 6
-            assert all(sent >= at for sent, at in zip(truth["sent_ns"][0], due, strict=True))
-            assert e.server.sent[truth["id"]] == truth["sent_ns"][0]
-    prompts = [truth["prompt_tokens"] for truth in truths]
-    answers = [count_tokens("hi"), count_tokens("hi") * 2]
-    assert prompts[0] == answers[0] and prompts[1] > answers[1], (
-        "what was answered is part of what is asked next"
-    )
 
 
 @scene
@@ -240,18 +216,6 @@ async def test_a_session_that_breaks_off(fault: str, code: int) -> None:
         truths = await e.ended()
     assert truths[0]["outcome"] == fault and truths[0]["finish"] == [None]
     assert len(truths[0]["sent_ns"][0]) == 3
-
-
-@scene
-async def test_a_client_that_leaves_leaves_nothing_in_the_engine() -> None:
-    behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
-    async with engine(SimOptions(tokens=50_000), behind=behind) as e:
-        async with session(e) as client:
-            await client.ask()
-            await e.until("running")
-        truths = await e.ended()
-        assert await e.gauge("num_requests_running") == 0
-    assert truths[0]["outcome"] == "client_left" and truths[0]["submitted"]
 
 
 @scene

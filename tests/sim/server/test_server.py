@@ -9,29 +9,10 @@ import pytest
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.peer import scene
-from tests.support.sim_engine import CHAT, ask_chat, engine, json_events
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import CHAT, ask_chat, engine, json_events
 
 MS = 1_000_000
-
-
-@scene
-async def test_a_streamed_chat() -> None:
-    async with engine() as e, e.post(CHAT, ask_chat(stream=True)) as response:
-        assert response.status == 200
-        assert response.content_type == "text/event-stream"
-        body = await response.read()
-    assert body.endswith(b"data: [DONE]\n\n")
-    events = json_events(body)
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-    assert {event["model"] for event in events} == {"m"}
-    assert len({event["id"] for event in events}) == 1
-    first, *tokens, last = [event["choices"][0] for event in events]
-    assert first["delta"] == {"role": "assistant", "content": ""}
-    assert len(tokens) == 5
-    assert all(token["delta"]["content"] and token["finish_reason"] is None for token in tokens)
-    assert (last["delta"], last["finish_reason"]) == ({}, "stop")
-    assert all("usage" not in event for event in events), "usage comes when it is asked for"
 
 
 @pytest.mark.parametrize(
@@ -136,29 +117,6 @@ async def test_a_request_may_ask_for_its_own_schedule() -> None:
 
 
 @scene
-async def test_a_seed_gives_the_same_again() -> None:
-    async def seen(server_seed: int, **body: Any) -> list[tuple[str, list[int]]]:
-        options = SimOptions(ttft=Duration(MS), itl=Duration(MS), spread=0.5, tokens=9, seed=server_seed)
-        async with engine(options) as e:
-            texts = [(await e.answer(CHAT, ask_chat(**body)))[1] for _ in range(3)]
-            truths = await e.truths()
-        return [
-            (
-                json.loads(text)["choices"][0]["message"]["content"],
-                [at - truth["accepted_ns"] for at in truth["made_ns"][0]],
-            )
-            for text, truth in zip(texts, truths, strict=True)
-        ]
-
-    first, again, other = await seen(1), await seen(1), await seen(2)
-    assert first == again != other
-    assert len({tuple(schedule) for _, schedule in first}) == 3, "requests differ among themselves"
-    assert len({text for text, _ in first}) == 1, "the same prompt is answered alike"
-    fixed = await seen(1, seed=7)
-    assert fixed[0] == fixed[1] == fixed[2], "but not with a seed of their own"
-
-
-@scene
 async def test_silence_is_filled_when_asked() -> None:
     async with engine(SimOptions(ttft=Duration(50 * MS), itl=Duration(0), tokens=1)) as e:
         _, body = await e.answer(CHAT, ask_chat(stream=True), x_sim_keepalive_ms="20")
@@ -233,38 +191,6 @@ async def test_what_is_not_there_is_told_in_the_form_of_an_error(method: str, pa
     ):
         told = await response.json()
         assert (response.status, told["error"]["code"]) == (404, code)
-
-
-@scene
-async def test_a_client_that_leaves_is_noticed() -> None:
-    async with engine(SimOptions(ttft=Duration(0), itl=Duration(5 * MS), tokens=100_000)) as e:
-        async with e.post(CHAT, ask_chat(stream=True)) as response:
-            await response.content.readany()
-            assert (await e.metrics())['vllm:num_requests_running{engine="0",model_name="sim"}'] == 1
-            response.close()
-        while not (truths := await e.truths()):
-            pass
-        assert truths[0]["outcome"] == "client_left"
-        assert (await e.metrics())['vllm:num_requests_running{engine="0",model_name="sim"}'] == 0
-
-
-@scene
-async def test_its_metrics_are_vllms() -> None:
-    async with engine() as e:
-        await e.answer(CHAT, ask_chat(stream=True, max_tokens=3))
-        await e.answer(CHAT, ask_chat())
-        await e.answer(CHAT, ask_chat(), x_sim_fault="429")
-        metrics = await e.metrics()
-    at = '{engine="0",model_name="sim"}'
-    assert metrics[f"vllm:num_requests_running{at}"] == 0
-    assert metrics[f"vllm:num_requests_waiting{at}"] == 0
-    assert metrics[f"vllm:prompt_tokens_total{at}"] == 2, "the engine never saw the third"
-    assert metrics[f"vllm:generation_tokens_total{at}"] == 8
-    assert metrics[f"vllm:time_to_first_token_seconds_count{at}"] == 2
-    assert metrics[f"vllm:e2e_request_latency_seconds_count{at}"] == 2
-    assert metrics['vllm:request_success_total{engine="0",finished_reason="length",model_name="sim"}'] == 1
-    assert metrics['vllm:request_success_total{engine="0",finished_reason="stop",model_name="sim"}'] == 1
-    assert not any(name.startswith("vllm:kv_cache") for name in metrics), "nobody knows it yet"
 
 
 @scene

@@ -2,7 +2,6 @@
 asked for is on record, and whoever leaves or is turned away leaves nothing behind."""
 
 import asyncio
-import gc
 import json
 from array import array
 from collections.abc import Sequence
@@ -18,11 +17,10 @@ from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
-from tests.support.peer import scene
-from tests.support.sim_engine import CHAT, PATHS, Engine, ask_chat, engine, explained, json_events
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import CHAT, PATHS, Engine, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
 TEN = SimOptions(tokens=10)
@@ -150,23 +148,6 @@ async def test_a_client_that_leaves_gives_its_memory_back_at_once(
         assert reasons(metrics) == {"abort": times}
 
 
-@scene
-async def test_a_client_that_leaves_while_it_waits_is_no_longer_waited_for() -> None:
-    async with engine(SimOptions(tokens=2_000), behind=behind(seqs_max="1")) as e:
-        first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        await e.until("running")
-        second = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        filtered = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True), x_sim_input_filter="10s"))
-        await e.until("waiting")
-        second.cancel()
-        filtered.cancel()
-        truths = await e.ended(2)
-        assert [truth["outcome"] for truth in truths] == ["client_left"] * 2
-        assert sorted(truth["submitted"][0]["number"] for truth in truths) == [-1, 1]
-        assert await e.gauge("num_requests_waiting") == 0
-        assert (await first)[0] == 200
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False])
 @scene
@@ -186,24 +167,6 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
             task.cancel()
         await e.ended(3)
         await idle(e)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_who_waits_too_long_for_its_first_token_is_turned_away_by_its_status(stream: bool) -> None:
-    """The head of a stream leaves with the first write, so it can still say so."""
-    async with engine(SimOptions(tokens=600), behind=behind(seqs_max="1", give_up="late", ttft="20ms")) as e:
-        first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        await e.until("running")
-        status, _ = await e.answer(CHAT, ask_chat(stream=stream))
-        assert status == 503
-        assert (await first)[0] == 200
-        truths = await e.truths()
-        assert [truth["outcome"] for truth in truths] == ["given_up", "complete"]
-        assert [truth["finish"] for truth in truths] == [[None], ["stop"]]
-        metrics = await idle(e)
-        assert reasons(metrics) == {"abort": 1, "stop": 1}
-        assert metrics[f"vllm:prompt_tokens_total{LABELS}"] == 1, "the other's was never taken in"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -290,31 +253,3 @@ async def test_the_prefix_cache_shows_in_usage_and_metrics(stream: bool) -> None
     assert [truth["submitted"][0]["cached"] for truth in truths] == [0, shared]
     assert metrics[f"vllm:prefix_cache_queries_total{LABELS}"] == 2 * length
     assert metrics[f"vllm:prefix_cache_hits_total{LABELS}"] == shared
-
-
-@pytest.mark.parametrize("scheduler", [None, "continuous_batching", "static_fifo"])
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_an_answer_leaves_no_cycles_behind(scheduler: str | None, stream: bool) -> None:
-    """The server looks for them very seldom: looking makes streams late."""
-    quick = SimOptions(ttft=Duration(0), itl=Duration(0), tokens=10)
-    async with engine(quick, behind=None if scheduler is None else behind(scheduler)) as e:
-        await e.answer(CHAT, ask_chat(stream=stream))
-        gc.collect()
-        gc.disable()
-        try:
-            for headers in (
-                {},
-                {"x_sim_keepalive_ms": "1"},
-                {"x_sim_fault": "error"},
-                {"x_sim_refusal": "error"},
-            ):
-                await e.answer(CHAT, ask_chat(stream=stream), **headers)
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            left = [one for one in gc.garbage if type(one).__module__.startswith("llmtap.")]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-    assert left == []

@@ -8,8 +8,8 @@ import pytest
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.delta import EventClass
 from llmtap.workload.prompts.text import count_tokens, token_ids
-from tests.support.peer import scene
-from tests.support.sim_engine import engine, explained, json_events
+from tests.support.servers.peer import scene
+from tests.support.servers.sim_engine import engine, explained, json_events
 
 SAID = "Tell me of the sea."
 MESSAGES = [{"role": "user", "content": SAID}]

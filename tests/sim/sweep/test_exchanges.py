@@ -12,7 +12,7 @@ from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.engine import GivenUp, RunRecord
+from llmtap.sim.engine import RunRecord
 from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter, relay_name
 from llmtap.workload.requests import Requests
 
@@ -106,25 +106,6 @@ def test_what_the_scheduler_gave_up_failed_upstream_and_misses_every_objective(
     assert (x.finish_reason, x.error) == (None, "given up by the scheduler")
     assert Objectives.parse("ttft:1s tpot:1s e2e:1s").meets(measure(x), x) is False
     assert measure(x).e2e_ns == 5 * MS
-
-
-REASONS = [
-    (GivenUp.TOO_LARGE, (), Outcome.UPSTREAM_ERROR, "refused: it needs more than the KV memory holds"),
-    (GivenUp.QUEUE_FULL, (), Outcome.UPSTREAM_ERROR, "refused: the queue was full"),
-    (GivenUp.LATE, (), Outcome.UPSTREAM_ERROR, "given up before its first token: late"),
-    (GivenUp.LATE, (3 * MS,), Outcome.TRUNCATED, "given up midway: a token was late"),
-]
-
-
-@pytest.mark.parametrize(("reason", "token_ns", "outcome", "error"), REASONS)
-def test_the_error_says_why_it_was_given_up(
-    reason: GivenUp, token_ns: tuple[int, ...], outcome: Outcome, error: str
-) -> None:
-    played = RunRecord.begun(1, 1)
-    maker = ExchangeMaker("x", requests(), played)
-    played.reasons[0] = reason
-    x = maker.exchange(0, token_ns, 5 * MS, served=False)
-    assert (x.outcome, x.error) == (outcome, error)
 
 
 @pytest.mark.parametrize(("found", "cached"), [((), None), ((0,), 0), ((5,), 5), ((-1,), None)])

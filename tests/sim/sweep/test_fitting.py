@@ -25,7 +25,6 @@ from llmtap.sim.sweep.fitting import (
     fit_batches,
     fit_capture,
     fit_exchanges,
-    least_squares,
     load_grid,
     nearest,
     part_of,
@@ -222,39 +221,6 @@ def test_means_over_iterations_by_hand() -> None:
     assert second == pytest.approx((1 / 2, (31 + 33) / 2))
 
 
-N = 12
-ROW = st.lists(st.integers(-1_000, 1_000).map(float), min_size=N, max_size=N)
-
-
-@given(ROW, st.lists(st.integers(-50, 50), min_size=2, max_size=2))
-def test_a_combination_is_found_again(column: list[float], constants: list[int]) -> None:
-    columns = [[1.0] * N, column]
-    values = [constants[0] + constants[1] * x for x in column]
-    solved = least_squares(columns, values)
-    if len(set(column)) == 1:
-        assert solved is None
-    else:
-        assert solved == pytest.approx(constants, abs=1e-6)
-
-
-def test_it_is_the_nearest_where_none_fits() -> None:
-    # By hand: y = 1 + x leaves 0.5, -0.5, -0.5, 0.5 of these, which is at a right angle to both columns.
-    assert least_squares([[1.0] * 4, [0.0, 1.0, 2.0, 3.0]], [1.5, 1.5, 2.5, 4.5]) == pytest.approx([1.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        [[0.0] * 3],
-        [[1.0] * 3, [2.0] * 3],
-        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]],
-        [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0 + 1e-9]],
-    ],
-)
-def test_columns_that_are_alike_tell_nothing(columns: list[list[float]]) -> None:
-    assert least_squares(columns, [1.0, 2.0, 3.0]) is None
-
-
 RISING = {"one": [1.0] * 4, "up": [0.0, 1.0, 2.0, 3.0], "odd": [0.0, 1.0, 0.0, 1.0]}
 
 
@@ -323,15 +289,6 @@ def test_a_fit_to_a_models_own_grid_is_that_model(alpha: float, beta: float, gam
     assert found.part.error_max < 1e-9
 
 
-def test_a_fit_tells_how_good_it_is() -> None:
-    noise = random.Random(7)
-    points = [(b, n, s * noise.gauss(1, 0.05)) for b, n, s in grid_of(SEED_MODEL)]
-    found = fit_batches(points)
-    assert found.model.beta_ns == pytest.approx(SEED_MODEL.beta_ns, rel=0.1)
-    assert 0.98 < found.part.r2 < 0.9999
-    assert 0.02 < found.part.error_max < 1
-
-
 @pytest.mark.parametrize(
     "points",
     [
@@ -371,8 +328,3 @@ def test_a_grid_that_is_none_is_refused_with_the_line(text: str, problem: str, t
     path.write_text(text)
     with pytest.raises(GridError, match=problem):
         load_grid(path)
-
-
-def test_a_grid_by_which_large_batches_take_no_time_is_refused() -> None:
-    with pytest.raises(GridError, match="less than no time"):
-        fit_batches([(1, 128, 3.0), (8, 512, 2.0), (32, 1_024, 1.0), (4, 2_048, 0.5), (1, 4_096, 9.0)])

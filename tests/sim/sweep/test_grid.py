@@ -1,6 +1,5 @@
 """Invariant: every combination is there once, and nothing else."""
 
-import io
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.errors import ConfigError, LlmtapError
+from llmtap.errors import ConfigError
 from llmtap.sim.model_options import Serving, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.grid import (
@@ -57,25 +56,6 @@ class Ran:
 
 def nothing(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
     raise AssertionError("nothing has to be run first")
-
-
-def test_points_come_in_an_order_that_is_good_to_read() -> None:
-    axes = {"scheduler": ("a", "b"), "bins": ("1", "2"), "servers": (1, 2), "requests": (10,)}
-    told = [tuple(point.items()) for point in points(axes)]
-    assert told[:3] == [
-        (("requests", 10), ("servers", 1), ("bins", "1"), ("scheduler", "a")),
-        (("requests", 10), ("servers", 1), ("bins", "1"), ("scheduler", "b")),
-        (("requests", 10), ("servers", 1), ("bins", "2"), ("scheduler", "a")),
-    ]
-    assert len(told) == 8
-
-
-def test_variants_are_next_to_one_another_and_have_the_last_word() -> None:
-    variants = ({"scheduler": "x", "servers": 1}, {"scheduler": "y", "servers": 4})
-    told = list(points({"servers": (2,), "requests": (1, 5)}, variants))
-    assert told == [
-        {"requests": n, "servers": k, "scheduler": s} for n in (1, 5) for s, k in (("x", 1), ("y", 4))
-    ]
 
 
 @given(
@@ -149,33 +129,6 @@ def test_what_no_trace_can_show_is_said(source: GridSource) -> None:
     ]
 
 
-def test_sizes_beyond_the_trace_share_its_rows(source: GridSource) -> None:
-    axes = {"scheduler": ("static_fifo",), "requests": (60, 100, 200)}
-    jobs = SweepGrid(source, {}).jobs(axes, None, nothing)
-    assert len({j.rows for j in jobs}) == 1 == len(source.traces)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("chatt", "did you mean chat?"), ("nowhere", "or a workload that is drawn: synthetic-uniform,"),
-     ("s3:/x/y", "or a workload"), ("-", None)],
-)  # fmt: skip
-def test_a_name_that_is_nothing_s_may_have_been_a_workload_s(
-    name: str, hint: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    with pytest.raises(ConfigError) as told:
-        GridSource(name).rows(None, 42)
-    assert (told.value.hint or "").startswith(hint or "")
-    assert bool(told.value.hint) is (hint is not None)
-
-
-def test_a_workload_that_is_drawn_has_no_format() -> None:
-    with pytest.raises(ConfigError, match="--from: chat is a workload that is drawn: it has no format"):
-        GridSource("chat", source_format="azure").rows(None, 42)
-
-
 def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
     source = GridSource("chat")
     axes = {"scheduler": ("static_fifo",), "requests": (50,), "seed": (1, 2)}
@@ -183,12 +136,6 @@ def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
     assert first.rows != second.rows
     assert source.traces[first.rows].requests == draw(WORKLOADS["chat"], 50, 1)
     assert len(source.rows(None, 1)[1]) == 10_000
-
-
-def test_a_file_comes_before_a_workload_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "chat").write_text(HEADER + "1,GPT-4,5,5,10,API log\n")
-    assert len(GridSource("chat").rows(None, 42)[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -249,14 +196,6 @@ def test_the_best_is_searched_with_all_else_being_equal(source: GridSource) -> N
         same_load = [run_job(j, source.traces[j.rows]) for j in ran.jobs if j.scale == job.scale]
         least = min(one["request_sla_violation"] for one in same_load)
         assert run_job(job, source.traces[job.rows])["request_sla_violation"] <= least + 0.01
-
-
-def test_where_what_comes_first_fails_it_is_said(source: GridSource) -> None:
-    def fail(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
-        return {j.id: SweepAttempt(j.id, error="broken") for j in jobs}
-
-    with pytest.raises(LlmtapError, match="could not be run: broken"):
-        SweepGrid(source, {}).jobs({"requests": (60,)}, PRESET, fail)
 
 
 def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) -> None:
@@ -344,9 +283,3 @@ def test_the_methods_are_those_of_the_seed() -> None:
         ("static_fifo", 1, 8), ("dynamic_no_bins", 1, 8), ("multi_bin_dynamic", 1, 8),
         ("multi_bin_dynamic", 1, 1),
     ]  # fmt: skip
-
-
-def test_no_name_is_a_reading_and_an_option_of_serving() -> None:
-    """`--vary` and points name both alike."""
-    assert not READINGS & SERVING
-    assert not OWN & (READINGS | SERVING)

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 import llmtap
-from llmtap.capture.store import parquet as recording
-from llmtap.capture.store.parquet import check_place
 from llmtap.cli.main import main
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
@@ -83,17 +81,6 @@ def test_a_trace_without_dates_keeps_its_own_zero(tmp_path: Path) -> None:
     assert sorted(x.arrival_wall_ns for x in capture.exchanges()) == [0, MS]
 
 
-def test_blocks_of_prompts_are_kept_as_the_trace_had_them(tmp_path: Path) -> None:
-    record(tmp_path, work(2, blocks=[(4, 5), (4,)], block_tokens=10))
-    capture = llmtap.read(tmp_path)
-    assert (capture.info.blocks, capture.info.block_size, capture.info.block_unit) == ("trace", 10, "tokens")
-    table = capture.table(["seq", "blocks", "block_size"]).sort_by("seq")
-    assert table.to_pylist() == [
-        {"seq": 1, "blocks": [4, 5], "block_size": 10},
-        {"seq": 2, "blocks": [4], "block_size": 10},
-    ]
-
-
 def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     """With the last block of each prompt, which is not full."""
     rows = [
@@ -120,27 +107,6 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     assert load_trace(str(tmp_path / "c")).requests.blocks == requests.blocks
 
 
-def test_many_rows_become_many_files_in_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "ROWS", 10)
-    monkeypatch.setattr(recording, "FILE_BYTES", 1)
-    record(tmp_path, work(35))
-    capture = llmtap.read(tmp_path)
-    assert sorted(file.rows for file in capture.files) == [5, 10, 10, 10]
-    assert capture.integrity().ok
-    assert not capture.integrity().captures[0].missing
-
-
-def test_a_run_that_was_cut_short_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "ROWS", 10)
-    monkeypatch.setattr(recording, "FILE_BYTES", 1)
-    record(tmp_path, work(35), close=False)
-    found = llmtap.read(tmp_path).integrity().captures[0]
-    assert (found.present, found.missing, found.unexplained, found.closed) == (30, 5, 0, False)
-    assert (found.relays[0].opened, found.relays[0].unsettled, found.exact) == (35, 5, False)
-
-
 PLACES = [
     ("s3:/bucket/x", "begins no URL"),
     ("no/dir", "Not a directory"),
@@ -156,23 +122,3 @@ def test_a_place_that_cannot_be_is_told_before_the_run(
     with pytest.raises(ConfigError, match=problem) as caught:
         run_writer(to, "x", work(1))
     assert caught.value.place == to
-
-
-def test_a_place_is_tried_and_nothing_is_left_there(tmp_path: Path) -> None:
-    to = tmp_path / "new" / "place"
-    assert check_place(to).folder == to
-    assert list(to.iterdir()) == []
-    assert check_place("s3://bucket/prefix").folder is None  # it is not reached for
-    with pytest.raises(ConfigError, match="cannot be written: ") as caught:
-        check_place("/proc/nowhere")
-    assert caught.value.place == "/proc/nowhere"
-
-
-def test_a_place_that_goes_away_is_told_by_name(tmp_path: Path) -> None:
-    to = tmp_path / "gone"
-    recorder = run_writer(to, "x", work(1))
-    to.rmdir()
-    recorder.add(exchanges(work(1))[0])
-    with pytest.raises(ConfigError, match="No such file") as caught:
-        recorder.close()
-    assert caught.value.place == str(to)

@@ -19,7 +19,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.sim.sweep.runner import Results, SweepRunner, _signals_later, in_processes, in_turn, on_ray
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
-from tests.support.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
+from tests.support.workloads.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
 
 ONE = SweepAttempt("1", {"trace": "a"}, 0.5, {"n": 1})
 TWO = SweepAttempt("2", {"trace": "a"}, 0.5, {"n": 2})
@@ -40,14 +40,6 @@ def test_results_are_there_again(tmp_path: Path) -> None:
     again = Results(path)
     assert again.done == {"1": ONE, "2": TWO}
     assert not again.torn
-    again.close()
-
-
-def test_what_failed_and_was_done_later_is_done(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    written(path, FAILED, SweepAttempt("3", {}, 0.5, {"n": 3}))
-    again = Results(path)
-    assert list(again.done) == ["3"]
     again.close()
 
 
@@ -275,12 +267,10 @@ def addresses(pids: set[int]) -> set[tuple[str, int]]:
 
 
 @needs_ray
-@pytest.mark.parametrize("imported", [False, True], ids=["as it is", "imported before"])
 @pytest.mark.filterwarnings("default")
-def test_ray_agrees_and_leaves_nothing_behind(imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its token stays as an earlier test of this process made it: Ray reads it once.
-    if imported:
-        monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", True)
+def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where Ray was imported before. Its token stays as an earlier test made it: Ray reads it once.
+    monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", True)
     before = children(os.getpid())
     jobs = [*JOBS[:3], FAILS, deadly_job(), *JOBS[3:]]
     stream = on_ray(jobs, TRACES | {DEADLY: Deadly()}, "local", workers=2)

@@ -19,10 +19,10 @@ from llmtap.sim.latency import IterationModel
 from llmtap.sim.model_options import ModelOptions, Serving, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
 from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
-from tests.support.batch_runs import MODEL, Row, S, served, simulated, workload
+from tests.sim.sweep.scripted_scheduler import Scripted
+from tests.sim.sweep.seed004 import simulate as oracle
 from tests.support.data import ORACLE
-from tests.support.scripted_scheduler import Scripted
-from tests.support.seed004 import simulate as oracle
+from tests.support.workloads.batch_runs import Row, S, served, simulated, workload
 
 BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
 """The schedulers of seed 004."""
@@ -75,12 +75,6 @@ def test_every_figure_by_hand() -> None:
     assert told["decode_step_mean"] == pytest.approx((3 * 0.1 + 0.125) / 4)
     assert told["readings"]["request_sla"] == 5.0
     assert told["model"] == {"alpha": 1.0, "beta": 0.1, "gamma": 0.5}
-
-
-def test_a_single_request_has_no_rate_of_arrivals() -> None:
-    told = simulated("multi_bin_dynamic", [(3, 0, 0)]).to_dict()
-    assert (told["load"]["offered_rps"], told["throughput_rps"]) == (None, 1.0)
-    assert simulated("multi_bin_dynamic", [(3, 0, 0)], window="arrivals").to_dict()["throughput_rps"] is None
 
 
 def _told(scheduler: str = "static_fifo", rows: list[Row] | None = None, key: str = "") -> Callable[..., Any]:
@@ -235,18 +229,6 @@ def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -
     # One of the five asks for no token: an empty answer meets nothing.
     assert (told["goodput"]["counted"], told["goodput"]["broken"]["ended"]) == (5, 1)
     assert told["smooth_goodput"]["n"] == 4
-
-
-def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
-    result = simulate("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=True)
-    metrics = result.to_dict()["metrics"]
-    assert result.summary is not None
-    # Batches begin at 1, 4, 6.25 and 11.25 s; all first tokens are alpha = 1 s later.
-    assert (metrics["ttft"]["n"], metrics["ttft"]["min"], metrics["ttft"]["max"]) == (
-        4, 1.0, 3.0,
-    )  # fmt: skip
-    assert metrics["tbc"]["n"] == 9 + 9 + 9 + 4
-    assert (metrics["tbc"]["min"], metrics["tbc"]["max"]) == pytest.approx((0.1, 0.125), rel=0.01)
 
 
 @pytest.mark.parametrize(

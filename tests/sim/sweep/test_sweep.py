@@ -1,14 +1,11 @@
 """Invariant: what decides a result is in the job, and all of it is in the id."""
 
-import json
-import pickle
 import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import llmtap
@@ -17,8 +14,8 @@ from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.sim.sweep.sweep import SweepJob, attempt, rows_of, run_job
-from llmtap.units import Duration, decode_special
-from tests.support.sweeps import job, trace
+from llmtap.units import Duration
+from tests.support.workloads.sweeps import job, trace
 
 TRACE = trace()
 JOB = job(TRACE)
@@ -54,19 +51,12 @@ def test_the_table_of_what_may_differ_is_whole() -> None:
 
 
 def test_the_same_job_has_the_same_id_in_another_process() -> None:
-    code = "from tests.support.sweeps import job, trace; print(job(trace()).id)"
+    code = "from tests.support.workloads.sweeps import job, trace; print(job(trace()).id)"
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         cwd=Path(__file__).parents[3], env={"PYTHONHASHSEED": "1"},
     )  # fmt: skip
     assert told.stdout.strip() == JOB.id == job(trace()).id
-
-
-def test_a_job_survives_pickling_and_json() -> None:
-    again = pickle.loads(pickle.dumps(JOB))
-    assert (again, again.id) == (JOB, JOB.id)
-    text = json.dumps(JOB.to_dict())
-    assert msgspec.json.decode(text, type=SweepJob, dec_hook=decode_special) == JOB
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.bodies import compact
 from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.registry import by_name
-from tests.support.trace_files import read, rows, write
+from tests.support.workloads.trace_files import read, rows, write
 
 FORMAT, INPUTS, MOONCAKE = by_name("aiperf"), by_name("aiperf-inputs"), by_name("mooncake")
 LENGTHS = (
@@ -39,18 +39,6 @@ TEXTS = b'{"text_input":"Hi","output_length":4}\n'
 def test_each_kind_of_row_comes_back_as_it_was(data: bytes, content: str) -> None:
     source, batches = read(FORMAT, data)
     assert write(FORMAT, source.info, batches, style={"content": content})[0] == data
-
-
-@pytest.mark.parametrize("data", [LENGTHS, PAYLOADS, MESSAGES, TEXTS])
-def test_what_only_aiperf_has_tells_it(data: bytes) -> None:
-    assert FORMAT.sniff(data, "x.jsonl")
-    assert not MOONCAKE.sniff(data, "x.jsonl")
-    assert not INPUTS.sniff(data, "x.jsonl")
-
-
-def test_what_is_mooncakes_is_left_to_it() -> None:
-    data = b'{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n'
-    assert not FORMAT.sniff(data, "x.jsonl")
 
 
 def test_times_are_milliseconds() -> None:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.registry import by_name
-from tests.support import capture_rows, trace_stats
-from tests.support.trace_files import from_trace, read, rows, stats, trace, write
+from tests.support.storage import capture_rows
+from tests.support.workloads.trace_files import from_trace, read, rows, stats, trace, write
+from tests.traces.formats import trace_stats
 
 AZURE, BURST, MOONCAKE, BAILIAN, VIDUR, GUIDELLM, TIMED, PERF = map(
     by_name,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmtap import __version__
 from llmtap.capture.read.reader import CaptureError
 from llmtap.capture.read.reader import read as open_capture
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, RelayCount, info_of
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import FormatError, TraceSource, WriteOptions, batch_of
 from llmtap.traces.formats.har import FORMAT as HAR
@@ -61,11 +61,6 @@ def test_rows_survive(parts: list[list[tuple[int, str | None, list[int] | None]]
     assert rows_of(source) == [row for batch in batches for row in batch.to_pylist()]
     assert (source.info.source, source.info.arrivals) == ("mooncake", "trace")
     assert (source.info.schema_version, source.info.tap_version) == (VERSION, __version__)
-
-
-def test_who_wrote_a_capture_is_not_forgotten() -> None:
-    data = written(batch_of(1, {}), info=CaptureInfo(capture="c", tap_version="0.0.7"))
-    assert read(io.BytesIO(data)).info.tap_version == "0.0.7"
 
 
 def test_rows_with_bodies_are_read_some_at_a_time() -> None:
@@ -188,8 +183,3 @@ def test_it_is_told_how_much_of_many_files_is_read(tmp_path: Path) -> None:
     source, size = read_many(str(tmp_path), lambda done, total: seen.append((done, total)))
     assert len(list(source.batches)) == 2
     assert seen == [(size // 2, size), (size, size)]
-
-
-def test_what_is_written_says_what_it_is() -> None:
-    info = info_of(pq.read_schema(io.BytesIO(written(batch_of(1, {})))))
-    assert info is not None and info.source == "mooncake"

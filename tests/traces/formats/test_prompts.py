@@ -8,7 +8,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.bodies import compact, prompt_columns
 from llmtap.traces.format import FormatError, TraceFormat, batch_of
 from llmtap.traces.registry import by_name
-from tests.support.trace_files import read, rows, write
+from tests.support.workloads.trace_files import read, rows, write
 
 CUSTOM, DATASET = by_name("vllm-custom"), by_name("guidellm-data")
 

@@ -19,9 +19,9 @@ from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
 from llmtap.middleware.aiohttp import setup
 from llmtap.protocol.http1 import parse_request_head, parse_response_head
-from tests.support.peer import Ending, chunked, play, scene, wait_until
-from tests.support.proxy import FakeMeter, Recording
-from tests.support.raw_client import RawClient, request
+from tests.support.servers.peer import Ending, chunked, play, scene, wait_until
+from tests.support.servers.proxy import FakeMeter, Recording
+from tests.support.servers.raw_client import RawClient, request
 
 OPEN, DATA, END, SUBMIT = FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT
 HEAD, BODY, OVER, CLOSE = (
@@ -188,19 +188,17 @@ ASKED = request("POST", "/json", "Content-Type: application/json", body=b'{"mode
 
 
 @pytest.mark.parametrize("path", ["/stream", "/generator"])
-def test_a_stream_is_told_as_it_is_written(path: str) -> None:
-    async def run() -> None:
-        async with running() as app:
-            answer = await app.ask(request("POST", path, body=b"{}"))
-            assert answer.data == b"".join(EVENTS)
-            seen = await app.seen()
-            assert [f.data for f in seen.of(BODY)] == EVENTS
-            assert seen.closing.outcome == Outcome.COMPLETE
-            assert seen.kinds[-2:] == [OVER, CLOSE]
-            stamps = [f.t_ns for f in seen.frames]
-            assert stamps == sorted(stamps)
-
-    play(run())
+@scene
+async def test_a_stream_is_told_as_it_is_written(path: str) -> None:
+    async with running() as app:
+        answer = await app.ask(request("POST", path, body=b"{}"))
+        assert answer.data == b"".join(EVENTS)
+        seen = await app.seen()
+        assert [f.data for f in seen.of(BODY)] == EVENTS
+        assert seen.closing.outcome == Outcome.COMPLETE
+        assert seen.kinds[-2:] == [OVER, CLOSE]
+        stamps = [f.t_ns for f in seen.frames]
+        assert stamps == sorted(stamps)
 
 
 @scene
@@ -228,13 +226,11 @@ async def test_an_exchange_is_told_in_the_frames_of_a_relay() -> None:
         ("GET", "/empty", [OPEN, END, SUBMIT, HEAD, OVER, CLOSE]),
     ],
 )
-def test_requests_and_answers_without_a_body(method: str, path: str, kinds: list[FrameKind]) -> None:
-    async def run() -> None:
-        async with running() as app:
-            await app.ask(request(method, path))
-            assert (await app.seen()).kinds == kinds
-
-    play(run())
+@scene
+async def test_requests_and_answers_without_a_body(method: str, path: str, kinds: list[FrameKind]) -> None:
+    async with running() as app:
+        await app.ask(request(method, path))
+        assert (await app.seen()).kinds == kinds
 
 
 @scene
@@ -270,18 +266,16 @@ async def test_a_compressed_request_is_told_as_the_handler_got_it() -> None:
 
 
 @pytest.mark.parametrize("path", ["/gzip-stream", "/gzip"])
-def test_a_compressed_answer_is_told_so_that_it_can_be_read(path: str) -> None:
-    async def run() -> None:
-        async with running() as app:
-            answer = await app.ask(request("GET", path, "Accept-Encoding: gzip"))
-            plain = gzip.decompress(answer.data)
-            assert answer.head.get("content-encoding") == b"gzip"
-            seen = await app.seen()
-            told = seen.data(BODY)
-            coded = b"content-encoding" in seen.data(HEAD).lower()
-            assert (gzip.decompress(told) if coded else told) == plain
-
-    play(run())
+@scene
+async def test_a_compressed_answer_is_told_so_that_it_can_be_read(path: str) -> None:
+    async with running() as app:
+        answer = await app.ask(request("GET", path, "Accept-Encoding: gzip"))
+        plain = gzip.decompress(answer.data)
+        assert answer.head.get("content-encoding") == b"gzip"
+        seen = await app.seen()
+        told = seen.data(BODY)
+        coded = b"content-encoding" in seen.data(HEAD).lower()
+        assert (gzip.decompress(told) if coded else told) == plain
 
 
 @pytest.mark.parametrize(
@@ -292,16 +286,16 @@ def test_a_compressed_answer_is_told_so_that_it_can_be_read(path: str) -> None:
         ("/none", 404, Outcome.COMPLETE),
     ],
 )
-def test_what_aiohttp_answers_for_a_handler_is_the_answer(path: str, status: int, outcome: Outcome) -> None:
-    async def run() -> None:
-        async with running() as app:
-            answer = await app.ask(request("GET", path))
-            assert answer.status == status
-            closing = (await app.seen()).closing
-            # The meter makes an error of the status, as of a relay's.
-            assert (closing.status, closing.outcome) == (status, outcome)
-
-    play(run())
+@scene
+async def test_what_aiohttp_answers_for_a_handler_is_the_answer(
+    path: str, status: int, outcome: Outcome
+) -> None:
+    async with running() as app:
+        answer = await app.ask(request("GET", path))
+        assert answer.status == status
+        closing = (await app.seen()).closing
+        # The meter makes an error of the status, as of a relay's.
+        assert (closing.status, closing.outcome) == (status, outcome)
 
 
 @scene
@@ -317,31 +311,27 @@ async def test_a_handler_that_raises_midway_has_cut_its_answer() -> None:
 
 
 @pytest.mark.parametrize("path", ["/bad", "/unprepared"])
-def test_an_answer_that_aiohttp_cannot_send_is_over_all_the_same(path: str) -> None:
-    async def run() -> None:
-        async with running() as app:
-            client = await RawClient.connect(app.port)
-            await client.send(request("GET", path))
-            _, how = await client.to_end()
-            assert how is Ending.FIN
-            client.close()
-            closing = (await app.seen()).closing
-            assert (closing.outcome, closing.status) == (Outcome.UPSTREAM_ERROR, None)
-
-    play(run())
+@scene
+async def test_an_answer_that_aiohttp_cannot_send_is_over_all_the_same(path: str) -> None:
+    async with running() as app:
+        client = await RawClient.connect(app.port)
+        await client.send(request("GET", path))
+        _, how = await client.to_end()
+        assert how is Ending.FIN
+        client.close()
+        closing = (await app.seen()).closing
+        assert (closing.outcome, closing.status) == (Outcome.UPSTREAM_ERROR, None)
 
 
 @pytest.mark.parametrize("cancels", [False, True], ids=["a write fails", "the handler is cancelled"])
-def test_a_client_that_leaves(cancels: bool) -> None:
-    async def run() -> None:
-        async with running(cancels=cancels) as app:
-            client = await RawClient.connect(app.port)
-            await client.send(request("GET", "/forever"))
-            await client.until(b"data: one\n\n")
-            client.reset()
-            assert (await app.seen()).closing.outcome == Outcome.CLIENT_CANCELLED
-
-    play(run())
+@scene
+async def test_a_client_that_leaves(cancels: bool) -> None:
+    async with running(cancels=cancels) as app:
+        client = await RawClient.connect(app.port)
+        await client.send(request("GET", "/forever"))
+        await client.until(b"data: one\n\n")
+        client.reset()
+        assert (await app.seen()).closing.outcome == Outcome.CLIENT_CANCELLED
 
 
 @scene

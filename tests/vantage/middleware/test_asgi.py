@@ -6,7 +6,6 @@ Invariant: what passes between app and server is what would pass without it, to 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,13 +13,11 @@ from hypothesis import strategies as st
 
 from llmtap import native
 from llmtap.channel.frames import FrameKind
-from llmtap.errors import ConfigError
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.http1 import Framing, parse_request_head, parse_response_head
-from llmtap.vantage.middleware.asgi import LlmtapMiddleware, Message, Receive, Scope, Send
-from llmtap.vantage.middleware.emitter import Emitters
-from tests.support.asgi import Server, asked, http_scope, said, watched
-from tests.support.peer import play, scene, wait_until
+from llmtap.vantage.middleware.asgi import Message, Receive, Scope, Send
+from tests.support.servers.peer import scene, wait_until
+from tests.vantage.middleware.asgi import Server, asked, http_scope, said, watched
 
 OPEN, DATA, END, SUBMIT = FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT
 HEAD, BODY, OVER, CLOSE = (
@@ -98,24 +95,22 @@ WHOLE = said(b'{"ok":true}', headers=[(b"content-type", b"application/json"), (b
         ),
     ],
 )  # fmt: skip
-def test_an_exchange_is_told_in_the_frames_of_a_relay(
+@scene
+async def test_an_exchange_is_told_in_the_frames_of_a_relay(
     request_messages: list[Message], answer: list[Message], kinds: list[FrameKind]
 ) -> None:
-    async def run() -> None:
-        async with watched(app_of(answering(*answer))) as of:
-            server = await of.call(request_messages)
-            assert all(a is b for a, b in zip(server.sent, answer, strict=True)), "the very objects"
-            seen = await of.seen()
-            assert seen.kinds == kinds
-            assert seen.data(DATA) == b"".join(m["body"] for m in request_messages)
-            assert seen.data(BODY) == b"".join(m.get("body", b"") for m in answer[1:])
-            assert seen.closing.outcome == Outcome.COMPLETE
-            assert seen.closing.status == answer[0]["status"]
-            stamps = [f.t_ns for f in seen.frames]
-            assert stamps == sorted(stamps)
-            await wait_until(lambda: of.ledger.measured == 1)
-
-    play(run())
+    async with watched(app_of(answering(*answer))) as of:
+        server = await of.call(request_messages)
+        assert all(a is b for a, b in zip(server.sent, answer, strict=True)), "the very objects"
+        seen = await of.seen()
+        assert seen.kinds == kinds
+        assert seen.data(DATA) == b"".join(m["body"] for m in request_messages)
+        assert seen.data(BODY) == b"".join(m.get("body", b"") for m in answer[1:])
+        assert seen.closing.outcome == Outcome.COMPLETE
+        assert seen.closing.status == answer[0]["status"]
+        stamps = [f.t_ns for f in seen.frames]
+        assert stamps == sorted(stamps)
+        await wait_until(lambda: of.ledger.measured == 1)
 
 
 @scene
@@ -148,17 +143,15 @@ async def test_heads_are_whole_and_have_no_chunks_announced() -> None:
         ("2", [("host", "b"), ("content-length", "2")], ((1, 1), b"b")),
     ],
 )
-def test_requests_of_other_versions_become_heads_that_can_be_read(
+@scene
+async def test_requests_of_other_versions_become_heads_that_can_be_read(
     version: str, headers: list[tuple[str, str]], expected: tuple[tuple[int, int], bytes | None]
 ) -> None:
-    async def run() -> None:
-        async with watched(app_of(answering(*WHOLE))) as of:
-            await of.call(asked(b"{}"), http_version=version, headers=headers)
-            head = parse_request_head((await of.seen()).data(OPEN))
-            hosts = [value for name, value in head.headers if name == b"host"]
-            assert (head.version, hosts[0] if hosts else None) == expected
-
-    play(run())
+    async with watched(app_of(answering(*WHOLE))) as of:
+        await of.call(asked(b"{}"), http_version=version, headers=headers)
+        head = parse_request_head((await of.seen()).data(OPEN))
+        hosts = [value for name, value in head.headers if name == b"host"]
+        assert (head.version, hosts[0] if hosts else None) == expected
 
 
 @scene
@@ -169,15 +162,13 @@ async def test_a_path_without_its_raw_form_is_quoted() -> None:
 
 
 @pytest.mark.parametrize("headers", [[("host", "a")], [("host", "a"), ("content-length", "0")]])
-def test_a_request_without_a_body_is_whole_at_the_call(headers: list[tuple[str, str]]) -> None:
-    async def run() -> None:
-        async with watched(app_of(answering(*WHOLE, reads=False))) as of:
-            await of.call(asked(), method="GET", headers=headers)
-            seen = await of.seen()
-            assert seen.kinds == [OPEN, END, SUBMIT, HEAD, BODY, OVER, CLOSE]
-            assert seen.one(END).t_ns == seen.one(OPEN).t_ns
-
-    play(run())
+@scene
+async def test_a_request_without_a_body_is_whole_at_the_call(headers: list[tuple[str, str]]) -> None:
+    async with watched(app_of(answering(*WHOLE, reads=False))) as of:
+        await of.call(asked(), method="GET", headers=headers)
+        seen = await of.seen()
+        assert seen.kinds == [OPEN, END, SUBMIT, HEAD, BODY, OVER, CLOSE]
+        assert seen.one(END).t_ns == seen.one(OPEN).t_ns
 
 
 @scene
@@ -247,31 +238,27 @@ class Oops(Exception):
     ],
     ids=["before its answer", "in the middle", "after it"],
 )
-def test_an_app_that_raises(
+@scene
+async def test_an_app_that_raises(
     messages: list[Message], outcome: Outcome, status: int, error: str | None
 ) -> None:
-    async def run() -> None:
-        planted = Oops("sk-secret")
-        async with watched(app_of(raising(planted, *messages))) as of:
-            with pytest.raises(Oops) as raised:
-                await of.call(asked(b"{}"))
-            assert raised.value is planted
-            closing = (await of.seen()).closing
-            assert (closing.outcome, closing.status, closing.error) == (outcome, status, error)
-
-    play(run())
+    planted = Oops("sk-secret")
+    async with watched(app_of(raising(planted, *messages))) as of:
+        with pytest.raises(Oops) as raised:
+            await of.call(asked(b"{}"))
+        assert raised.value is planted
+        closing = (await of.seen()).closing
+        assert (closing.outcome, closing.status, closing.error) == (outcome, status, error)
 
 
 @pytest.mark.parametrize(
     ("messages", "outcome"), [([], Outcome.UPSTREAM_ERROR), (STREAM[:2], Outcome.TRUNCATED)]
 )
-def test_an_app_that_returns_too_early(messages: list[Message], outcome: Outcome) -> None:
-    async def run() -> None:
-        async with watched(app_of(answering(*messages))) as of:
-            await of.call(asked(b"{}"))
-            assert (await of.seen()).closing.outcome == outcome
-
-    play(run())
+@scene
+async def test_an_app_that_returns_too_early(messages: list[Message], outcome: Outcome) -> None:
+    async with watched(app_of(answering(*messages))) as of:
+        await of.call(asked(b"{}"))
+        assert (await of.seen()).closing.outcome == outcome
 
 
 @scene
@@ -359,13 +346,11 @@ async def test_an_answer_with_trailers_ends_with_them() -> None:
     ],
     ids=["pathsend", "zerocopysend"],
 )
-def test_a_file_that_the_server_sends_ends_the_answer(message: Message) -> None:
-    async def run() -> None:
-        async with watched(app_of(answering(WHOLE[0], message))) as of:
-            assert (await of.call(asked(b"{}"))).sent == [WHOLE[0], message]
-            assert (await of.seen()).closing.outcome == Outcome.COMPLETE
-
-    play(run())
+@scene
+async def test_a_file_that_the_server_sends_ends_the_answer(message: Message) -> None:
+    async with watched(app_of(answering(WHOLE[0], message))) as of:
+        assert (await of.call(asked(b"{}"))).sent == [WHOLE[0], message]
+        assert (await of.seen()).closing.outcome == Outcome.COMPLETE
 
 
 @scene
@@ -386,25 +371,23 @@ async def test_other_kinds_of_bytes_are_taken_as_they_are() -> None:
     request=st.lists(st.binary(max_size=40), min_size=1, max_size=6),
     answer=st.lists(st.binary(max_size=40), min_size=1, max_size=8),
 )
-def test_bodies_pass_untouched_wherever_they_are_cut(request: list[bytes], answer: list[bytes]) -> None:
-    async def run() -> None:
-        got: list[bytes] = []
+@scene
+async def test_bodies_pass_untouched_wherever_they_are_cut(request: list[bytes], answer: list[bytes]) -> None:
+    got: list[bytes] = []
 
-        async def tell(receive: Receive, send: Send) -> None:
-            got.append(await take_all(receive))
-            for message in said(*answer):
-                await send(message)
+    async def tell(receive: Receive, send: Send) -> None:
+        got.append(await take_all(receive))
+        for message in said(*answer):
+            await send(message)
 
-        async with watched(app_of(tell)) as of:
-            server = await of.call(asked(*request))
-            assert got == [b"".join(request)]
-            assert server.sent == said(*answer)
-            seen = await of.seen()
-            assert seen.data(DATA) == b"".join(request)
-            assert seen.data(BODY) == b"".join(answer)
-            assert len(seen.of(BODY)) == sum(map(bool, answer))
-
-    play(run())
+    async with watched(app_of(tell)) as of:
+        server = await of.call(asked(*request))
+        assert got == [b"".join(request)]
+        assert server.sent == said(*answer)
+        seen = await of.seen()
+        assert seen.data(DATA) == b"".join(request)
+        assert seen.data(BODY) == b"".join(answer)
+        assert len(seen.of(BODY)) == sum(map(bool, answer))
 
 
 # ---------------------------------------------------------------- the meter's comings and goings
@@ -483,210 +466,3 @@ async def test_a_client_that_takes_nothing_for_a_while_is_a_pause() -> None:
         await of.app(http_scope(), server.receive, server.send)
         assert server.sent == STREAM
         assert (await of.seen()).closing.paused_ns >= 5_000_000
-
-
-# ---------------------------------------------------------------- other scopes
-
-
-@scene
-async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
-    calls: list[tuple[Any, ...]] = []
-
-    async def app(*args: Any) -> None:
-        calls.append(args)
-
-    async def receive() -> Message:
-        return {}
-
-    async def send(message: Message) -> None: ...
-
-    async with watched(app) as of:
-        scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
-        await of.app(scope, receive, send)
-        assert calls == [(scope, receive, send)]
-        assert of.ledger.dropped == {"websocket": 1}
-
-
-@scene
-async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
-    calls: list[tuple[Any, ...]] = []
-
-    async def app(*args: Any) -> None:
-        calls.append(args)
-        if args[0]["type"] == "http":
-            for message in WHOLE:
-                await args[2](message)
-
-    async def receive() -> Message:
-        return {}
-
-    async with watched(app, skip=("/health", "/metrics")) as of:
-        server = Server(asked(b""))
-        probe = http_scope("GET", "/health/live")
-        await of.app(probe, server.receive, server.send)
-        assert server.sent == WHOLE
-        assert calls == [(probe, server.receive, server.send)], "the app has what its server gave"
-        await of.app({"type": "websocket", "path": "/metrics", "headers": []}, receive, server.send)
-        assert len(calls) == 2
-        assert of.ledger.opened == 0
-        await of.call(asked(b""), method="GET", path="/healthz")
-        assert b"/healthz" in (await of.seen()).request
-        assert of.ledger.opened == 1
-
-
-@scene
-async def test_a_scope_of_a_kind_to_come_passes() -> None:
-    calls: list[Any] = []
-
-    async def app(*args: Any) -> None:
-        calls.append(args)
-
-    async with watched(app) as of:
-        await of.app({"type": "quic"}, None, None)  # type: ignore[arg-type]
-        assert calls == [({"type": "quic"}, None, None)]
-        assert of.ledger.opened == 0
-
-
-@scene
-async def test_at_the_apps_end_the_meter_has_everything_first() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            await answering(*STREAM)(receive, send)
-            return
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async with watched(app) as of:
-        down = asyncio.Event()
-        sent: list[str] = []
-        words = iter(["lifespan.startup", "lifespan.shutdown"])
-
-        async def receive() -> Message:
-            word = next(words)
-            if word == "lifespan.shutdown":
-                await down.wait()
-            return {"type": word}
-
-        async def send(message: Message) -> None:
-            sent.append(message["type"])
-
-        life = asyncio.create_task(of.app({"type": "lifespan"}, receive, send))
-        await wait_until(lambda: sent)
-        await wait_until(lambda: of.meter.hellos)
-        ledger = of.ledger
-        await of.call(asked(b"{}"))
-        down.set()
-        await life
-        assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-        assert ledger.measured == 1, "acknowledged before the server may end the process"
-        await wait_until(lambda: of.meter.statuses)
-        assert of.meter.statuses[-1].draining
-
-
-# ---------------------------------------------------------------- what must never reach the app
-
-
-class Broken:
-    """A channel in which everything goes wrong."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("planted")
-
-
-@pytest.mark.parametrize("broken", ["at the start", "in the middle"])
-def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        async def tell(receive: Receive, send: Send) -> None:
-            await take_all(receive)
-            await send(STREAM[0])
-            if broken == "in the middle":
-                (exchange,) = of.emitter.arrivals
-                exchange._tap = Broken()  # type: ignore[attr-defined]
-            for message in STREAM[1:]:
-                await send(message)
-
-        async with watched(app_of(tell)) as of:
-            await wait_until(lambda: of.meter.hellos)
-            more = {"headers": None} if broken == "at the start" else {}
-            scope = http_scope()
-            scope.update(more)
-            server = Server(asked(b"{}"))
-            await of.app(scope, server.receive, server.send)
-            assert server.sent == STREAM
-            assert of.ledger.dropped == {"middleware_error": 1}
-            await of.app(http_scope(), *_ends(server := Server(asked(b"{}"))))
-            assert server.sent == STREAM
-            assert of.ledger.opened == 2
-
-    play(run())
-    lines = [r.getMessage() for r in caplog.records if "middleware_error" in r.getMessage()]
-    assert len(lines) == 1, "told once for each kind"
-    assert "planted" not in lines[0], "an error's text may quote a header"
-
-
-def _ends(server: Server) -> tuple[Receive, Send]:
-    return server.receive, server.send
-
-
-@scene
-async def test_garbage_from_an_app_meets_the_server_and_not_us() -> None:
-    garbage: list[Any] = [{"type": "http.response.start"}, {}, {"type": "http.response.body", "body": "text"}]
-
-    class Tolerant(Server):
-        async def send(self, message: Message) -> None:
-            self.sent.append(message)
-
-    async with watched(app_of(answering(*garbage))) as of:
-        server = Tolerant(asked(b"{}"))
-        await of.app(http_scope(), server.receive, server.send)
-        assert server.sent == garbage
-        assert of.ledger.dropped == {"middleware_error": 1}
-
-
-@pytest.mark.parametrize(
-    ("options", "place"),
-    [({"socket": ""}, "socket"), ({"socket": "/" + "x" * 200}, "socket"), ({"tap_bytes": 10}, "tap_bytes")],
-)
-def test_what_a_user_sets_wrong_is_told_at_the_start(options: dict[str, Any], place: str) -> None:
-    with pytest.raises(ConfigError) as told:
-        LlmtapMiddleware(app_of(answering()), **{"socket": "/tmp/x", **options})
-    assert told.value.place == place
-
-
-def test_each_loop_has_an_emitter_of_its_own() -> None:
-    emitters = Emitters("/nowhere/tap.sock", 1 << 20)
-
-    async def name() -> str:
-        here = emitters.here()
-        assert here is not None
-        assert emitters.here() is here
-        await emitters.close()
-        return here.name
-
-    assert len({asyncio.run(name()) for _ in range(3)}) == 3
-    assert emitters.here() is None, "no loop runs, and nothing is raised"
-
-
-def test_the_app_is_called_where_there_is_no_loop_of_asyncio() -> None:
-    """As on trio: nothing is measured, and the app is called all the same."""
-    called = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        called.append(scope["type"])
-
-    middleware = LlmtapMiddleware(app, socket="/nowhere/tap.sock")
-    work = middleware(http_scope(), *_ends_of_nobody())
-    with pytest.raises(StopIteration):
-        work.send(None)  # type: ignore[attr-defined]
-    assert called == ["http"]
-
-
-def _ends_of_nobody() -> tuple[Receive, Send]:
-    async def receive() -> Message:
-        return {}
-
-    async def send(message: Message) -> None: ...
-
-    return receive, send

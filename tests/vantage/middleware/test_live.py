@@ -7,24 +7,24 @@ in all that is no time.
 import asyncio
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
-from tests.support.aiohttp_chat import aiohttp_chat
-from tests.support.live_proxy import READY_S, LiveProxy, live_proxy
-from tests.support.peer import play
-from tests.support.served import HOUSE, served, standalone_meter
+from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy
+from tests.support.servers.peer import play, scene
+from tests.support.servers.served import HOUSE, served, standalone_meter
+from tests.vantage.middleware.aiohttp_chat import aiohttp_chat
 
 SAME = (
     "tenant", "model", "endpoint", "dialect", "method", "path", "request_id", "status", "stream", "outcome",
     "tokens", "finish_reason", "refusal", "guardrail", "retries", "no_token_reason", "usage", "server_timing",
 )  # fmt: skip
-CHAT_APP = "tests.support.chat_app:app"
-LIMIT_S = 250.0
+CHAT_APP = "tests.vantage.middleware.chat_app:app"
 
 Exchange = dict[str, Any]
 
@@ -49,6 +49,13 @@ OUTCOMES = {
     "stream": "complete", "plain": "complete", "refused": "upstream_error", "raised": "upstream_error",
     "broken": "truncated", "other-tenant": "complete", "left": "client_cancelled",
 }  # fmt: skip
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    """Where a meter listens and the app's middleware looks for it; short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
+        yield f"{folder}/tap.sock"
 
 
 async def send(session: aiohttp.ClientSession, url: str, asked: dict[str, Any]) -> bytes:
@@ -96,7 +103,7 @@ async def guests(seen: LiveProxy, n: int) -> dict[str, Any]:
 
 
 async def settled(seen: LiveProxy, measured: int) -> dict[str, Any]:
-    """What the only app says of itself, once so many are measured and nothing is under way."""
+    """What the only app at the meter says of itself, once so many are measured and nothing is under way."""
     loop = asyncio.get_running_loop()
     end = loop.time() + READY_S
     while True:
@@ -173,90 +180,64 @@ async def compare(app: AbstractAsyncContextManager[int], path: str) -> None:
         assert by_name["stream"]["tenant"] != by_name["other-tenant"]["tenant"]
 
 
-def test_a_fastapi_app_and_the_proxy_before_it_give_the_same_account() -> None:
-    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
-        path = f"{folder}/tap.sock"
-        play(compare(served(CHAT_APP, LLMTAP_TEST_SOCKET=path), path), LIMIT_S)
+def test_a_fastapi_app_and_the_proxy_before_it_give_the_same_account(path: str) -> None:
+    play(compare(served(CHAT_APP, LLMTAP_TEST_SOCKET=path), path))
 
 
-def test_an_aiohttp_app_and_the_proxy_before_it_give_the_same_account() -> None:
-    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
-        path = f"{folder}/tap.sock"
-        play(compare(aiohttp_chat(path), path), LIMIT_S)
+def test_an_aiohttp_app_and_the_proxy_before_it_give_the_same_account(path: str) -> None:
+    play(compare(aiohttp_chat(path), path))
 
 
 # ---------------------------------------------------------------- a meter on its own
 
 
-def test_several_processes_share_a_meter_of_their_own() -> None:
-    async def run(path: str) -> None:
-        async with (
-            standalone_meter(path) as (seen, _),
-            served(CHAT_APP, LLMTAP_TEST_SOCKET=path) as one,
-            served(CHAT_APP, LLMTAP_TEST_SOCKET=path) as two,
-            aiohttp.ClientSession() as session,
-        ):
-            await guests(seen, 2)
-            for port in (one, two):
-                for i in range(5):
-                    assert await send(session, f"http://127.0.0.1:{port}", ask(f"{port}-{i}", stream=True))
-            found = await chats(seen, 10)
-            assert len({x["relay"] for x in found}) == 2
-            assert all(x["metrics"]["ttft"] > 0 and x["tokens"]["output"] == 6 for x in found)
-            assert await seen.told("/readyz") == 200
-
-    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
-        play(run(f"{folder}/tap.sock"), LIMIT_S)
-
-
-def test_a_meter_that_is_killed_costs_no_answer_and_every_exchange_is_accounted_for() -> None:
-    async def run(path: str) -> None:
-        async with served(CHAT_APP, LLMTAP_TEST_SOCKET=path) as port, aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{port}"
-            async with standalone_meter(path) as (seen, process):
-                await guests(seen, 1)
+@scene
+async def test_a_meter_that_is_killed_costs_no_answer_and_every_exchange_is_accounted_for(path: str) -> None:
+    """Two processes share the meter at first, one of them meets the next."""
+    async with served(CHAT_APP, LLMTAP_TEST_SOCKET=path) as port, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{port}"
+        async with standalone_meter(path) as (seen, process):
+            async with served(CHAT_APP, LLMTAP_TEST_SOCKET=path) as other:
+                await guests(seen, 2)
                 for i in range(5):
                     assert await send(session, url, ask(f"first-{i}", stream=True))
-                await chats(seen, 5)
-                before = await settled(seen, 5)
-                process.kill()
-                await process.wait()
-            for i in range(3):
-                assert await send(session, url, ask(f"between-{i}", stream=True))
-            async with standalone_meter(path) as (seen, _):
-                await guests(seen, 1)
-                for i in range(4):
-                    assert await send(session, url, ask(f"last-{i}", stream=True))
-                await chats(seen, 4)
-                after = await settled(seen, 9)
-                assert before["measured"] == 5, "looks at health came before the meter"
-                assert after["opened"] - before["opened"] == 7
-                assert after["measured"] == 9
-                assert after["opened"] == after["measured"] + sum(after["dropped"].values())
-                assert after["dropped"]["no_meter"] - before["dropped"]["no_meter"] == 3
-
-    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
-        play(run(f"{folder}/tap.sock"), LIMIT_S)
+                    assert await send(session, f"http://127.0.0.1:{other}", ask(f"other-{i}", stream=True))
+                found = await chats(seen, 10)
+                assert len({x["relay"] for x in found}) == 2
+                assert all(x["metrics"]["ttft"] > 0 and x["tokens"]["output"] == 6 for x in found)
+                assert await seen.told("/readyz") == 200
+            before = await settled(seen, 5)
+            process.kill()
+            await process.wait()
+        for i in range(3):
+            assert await send(session, url, ask(f"between-{i}", stream=True))
+        async with standalone_meter(path) as (seen, _):
+            await guests(seen, 1)
+            for i in range(4):
+                assert await send(session, url, ask(f"last-{i}", stream=True))
+            await chats(seen, 4)
+            after = await settled(seen, 9)
+            assert before["measured"] == 5, "looks at health came before the meter"
+            assert after["opened"] - before["opened"] == 7
+            assert after["measured"] == 9
+            assert after["opened"] == after["measured"] + sum(after["dropped"].values())
+            assert after["dropped"]["no_meter"] - before["dropped"]["no_meter"] == 3
 
 
 PAGE = HOUSE / "docs" / "howto" / "middleware.md"
 
 
-def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
+@scene
+async def test_the_example_of_the_documentation_works(tmp_path: Path, path: str) -> None:
     (example,) = re.findall(r"```python[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert "/run/llmtap/tap.sock" in example
-
-    async def run(path: str) -> None:
-        (tmp_path / "shown_in_readme.py").write_text(example.replace("/run/llmtap/tap.sock", path))
-        async with (
-            standalone_meter(path) as (seen, _),
-            served("shown_in_readme:app", "/docs", PYTHONPATH=f"{HOUSE}:{tmp_path}") as port,
-            aiohttp.ClientSession() as session,
-        ):
-            await guests(seen, 1)
-            assert await send(session, f"http://127.0.0.1:{port}", ask("nobody"))
-            (x,) = await chats(seen, 1)
-            assert (x["status"], x["request_id"]) == (404, "nobody")
-
-    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
-        play(run(f"{folder}/tap.sock"), LIMIT_S)
+    (tmp_path / "shown_in_readme.py").write_text(example.replace("/run/llmtap/tap.sock", path))
+    async with (
+        standalone_meter(path) as (seen, _),
+        served("shown_in_readme:app", "/docs", PYTHONPATH=f"{HOUSE}:{tmp_path}") as port,
+        aiohttp.ClientSession() as session,
+    ):
+        await guests(seen, 1)
+        assert await send(session, f"http://127.0.0.1:{port}", ask("nobody"))
+        (x,) = await chats(seen, 1)
+        assert (x["status"], x["request_id"]) == (404, "nobody")

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tests.vantage.relay.fault_cases        # measure again; needs nginx and haproxy
 
-The answers are recorded in `fault_cases.json`; `test_fault_cases.py` compares ours with them, and the table
+The answers are recorded in `fault_cases.json`; `test_hardening.py` compares ours with them, and the table
 in docs/peers.md with the record.
 """
 
@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.support.proxy import tapped
+from tests.support.servers.proxy import tapped
 
 __all__ = ["CASES", "RECORD", "Case", "outcome_of", "table"]
 

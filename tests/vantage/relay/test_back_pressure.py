@@ -8,10 +8,10 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.net.stream import PlainStream
-from tests.support.peer import Ending, chunk, chunked, scene, wait_still, wait_until
-from tests.support.proxy import Tapped, stage, tapped
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, RESET, Call, answers, unanswered_port
+from tests.support.servers.peer import Ending, chunk, chunked, scene, wait_still, wait_until
+from tests.support.servers.proxy import Tapped, stage, tapped
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, RESET, Call, answers, unanswered_port
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -119,7 +119,7 @@ async def test_one_that_takes_little_at_a_time_is_not_idle(who: str, monkeypatch
 @pytest.mark.parametrize("framing", ["length", "chunked", "http10"])
 @scene
 async def test_a_slow_client_slows_the_upstream(framing: str, clock: str) -> None:
-    total = 60_000_000
+    total = 30_000_000
     async with stage(clock=clock) as (up, tap):
         pushed = [0]
         piece = b"z" * 100_000
@@ -151,7 +151,7 @@ async def test_a_slow_client_slows_the_upstream(framing: str, clock: str) -> Non
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 @scene
 async def test_a_slow_upstream_slows_the_client(framing: str) -> None:
-    total = 60_000_000
+    total = 30_000_000
     async with stage() as (up, tap):
         go = asyncio.Event()
 

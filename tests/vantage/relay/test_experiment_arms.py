@@ -10,11 +10,11 @@ import pytest
 
 from llmtap.channel.experiment import Assigner, request_unit
 from llmtap.channel.frames import Assigned, Closing, FrameKind
-from tests.support.experiments import an_experiment
-from tests.support.peer import chunked, scene, wait_until
-from tests.support.proxy import Tapped, ms, stage, tapped
-from tests.support.raw_client import RawClient, request
-from tests.support.upstream import Upstream, answers, upstream
+from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.proxy import Tapped, ms, stage, tapped
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import Upstream, answers, upstream
+from tests.support.traffic.experiments import an_experiment
 
 CONTROL = {"name": "control"}
 ALL = 1e9

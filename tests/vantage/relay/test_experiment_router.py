@@ -1,5 +1,9 @@
-"""What a conversation or a tenant is known by, in every form a request may have."""
+"""Units of an experiment, the header fields of its arms, and its switch.
 
+Invariant: the upstream gets an arm's header fields as configured, each once, whatever the client sends.
+"""
+
+import asyncio
 import json
 from typing import Any
 
@@ -8,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap import native
+from llmtap.channel.experiment import switch_word
+from llmtap.clock import SystemClock
 from llmtap.protocol.http1 import parse_request_head
 from llmtap.vantage.relay.experiment_router import (
     body_with,
@@ -16,6 +23,11 @@ from llmtap.vantage.relay.experiment_router import (
     opening_unit,
     set_fields,
 )
+from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.proxy import Tapped, stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, Call, answers
+from tests.support.traffic.experiments import an_experiment
 
 USER, ANSWER = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes?"}
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -151,3 +163,245 @@ def test_the_length_takes_the_place_of_the_old_framing(
     before: list[tuple[bytes, bytes]], after: list[tuple[bytes, bytes]]
 ) -> None:
     assert headers_with_length(before, 7) == after
+
+
+CONTROL = {"name": "control"}
+GUARD = {"name": "guarded", "weight": 1e9, "headers": {"X-Guard": "on", "Authorization": "Bearer ours"}}
+OWN = ("x-guard: off", "X-GUARD: none", "authorization: Bearer theirs")
+NAMINGS = [
+    ["Connection: X-Guard, Authorization"],
+    ["connection: x-guard", "CONNECTION: aUTHORIZATION"],
+    ["Connection: close , \t x-GUARD\t ,, authorization,"],
+    ["Connection: keep-alive", "Connection: te, X-Guard", "TE: trailers", "Connection: Authorization"],
+    ["Connection: keep-alive"],
+    [],
+]
+WEBSOCKET = ["Upgrade: websocket", "Sec-WebSocket-Version: 13", "Connection: Upgrade, X-Guard, Authorization"]
+
+
+def assert_guarded(call: Call) -> None:
+    assert (call.head.all("x-guard"), call.head.all("authorization")) == ([b"on"], [b"Bearer ours"])
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+@pytest.mark.parametrize("own", [(), OWN])
+@pytest.mark.parametrize("unit", ["request", "conversation"])
+@pytest.mark.parametrize("options", [{}, {"via": True, "forwarded_for": True, "request_id": "make"}])
+@scene
+async def test_no_client_names_an_arms_fields_away(
+    naming: list[str], own: tuple[str, ...], unit: str, options: dict[str, Any]
+) -> None:
+    async with stage(experiment=an_experiment(CONTROL, GUARD, unit=unit), **options) as (up, tap):
+        path = up.on(answers())
+        for version in ("1.1", "1.0"):
+            client = await tap.client()
+            raw = request("POST", path, *own, *naming, "X-Last: 1", body=b"{}", version=version)
+            assert (await client.ask(raw)).status == 200
+            call = up.calls_to(path)[-1]
+            assert_guarded(call)
+            assert call.head.get("x-last") == b"1"
+            assert call.head.all("connection") == ([b"TE"] if "TE: trailers" in naming else [])
+        closing = (await tap.meter.closed(1)).closing
+        assert (closing.arm, closing.excluded) == ("guarded", None)
+
+
+@scene
+async def test_no_websocket_names_an_arms_fields_away() -> None:
+    async def refuses(call: Call) -> str:
+        await call.say(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+        return CLOSE
+
+    async with stage(experiment=an_experiment(CONTROL, GUARD)) as (up, tap):
+        path = up.on(refuses)
+        client = await tap.client()
+        assert (await client.ask(request("GET", path, *OWN, *WEBSOCKET))).status == 403
+        assert_guarded(up.call(path))
+        assert (up.call(path).head.get("connection"), up.call(path).head.get("upgrade")) == (
+            b"Upgrade",
+            b"websocket",
+        )
+
+
+@scene
+async def test_fields_of_the_relay_itself_cannot_be_named_away() -> None:
+    async with stage(via=True, forwarded_for=True, request_id="make") as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        raw = request(
+            "POST", path, "X-Request-Id: theirs", "X-Forwarded-For: 9.9.9.9", "Via: 1.1 other",
+            "Connection: Host, x-request-ID", "connection: Via,X-FORWARDED-FOR", body=b"{}",
+        )  # fmt: skip
+        assert (await client.ask(raw)).status == 200
+        head = up.call(path).head
+        assert head.get("host") == b"127.0.0.1:%d" % up.port
+        assert (head.get("via"), head.get("x-forwarded-for")) == (b"1.1 llmtap", b"127.0.0.1")
+        made = head.get("x-request-id")
+        assert made is not None and made != b"theirs"
+
+
+@scene
+async def test_a_request_id_that_an_arm_sets_is_not_made_anew() -> None:
+    arm = {"name": "named", "weight": 1e9, "headers": {"X-Request-Id": "ours"}}
+    async with stage(experiment=an_experiment(CONTROL, arm), request_id="make") as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        raw = request("POST", path, "X-Request-Id: theirs", "Connection: X-Request-Id", body=b"{}")
+        assert (await client.ask(raw)).status == 200
+        assert up.call(path).head.all("x-request-id") == [b"ours"]
+
+
+@pytest.mark.parametrize("unit", ["request", "conversation"])
+@pytest.mark.parametrize("arms", [(CONTROL, GUARD), ({**CONTROL, "weight": 1e9}, {**GUARD, "weight": 1})])
+@pytest.mark.parametrize("in_parts", [False, True])
+@scene
+async def test_no_trailer_repeats_an_arms_field(
+    unit: str, arms: tuple[dict[str, Any], ...], in_parts: bool
+) -> None:
+    """In no arm: a refusal in one arm only would be a difference that the guardrail did not make."""
+    async with stage(experiment=an_experiment(*arms, unit=unit)) as (up, tap):
+        got: list[bytes] = []
+
+        async def script(call: Call) -> None:
+            while data := await call.peer.read():
+                got.append(data)
+                if b"".join(got).endswith(b"\r\n\r\n"):
+                    await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        client = await tap.client()
+        body = chunked(b"{}", trailers=b"X-Fine: 1\r\nx-GUARD: off\r\n")
+        await client.send(request("POST", up.on(script), "Transfer-Encoding: chunked"))
+        try:
+            await client.send(*([body[i : i + 1] for i in range(len(body))] if in_parts else [body]))
+        except ConnectionError:
+            pass
+        assert (await client.head()).line.startswith(b"HTTP/1.1 400 ")
+        assert b"x-GUARD" not in b"".join(got)
+        await wait_until(lambda: not tap.relay.flows)
+
+
+@pytest.mark.parametrize("aa", [False, True])
+@scene
+async def test_such_a_trailer_passes_outside_the_experiment(aa: bool) -> None:
+    """In A/A mode no arm sets the field; a PUT takes no part."""
+    async with stage(experiment=an_experiment(CONTROL, GUARD, aa=aa)) as (up, tap):
+        path = up.on(answers())
+        body = chunked(b"{}", trailers=b"X-Guard: 1\r\n")
+        client = await tap.client()
+        for method in ("PUT", "POST") if aa else ("PUT",):
+            raw = request(method, path, "Transfer-Encoding: chunked") + body
+            assert (await client.ask(raw)).status == 200
+            payload = up.calls_to(path)[-1].payload
+            assert payload is not None and payload.raw == body
+
+
+BODY_ARM = {"name": "set", "body": {"guard": ["pii"], "temperature": 0}}
+
+
+def is_on(tap: Tapped) -> bool:
+    """Requests are assigned to arms."""
+    assert tap.relay.context.router is not None
+    return tap.relay.context.router.on
+
+
+def chat(text: str) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+
+
+@scene
+async def test_it_is_switched_under_traffic_and_no_request_fails() -> None:
+    experiment = an_experiment({"name": "control"}, BODY_ARM, enabled=False, unit="conversation")
+    async with stage(experiment=experiment) as (up, tap):
+        path = up.on(answers(b"x" * 2_000, chunks=4))
+        stop = False
+        asked = 0
+
+        async def ask(i: int) -> None:
+            nonlocal asked
+            client = await tap.client()
+            while not stop:
+                answer = await client.post(path, chat(f"{i} {asked}"))
+                assert (answer.status, answer.data, answer.whole) == (200, b"x" * 2_000, True)
+                asked += 1
+
+        asking = [asyncio.ensure_future(ask(i)) for i in range(8)]
+        for on in (True, False, True, False):
+            before = asked
+            tap.meter.say(switch_word(experiment.id, on))
+            await wait_until(lambda old=before: asked > old + 40)
+            recorded = await tap.meter.closed(tap.relay.tap.ledger.opened - 8)
+            assert (recorded.closing.arm is not None) is on
+        stop = True
+        await asyncio.gather(*asking)
+
+
+@scene
+async def test_a_word_about_another_experiment_changes_nothing() -> None:
+    experiment = an_experiment(enabled=False)
+    async with stage(experiment=experiment) as (_, tap):
+        tap.meter.say(switch_word(experiment.id ^ 1, True))
+        await tap.relay.briefed()
+        assert (is_on(tap), tap.relay.reporter.switch) == (False, 0)
+
+
+@scene
+async def test_a_returning_meter_is_told_the_last_word() -> None:
+    experiment = an_experiment(enabled=True)
+    async with stage(experiment=experiment) as (_, tap):
+        word = switch_word(experiment.id, False)
+        tap.meter.say(word)
+        await wait_until(lambda: not is_on(tap))
+        tap.meter.stop()
+        await wait_until(lambda: not tap.relay.tap.connected)
+        await tap.meter.start()
+        await wait_until(lambda: len(tap.meter.hellos) == 2)
+        assert [hello.switch for hello in tap.meter.hellos] == [0, word]
+        assert {hello.implementation for hello in tap.meter.hellos} == {native.NAME}
+        assert not is_on(tap), "a meter's death switches nothing"
+
+
+@scene
+async def test_it_switches_itself_off_at_its_end() -> None:
+    now_ns = SystemClock.wall_ns()
+    for until_ns, takes_part in ((now_ns + 3_600 * 10**9, True), (now_ns - 1, False)):
+        experiment = msgspec.structs.replace(an_experiment(), until_wall_ns=until_ns)
+        async with stage(experiment=experiment) as (up, tap):
+            assert (await (await tap.client()).post(up.on(answers()), b"{}")).status == 200
+            told = (await tap.meter.closed(1)).closing
+            assert (told.arm is not None) is takes_part
+            assert is_on(tap) is takes_part
+            tap.meter.say(switch_word(experiment.id, True))
+            await wait_until(lambda t=tap: t.relay.reporter.switch)
+            assert is_on(tap) is takes_part, "what is over does not begin again"
+
+
+@scene
+async def test_its_end_comes_while_it_runs() -> None:
+    for lasts_s in (0.3, 1.5, 7.5):  # or it is over before this machine has come to the first request
+        until_ns = SystemClock.wall_ns() + int(lasts_s * 1e9)
+        experiment = msgspec.structs.replace(an_experiment(), until_wall_ns=until_ns)
+        async with stage(experiment=experiment) as (up, tap):
+            path = up.on(answers())
+            client = await tap.client()
+            seen = []
+            while not seen or seen[-1] is not None:
+                assert (await client.post(path, b"{}")).status == 200
+                seen.append((await tap.meter.closed(len(seen) + 1)).closing.arm)
+            assert not is_on(tap)
+        if len(seen) > 1:
+            return
+    raise AssertionError("it never took part")
+
+
+@scene
+async def test_a_fresh_relay_waits_for_a_word_but_not_for_long() -> None:
+    experiment = an_experiment(enabled=True)
+    async with stage(experiment=experiment) as (_, tap):
+        waiting = asyncio.ensure_future(tap.relay.briefed())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        tap.meter.say(switch_word(experiment.id, False))
+        await waiting
+        assert not is_on(tap)
+    async with stage(experiment=experiment, with_meter=False) as (up, tap):
+        await tap.relay.briefed()
+        assert (await (await tap.client()).post(up.on(answers()), b"{}")).status == 200

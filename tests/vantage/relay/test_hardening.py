@@ -1,11 +1,16 @@
-"""What an attack on the relay found, each case as it was sent."""
+"""Malformed bytes that attacks on the relay found, each as it was sent; and the record in docs/peers.md."""
+
+import json
+import socket
+from pathlib import Path
 
 import pytest
 
-from tests.support.peer import Gone, chunk, chunked, scene, wait_until
-from tests.support.proxy import stage
-from tests.support.raw_client import request
-from tests.support.upstream import Call, answers, says
+from tests.support.servers.peer import Gone, chunk, chunked, scene, wait_until
+from tests.support.servers.proxy import stage, tapped
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import Call, answers, says
+from tests.vantage.relay.fault_cases import CASES, RECORD, Case, outcome_of, table
 
 # ---------------------------------------------------------------- before the request line
 
@@ -181,10 +186,10 @@ async def test_an_upstream_cannot_add_framing_behind_its_body(trailer: bytes) ->
         body = chunked(b"good", trailers=trailer + b"\r\n")
         client = await tap.client()
         path = up.on(says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body))
-        await client.send(request("GET", path))
-        got, _ = await client.to_end()
-        assert trailer not in got
-        assert (await tap.meter.closed(1)).closing.outcome != "complete"
+        answer = await client.get(path)  # it came in one read: the client gets the relay's own answer
+        assert (answer.status, answer.whole) == (502, True)
+        assert trailer not in answer.head.raw + answer.data
+        assert (await tap.meter.closed(1)).closing.outcome == "upstream_error"
 
 
 # ---------------------------------------------------------------- an answer that nobody asked for
@@ -209,3 +214,26 @@ async def test_an_answer_too_many_is_never_the_next_clients(together: bool) -> N
             # As soon as can be: the wrong answer may have come just now.
             assert (await other.get(after)).data == b"after"
         await wait_until(lambda: tap.relay.reporter.status().upstream_unsolicited == 30)
+
+
+ANSWERS: dict[str, dict[str, str]] = json.loads(RECORD.read_text())
+PEERS = Path(__file__).parents[3] / "docs/peers.md"
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@scene
+async def test_the_answer_is_the_recorded_one(case: Case) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with tapped(f"http://127.0.0.1:{listener.getsockname()[1]}") as tap:
+            assert await outcome_of(case, tap.port, listener) == ANSWERS["llmtap"][case.name]
+
+
+def test_no_fault_is_forwarded() -> None:
+    assert {answer for answer in ANSWERS["llmtap"].values() if answer.endswith(" forwarded")} <= {
+        "400, not forwarded",
+        "501, not forwarded",
+    }
+
+
+def test_the_page_about_peers_shows_the_record() -> None:
+    assert "\n".join(table(ANSWERS)) in PEERS.read_text()

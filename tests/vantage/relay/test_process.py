@@ -1,5 +1,7 @@
-"""The relay as a real process: ready by one line, ended in order by SIGTERM, and at once where it broke."""
+"""The relay as a process, and its sweep: time-outs hold whatever one connection does in it."""
 
+import asyncio
+import logging
 import signal
 import socket
 import subprocess
@@ -7,14 +9,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
+import pytest
 
 from llmtap import native
+from llmtap.clock import SystemClock
 from llmtap.log import LogSetup
 from llmtap.units import encode_special
+from llmtap.vantage.relay.connection import ClientConnection
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.relay import RelaySetup
+from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.proxy import ms, stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import Call, answers
+from tests.vantage.relay.test_refusals import check_own
 
 AS_IT_IS = "import sys; from llmtap.vantage.relay.relay import main; sys.exit(main())"
 BROKEN = """
@@ -76,3 +87,97 @@ def test_a_broken_relay_ends_so_that_another_one_takes_its_place(tmp_path: Path)
         assert "level=critical" in log
         assert "event=relay_broken relay=test.0.1 task=_report_for_ever" in log
         assert "TypeError" in log
+
+
+LONG_AFTER_NS = 3_600_000_000_000
+
+
+def fail(*_: object) -> NoReturn:
+    raise RuntimeError("a mistake of ours")
+
+
+class Mistaken(ClientConnection):
+    __slots__ = ()
+
+    def check(self, now_ns: int) -> None:
+        fail(now_ns)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"no HTTP\r\n\r\n", b"whole"])
+@scene
+async def test_a_connection_that_left_while_a_sweep_went_on_is_passed_over(sent: bytes) -> None:
+    """The sweep takes a copy of all connections and yields now and then."""
+    async with stage() as (up, tap):
+        asked = asyncio.Event()
+
+        async def script(call: Call) -> None:
+            asked.set()
+            await call.left()
+
+        client = await tap.client()
+        await client.send(request("GET", up.on(script)) if sent == b"whole" else sent)
+        await wait_until(lambda: len(tap.relay.connections) == 1)
+        (connection,) = tap.relay.connections
+        if sent == b"whole":
+            await asked.wait()
+        elif sent == b"GET / HT":
+            await wait_until(lambda: connection._buffer)
+        elif sent:
+            await client.head()
+        client.reset()
+        await wait_until(lambda: not tap.relay.connections)
+        before = tap.relay.reporter.status()
+        connection.check(SystemClock.mono_ns() + LONG_AFTER_NS)
+        after = tap.relay.reporter.status()
+        assert (after.opened, after.refused) == (before.opened, before.refused)
+
+
+@pytest.mark.parametrize("whose", ["a connection", "a pool"])
+@scene
+async def test_what_fails_in_the_sweep_costs_nobody_else_a_time_out(
+    whose: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage(head_timeout=ms(200)) as (up, tap):
+        if whose == "a connection":
+            tap.relay.connections.add(Mistaken(tap.relay.context, b"", tap.relay.forget))
+        else:
+            monkeypatch.setattr(tap.relay.pool, "sweep", fail)
+        await wait_until(lambda: "check_failed" in caplog.text)
+        client = await tap.client()
+        await client.send(b"GET / HT")
+        assert check_own(await client.answer(), 408) == "head_timeout"
+        assert (await (await tap.client()).get(up.on(answers(b"ok")))).data == b"ok"
+    told = [r for r in caplog.records if "event=check_failed" in r.getMessage()]
+    assert all(r.levelno == logging.WARNING and r.exc_info is not None for r in told)
+    assert "a mistake of ours" in caplog.text
+
+
+@scene
+async def test_a_fault_of_every_sweep_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with stage() as (_, tap):
+        tap.relay.connections.update(Mistaken(tap.relay.context, b"", tap.relay.forget) for _ in range(300))
+        await wait_until(lambda: "check_failed" in caplog.text)
+        for _ in range(300):
+            tap.relay._check(fail, 0)
+    assert caplog.text.count("event=check_failed") <= 3
+
+
+@scene
+async def test_a_relay_whose_reports_fail_says_that_it_is_broken(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage() as (_, tap):
+        with monkeypatch.context() as patched:
+            patched.setattr(tap.relay.reporter, "status", fail)
+            await tap.relay.broken
+    (told,) = [r for r in caplog.records if "event=relay_broken" in r.getMessage()]
+    assert (told.levelno, told.exc_info is not None) == (logging.CRITICAL, True)
+    assert "task=_report_for_ever" in told.getMessage()
+
+
+@scene
+async def test_a_relay_that_ends_in_order_is_not_broken() -> None:
+    async with stage() as (_, tap):
+        await tap.drain()
+        await asyncio.sleep(0)
+        assert not tap.relay.broken.done()

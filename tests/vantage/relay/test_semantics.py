@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from llmtap.channel.frames import FrameKind
-from tests.support.peer import PATIENCE_S, Ending, Gone, chunk, chunked, scene, wait_until
-from tests.support.proxy import stage, tapped
-from tests.support.raw_client import request
-from tests.support.upstream import CLOSE, Call, answers, says, upstream
+from tests.support.servers.peer import PATIENCE_S, Ending, Gone, chunk, chunked, scene, wait_until
+from tests.support.servers.proxy import stage
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import CLOSE, Call, answers, says
 
 # ---------------------------------------------------------------- answers without a body
 
@@ -262,20 +262,6 @@ async def test_an_http10_upstream(head: bytes, kept: bool) -> None:
 # ---------------------------------------------------------------- persistence
 
 
-@scene
-async def test_fifty_requests_use_one_connection_on_each_side() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers(b"again"))
-        client = await tap.client()
-        for _ in range(50):
-            answer = await client.get(path)
-            assert answer.data == b"again"
-            assert answer.head.get("connection") is None
-        assert len(up.calls_to(path)) == 50
-        assert up.connections == 1
-        assert tap.relay.pool.reuses == 49
-
-
 @pytest.mark.parametrize("option", ["close", "Close", "x, close"])
 @scene
 async def test_a_client_that_wants_to_close_is_told_so_and_closed(option: str) -> None:
@@ -345,18 +331,6 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 @scene
-async def test_a_thousand_pipelined_requests() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers(b"."))
-        client = await tap.client()
-        sending = asyncio.ensure_future(client.send(*[request("GET", path) * 100] * 10))
-        for _ in range(1_000):
-            assert (await client.answer()).data == b"."
-        await sending
-        assert up.connections == 1
-
-
-@scene
 async def test_the_next_request_may_begin_before_the_answer_ends() -> None:
     async with stage() as (up, tap):
         path, slow = up.on(answers(b"second")), up.on(answers(b"x" * 10, chunks=5))
@@ -410,126 +384,6 @@ async def test_stray_words_of_the_upstream_never_answer_the_next_pipelined_reque
             await client.send(request("GET", path) + request("GET", mine))
             assert (await client.answer()).data == body
             assert (await client.answer()).data == b"mine"
-
-
-# ---------------------------------------------------------------- heads, seen from outside
-
-
-@scene
-async def test_a_request_head_arrives_with_order_case_and_repeats() -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        fields = ["X-b: 2", "x-A: 1", "Authorization: Bearer sk-A b~+/=", "X-b: 3",
-                  "traceparent: 00-ab-cd-01",
-                  "tracestate: a=1,b=2", "baggage: k=v", "X-Request-Id: r-1", "cookie: a=1", "Cookie: b=2",
-                  "X-Empty:", "Accept:*/*"]  # fmt: skip
-        await (await tap.client()).get(path, *fields)
-        call = up.call(path)
-        said = [f.encode().partition(b":") for f in fields]
-        assert call.head.fields[1:] == [(n, v.strip()) for n, _, v in said]
-        assert call.head.fields[0] == (b"Host", b"127.0.0.1:%d" % up.port)
-
-
-@scene
-async def test_an_answers_head_arrives_with_order_case_and_repeats() -> None:
-    async with stage() as (up, tap):
-        head = (
-            b"HTTP/1.1 446 Hooks  Failed\r\nSet-Cookie: a=1\r\nX-b: 1\r\nset-cookie: b=2\r\nContent-Length: 2"
-            b"\r\nX-U: caf\xc3\xa9 \xff\r\nx-A:\r\n\r\n"
-        )
-        answer = await (await tap.client()).get(up.on(says(head + b"{}")))
-        assert answer.head.line == b"HTTP/1.1 446 Hooks  Failed"
-        assert answer.head.fields == [
-            (b"Set-Cookie", b"a=1"), (b"X-b", b"1"), (b"set-cookie", b"b=2"), (b"Content-Length", b"2"),
-            (b"X-U", b"caf\xc3\xa9 \xff"), (b"x-A", b""),
-        ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "tail",
-    [
-        "/%2Fa%20b//c/./d/../e;x=1?q=%7B%22a%22%3A1%7D&y=a+b&z=%e2%82%ac&&",
-        "?", "//", "/..", "/%00", "?a=?b", "?" + "a" * 7_000, "/|^`{}\"<>[]\\",
-    ],
-)  # fmt: skip
-@scene
-async def test_the_target_arrives_byte_for_byte(tail: str) -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        assert (await (await tap.client()).get(path + tail)).status == 200
-        assert up.call(path).target == (path + tail).encode()
-
-
-@pytest.mark.parametrize("method", ["PROPFIND", "QUERY", "PATCH", "DELETE", "TELEPORT", "get", "M-SEARCH"])
-@scene
-async def test_any_method_passes(method: str) -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        assert (await (await tap.client()).ask(request(method, path, body=b"b"))).status == 200
-        call = up.call(path)
-        assert call.method == method.encode()
-        assert call.payload is not None
-        assert call.payload.data == b"b"
-
-
-# ---------------------------------------------------------------- where a request goes
-
-
-@scene
-async def test_the_absolute_form_goes_to_the_upstream_only() -> None:
-    async with upstream() as elsewhere, stage() as (up, tap):
-        path = up.on(answers(b"mine"))
-        target = f"http://127.0.0.1:{elsewhere.port}{path}?x=1"
-        answer = await (await tap.client()).ask(request("GET", target, host=f"127.0.0.1:{elsewhere.port}"))
-        assert answer.data == b"mine"
-        assert elsewhere.connections == 0
-        assert up.call(path).target == f"{path}?x=1".encode()
-        assert up.call(path).head.get("host") == b"127.0.0.1:%d" % up.port
-
-
-@scene
-async def test_a_prefix_is_put_before_the_path_and_the_clients_host_kept_if_asked_for() -> None:
-    async with upstream() as up, tapped(up.url + "/base/", host="client") as tap:
-        path = up.on(answers(b"found"))
-        assert (await (await tap.client()).get(path + "?q")).data == b"found"
-        assert up.call(path).target == b"/base" + path.encode() + b"?q"
-        assert up.call(path).head.get("host") == b"client.test"
-
-
-@scene
-async def test_connect_is_no_tunnel() -> None:
-    async with upstream() as elsewhere, stage() as (up, tap):
-        client = await tap.client()
-        target = f"127.0.0.1:{elsewhere.port}"
-        answer = await client.ask(request("CONNECT", target, host=target))
-        assert answer.status == 405
-        assert (await client.to_end())[0] == b""
-        assert (elsewhere.connections, up.connections) == (0, 0)
-
-
-@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "GET"])
-@pytest.mark.parametrize(
-    ("value", "passed"),
-    [
-        ("5", "4"), ("1", "0"), ("10 ", "9"), ("0", None), ("00", None), ("\t0", None), ("x", "x"),
-        ("-1", "-1"), ("9" * 5_000, "9" * 5_000),
-    ],
-)  # fmt: skip
-@scene
-async def test_max_forwards_counts_down_to_an_answer_of_our_own(
-    method: str, value: str, passed: str | None
-) -> None:
-    """RFC 9110 7.6.2: each intermediary MUST decrement it, for OPTIONS and TRACE."""
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        answer = await (await tap.client()).ask(request(method, path, f"Max-Forwards: {value}"))
-        if method == "GET":
-            passed = value.strip()
-        if passed is None:
-            assert answer.status == (200 if method == "OPTIONS" else 405)
-            assert up.calls == []
-        else:
-            assert up.call(path).head.get("max-forwards") == passed.encode()
 
 
 # ---------------------------------------------------------------- small print

@@ -6,6 +6,7 @@ With three tokenizers: a model's with its chat template, our own, and tiktoken's
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ from llmtap.workload.prompts.tokenizer import (
     load_counter,
 )
 from llmtap.workload.requests import Requests
-from tests.support.model_folder import model_folder, ours_in_tiktoken
+from tests.support.workloads.model_folder import model_folder, ours_in_tiktoken
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
 tiktoken = pytest.importorskip("tiktoken", reason="the extra `tokenizers` is not installed")
@@ -200,7 +201,7 @@ class _Elastic:
     def sized(self, row: int, tokens: int) -> Prompt:
         turns = row % 3
         history = tuple(
-            (("user", "assistant")[i % 2], self._fit(lambda n, i=i: prose(n, f"{row}/{i}"), 11))  # type: ignore[misc]
+            (("user", "assistant")[i % 2], self._fit(partial(prose, key=f"{row}/{i}"), 11))
             for i in range(2 * turns)
         )
         message = max(1, tokens - 22 * turns - 40)

@@ -9,7 +9,7 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.workload.prompts.text import (
@@ -25,7 +25,7 @@ from llmtap.workload.prompts.text import (
 )
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
-from tests.support.trace_files import TRACES
+from tests.support.workloads.trace_files import TRACES
 
 MOONCAKE = TRACES / "mooncake"
 
@@ -55,11 +55,6 @@ def test_the_common_words_are_256_and_a_token_each_by_our_own_tokenizer() -> Non
     assert all(count_tokens(word) == 1 for word in COMMON.table)
 
 
-@given(st.binary(max_size=300))
-def test_n_bytes_are_n_tokens(key: bytes) -> None:
-    assert count_tokens(COMMON.text(key)) == len(key)
-
-
 def test_a_text_is_the_same_for_ever() -> None:
     """Fixed here: what one version of the project sends, the next one sends, too."""
     assert COMMON.text(Numbers(0).block(7, 12)) == GOLDEN_BLOCK
@@ -85,12 +80,6 @@ def test_two_numbers_never_have_the_same_name(a: int, b: int, seed: int, both_bl
     assert (numbers.block(a, NAME_BYTES) == other) == (both_blocks and a == b)
     if not both_blocks:
         assert numbers.block(a, 1) != numbers.row(abs(b), 1)
-
-
-@given(st.integers(0, 1 << 50), st.integers(0, 400), st.integers(0, 400))
-def test_of_one_number_the_shorter_text_is_the_beginning_of_the_longer(number: int, a: int, b: int) -> None:
-    short, long = sorted((a, b))
-    assert Numbers(1).row(number, long)[:short] == Numbers(1).row(number, short)
 
 
 def chained() -> st.SearchStrategy[list[tuple[int, ...]]]:
@@ -171,6 +160,7 @@ def test_any_text_has_the_same_tokens_in_both_and_comes_back(judge: Any, text: s
     assert judge.decode(encoded.ids) == text
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 9_000), st.text(max_size=5))
 def test_what_is_said_has_exactly_the_tokens_it_was_to_have(judge: Any, count: int, key: str) -> None:
     said = say(count, key)

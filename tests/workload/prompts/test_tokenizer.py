@@ -18,7 +18,7 @@ from llmtap.workload.prompts.tokenizer import (
     fitting_words,
     open_tokenizer,
 )
-from tests.support.model_folder import CHATML, model_folder, ours_in_tiktoken
+from tests.support.workloads.model_folder import CHATML, model_folder, ours_in_tiktoken
 
 pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
 tiktoken = pytest.importorskip("tiktoken", reason="the extra `tokenizers` is not installed")

@@ -14,6 +14,12 @@ const LOST = {
   websocket: "are WebSockets, which are not measured",
   middleware_error: "met an error of the middleware",
   relay_lost: "went down with a relay",
+  packets_lost: "had packets that were not captured",
+  packets_cut: "had packets that were cut short",
+  contradicting: "had bytes that contradict each other",
+  not_understood: "were no valid HTTP/1.1",
+  silent: "fell silent for ten minutes",
+  watch_ended: "were under way when the watching process ended",
 };
 const START = "llmtap proxy --upstream http://127.0.0.1:8000";
 
@@ -28,14 +34,15 @@ export class Tap {
     ];
     this.banner = el("div");
     this.cards = el("dl", { class: "cards" });
-    this.relays = new Table(RELAYS, { caption: "Relays", key: (row) => row.name });
+    this.relays = new Table(RELAYS, { caption: "Vantages", key: (row) => row.name });
     this.dropped = el("p");
+    this.watched = el("p");
     this.errors = el("p");
     this.capture = el("p");
     this.about = el("p", { class: "soft" });
     this.node = el("div", {},
       section("Is it well", this.banner, this.cards),
-      section("Relays", this.relays.node, this.dropped),
+      section("Vantages", this.relays.node, this.dropped, this.watched),
       section("Meter and capture", this.errors, this.capture, this.about));
   }
 
@@ -66,6 +73,7 @@ export class Tap {
     say(this.dropped, lost.length
       ? `Not measured, by reason: ${named(lost)}.`
       : "Nothing dropped since the relays started.");
+    say(this.watched, packets(relays));
     const errors = ranked(s.meter_errors);
     say(this.errors, errors.length
       ? `Not understood, by kind: ${named(errors)}.`
@@ -106,6 +114,8 @@ function complaints(s, relays, lost) {
     const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
     bad.push(`Not measured since the relays started: ${why}. Their traffic passed.`);
   }
+  const unseen = relays.reduce((sum, { relay }) => sum + (relay.packets?.lost ?? 0), 0);
+  if (unseen) bad.push(`The kernel lost ${count(unseen)} packets: exchanges in them may be missing entirely.`);
   if (Object.keys(s.meter_errors).length) {
     bad.push("Some exchanges could not be understood; see the meter's log.");
   }
@@ -137,6 +147,17 @@ export function losses(relays) {
     if (relay.lost) lost.relay_lost = (lost.relay_lost ?? 0) + relay.lost;
   }
   return ranked(lost);
+}
+
+/** What a passive vantage saw; "" where there is none. */
+function packets(relays) {
+  return relays.filter(({ relay }) => relay.packets).map(({ name, relay }) => {
+    const where = relay.side ? ` (seen at the ${relay.side})` : "";
+    const parts = [`packets ${named(ranked(relay.packets)) || "none"}`];
+    parts.push(`connections ${named(ranked(relay.watched)) || "none"}`);
+    parts.push(`${bytes(relay.missing_bytes)} missing`);
+    return `${name}${where}: ${parts.join("; ")}.`;
+  }).join(" ");
 }
 
 /** "overflow 5, no_meter 2" */
@@ -172,11 +193,15 @@ function added(title, figures, window) {
 const of = (name, as) => ({ text: (row) => as(row.relay[name]), value: (row) => row.relay[name] });
 
 const RELAYS = [
-  { id: "name", head: "relay", kind: "text", text: (row) => row.name, value: (row) => row.name },
+  { id: "name", head: "name", kind: "text", text: (row) => row.name, value: (row) => row.name },
   {
     id: "state", head: "state", kind: "text",
     text: (row) => (row.relay.connected ? "connected" : "gone"),
     state: (row) => (row.relay.connected ? "" : "bad"),
+  },
+  {
+    id: "vantage", head: "vantage", kind: "text",
+    text: (row) => row.relay.vantage ?? NONE, tip: (row) => row.relay.side ?? "",
   },
   { id: "said", head: "spoke", title: "seconds ago", ...of("status_age", seconds) },
   { id: "clock", head: "stamps", kind: "text", text: (row) => row.relay.clock },

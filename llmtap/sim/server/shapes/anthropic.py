@@ -8,9 +8,9 @@ from typing import Any
 from llmtap.sim.server.shapes.shape import (
     BROKEN,
     Answer,
-    BaseShape,
     CommonRequest,
     Message,
+    Shape,
     SimulatedRequest,
     decode,
     lines_of,
@@ -35,15 +35,12 @@ def read(body: bytes) -> SimulatedRequest:
 
 
 def anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
-    """Return the body of an error response."""
     kinds = {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}
     kind = kinds.get(status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-class AnthropicShape(BaseShape):
-    """Writes one message."""
-
+class AnthropicShape(Shape):
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer, "msg_sim")
 

@@ -6,10 +6,10 @@ Source: gRPC over HTTP2, "Length-Prefixed-Message".
 """
 
 import struct
-from typing import Any, Final
+from typing import Final
 
 from llmtap.protocol.vllm_grpc import GrpcChunk, GrpcUsage, read_request, write_chunk
-from llmtap.sim.server.shapes.shape import Answer, BadRequest, SimulatedRequest
+from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
 from llmtap.workload.prompts.text import token_ids
 
 __all__ = ["PREFIX", "GrpcInference", "read"]
@@ -32,18 +32,13 @@ def read(data: bytes) -> tuple[SimulatedRequest, str]:
     return asked, r.request_id
 
 
-class GrpcInference:
-    """Writes one answer, which has one choice."""
+class GrpcInference(Shape):
+    """Writes one answer, which has one choice and always streams. gRPC has pings and statuses of its own."""
 
     media_type = ""
 
     def __init__(self, answer: Answer) -> None:
-        self.id = f"generate-sim{answer.number}"
-        self._answer = answer
-        self._choice = answer.choices[0]
-
-    def opening(self) -> bytes:
-        return b""
+        super().__init__(answer, "generate-sim")
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         self._answer.sent[index] = last
@@ -55,18 +50,6 @@ class GrpcInference:
         answer = self._answer
         usage = GrpcUsage(answer.prompt_tokens, answer.sent[0], answer.cached_tokens or 0)
         return _framed(GrpcChunk(finish=self._choice.finish, usage=usage))
-
-    def keepalive(self) -> bytes:
-        """gRPC has pings of its own, which no application sees."""
-        return b""
-
-    def failure(self) -> bytes:
-        """Stated by the status of the call."""
-        return b""
-
-    def whole(self) -> dict[str, Any]:
-        """An answer always streams."""
-        raise NotImplementedError
 
 
 def _framed(chunk: GrpcChunk) -> bytes:

@@ -12,9 +12,9 @@ import msgspec
 from llmtap.sim.server.shapes.shape import (
     BROKEN,
     Answer,
-    BaseShape,
     CommonRequest,
     Message,
+    Shape,
     SimulatedRequest,
     decode,
     lines_of,
@@ -60,11 +60,10 @@ def read_generate(body: bytes) -> SimulatedRequest:
 
 
 def ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
-    """Return the body of an error response."""
     return {"error": message}
 
 
-class OllamaChat(BaseShape):
+class OllamaChat(Shape):
     """Writes one answer of `/api/chat`."""
 
     media_type = "application/x-ndjson"
@@ -93,9 +92,6 @@ class OllamaChat(BaseShape):
 
     def ending(self) -> bytes:
         return msgspec.json.encode(self._last_line("")) + b"\n"
-
-    def keepalive(self) -> bytes:
-        return b""
 
     def failure(self) -> bytes:
         return msgspec.json.encode(ollama_error(500, "", BROKEN)) + b"\n"

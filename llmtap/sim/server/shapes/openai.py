@@ -17,10 +17,10 @@ from llmtap.sim.server.shapes.shape import (
     CREATED,
     Answer,
     BadRequest,
-    BaseShape,
     Choice,
     CommonRequest,
     Message,
+    Shape,
     SimulatedRequest,
     decode,
     lines_of,
@@ -53,8 +53,6 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Completion(CommonRequest, kw_only=True):
-    """Fields of both bodies."""
-
     stop: str | list[str] | None = None
     n: int | None = 1
     stream_options: _StreamOptions | None = None
@@ -100,9 +98,7 @@ def read_completions(body: bytes) -> SimulatedRequest:
     raise BadRequest("prompt is a text, tokens, or a list of either")
 
 
-class OpenAIChatShape(BaseShape):
-    """Writes one chat completion."""
-
+class OpenAIChatShape(Shape):
     _prefix = "chatcmpl-sim"
     _object = "chat.completion"
     _chunk_object = "chat.completion.chunk"
@@ -223,16 +219,13 @@ class _Responses(CommonRequest, kw_only=True):
 
 
 def read_responses(body: bytes) -> SimulatedRequest:
-    """Read a request. Raises BadRequest."""
     r: _Responses = decode(body, _Responses)
     items = [r.input] if isinstance(r.input, str) else [i for i in r.input if isinstance(i, dict)]
     said = [r.instructions, *(i if isinstance(i, str) else text_of(i.get("content")) for i in items)]
     return r.asked("\n".join(filter(None, said)), max_tokens=r.max_output_tokens)
 
 
-class OpenAIResponsesShape(BaseShape):
-    """Writes one response."""
-
+class OpenAIResponsesShape(Shape):
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer, "resp_sim")
         self._item_id = f"msg_sim{answer.number}"

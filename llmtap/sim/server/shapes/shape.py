@@ -1,12 +1,12 @@
 """Requests and answers independent of the API, and the interface that each API's module fills."""
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 __all__ = [
-    "BROKEN", "CREATED", "Answer", "BadRequest", "BaseShape", "Choice", "CommonRequest", "Message", "Shape",
+    "BROKEN", "CREATED", "Answer", "BadRequest", "Choice", "CommonRequest", "Message", "Shape",
     "SimulatedRequest", "decode", "lines_of", "sse", "text_of",
 ]  # fmt: skip
 
@@ -21,8 +21,6 @@ class BadRequest(ValueError):
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """A request of any API."""
-
     model: str
     stream: bool
     prompts: tuple[str, ...]
@@ -101,33 +99,8 @@ class Answer:
         return sum(len(choice.pieces) for choice in self.choices)
 
 
-class Shape(Protocol):
+class Shape:
     """The bytes of one answer. Called in the order of a stream: opening, chunks, ending."""
-
-    media_type: str
-    id: str
-
-    def opening(self) -> bytes:
-        """Return what precedes the first token."""
-
-    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
-        """Return tokens `first` up to before `last` of choice `index`; if `final`, also how it ended."""
-
-    def ending(self) -> bytes:
-        """Return what follows the last choice: usage, end marker."""
-
-    def keepalive(self) -> bytes:
-        """Return what may be sent in silence; empty where the API has nothing for it."""
-
-    def failure(self) -> bytes:
-        """Return the report of an engine failure in the middle of an answer."""
-
-    def whole(self) -> dict[str, Any]:
-        """Return the answer that is not streamed."""
-
-
-class BaseShape:
-    """Common part of shapes. Most APIs answer with one choice."""
 
     media_type = "text/event-stream"
 
@@ -139,7 +112,28 @@ class BaseShape:
         self._choice = answer.choices[0]
 
     def opening(self) -> bytes:
+        """Return what precedes the first token."""
         return b""
+
+    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
+        """Return tokens `first` up to before `last` of choice `index`; if `final`, also how it ended."""
+        raise NotImplementedError
+
+    def ending(self) -> bytes:
+        """Return what follows the last choice: usage, end marker."""
+        raise NotImplementedError
+
+    def keepalive(self) -> bytes:
+        """Return what may be sent in silence; empty where the API has nothing for it."""
+        return b""
+
+    def failure(self) -> bytes:
+        """Return the report of an engine failure in the middle of an answer."""
+        return b""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer that is not streamed, if the API has such answers."""
+        raise NotImplementedError
 
     def _take(self, index: int, first: int, last: int) -> str:
         """Return the text of these tokens, and count them as sent."""
@@ -150,7 +144,6 @@ class BaseShape:
 
     @property
     def _said(self) -> str:
-        """The text sent so far."""
         return "".join(self._choice.pieces[: self._answer.sent[0]])
 
     def _status(self) -> tuple[str, str | None]:
@@ -175,7 +168,6 @@ def decode(body: bytes, kind: type[Any]) -> Any:
 
 
 def lines_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Return the stop strings."""
     return tuple(text for text in ([stop] if isinstance(stop, str) else stop or ()) if text)
 
 
@@ -190,7 +182,5 @@ def text_of(content: Any) -> str:
 
 
 class Message(msgspec.Struct):
-    """A message of a conversation."""
-
     role: str = "user"
     content: Any = None

@@ -1,0 +1,192 @@
+"""`llmtap watch`: traffic measured from its packets, with no proxy in its way."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from llmtap.cli.main import app
+from llmtap.cli.shared import print_json, print_rich, read_pairs
+from llmtap.cli.tap import capture_places
+from llmtap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmtap.config import Settings
+    from llmtap.vantage.passive.file_vantage import FileVantage
+
+__all__ = ["read_packets", "watch"]
+
+_EPILOG = """Examples:
+
+  llmtap watch --interface eth0 --port 8000
+
+  llmtap watch --interface lo --interface eth0 --port 8000,8001 --capture ./capture
+
+  llmtap watch --read traffic.pcap --port 8000; llmtap inspect traffic.pcap
+
+  ssh gpu-7 tcpdump -i any -s 0 -U -w - tcp port 8000 | llmtap watch --read -
+
+It needs root or CAP_NET_RAW, which it gives up once the packet sockets are open. It measures HTTP/1.1 without
+TLS; TLS and HTTP/2 are counted and not measured. An exchange with a missing packet is dropped and counted.
+
+Exit codes: 0 it was stopped, or the file was read; 2 a wrong option, no permission, or no packet capture."""
+
+
+@app.command(short_help="Measure traffic from its packets, without a proxy.", epilog=_EPILOG)
+def watch(
+    interface: Annotated[
+        list[str] | None,
+        typer.Option(metavar="IF", help="Network interface, or `any`; may be repeated. [watch.interfaces]"),
+    ] = None,
+    port: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N[,N]", help="TCP port of the server; may be repeated. [watch.ports]"),
+    ] = None,
+    upstream_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="IP", help="IP address of the server, if ports do not tell. [watch.upstream_hosts]"
+        ),
+    ] = None,
+    read: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Read a pcap or pcapng file instead; - for standard input."),
+    ] = None,
+    admin: Annotated[
+        str | None, typer.Option(help="HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
+    ] = None,
+    capture: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]",
+            metavar="DIR|URL",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"),
+    ] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as watch.ring_bytes=256MiB."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary of --read as JSON.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the configuration and start nothing.")
+    ] = False,
+) -> None:
+    """Measure plaintext HTTP/1.1 from the packets of an interface, or of a file."""
+    from llmtap.config import fingerprint, load_settings
+    from llmtap.supervisor.checks import check_measuring
+
+    ports = None if port is None else _ports(port)
+    flags: dict[str, Any] = {
+        "watch.interfaces": interface, "watch.ports": ports, "watch.upstream_hosts": upstream_host,
+        "meter.admin": admin, "capture.to": capture, **read_pairs("--set", assign),
+    }  # fmt: skip
+    settings = load_settings(config, os.environ, flags)
+    if read is not None:
+        if interface:
+            raise ConfigError("--read", "is instead of --interface")
+        _read(settings, read, as_json=as_json)
+        return
+    if as_json:
+        raise ConfigError("--json", "is of --read", "a running tap has /api/v1/summary")
+    from llmtap.supervisor.watching import check_watching
+    from llmtap.supervisor.watching import watch as run
+
+    if check:
+        check_watching(settings)
+        check_measuring(settings)
+        print(f"ok (config {fingerprint(settings)})")
+        return
+    scheme = "https" if settings.meter.admin_tls_certificate else "http"
+
+    def announce(address: str) -> None:
+        where = ", ".join(settings.watch.interfaces)
+        line = f"llmtap: watching {where}, port {', '.join(map(str, settings.watch.ports))}"
+        line += f"   metrics: {scheme}://{address}/metrics"
+        if settings.capture.to is not None:
+            line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
+        print(line, file=sys.stderr, flush=True)
+
+    raise typer.Exit(run(settings, announce))
+
+
+def _ports(texts: list[str]) -> list[int]:
+    ports = []
+    for text in ",".join(texts).split(","):
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
+            raise ConfigError("--port", f"{text!r} is no port", "such as --port 8000,8001")
+        ports.append(int(text))
+    return ports
+
+
+# ---------------------------------------------------------------- a file
+
+
+def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
+    from llmtap.meter.offline import OfflineMeter
+    from llmtap.report.summary import render_summary
+    from llmtap.supervisor.checks import check_measuring
+    from llmtap.supervisor.run import offline_setup
+    from llmtap.supervisor.watching import check_hosts
+    from llmtap.vantage.passive.file_vantage import FileVantage
+
+    check_hosts(settings)
+    check_measuring(settings)
+    vantage = FileVantage(settings.watch, lambda frames, now_ns: meter.digest(frames, now_ns))
+    meter = OfflineMeter(offline_setup(settings), vantage.hello)
+    read_packets(vantage, name)
+    told = meter.finish(vantage.status())
+    if as_json:
+        print_json(told)
+    else:
+        print_rich(render_summary(told))
+    if vantage.truncated:
+        print("llmtap: warning: the file ends within a packet", file=sys.stderr)
+    if not told["n"]:
+        hint = "is it plaintext HTTP/1.1, whole packets (tcpdump -s 0), and the right --port?"
+        print(f"llmtap: warning: no exchange could be measured: {hint}", file=sys.stderr)
+
+
+def read_packets(vantage: "FileVantage", name: str) -> None:
+    """Read a capture file, or standard input for `-`. Raises ConfigError."""
+    from llmtap.vantage.passive.pcap_file import PcapError
+
+    where = "standard input" if name == "-" else name
+    try:
+        with _opened(name) as file, _bar(name) as progress:
+            vantage.read(file, progress)
+    except OSError as exc:
+        raise ConfigError(where, f"cannot be read: {exc.strerror}") from None
+    except PcapError as exc:
+        raise ConfigError(where, str(exc), "write it with: tcpdump -s 0 -w FILE tcp port N") from None
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        yield sys.stdin.buffer
+    else:
+        with open(name, "rb") as file:
+            yield file
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[int], None] | None]:
+    """A bar of the bytes read, in a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("reading"), BarColumn(20), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None if name == "-" else os.path.getsize(name))
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,271 @@
+"""One WebSocket session of the Responses or the Realtime API, taken apart: an Exchange for each response.
+
+An exchange begins when the client's message that asks for it was read (`response.create`), or what else makes
+the server answer: committed audio, or a `response.steer`, whose continuation the server creates by itself. It
+ends with the response (`response.completed`, `.incomplete`, `.failed`, `.cancelled`, `.done`), with an error
+that takes its place, or with the session.
+
+Responses run side by side on streams (`stream_id`), and in a Realtime session also outside of the
+conversation: an event belongs to the response that it names, else to the one that runs on its stream.
+
+Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
+events; openai/openai-python types/responses, types/realtime.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.exchange.bounds import bounded
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome
+from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
+
+__all__ = ["RESPONSES_MAX", "SESSION_ENDPOINTS", "Session"]
+
+SESSION_ENDPOINTS: Final = frozenset({"responses", "realtime"})
+RESPONSES_MAX: Final = 64
+"""Responses under way in one session, those asked for and not begun included. Later ones are not measured."""
+_CAUSE_BYTES_MAX: Final = 1 << 16
+"""Of a message kept until it causes a response; of a longer one the content is not known."""
+_ENDS: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "done"})
+_CAUSES: Final = ("input_audio_buffer.commit", "response.steer")
+"""Messages of a client behind which the server may begin a response that nobody asked for."""
+_COMMITTED: Final = ("input_audio_buffer.committed", "input_audio_buffer.speech_stopped")
+"""Events of the server that say that it took the audio by itself (voice activity detection)."""
+_CUT_OFF: Final = "the session ended before the response did"
+
+
+class _Message(msgspec.Struct, gc=False):
+    """What tells whose a message is; each value is checked before use."""
+
+    type: Any = None
+    stream_id: Any = None
+    response_id: Any = None
+    event_id: Any = None
+    response: Any = None
+    error: Any = None
+    session: Any = None
+
+
+_decode: Final = msgspec.json.Decoder(_Message).decode
+
+
+class _Response:
+    """One response under way."""
+
+    __slots__ = ("began", "bytes", "cancelled", "event_id", "id", "observer", "request_bytes", "stream")
+
+    def __init__(self, observer: Observer, stream: str, event_id: str, request_bytes: int) -> None:
+        self.observer = observer
+        self.stream = stream
+        self.event_id = event_id
+        """Of the client's message; an error may name it."""
+        self.request_bytes = request_bytes
+        self.bytes = 0
+        self.id = ""
+        self.began = False
+        """The server created it."""
+        self.cancelled = False
+        """The client asked for its end."""
+
+
+class Session:
+    """The responses of one session.
+
+    Args:
+        observe: returns the observer of an exchange whose request was read at this time (ns).
+        ended: takes an exchange that is complete.
+        forgot: is told that an exchange was given up.
+    """
+
+    __slots__ = (
+        "_cause", "_down", "_ended", "_forgot", "_lost", "_model", "_observe", "_open", "_realtime", "_up",
+        "began",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        endpoint: str,
+        observe: Callable[[int], Observer],
+        ended: Callable[[Exchange], None],
+        forgot: Callable[[], None],
+    ) -> None:
+        self.began = False
+        """It had a response: the tunnel is no exchange of its own."""
+        self._realtime = endpoint == "realtime"
+        self._observe = observe
+        self._ended = ended
+        self._forgot = forgot
+        self._up = MessageParser("client", masked=True)
+        self._down = MessageParser("upstream", masked=False)
+        self._open: list[_Response] = []
+        self._cause: dict[str, tuple[int, int, bytes]] = {}
+        """By stream: when a message that may cause a response was read, how long it was held, and itself."""
+        self._model: str | None = None
+        self._lost = False
+
+    @property
+    def observers(self) -> list[Observer]:
+        """Those of the responses under way."""
+        return [r.observer for r in self._open]
+
+    def sent(self, data: bytes, t_ns: int, added_ns: int) -> None:
+        """Take bytes from the client, read at `t_ns` and written `added_ns` later."""
+        for message in () if self._lost else self._up.feed(data):
+            said = _read(message)
+            if said is None or message.payload is None:
+                continue
+            stream = _text(said.stream_id)
+            if said.type == "response.create":
+                self._begin(stream, t_ns, added_ns, message.payload, _text(said.event_id), message.size)
+            elif said.type in _CAUSES:
+                self._note(stream, t_ns, added_ns, message.payload)
+            elif said.type == "response.cancel":
+                response = self._of(said, stream)
+                if response is not None:
+                    response.cancelled = True
+
+    def received(self, data: bytes, t_ns: int, added_ns: int) -> None:
+        """Take bytes from the upstream."""
+        for message in () if self._lost else self._down.feed(data):
+            said = _read(message)
+            if said is None:
+                continue
+            kind, stream = _text(said.type), _text(said.stream_id)
+            if kind.startswith("response."):
+                self._event(said, kind.removeprefix("response."), stream, message, t_ns, added_ns)
+            elif kind == "error":
+                self._failed(said, stream, message, t_ns, added_ns)
+            elif kind in _COMMITTED and stream not in self._cause:
+                self._note(stream, t_ns, added_ns, b"")
+            elif kind.startswith("session.") and isinstance(said.session, dict):
+                self._model = _text(said.session.get("model")) or self._model
+
+    def close(self, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int = 0) -> None:
+        """End the responses that are under way: the session is over, or its relay died."""
+        said = Outcome.TRUNCATED if outcome == Outcome.COMPLETE else Outcome(outcome)
+        for response in list(self._open):
+            self._end(response, delivered_ns, said, error or _CUT_OFF, lag_ns)
+
+    def give_up(self, reason: str) -> None:
+        """Parse nothing more of this session."""
+        self._lost = True
+        for response in self._open:
+            response.observer.give_up(reason)
+
+    def abandon(self) -> None:
+        """Give all of it up."""
+        for response in self._open:
+            response.observer.abandon()
+            self._forgot()
+        self._open.clear()
+
+    def _note(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
+        """Remember what may cause a response."""
+        if stream in self._cause or len(self._cause) < RESPONSES_MAX:
+            self._cause[stream] = (t_ns, added_ns, payload if len(payload) <= _CAUSE_BYTES_MAX else b"")
+
+    def _begin(
+        self, stream: str, t_ns: int, added_ns: int, payload: bytes, event_id: str = "", size: int = 0
+    ) -> _Response | None:
+        self._cause.pop(stream, None)
+        if len(self._open) >= RESPONSES_MAX:
+            return None
+        observer = self._observe(t_ns)
+        observer.begin_response(payload, t_ns, added_ns)
+        response = _Response(observer, stream, event_id, size)
+        self._open.append(response)
+        self.began = True
+        return response
+
+    def _of(self, said: _Message, stream: str) -> _Response | None:
+        """Return the response that a message names, else the one that runs on its stream, else the next."""
+        told = said.response.get("id") if isinstance(said.response, dict) else said.response_id
+        name = _text(told)
+        if name:
+            found = next((r for r in self._open if r.id == name), None)
+            if found is not None:
+                return found
+        here = [r for r in self._open if r.stream == stream and not (name and r.began and r.id)]
+        return next((r for r in here if r.began), here[0] if here else None)
+
+    def _event(
+        self, said: _Message, kind: str, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
+    ) -> None:
+        response = None
+        if kind == "created":
+            response = next((r for r in self._open if r.stream == stream and not r.began), None)
+            if response is None:
+                # Nobody asked: audio was committed, or a response is continued.
+                since_ns, held_ns, payload = self._cause.get(stream, (t_ns, added_ns, b""))
+                response = self._begin(stream, since_ns, held_ns, payload)
+            if response is not None:
+                response.began = True
+                response.id = _text(said.response.get("id") if isinstance(said.response, dict) else None)
+        elif "." not in kind or kind.partition(".")[0] not in ("steer", "inject"):
+            response = self._of(said, stream)
+        if response is None:
+            return
+        response.bytes += message.size
+        response.observer.message(message, t_ns, added_ns)
+        if kind in _ENDS:
+            self._end(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns)
+
+    def _failed(
+        self, said: _Message, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
+    ) -> None:
+        """An error takes the place of a response that has not begun. In a Realtime session one that runs goes
+        on; a stream of the Responses API ends with it."""
+        error = said.error if isinstance(said.error, dict) else {}
+        name = _text(error.get("event_id"))
+        waiting = [r for r in self._open if not r.began and r.stream == stream]
+        if name:
+            waiting = [r for r in waiting if not r.event_id or r.event_id == name]
+        response = waiting[0] if waiting else None
+        if response is None and not self._realtime:
+            response = next((r for r in self._open if r.stream == stream), None)
+        if response is None:
+            return
+        response.bytes += message.size
+        response.observer.message(message, t_ns, added_ns)
+        refused = "upstream sent an error in place of a response"
+        self._end(response, t_ns + added_ns, Outcome.UPSTREAM_ERROR, refused, end_ns=t_ns)
+
+    def _end(
+        self,
+        response: _Response,
+        delivered_ns: int | None,
+        outcome: Outcome,
+        error: str | None,
+        lag_ns: int = 0,
+        *,
+        end_ns: int | None = None,
+    ) -> None:
+        self._open.remove(response)
+        observer = response.observer
+        if end_ns is not None:
+            observer.response_end(end_ns)
+        x = observer.finish(
+            delivered_ns, outcome.value, None, error, 0, lag_ns, response.request_bytes, response.bytes
+        )
+        if x.model is None and self._model is not None:
+            x.model = bounded("model", self._model)
+        if response.cancelled and x.finish_reason == "cancelled":
+            x.outcome = Outcome.CLIENT_CANCELLED
+        self._ended(x)
+
+
+def _read(message: WebSocketMessage) -> _Message | None:
+    if message.payload is None or message.opcode is not Opcode.TEXT:
+        return None
+    try:
+        return _decode(message.payload)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _text(value: Any) -> str:
+    return value[:128] if isinstance(value, str) else ""

@@ -1,0 +1,212 @@
+"""The `/generate` endpoints of SGLang and of TGI, which share a path and nothing else.
+
+SGLang repeats in each event the whole text so far, and counts its tokens. A server started to stream
+increments sends in each event its own text only: the first text that does not begin with the one before it
+tells. The stream ends with `[DONE]`.
+
+TGI sends one token an event, and no end marker. The last event repeats the whole text, which is metadata, and
+counts the tokens, the special one at the end included. A special token is generated and is no text. `index`
+counts messages of the server, not tokens.
+
+Source: sgl-project/sglang srt/entrypoints/http_server.py, srt/managers/tokenizer_manager.py;
+huggingface/text-generation-inference router/src/server.rs, lib.rs;
+shared/dialects/dialects.md sections 3.5 and 4.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
+from llmtap.protocol.dialects.native_shapes import (
+    FIRST,
+    Fields,
+    ObjectReader,
+    add_counts,
+    counted,
+    failure_in,
+    figures,
+    gather,
+    merged,
+    piece,
+    text_of,
+)
+from llmtap.protocol.dialects.openai_shapes import (
+    CHOICES_MAX,
+    RunningCount,
+    count,
+    read_json,
+    sum_counts,
+    unknown,
+)
+from llmtap.protocol.server_times import object_times
+from llmtap.protocol.sse import SseEvent
+
+__all__ = ["SGLang", "Tgi"]
+
+
+class _Event(msgspec.Struct, gc=False):
+    text: Any = None
+    output_ids: Any = None
+    meta_info: Any = None
+    index: Any = None
+
+
+_ABORTED: Final = "abort"
+
+
+class SGLang(ObjectReader):
+    """Reads one answer."""
+
+    name = "sglang.native"
+    fields = Fields(_Event)
+
+    __slots__ = ("_cumulative", "_running", "_said")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cumulative = True
+        """Every text began with the one before it."""
+        self._running = RunningCount()
+        self._said: dict[int, tuple[int, int]] = {}
+        """Length and hash of the text so far, by choice; the text itself is not kept."""
+
+    @staticmethod
+    def claim(value: dict[str, Any], path: str) -> int:
+        if isinstance(value.get("meta_info"), dict):
+            return 3 if "text" in value or "output_ids" in value else 2
+        return int("error" in value and path.endswith("/generate"))
+
+    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
+        if not isinstance(said.meta_info, dict):
+            return failure_in(read_json(data), event.event)
+        index = said.index if type(said.index) is int else 0
+        return self._read_answer(self._new(index, text_of(said.text)), said.meta_info, index)
+
+    def read_body(self, body: bytes) -> Delta:
+        value = read_json(body)
+        found = [a for a in self.fields.answers(value) if isinstance(a.meta_info, dict)]
+        if not found:
+            return failure_in(value)
+        deltas = [self._read_answer(text_of(a.text), a.meta_info, i) for i, a in enumerate(found)]
+        delta = merged(deltas, tuple(range(len(deltas))))
+        delta.tokens, delta.token_source = -1, TokenSource.NONE
+        return delta
+
+    def _new(self, index: int, text: str) -> str:
+        length, mark = self._said.get(index, (0, 0))
+        # An increment may begin like the text so far by chance; the next one hardly does.
+        self._cumulative = self._cumulative and len(text) >= length and hash(text[:length]) == mark
+        if not self._cumulative:
+            return text
+        if index in self._said or len(self._said) < CHOICES_MAX:
+            self._said[index] = (len(text), hash(text))
+        return text[length:]
+
+    def _read_answer(self, text: str, meta: dict[str, Any], index: int) -> Delta:
+        total = count(meta.get("completion_tokens"))
+        added = 0 if total is None else self._running.step(index, total)
+        finish = meta.get("finish_reason")
+        ended: dict[str, Any] = finish if isinstance(finish, dict) else {"type": finish}
+        reason = text_of(ended.get("type"))
+        failed = reason == _ABORTED and bool(ended.get("message"))
+        beside = (EventClass.ERROR,) if failed else ()
+        choices = (index,) if index else FIRST
+        delta = gather([(EventClass.CONTENT, text)] if text else (), beside, choices=choices, reason=reason)
+        if added:
+            delta.output, delta.choices = True, choices
+            delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
+        if failed:
+            kind = ended.get("err_type")
+            delta.error_type = kind if isinstance(kind, str) else _ABORTED
+            delta.error_message = text_of(ended.get("message"))
+        if reason:
+            delta.server_times = object_times("meta_info", meta)
+            counts = counted(
+                meta.get("prompt_tokens"), meta.get("completion_tokens"), meta.get("reasoning_tokens"),
+                meta.get("cached_tokens"),
+            )  # fmt: skip
+            add_counts(delta, counts, figures(meta))
+            delta.usage_running = counts is not None and self._running.several
+        return delta
+
+
+class _TgiEvent(msgspec.Struct, gc=False):
+    token: Any = None
+    details: Any = None
+    generated_text: Any = None
+    error: Any = None
+    error_type: Any = None
+
+
+class Tgi(ObjectReader):
+    """Reads one answer."""
+
+    name = "tgi.native"
+    fields = Fields(_TgiEvent)
+
+    __slots__ = ()
+
+    @staticmethod
+    def claim(value: dict[str, Any], path: str) -> int:
+        if isinstance(value.get("token"), dict) or "generated_text" in value:
+            return 3 if "generated_text" in value and "details" in value else 2
+        named = "error_type" in value or path.endswith(("/generate_stream", "/generate"))
+        return int("error" in value and named)
+
+    def _read(self, said: _TgiEvent, data: bytes, event: SseEvent) -> Delta:
+        if said.error:
+            return _read_failure(data, said, event.event)
+        token = said.token
+        if isinstance(token, dict):
+            text = "" if token.get("special") is True else text_of(token.get("text"))
+            if text:
+                delta = piece(EventClass.CONTENT, text)
+            else:
+                # Generated all the same: a special token, or one that ends no character yet.
+                delta = Delta(EventClass.METADATA, output=True, choices=FIRST)
+            delta.tokens, delta.token_source = 1, TokenSource.TOKEN_IDS
+        elif said.details is None and said.generated_text is None:
+            return unknown(event.event)
+        else:
+            delta = Delta(EventClass.METADATA)
+        if isinstance(said.details, dict):
+            _add_details(delta, said.details)
+        return delta
+
+    def read_body(self, body: bytes) -> Delta:
+        answers = self.fields.answers(read_json(body))
+        if not answers:
+            return unknown()
+        if answers[0].error:
+            return _read_failure(body, answers[0], None)
+        texts = [text_of(a.generated_text) for a in answers]
+        choices = tuple(i for i, text in enumerate(texts) if text)
+        delta = gather(((EventClass.CONTENT, t) for t in texts if t), choices=choices)
+        delta.parsed = any(a.generated_text is not None for a in answers)
+        counts: list[UsageCounts] = []
+        for details in (a.details for a in answers if isinstance(a.details, dict)):
+            delta.also = ()
+            _add_details(delta, details)
+            if delta.counts is not None:
+                counts.append(delta.counts)
+        if counts:
+            delta.counts = sum_counts(counts)
+        return delta
+
+
+def _add_details(delta: Delta, details: dict[str, Any]) -> None:
+    """Add the end of an answer: its reason, and the number of tokens."""
+    delta.finish_reason = text_of(details.get("finish_reason")) or None
+    of_input = details.get("input_length")
+    if of_input is None and isinstance(prefill := details.get("prefill"), list) and prefill:
+        of_input = len(prefill)
+    add_counts(delta, counted(of_input, details.get("generated_tokens")), figures(details))
+
+
+def _read_failure(data: bytes, said: _TgiEvent, name: bytes | None) -> Delta:
+    """Read an `error`, which is a text; `error_type` is its kind."""
+    delta = failure_in(read_json(data), name)
+    if isinstance(said.error_type, str) and delta.error_type == "error":
+        delta.error_type = said.error_type
+    return delta

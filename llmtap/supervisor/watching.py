@@ -1,0 +1,190 @@
+"""The processes of `llmtap watch`: a meter and a watching process, without a relay.
+
+The packet sockets are opened first, then all privileges are dropped, and the children inherit the sockets. A
+child that dies is started again; a new watching process continues where the ring was read last.
+"""
+
+import asyncio
+import ctypes
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from llmtap.clock import SystemClock
+from llmtap.config import Settings
+from llmtap.errors import ConfigError
+from llmtap.log import set_up
+from llmtap.meter.setup import need_no_meter
+from llmtap.meter.tenants import host_salt
+from llmtap.net.listener import bind, name_of, parse_address
+from llmtap.supervisor.checks import check_measuring
+from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
+from llmtap.supervisor.ports import notify
+from llmtap.supervisor.run import meter_setup, new_capture_id
+from llmtap.units import encode_special
+from llmtap.vantage.passive.ring import PORTS_MAX, open_ring
+from llmtap.vantage.passive.table import pack_addresses
+from llmtap.vantage.passive.watcher import WatchSetup
+
+__all__ = ["check_watching", "drop_privileges", "watch"]
+
+STOP_S: Final = 8.0
+"""Above what either child takes at its end."""
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_CAPABILITY_VERSION_3: Final = 0x20080522
+
+
+def check_watching(settings: Settings) -> None:
+    """Check the settings of `llmtap watch` on interfaces. Raises ConfigError."""
+    options = settings.watch
+    if not options.interfaces:
+        raise ConfigError("watch.interfaces", "is missing", "give --interface eth0, or --read FILE.pcap")
+    if not options.ports:
+        raise ConfigError("watch.ports", "is missing", "give --port 8000, the port of the server")
+    if len(options.ports) > PORTS_MAX:
+        raise ConfigError("watch.ports", f"has more than {PORTS_MAX} ports")
+    if settings.experiment.enabled:
+        raise ConfigError("experiment.enabled", "needs `llmtap proxy`: packets cannot be assigned to arms")
+    check_hosts(settings)
+
+
+def check_hosts(settings: Settings) -> None:
+    """Raise ConfigError if `watch.upstream_hosts` has anything but addresses."""
+    try:
+        pack_addresses(settings.watch.upstream_hosts)
+    except OSError:
+        hosts = ", ".join(settings.watch.upstream_hosts)
+        raise ConfigError("watch.upstream_hosts", f"{hosts!r} is no list of IP addresses") from None
+
+
+def watch(settings: Settings, announce: Callable[[str], None]) -> int:
+    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the admin port's address.
+
+    Raises ConfigError.
+    """
+    check_watching(settings)
+    options = settings.watch
+    if settings.meter.socket is not None:
+        need_no_meter(settings.meter.socket)
+    packets = [open_ring(name, options.ports, options.ring_bytes) for name in options.interfaces]
+    try:
+        admin = bind(*parse_address(settings.meter.admin), shared=False)
+    except OSError as exc:
+        raise ConfigError("meter.admin", f"cannot listen on {settings.meter.admin}: {exc.strerror}") from None
+    drop_privileges(options.user)
+    check_measuring(settings)
+    set_up(settings.log)
+    folder = tempfile.mkdtemp(prefix="llmtap-")
+    try:
+        return asyncio.run(_Processes(settings, packets, admin, folder).run(lambda: announce(name_of(admin))))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def drop_privileges(user: str | None) -> None:
+    """Give up all capabilities for good, and become `user` if one is named. Raises ConfigError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if user is not None:
+        try:
+            known = pwd.getpwnam(user)
+        except KeyError:
+            raise ConfigError("watch.user", f"there is no user {user!r}") from None
+        if os.geteuid() != known.pw_uid:
+            try:
+                os.setgroups([])
+                os.setgid(known.pw_gid)
+                os.setuid(known.pw_uid)
+            except OSError as exc:
+                raise ConfigError("watch.user", f"cannot become {user}: {exc.strerror}") from None
+    # Without the first, a program that root starts would have all capabilities again.
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    none = (ctypes.c_uint32 * 6)()
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, none):
+        raise ConfigError("watch.user", f"cannot drop privileges: {os.strerror(ctypes.get_errno())}")
+
+
+class _Processes:
+    """The meter and the watching process."""
+
+    def __init__(
+        self, settings: Settings, packets: list[socket.socket], admin: socket.socket, folder: str
+    ) -> None:
+        self._settings = settings
+        self._packets = packets
+        self._admin = admin
+        self._path = settings.meter.socket or str(Path(folder) / "tap.sock")
+        self._id = secrets.token_hex(2)
+        self._watchers = 0
+        self._salts = host_salt() or secrets.token_hex(16), secrets.token_hex(32)
+        self._capture_id = new_capture_id(SystemClock.wall_ns())
+        self._at_work: dict[str, Child] = {}
+
+    async def run(self, announce: Callable[[], None]) -> int:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, stop.set)
+        meter = await self._start_meter()
+        if await is_ready(meter):  # so that the first exchanges are measured, too
+            announce()
+        watcher = await self._start_watcher()
+        await is_ready(watcher)
+        notify("READY=1\nSTATUS=watching " + ", ".join(self._settings.watch.interfaces))
+        keeping = [
+            loop.create_task(self._keep(meter, self._start_meter)),
+            loop.create_task(self._keep(watcher, self._start_watcher)),
+        ]
+        await stop.wait()
+        notify("STOPPING=1")
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        for kind in ("watch", "meter"):  # the meter has the last word of the other then
+            if kind in self._at_work:
+                await self._at_work[kind].stop(STOP_S)
+        return 0
+
+    async def _keep(self, child: Child, start: Callable[[], Awaitable[Child]]) -> None:
+        """Start a child again whenever it dies."""
+        failures = 0
+        while True:
+            status = await child.wait()
+            del self._at_work[child.kind]
+            await child.buried()
+            failures = await back_off(child, status, failures)
+            child = await start_at_last(child.kind, start)
+            await is_ready(child)
+
+    async def _start_watcher(self) -> Child:
+        self._watchers += 1
+        fds = [sock.fileno() for sock in self._packets]
+        setup = WatchSetup(
+            options=self._settings.watch, name=f"watch-{self._id}.0.{self._watchers}", packet_fds=fds,
+            tap_path=self._path, log=self._settings.log,
+        )  # fmt: skip
+        return await self._start("watch", setup.name, setup, fds)
+
+    async def _start_meter(self) -> Child:
+        fd = self._admin.fileno()
+        tenant_salt, capture_salt = self._salts
+        setup = meter_setup(
+            self._settings, socket=self._path, admin_fd=fd, tenant_salt=tenant_salt,
+            capture_id=self._capture_id, capture_salt=capture_salt,
+        )  # fmt: skip
+        return await self._start("meter", "meter", setup, [fd])
+
+    async def _start(
+        self, kind: Literal["watch", "meter"], name: str, setup: msgspec.Struct, fds: list[int]
+    ) -> Child:
+        line = msgspec.json.encode(setup, enc_hook=encode_special)
+        child = self._at_work[kind] = await Child.start(kind, name, 0, line, fds)
+        return child

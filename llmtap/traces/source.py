@@ -1,0 +1,135 @@
+"""Opening of a trace or capture: a file, standard input, a folder, a pattern or a URL."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from glob import has_magic
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from llmtap.capture.read.streams import STANDARD, InputFile, opened
+from llmtap.errors import ConfigError
+from llmtap.traces import registry
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource
+from llmtap.traces.formats import parquet_capture
+
+__all__ = ["URL", "OpenedTrace", "open_trace", "plain_name", "reason_of", "shown_name"]
+
+URL: Final = "://"
+_SPOOL_MEMORY_BYTES: Final = 32 << 20
+"""Memory for Parquet that comes by a pipe or compressed; beyond it, a file. It is read from its end."""
+_COPY_BYTES: Final = 1 << 20
+_COMPRESSED: Final = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTrace:
+    """A trace being read. Its batches raise ConfigError whose place is the trace."""
+
+    source: TraceSource
+    format: TraceFormat
+    file: InputFile | None
+    """None for a capture of many files."""
+    many_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size on the disk; of a pipe, the bytes read so far."""
+        return self.many_bytes if self.file is None else self.file.size
+
+
+@contextmanager
+def open_trace(
+    place: str, *, source_format: str | None = None,
+    progress: Callable[[int, int | None], None] | None = None, option: str = "--from",
+) -> Iterator[OpenedTrace]:  # fmt: skip
+    """Open a trace or capture.
+
+    Args:
+        source_format: name of its format; found by the content and the file name if None.
+        progress: called with the bytes read so far and their total, if known.
+        option: place of errors of `source_format`.
+
+    Raises ConfigError.
+    """
+    with ExitStack() as stack:
+        with _blamed(place):
+            if _is_many(place):
+                given = parquet_capture.FORMAT
+                if source_format not in (None, given.name):
+                    raise ConfigError(option, f"only {given.name} can be many files")
+                source, size = parquet_capture.read_many(place, progress)
+                trace = OpenedTrace(source, given, None, size)
+            else:
+                file = stack.enter_context(opened(place, registry.SNIFF_BYTES, progress))
+                given = _format_of(place, source_format, file.head, option)
+                trace = OpenedTrace(_read(given, file, stack), given, file)
+        trace.source.batches = _batches(trace.source.batches, place)
+        yield trace
+
+
+def _is_many(place: str) -> bool:
+    """Whether it is a folder, a pattern or a URL: a capture, as `capture/read/reader.py` finds it."""
+    if place == STANDARD:
+        return False
+    return URL in place or Path(place).is_dir() or (has_magic(place) and not Path(place).exists())
+
+
+def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceFormat:
+    if name is None:
+        return registry.detect("" if place == STANDARD else plain_name(place), head)
+    try:
+        return registry.by_name(name)
+    except FormatError as exc:
+        raise ConfigError(option, str(exc)) from None
+
+
+def _read(given: TraceFormat, file: InputFile, stack: ExitStack) -> TraceSource:
+    if given is not parquet_capture.FORMAT or file.seekable:
+        return given.read(file.stream)
+    spool: Any = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY_BYTES)  # noqa: SIM115 (entered next)
+    stack.enter_context(spool)
+    while data := file.stream.read(_COPY_BYTES):
+        spool.write(data)
+    spool.seek(0)
+    return given.read(spool)
+
+
+def _batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.RecordBatch]:
+    with _blamed(place):
+        yield from batches
+
+
+@contextmanager
+def _blamed(place: str) -> Iterator[None]:
+    """Turn errors of reading into ConfigErrors of the place."""
+    try:
+        yield
+    except FormatError as exc:
+        raise ConfigError(shown_name(place), str(exc)) from None
+    except (OSError, EOFError) as exc:
+        raise ConfigError(shown_name(place), f"cannot be read: {reason_of(exc)}") from None
+    except (pa.ArrowException, msgspec.MsgspecError) as exc:
+        raise ConfigError(shown_name(place), f"does not fit its format: {str(exc).splitlines()[0]}") from None
+
+
+def plain_name(path: str) -> str:
+    """Return the file's name without the ending of its compression."""
+    name = Path(path).name
+    ending = next((e for e in _COMPRESSED if name.lower().endswith(e)), "")
+    return name[: len(name) - len(ending)]
+
+
+def shown_name(path: str, *, output: bool = False) -> str:
+    """Return the path, or what `-` stands for."""
+    return path if path != STANDARD else ("standard output" if output else "standard input")
+
+
+def reason_of(exc: Exception) -> str:
+    """Return an error's reason on one line."""
+    strerror = getattr(exc, "strerror", None)
+    return strerror or str(exc).splitlines()[0] if str(exc) else type(exc).__name__

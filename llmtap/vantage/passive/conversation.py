@@ -1,0 +1,326 @@
+"""The HTTP/1.1 messages of one connection, to the frames of a relay. No IO.
+
+Differences from a relay's frames: every time is that of a packet; `added` is always 0; SUBMIT is the packet
+with the request's last byte, and CLOSE the packet with the answer's last byte.
+"""
+
+import re
+from typing import Final, Protocol
+
+from llmtap.channel.frames import Closing, FrameKind
+from llmtap.errors import LlmtapError, PeerProtocolError
+from llmtap.exchange.outcome import Outcome
+from llmtap.protocol.http1 import (
+    BodyScanner,
+    CloseScanner,
+    Framing,
+    parse_request_head,
+    parse_response_head,
+    scanner_for,
+)
+from llmtap.protocol.http1_response import begin_response_body
+
+__all__ = ["Conversation", "FrameSink", "UnfollowableError"]
+
+HEAD_BYTES_MAX: Final = 64 << 10
+PIPELINED_MAX: Final = 64
+"""Requests under way on one connection."""
+_METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")
+_METHOD_BYTES: Final = 18
+_STATUS_LINE: Final = b"HTTP/1."
+# By name: each would be looked up in its class for every frame.
+OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
+REQUEST_END, SUBMIT, RESPONSE_HEAD = FrameKind.REQUEST_END, FrameKind.SUBMIT, FrameKind.RESPONSE_HEAD
+RESPONSE_DATA, RESPONSE_END, ANSWER = FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END, FrameKind.ANSWER
+TUNNEL_UP, TUNNEL_DOWN = FrameKind.TUNNEL_UP, FrameKind.TUNNEL_DOWN
+LENGTH: Final = Framing.LENGTH
+
+
+class UnfollowableError(LlmtapError):
+    """The connection speaks something else: `kind` is `encrypted`, `http2` or `not_http`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class FrameSink(Protocol):
+    """Receiver of frames, in the terms of the channel (`channel/channel.py`)."""
+
+    def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN) -> tuple[int, bool]: ...
+    def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool: ...
+    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None: ...
+    def drop(self, seq: int, t_ns: int, reason: str) -> None: ...
+
+
+class _Exchange:
+    __slots__ = ("method", "paused_ns", "request_bytes", "response_bytes", "seq", "status", "tapped")
+
+    def __init__(self, method: bytes) -> None:
+        self.method = method
+        self.seq = 0
+        self.tapped = False
+        """It is measured, as far as is known."""
+        self.status: int | None = None
+        self.request_bytes = self.response_bytes = 0
+        self.paused_ns = 0
+
+
+class Conversation:
+    """Requests and answers of a connection; its methods take bytes in order and raise PeerProtocolError."""
+
+    __slots__ = (
+        "_answering", "_client_left_ns", "_head", "_head_ns", "_pending", "_response_head", "_scanner",
+        "_server_ended", "_sink", "_tunnel", "_upload", "_uploading", "_window_closed_ns", "began", "over",
+    )  # fmt: skip
+
+    def __init__(self, sink: FrameSink) -> None:
+        self._sink = sink
+        self.began = False
+        """A request has begun."""
+        self.over = False
+        """The server has ended, or both have where there is a tunnel."""
+        self._pending: list[_Exchange] = []
+        self._head = bytearray()  # of a request, as far as it came
+        self._head_ns = 0  # its first byte
+        self._uploading: _Exchange | None = None
+        self._upload: BodyScanner | None = None  # of its body
+        self._response_head = bytearray()
+        self._answering: _Exchange | None = None
+        self._scanner: BodyScanner | None = None  # of its answer's body
+        self._tunnel: _Exchange | None = None
+        self._client_left_ns = 0
+        self._server_ended = False
+        self._window_closed_ns = 0
+
+    # ---------------------------------------------------------------- the request
+
+    def request(self, data: bytes, t_ns: int) -> None:
+        """Take bytes from the client. Raises UnfollowableError for a beginning that is no HTTP/1 request."""
+        while data:
+            x, scanner = self._uploading, self._upload
+            if self._tunnel is not None:
+                self._tunnel.request_bytes += len(data)
+                self._offer(self._tunnel, TUNNEL_UP, t_ns, data)
+                return
+            if x is None or scanner is None:
+                data = self._begin(data, t_ns)
+                continue
+            end = scanner.feed(data)
+            rest = b""
+            if end >= 0:
+                data, rest = data[:end], data[end:]
+            x.request_bytes += len(data)
+            self._offer(x, REQUEST_DATA, t_ns, data)
+            if end >= 0:
+                self._uploading = self._upload = None
+                self._offer(x, REQUEST_END, t_ns)
+                self._offer(x, SUBMIT, t_ns)
+            data = rest
+
+    def _begin(self, data: bytes, t_ns: int) -> bytes:
+        """Take bytes of a request's head; return what follows it, or what follows a request that is whole."""
+        buffer = self._head
+        if not buffer:
+            # RFC 9112 2.2: an empty line before a request is ignored.
+            data = data.lstrip(b"\r\n")
+            self._head_ns = t_ns
+        searched = max(0, len(buffer) - 3)
+        buffer += data
+        if searched < _METHOD_BYTES and buffer and _METHOD.match(buffer) is None:
+            raise self._unexpected(bytes(buffer[:8]))
+        end = buffer.find(b"\r\n\r\n", searched) + 4
+        if end < 4:
+            if len(buffer) > HEAD_BYTES_MAX:
+                raise PeerProtocolError("the request head is too long")
+            return b""
+        whole = bytes(buffer)
+        if whole.startswith(b"PRI * HTTP/2"):
+            raise self._unexpected(whole)
+        head = parse_request_head(whole[:end])
+        if len(self._pending) >= PIPELINED_MAX:
+            raise PeerProtocolError("too many pipelined requests")
+        buffer.clear()
+        self.began = True
+        x = _Exchange(head.method)
+        self._pending.append(x)
+        stop = end
+        if head.framing is LENGTH:
+            stop += head.length
+        if head.framing is Framing.CHUNKED or stop > len(whole):
+            x.request_bytes = end
+            x.seq, x.tapped = self._sink.open(self._head_ns, whole[:end])
+            self._uploading, self._upload = x, scanner_for(head.framing, head.length)
+            return whole[end:]
+        x.request_bytes = stop
+        if self._head_ns == t_ns:
+            x.seq, x.tapped = self._sink.open(t_ns, whole[:stop], t_ns, SENT)
+        else:
+            x.seq, x.tapped = self._sink.open(self._head_ns, whole[:stop], t_ns)
+            self._offer(x, SUBMIT, t_ns)
+        return whole[stop:]
+
+    def _unexpected(self, data: bytes) -> LlmtapError:
+        """Return the error for bytes that begin no request."""
+        self._head.clear()
+        if self.began:
+            return PeerProtocolError("the request is malformed")
+        if data.startswith(b"\x16\x03"):
+            return UnfollowableError("encrypted")
+        return UnfollowableError("http2" if data.startswith(b"PRI * HTTP/2") else "not_http")
+
+    # ---------------------------------------------------------------- the answer
+
+    def response(self, data: bytes, t_ns: int) -> None:
+        """Take bytes from the server."""
+        if self._window_closed_ns:
+            self._pause_over(t_ns)
+        while data:
+            x, scanner = self._answering, self._scanner
+            if x is None or scanner is None:
+                data = self._begin_answer(data, t_ns)
+                continue
+            end = scanner.feed(data)
+            rest = b""
+            if end >= 0:
+                data, rest = data[:end], data[end:]
+            x.response_bytes += len(data)
+            if x.tapped:
+                x.tapped = self._sink.offer(RESPONSE_DATA, x.seq, t_ns, 0, data)
+            if end >= 0:
+                self._offer(x, RESPONSE_END, t_ns)
+                self._close(x, t_ns, Outcome.COMPLETE)
+            data = rest
+
+    def _begin_answer(self, data: bytes, t_ns: int) -> bytes:
+        """Take bytes of an answer's head, or of a tunnel; return what follows."""
+        if self._tunnel is not None:
+            self._tunnel.response_bytes += len(data)
+            self._offer(self._tunnel, TUNNEL_DOWN, t_ns, data)
+            return b""
+        if not self._pending:
+            raise PeerProtocolError("an answer without a request")
+        x, buffer = self._pending[0], self._response_head
+        searched = max(0, len(buffer) - 3)
+        buffer += data
+        end = buffer.find(b"\r\n\r\n", searched) + 4
+        if end < 4:
+            if len(buffer) > HEAD_BYTES_MAX or buffer[:7] != _STATUS_LINE[: len(buffer)]:
+                raise PeerProtocolError("the answer has no valid head")
+            return b""
+        whole = bytes(buffer)
+        buffer.clear()
+        head = parse_response_head(whole[:end], x.method)
+        if head.status < 200 and head.status != 101:
+            x.response_bytes += end
+            self._offer(x, FrameKind.INTERIM, t_ns, whole[:end])
+            return whole[end:]
+        x.status = head.status
+        if head.status == 101:
+            x.response_bytes += end
+            self._offer(x, RESPONSE_HEAD, t_ns, whole[:end])
+            self._offer(x, FrameKind.UPGRADED, t_ns)
+            self._tunnel = x
+            return whole[end:]
+        stop, scanner = begin_response_body(head, whole, end)
+        if stop >= 0:
+            x.response_bytes += stop
+            self._offer(x, ANSWER, t_ns, whole[:stop])
+            self._close(x, t_ns, Outcome.COMPLETE)
+            return whole[stop:]
+        x.response_bytes += len(whole)
+        self._answering, self._scanner = x, scanner
+        self._offer(x, RESPONSE_HEAD, t_ns, whole[:end])
+        if len(whole) > end:
+            self._offer(x, RESPONSE_DATA, t_ns, whole[end:])
+        return b""
+
+    def window_closed(self, t_ns: int) -> None:
+        """The client's receive window is 0: it does not read."""
+        if self._answering is not None and not self._window_closed_ns:
+            self._window_closed_ns = t_ns
+
+    def _pause_over(self, t_ns: int) -> None:
+        if self._answering is not None:
+            self._answering.paused_ns += t_ns - self._window_closed_ns
+        self._window_closed_ns = 0
+
+    # ---------------------------------------------------------------- ends
+
+    def ended(self, t_ns: int, *, by_client: bool) -> None:
+        """A FIN. A client that has sent everything may still wait for the answer."""
+        if by_client:
+            self._client_left_ns = t_ns
+        else:
+            self._server_ended = True
+        if self._tunnel is not None:
+            if self._client_left_ns and self._server_ended:
+                self.over = True
+                self._close(self._tunnel, t_ns, Outcome.COMPLETE)
+            return
+        if by_client:
+            return
+        self.over = True
+        if isinstance(self._scanner, CloseScanner) and self._answering is not None:
+            self._offer(self._answering, RESPONSE_END, t_ns)
+            self._close(self._answering, t_ns, Outcome.COMPLETE)
+        self._cut(t_ns, "closed")
+
+    def reset(self, t_ns: int, *, by_client: bool) -> None:
+        """A RST."""
+        self.over = True
+        if by_client and not self._client_left_ns:
+            self._client_left_ns = t_ns
+        self._cut(t_ns, "reset")
+
+    def give_up(self, t_ns: int, reason: str) -> None:
+        """Nothing more is seen of the connection."""
+        if self._client_left_ns:
+            self._cut(t_ns, "closed")
+        self.lose(t_ns, reason)
+
+    def _cut(self, t_ns: int, how: str) -> None:
+        while self._pending:
+            x = self._pending[0]
+            if self._client_left_ns:
+                self._close(x, t_ns, Outcome.CLIENT_CANCELLED, "the client closed the connection")
+            elif x.status is None:
+                error = f"the upstream {how} the connection without an answer"
+                self._close(x, t_ns, Outcome.UPSTREAM_RESET, error)
+            else:
+                outcome = Outcome.UPSTREAM_RESET if how == "reset" else Outcome.TRUNCATED
+                self._close(
+                    x, t_ns, outcome, f"the upstream {how} the connection in the middle of its answer"
+                )
+
+    def lose(self, t_ns: int, reason: str) -> None:
+        """Drop all exchanges under way, and expect a request next."""
+        if self._head:  # it began, and is counted
+            seq, _ = self._sink.open(self._head_ns, bytes(self._head))
+            self._sink.drop(seq, t_ns, reason)
+        for x in self._pending:
+            self._sink.drop(x.seq, t_ns, reason)
+        self._pending.clear()
+        self._head.clear()
+        self._response_head.clear()
+        self._uploading = self._upload = self._answering = self._scanner = self._tunnel = None
+        self._window_closed_ns = 0
+
+    def _offer(self, x: _Exchange, kind: int, t_ns: int, data: bytes = b"") -> None:
+        if x.tapped:
+            x.tapped = self._sink.offer(kind, x.seq, t_ns, 0, data)
+
+    def _close(self, x: _Exchange, t_ns: int, outcome: Outcome, error: str | None = None) -> None:
+        del self._pending[0]
+        self._answering = self._scanner = self._tunnel = None
+        self._response_head.clear()
+        if self._window_closed_ns:
+            x.paused_ns += t_ns - self._window_closed_ns
+            self._window_closed_ns = 0
+        if x.tapped:
+            x.tapped = False
+            closing = Closing(
+                outcome=outcome.value, status=x.status, error=error, paused_ns=x.paused_ns,
+                request_bytes=x.request_bytes, response_bytes=x.response_bytes,
+            )  # fmt: skip
+            self._sink.close_exchange(x.seq, t_ns, closing)

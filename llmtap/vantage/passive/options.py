@@ -1,0 +1,34 @@
+"""Options of the passive vantage: the `[watch]` table of the config file."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from llmtap.units import Bytes
+
+__all__ = ["WatchOptions"]
+
+
+class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which packets are read."""
+
+    interfaces: Annotated[
+        tuple[str, ...], Meta(description="Network interfaces whose packets are read, or `any`.")
+    ] = ()
+    ports: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=65_535)], ...], Meta(description="TCP ports of the servers.")
+    ] = ()
+    upstream_hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="IP addresses of the servers; needed only if clients use the same ports."),
+    ] = ()
+    ring_bytes: Annotated[Bytes, Meta(description="Kernel memory for packets, per interface.")] = Bytes(
+        64 << 20
+    )
+    tap_bytes: Annotated[Bytes, Meta(description="Maximum bytes of frames waiting for the meter.")] = Bytes(
+        32 << 20
+    )
+    user: Annotated[
+        str | None,
+        Meta(description="User to run as once the packet sockets are open; default: the same user."),
+    ] = None

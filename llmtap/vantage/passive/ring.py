@@ -1,0 +1,217 @@
+"""Packets in memory that the kernel shares with us (packet(7), TPACKET_V3): no system call for each packet.
+
+The socket is opened with CAP_NET_RAW and may be passed to a process without it. Its packets begin with the
+IP header (SOCK_DGRAM), so that all interfaces look alike, and VLAN tags are removed. A filter in the kernel
+passes TCP segments of the ports that hold data, begin or end a connection, or close the receive window.
+"""
+
+import ctypes
+import errno
+import mmap
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from llmtap.errors import ConfigError
+
+__all__ = ["PORTS_MAX", "PacketRing", "open_ring", "port_filter"]
+
+BLOCK_BYTES: Final = 128 << 10
+"""Larger than the largest segment (64 KiB) with its headers."""
+RETIRE_MS: Final = 50
+"""The kernel passes a block that is not full after this time."""
+BLOCKS_PER_TURN: Final = 8
+PORTS_MAX: Final = 64
+"""Jumps in the filter are at most 255 instructions long."""
+ANY: Final = "any"
+LOOPBACK: Final = "lo"
+
+_SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _IGNORE_OUTGOING = 263, 5, 6, 10, 23
+_SO_ATTACH_FILTER: Final = 26
+_TPACKET_V3: Final = 2
+_ETH_P_ALL: Final = 3
+_FRAME_BYTES: Final = 2_048
+_USER: Final = 1
+_BLOCK: Final = struct.Struct("=8xIII4xQ")
+"""tpacket_block_desc: status, packets, offset of the first, sequence number."""
+_STATUS: Final = struct.Struct("=I")
+_PACKET: Final = struct.Struct("=IIIII4xHH")
+"""tpacket3_hdr: next, s, ns, captured, length, tp_mac, tp_net."""
+_STATISTICS_V3: Final = struct.Struct("=III")
+
+
+def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.socket:
+    """Return a packet socket of an interface (or `any`) with a ring of about `ring_bytes`.
+
+    Raises ConfigError: no permission, no such interface, not on Linux.
+    """
+    if not hasattr(socket, "AF_PACKET"):
+        raise ConfigError("watch.interfaces", "needs Linux (AF_PACKET)", "read a file: --read FILE.pcap")
+    # Protocol 0: it sees nothing before it is bound. `any` cannot be bound.
+    protocol = socket.htons(_ETH_P_ALL) if interface == ANY else 0
+    try:
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, protocol)
+    except PermissionError:
+        raise ConfigError(
+            "watch.interfaces", f"no permission to read packets of {interface}",
+            "run as root, or with the capability CAP_NET_RAW",
+        ) from None  # fmt: skip
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
+        _attach(sock, port_filter(ports, skip_loopback_out=interface == ANY))
+        blocks = max(4, ring_bytes // BLOCK_BYTES)
+        frames = BLOCK_BYTES // _FRAME_BYTES * blocks
+        request = struct.pack("=7I", BLOCK_BYTES, blocks, _FRAME_BYTES, frames, RETIRE_MS, 0, 0)
+        sock.setsockopt(_SOL_PACKET, _RX_RING, request)
+        if interface == LOOPBACK:
+            sock.setsockopt(
+                _SOL_PACKET, _IGNORE_OUTGOING, 1
+            )  # else each packet is seen going out and coming in
+        if interface != ANY:
+            sock.bind((interface, _ETH_P_ALL))
+    except OSError as exc:
+        sock.close()
+        if exc.errno in (errno.ENODEV, errno.ENXIO):
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(
+                "watch.interfaces", f"there is no interface {interface!r}", f"there are {known}"
+            ) from None
+        raise ConfigError("watch.interfaces", f"cannot read packets of {interface}: {exc.strerror}") from None
+    return sock
+
+
+class PacketRing:
+    """The ring of a socket that `open_ring` opened. `fd` is readable while there are packets."""
+
+    def __init__(self, sock: socket.socket, ring_bytes: int) -> None:
+        self._sock = sock
+        self.fd = sock.fileno()
+        self._blocks = max(4, ring_bytes // BLOCK_BYTES)
+        self.buffer = mmap.mmap(self.fd, BLOCK_BYTES * self._blocks)
+        self.packets = 0
+        self.lost = 0
+        """Packets that the filter passed and the full ring did not take."""
+        self._next = self._first_block()
+
+    def _first_block(self) -> int:
+        """Return the block to read first: where an earlier process stopped, or the one being filled."""
+        blocks = [_BLOCK.unpack_from(self.buffer, i * BLOCK_BYTES) for i in range(self._blocks)]
+        full = [(seq, i) for i, (status, _, _, seq) in enumerate(blocks) if status & _USER]
+        return min(full)[1] if full else max((seq, i) for i, (_, _, _, seq) in enumerate(blocks))[1]
+
+    def take(self) -> Iterator[tuple[int, int, int]]:
+        """Yield `(wall_ns, start, stop)` of packets in `buffer`, each valid until the next one."""
+        buffer, unpack = self.buffer, _PACKET.unpack_from
+        for _ in range(BLOCKS_PER_TURN):
+            base = self._next * BLOCK_BYTES
+            status, packets, offset, _ = _BLOCK.unpack_from(buffer, base)
+            if not status & _USER:
+                return
+            at = base + offset
+            for _ in range(packets):
+                step, seconds, ns, captured, _, _, net = unpack(buffer, at)
+                start = at + net
+                yield seconds * 1_000_000_000 + ns, start, start + captured
+                at += step
+            self.packets += packets
+            _STATUS.pack_into(buffer, base + 8, 0)
+            self._next = (self._next + 1) % self._blocks
+
+    def newly_lost(self) -> int:
+        """Return the packets lost since the last call."""
+        statistics = self._sock.getsockopt(_SOL_PACKET, _STATISTICS, _STATISTICS_V3.size)
+        lost: int = _STATISTICS_V3.unpack(statistics)[1]
+        self.lost += lost
+        return lost
+
+    def close(self) -> None:
+        self.buffer.close()
+        self._sock.close()
+
+
+# ---------------------------------------------------------------- the filter: classic BPF
+
+_LD_H, _LD_B, _LD_H_X, _LD_B_X, _LDX_IMM, _LDX_IP = 0x28, 0x30, 0x48, 0x50, 0x01, 0xB1
+_JEQ, _JEQ_X, _JSET, _ADD, _ADD_X, _AND, _RSH, _TAX, _RET = (
+    0x15,
+    0x1D,
+    0x45,
+    0x04,
+    0x0C,
+    0x54,
+    0x74,
+    0x07,
+    0x06,
+)
+_PACKET_TYPE, _HARDWARE_TYPE = 0xFFFFF004, 0xFFFFF01C
+"""Offsets of ancillary data (linux/filter.h)."""
+_OUTGOING, _LOOPBACK_TYPE = 4, 772
+_TAKE_ALL: Final = 0xFFFFFFFF
+
+Instruction = tuple[int, int, int, int]
+
+
+def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> list[Instruction]:
+    """Return the filter's instructions as `(code, jump if true, jump if false, k)`."""
+    program: list[tuple[str, int, str, str, int]] = []
+
+    def add(code: int, k: int = 0, yes: str = "", no: str = "", label: str = "") -> None:
+        program.append((label, code, yes, no, k))
+
+    if skip_loopback_out:
+        add(_LD_B, _PACKET_TYPE)
+        add(_JEQ, _OUTGOING, "", "ip")
+        add(_LD_H, _HARDWARE_TYPE)
+        add(_JEQ, _LOOPBACK_TYPE, "drop", "")
+    add(_LD_B, 0, label="ip")
+    add(_AND, 0xF0)
+    add(_JEQ, 0x40, "v4", "")
+    add(_JEQ, 0x60, "", "drop")
+    add(_LD_B, 6)
+    add(_JEQ, 6, "", "drop")
+    add(_LDX_IMM, 40)
+    add(_JEQ, 6, "ports", "drop")  # always true: a jump
+    add(_LD_B, 9, label="v4")
+    add(_JEQ, 6, "", "drop")
+    add(_LD_H, 6)
+    add(_JSET, 0x1FFF, "drop", "")
+    add(_LDX_IP, 0)
+    for number, offset in enumerate((0, 2)):
+        add(_LD_H_X, offset, label="" if number else "ports")
+        for port in ports:
+            add(_JEQ, port, "tcp", "")
+    add(_RET, 0, label="drop")
+    add(_LD_B_X, 13, label="tcp")
+    add(_JSET, 0x07, "take", "")  # FIN, SYN, RST
+    add(_LD_H_X, 14)
+    add(_JEQ, 0, "take", "")  # a closed receive window
+    add(_LD_B_X, 12)
+    add(_AND, 0xF0)
+    add(_RSH, 2)
+    add(_ADD_X)
+    add(_TAX)  # X: the length of all headers
+    add(_LD_B, 0)
+    add(_AND, 0xF0)
+    add(_JEQ, 0x40, "length4", "")
+    add(_LD_H, 4)
+    add(_ADD, 40)
+    add(_JEQ_X, 0, "empty", "take")
+    add(_LD_H, 2, label="length4")
+    add(_JEQ_X, 0, "empty", "take")
+    add(_RET, 0, label="empty")
+    add(_RET, _TAKE_ALL, label="take")
+    places = {label: i for i, (label, *_) in enumerate(program) if label}
+    return [
+        (code, places[yes] - i - 1 if yes else 0, places[no] - i - 1 if no else 0, k)
+        for i, (_, code, yes, no, k) in enumerate(program)
+    ]
+
+
+def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    kept = ctypes.create_string_buffer(code, len(code))
+    sock.setsockopt(
+        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(kept))
+    )

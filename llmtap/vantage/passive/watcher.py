@@ -1,0 +1,276 @@
+"""The watching process: packets from the rings, exchanges to the meter.
+
+Run by the supervisor as `python -m llmtap.vantage.passive`, without privileges: it inherits the packet
+sockets. The line on stdin is a WatchSetup as JSON. A packet's time is the kernel's, mapped from the wall
+clock to the monotonic clock; the uncertainty of an exchange is the width of that mapping, however late the
+packet was read.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import psutil
+import uvloop
+
+from llmtap.channel.frames import Closing, FrameKind
+from llmtap.clock import Clock, SystemClock, WallAnchor
+from llmtap.log import LogSetup, set_up
+from llmtap.net.lag import make_lag_meter
+from llmtap.units import decode_special
+from llmtap.vantage.passive.connection import WatchCounts
+from llmtap.vantage.passive.options import WatchOptions
+from llmtap.vantage.passive.ring import PacketRing
+from llmtap.vantage.passive.table import ConnectionTable, pack_addresses
+from llmtap.vantage.reporter import STATUS_S, Reporter
+
+__all__ = ["WatchSetup", "Watcher", "local_addresses", "main"]
+
+CALM_NS: Final = 2_000_000_000
+"""The ring has not overflowed for so long: holes may be reordered packets again."""
+DOUBT_NS: Final = 1_000_000_000
+"""Packets that the ring may still hold when the wall clock was set are younger than this."""
+LAST_PACKETS_S: Final = 0.06
+"""A little more than the kernel waits until it passes a block that is not full."""
+DRAIN_S: Final = 2.0
+SWEEP_NS: Final = 1_000_000_000
+UNFOLLOWED: Final = {
+    "encrypted": "TLS cannot be read from packets: watch behind the TLS termination, or use `llmtap proxy`",
+    "http2": "HTTP/2 is not followed: use `llmtap proxy` or the middleware",
+    "not_http": "it is no HTTP/1.1: check watch.ports",
+    "overflow": "more connections than the table holds are open",
+}
+
+log = logging.getLogger(__name__)
+
+
+class WatchSetup(msgspec.Struct, kw_only=True):
+    """What a watching process is started with."""
+
+    options: WatchOptions
+    name: str
+    packet_fds: list[int]
+    """One packet socket for each interface, in their order."""
+    tap_path: str
+    log: LogSetup
+
+
+class _ChannelSink:
+    """Frames to the channel, with the exchanges that are running and their uncertainty."""
+
+    def __init__(self, watcher: "Watcher", reporter: Reporter) -> None:
+        self._watcher = watcher
+        self._reporter = reporter
+        self._tap = reporter.tap
+        self.offer = reporter.tap.offer
+
+    def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
+        seq, tapped = self._tap.open(t_ns, data, extra_ns, kind)
+        if tapped:
+            self._reporter.arrivals[seq] = t_ns
+        return seq, tapped
+
+    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
+        reporter = self._reporter
+        arrival_ns = reporter.arrivals.get(seq, t_ns)
+        closing.lag_ns = max(self._watcher.width_ns, reporter.lag.worst_since(arrival_ns))
+        reporter.ended(seq, closing.request_bytes, closing.response_bytes)
+        self._tap.close_exchange(seq, t_ns, closing)
+
+    def drop(self, seq: int, t_ns: int, reason: str) -> None:
+        self._reporter.arrivals.pop(seq, None)
+        self._tap.drop(seq, t_ns, reason)
+
+
+class Watcher:
+    """Follows the connections of all rings on one event loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        options: WatchOptions,
+        rings: list[PacketRing],
+        *,
+        name: str,
+        tap_path: str,
+        clock: Clock | None = None,
+        local: frozenset[bytes] = frozenset(),
+    ) -> None:
+        self._loop = loop
+        self._clock = clock or SystemClock()
+        mapping = WallAnchor.sample(self._clock)
+        self.width_ns = mapping.width_ns
+        """Width of the mapping from the wall clock to the monotonic clock."""
+        self._offset_ns = mapping.mono_ns - mapping.wall_ns
+        self.reporter = Reporter(
+            loop, tap_path, options.tap_bytes, make_lag_meter(0), self._clock, name=name,
+            clock_name="packet", vantage="passive", counters=self._counters,
+        )  # fmt: skip
+        self.counts = WatchCounts()
+        sink = _ChannelSink(self, self.reporter)
+        hosts = pack_addresses(options.upstream_hosts)
+        self._tables = [
+            (ring, ConnectionTable(sink, options.ports, hosts, local=local, counts=self.counts))
+            for ring in rings
+        ]
+        self._timer: asyncio.TimerHandle | None = None
+        self._steps = 0
+        self._doubt_until_ns = 0
+        self._lost_ns = 0
+        """When a ring overflowed last; 0: long ago."""
+        self._reported_lost = 0
+        self._swept_ns = 0
+        self._told: set[str] = set()
+
+    def start(self) -> None:
+        self.reporter.tap.connect()
+        for ring, table in self._tables:
+            self._loop.add_reader(ring.fd, partial(self._readable, ring, table))
+        self._look()
+
+    async def close(self) -> None:
+        """Take the packets that have passed, and report what became of all exchanges."""
+        await asyncio.sleep(LAST_PACKETS_S)
+        now_ns = self._clock.mono_ns()
+        for ring, table in self._tables:
+            self._loop.remove_reader(ring.fd)
+            table.close(now_ns)
+            ring.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        reporter = self.reporter
+        reporter.draining = True
+        reporter.tap.status(reporter.status())
+        await reporter.tap.drain(DRAIN_S)
+        reporter.tap.close()
+
+    def _readable(self, ring: PacketRing, table: ConnectionTable) -> None:
+        timebase = self.reporter.timebase
+        timebase.check()
+        now_ns = self._clock.mono_ns()
+        if timebase.steps != self._steps:
+            self._steps = timebase.steps
+            self._doubt_until_ns = now_ns + DOUBT_NS
+            self._map_clocks()
+        if ring.newly_lost():
+            self._lost_ns = now_ns
+            table.ring_lost(now_ns, now=True)
+        packet, buffer, offset_ns = table.packet, ring.buffer, self._offset_ns
+        if now_ns < self._doubt_until_ns:
+            for wall_ns, start, stop in ring.take():
+                packet(buffer, start, stop, timebase.place(self._clock.mono_ns(), wall_ns))
+            return
+        for wall_ns, start, stop in ring.take():
+            packet(buffer, start, stop, wall_ns + offset_ns)
+
+    def _look(self) -> None:
+        """Twice a second: map the clocks anew, sweep, report."""
+        self._timer = self._loop.call_later(STATUS_S, self._look)
+        try:
+            self._map_clocks()
+            now_ns = self._clock.mono_ns()
+            if self._lost_ns and now_ns - self._lost_ns > CALM_NS:
+                self._lost_ns = 0
+                for _, table in self._tables:
+                    table.ring_lost(now_ns, now=False)
+            if now_ns - self._swept_ns > SWEEP_NS:
+                self._swept_ns = now_ns
+                for _, table in self._tables:
+                    table.sweep(now_ns)
+            self._tell()
+            reporter = self.reporter
+            live = reporter.tap.ledger.live
+            for seq in [seq for seq in reporter.arrivals if seq not in live]:
+                del reporter.arrivals[seq]
+            reporter.report()
+        except Exception as exc:
+            log.exception("event=watch_failed error=%r", str(exc))
+
+    def _map_clocks(self) -> None:
+        fresh = WallAnchor.sample(self._clock)
+        offset_ns = fresh.mono_ns - fresh.wall_ns
+        self.width_ns = fresh.width_ns
+        self.reporter.lag.note(fresh.mono_ns, fresh.width_ns + abs(offset_ns - self._offset_ns))
+        self._offset_ns = offset_ns
+
+    def _tell(self) -> None:
+        """Log what is not measured: lost packets as they come, each kind of connection once."""
+        lost = sum(ring.lost for ring, _ in self._tables)
+        if lost > self._reported_lost:
+            log.warning(
+                "event=packets_lost packets=%d hint=%r", lost - self._reported_lost, "raise watch.ring_bytes"
+            )
+            self._reported_lost = lost
+        for kind, hint in UNFOLLOWED.items():
+            if kind in self.counts.connections and kind not in self._told:
+                self._told.add(kind)
+                log.warning("event=connection_not_followed kind=%s hint=%r further=counted", kind, hint)
+
+    def _counters(self) -> dict[str, Any]:
+        """The fields of RelayStatus that only this kind of vantage has."""
+        sides = set().union(*(table.sides for _, table in self._tables))
+        return {
+            "connections": sum(len(table) for _, table in self._tables),
+            "packets": {
+                "captured": sum(ring.packets for ring, _ in self._tables),
+                "lost": sum(ring.lost for ring, _ in self._tables),
+            },
+            "watched": dict(self.counts.connections),
+            "missing_bytes": self.counts.missing_bytes,
+            "side": sides.pop() if len(sides) == 1 else "mixed" if sides else "",
+        }
+
+
+def local_addresses() -> frozenset[bytes]:
+    """Return the addresses of this host, packed."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    addresses = [a.address for known in psutil.net_if_addrs().values() for a in known if a.family in families]
+    return pack_addresses(addresses)
+
+
+def main() -> int:
+    """Run until SIGTERM, or until the supervisor is gone."""
+    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=WatchSetup, dec_hook=decode_special)
+    set_up(setup.log)
+    # What is alive now lives for good; connections are released without the collector.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    uvloop.run(_run(setup))
+    return 0
+
+
+async def _run(setup: WatchSetup) -> None:
+    loop = asyncio.get_running_loop()
+    options = setup.options
+    rings = [PacketRing(socket.socket(fileno=fd), options.ring_bytes) for fd in setup.packet_fds]
+    watcher = Watcher(
+        loop, options, rings, name=setup.name, tap_path=setup.tap_path, local=local_addresses()
+    )  # fmt: skip
+    stop = asyncio.Event()
+
+    def orphaned() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        log.error("event=supervisor_lost watcher=%s", setup.name)
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    # A terminal's Ctrl-C and hang-up reach the whole group: the supervisor decides.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: None)
+    loop.add_reader(sys.stdin.fileno(), orphaned)
+    watcher.start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    log.info(
+        "event=watch_ready name=%s interfaces=%s ports=%s",
+        setup.name, ",".join(options.interfaces), ",".join(map(str, options.ports)),
+    )  # fmt: skip
+    await stop.wait()
+    await watcher.close()

@@ -1,0 +1,132 @@
+"""`llmtap watch`: its options, and a file read to its summary. Live packets: `tests/vantage/passive`."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from llmtap.cli.main import app, load_commands
+from llmtap.errors import ConfigError
+from llmtap.supervisor import watching
+from llmtap.vantage.passive import ring
+from tests.vantage.passive.test_pcap_file import conversation, pcap
+
+load_commands()
+
+
+def run(*args: str, stdin: bytes | None = None, **environ: str) -> Any:
+    environ = {"LLMTAP_CONFIG": None, **environ}  # type: ignore[dict-item]
+    return CliRunner().invoke(app, ["watch", *args], env=environ, input=stdin)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    place = tmp_path / "a.pcap"
+    place.write_bytes(pcap(conversation()))
+    return place
+
+
+def test_a_file_and_standard_input_give_the_summary_in_file_time(file: Path) -> None:
+    of_file, of_stdin = (
+        run("--read", str(file), "--json"),
+        run("--read", "-", "--json", stdin=file.read_bytes()),
+    )
+    assert of_file.exit_code == of_stdin.exit_code == 0, of_file.output
+    told = json.loads(of_file.stdout)
+    assert told == json.loads(of_stdin.stdout)
+    assert (told["n"], told["outcomes"], told["uncertainty"]) == (1, {"complete": 1}, 1e-9)
+    assert told["metrics"]["ttft"]["p50"] == pytest.approx(0.002, rel=0.02)
+    relay = told["relays"]["file"]
+    assert (relay["opened"], relay["measured"], relay["packets"]) == (1, 1, {"captured": 11})
+    assert relay["watched"] == {"followed": 1} and relay["vantage"] == "passive"
+
+
+def test_a_file_is_captured_and_its_accounts_are_in_the_integrity(file: Path, tmp_path: Path) -> None:
+    done = run("--read", str(file), "--capture", str(tmp_path / "c"), "--port", "8000,9000")
+    assert done.exit_code == 0 and "connections: followed 1" in done.stdout
+    report = CliRunner().invoke(app, ["report", str(tmp_path / "c"), "--integrity", "--json"])
+    ((relay,),) = [capture["relays"] for capture in json.loads(report.stdout)["captures"]]
+    assert (relay["present"], relay["missing"], relay["watched"]) == (1, 0, {"followed": 1})
+
+
+def test_a_file_without_exchanges_says_what_may_be_wrong(file: Path) -> None:
+    done = run("--read", str(file), "--port", "9")
+    assert done.exit_code == 0 and "--port" in done.stderr
+
+
+def refused(*args: str, **environ: str) -> ConfigError:
+    done = run(*args, **environ)
+    assert isinstance(done.exception, ConfigError), done.output
+    return done.exception
+
+
+@pytest.mark.parametrize(
+    ("args", "place"),
+    [
+        ((), "watch.interfaces"), (("--interface", "lo"), "watch.ports"),
+        (("--interface", "lo", "--port", "0"), "--port"), (("--interface", "lo", "--port", "80,"), "--port"),
+        (("--interface", "lo", "--read", "x"), "--read"), (("--read", "/nowhere.pcap"), "/nowhere.pcap"),
+        (("--read", __file__), __file__), (("--interface", "lo", "--port", "80", "--json"), "--json"),
+        (("--interface", "lo", "--port", "80", "--upstream-host", "engine"), "watch.upstream_hosts"),
+        (("--interface", "lo", "--port", "80", "--set", "experiment.enabled=true"), "experiment.enabled"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_its_option(args: tuple[str, ...], place: str) -> None:
+    assert refused(*args).place == place
+
+
+def test_an_unknown_interface_and_a_missing_permission_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> object:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(ring.socket, "socket", denied)
+    exc = refused("--interface", "lo", "--port", "80")
+    assert exc.place == "watch.interfaces" and "CAP_NET_RAW" in (exc.hint or "")
+
+
+def test_a_check_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "open_ring", None)
+    done = run("--check", "--interface", "lo", "--port", "80")
+    assert (done.exit_code, done.stdout.startswith("ok (config ")) == (0, True)
+
+
+def test_a_user_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError) as told:
+        watching.drop_privileges("nobody-of-this-name")
+    assert told.value.place == "watch.user"
+
+
+def test_a_cut_file_warns(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-3])
+    assert "ends within a packet" in run("--read", str(file)).stderr
+
+
+def test_a_bar_reports_the_bytes_read(file: Path) -> None:
+    from llmtap.vantage.passive import file_vantage
+    from llmtap.vantage.passive.options import WatchOptions
+
+    told: list[int] = []
+    packets = conversation() * 300
+    vantage = file_vantage.FileVantage(WatchOptions(), lambda frames, now_ns: None)
+    vantage.read(io.BytesIO(pcap(packets)), told.append)
+    assert told == sorted(told) and len(told) == len(packets) // file_vantage.TOLD_EVERY
+
+
+def test_inspect_lists_the_exchanges_of_a_file_and_explains_one(file: Path) -> None:
+    def inspect(*args: str) -> Any:
+        return CliRunner().invoke(app, ["inspect", str(file), *args])
+
+    listed = inspect()
+    head, row = listed.stdout.splitlines()
+    cells = dict(zip(head.split("\t"), row.split("\t"), strict=True))
+    assert (cells["#"], cells["status"], cells["outcome"], cells["events"]) == ("0", "200", "complete", "6")
+    assert float(cells["TTFT ms"]) == 2.0 and cells["request"] == "POST /v1/chat/completions"
+    assert "1 followed" in listed.stderr
+    (told,) = json.loads(inspect("--json").stdout)
+    assert told["clock"] == "packet" and told["metrics"]["ttft"] == pytest.approx(0.002)
+    explained = inspect("--entry", "0")
+    assert explained.exit_code == 0 and "w3" in explained.stdout
+    assert isinstance(inspect("--entry", "7").exception, ConfigError)

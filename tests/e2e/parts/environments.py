@@ -1,0 +1,51 @@
+"""The heavy environments: made once under `.e2e/`, and again only when their requirements change."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from parts.script import HERE, LOGS, ROOT, phase
+from parts.servers import Failure, tail
+
+__all__ = ["prepare"]
+
+INSTALL_S_MAX = (
+    900  # torch is 180 MB to fetch and 700 MB to unpack: 23 s on two quick cores, minutes elsewhere
+)
+
+
+def prepare(*names: str) -> None:
+    """Makes `.e2e/NAME` from `requirements-NAME.txt` for every name that needs it, side by side."""
+    with phase("environments"), ThreadPoolExecutor(len(names)) as pool:
+        for job in [pool.submit(_prepare_one, ROOT / n, HERE / f"requirements-{n}.txt") for n in names]:
+            job.result()
+
+
+def _prepare_one(folder: Path, requirements: Path) -> None:
+    wanted = hashlib.sha256(f"{sys.version}\n{requirements.read_text()}".encode()).hexdigest()
+    stamp = folder / ".installed"
+    if stamp.exists() and stamp.read_text() == wanted:
+        print(f"  {folder.name}: as it was", flush=True)
+        return
+    start = time.monotonic()
+    print(f"  {folder.name}: installing {requirements.name} ...", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    log = LOGS / f"install-{folder.name}.log"
+    # Compiling all of torch to bytecode takes longer than unpacking it; what is imported is compiled then.
+    pip = [str(folder / "bin/pip"), "install", "--no-compile", "--disable-pip-version-check"]
+    with log.open("wb") as out:
+        for command in [[sys.executable, "-m", "venv", str(folder)], [*pip, "-r", str(requirements)]]:
+            try:
+                done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=INSTALL_S_MAX)
+            except subprocess.TimeoutExpired:
+                raise Failure(f"{folder.name}: not installed in {INSTALL_S_MAX} s\n{tail(log)}") from None
+            if done.returncode:
+                raise Failure(f"{folder.name}: '{' '.join(command)}' failed\n{tail(log)}")
+    stamp.write_text(wanted)
+    print(f"  {folder.name}: installed in {time.monotonic() - start:.0f} s", flush=True)

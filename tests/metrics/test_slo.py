@@ -1,0 +1,99 @@
+"""Burn rates against the SRE Workbook's own numbers."""
+
+import pytest
+
+from llmtap.errors import ConfigError
+from llmtap.metrics.slo import (
+    STANDARD_ALARMS,
+    burn_rate,
+    burn_rate_max,
+    check_objective,
+    check_reachable,
+    error_ratio,
+    events_min,
+    reachable,
+)
+
+HOUR = 3_600 * 10**9
+DAY = 24 * HOUR
+
+
+def test_the_standard_alarms_are_the_workbooks() -> None:
+    assert [(a.severity, a.long_ns, a.short_ns, a.factor) for a in STANDARD_ALARMS] == [
+        ("page", HOUR, HOUR // 12, pytest.approx(14.4)),
+        ("page", 6 * HOUR, HOUR // 2, pytest.approx(6)),
+        ("ticket", DAY, 2 * HOUR, pytest.approx(3)),
+        ("ticket", 3 * DAY, 6 * HOUR, pytest.approx(1)),
+    ]
+    assert all(a.long_ns == 12 * a.short_ns for a in STANDARD_ALARMS)
+
+
+def test_a_rate_is_the_error_ratio_over_the_budget() -> None:
+    assert error_ratio(good=985, counted=1000) == 0.015
+    assert burn_rate(0.015, 0.99) == pytest.approx(1.5)
+    assert burn_rate(1.0, 0.99) == pytest.approx(burn_rate_max(0.99)) == pytest.approx(100)
+    assert error_ratio(0, 0) is None
+    assert burn_rate(None, 0.99) is None
+
+
+def test_an_alarm_needs_both_windows() -> None:
+    page = STANDARD_ALARMS[0]
+    assert page.rings(14.5, 14.5)
+    assert not page.rings(14.4, 20)
+    assert not page.rings(20, 14.4)
+    assert not page.rings(20, None)
+    assert not page.rings(None, 20)
+
+
+@pytest.mark.parametrize(
+    ("objective", "factor", "possible"),
+    [(0.99, 14.4, True), (0.95, 14.4, True), (0.93, 14.4, False), (0.9, 14.4, False), (0.9, 10, False),
+     (0.9, 9.99, True), (0.5, 2, False), (0.5, 1, True), (0.01, 1, True)],
+)  # fmt: skip
+def test_some_factors_can_never_be_reached(objective: float, factor: float, possible: bool) -> None:
+    assert reachable(objective, factor) is possible
+    if possible:
+        check_reachable(objective, factor, "slo.gold")
+    else:
+        with pytest.raises(ConfigError, match=r"slo\.gold: "):
+            check_reachable(objective, factor, "slo.gold")
+
+
+def test_the_refusal_shows_the_arithmetic() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_reachable(0.9, 14.4, "slo.gold.page")
+    assert caught.value.place == "slo.gold.page"
+    assert "14.4" in caught.value.problem
+    assert "1 / (1 - 0.9) = 10" in caught.value.problem
+    assert caught.value.hint == "use a factor below 10, or an objective above 0.9306"
+
+
+def test_what_can_still_ring_is_known() -> None:
+    assert [a.factor for a in STANDARD_ALARMS if reachable(0.9, a.factor)] == pytest.approx([6, 3, 1])
+    assert all(reachable(0.99, a.factor) for a in STANDARD_ALARMS)
+
+
+@pytest.mark.parametrize("objective", [0.0, 1.0, 1.5, -0.1, 99.0, float("nan")])
+def test_an_objective_is_a_share(objective: float) -> None:
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        check_objective(objective, "slo.gold")
+
+
+def test_a_percentage_is_recognised() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_objective(99.5, "slo.gold")
+    assert caught.value.hint == "99.5 % is written 0.995"
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0])
+def test_a_factor_is_above_zero(bad: float) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        check_reachable(0.99, bad, "slo.gold")
+
+
+@pytest.mark.parametrize(
+    ("objective", "factor", "least"), [(0.99, 14.4, 7), (0.99, 1, 100), (0.999, 1, 1000), (0.5, 2, 1)]
+)
+def test_a_single_bad_one_must_not_ring(objective: float, factor: float, least: int) -> None:
+    assert events_min(objective, factor) == least
+    assert 1 / least <= factor * (1 - objective) + 1e-9

@@ -1,0 +1,49 @@
+"""The simulated engine's server with gRPC, on a real socket."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from llmtap.sim.server.options import EngineOptions, SimOptions
+from llmtap.sim.server.server import SimServer
+from tests.support.servers.sim_engine import QUICK
+
+__all__ = ["GrpcEngine", "grpc_engine"]
+
+
+class GrpcEngine:
+    """A server that runs."""
+
+    def __init__(self, server: SimServer) -> None:
+        self.server = server
+        assert server.grpc_port
+        self.address = f"127.0.0.1:{server.grpc_port}"
+
+    async def truths(self, count: int = 1) -> list[Any]:
+        """Once so many calls have ended: gRPC tells the client before the server."""
+        while len(found := self.server.reception.truths.since(0)["truths"]) < count:
+            await asyncio.sleep(0.001)
+        return list(found)
+
+
+@asynccontextmanager
+async def grpc_engine(
+    options: SimOptions = QUICK, behind: EngineOptions | None = None
+) -> AsyncIterator[GrpcEngine]:
+    """A server of gRPC alone; `behind` it an engine, or a fixed schedule."""
+    server = SimServer(options, engine=behind)
+    server.serve_grpc("127.0.0.1", 0)
+    runner = web.AppRunner(server.app)
+    await runner.setup()
+    try:
+        yield GrpcEngine(server)
+    finally:
+        await runner.cleanup()
+        # gRPC's queue of events belongs to the process and goes with the last server and channel.
+        # What gRPC keeps in cycles after an aborted call would leave the queue for the next test,
+        # with events of a closed loop.
+        gc.collect()

@@ -1,0 +1,92 @@
+"""What `/metrics` can show, by rendering it with something of everything; and what queries name of it."""
+
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.export.prometheus.exposition import Exposition
+from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
+from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values
+from llmtap.meter.relays import RelayState
+from llmtap.metrics.latency import measure
+from tests.support.traffic.exchanges import streamed
+from tests.support.traffic.relay_status import relay_status
+
+__all__ = ["FUNCTIONS", "exposed", "exposition_text", "labels_grouped", "selectors"]
+
+MS = 1_000_000
+OF_A_SCRAPE = {"job", "instance", "namespace", "pod"}
+"""The labels that Prometheus adds to every sample; the last two with the Prometheus Operator."""
+FUNCTIONS = frozenset({
+    "absent", "and", "by", "clamp_min", "count", "histogram_quantile", "ignoring", "increase", "max", "on",
+    "or", "rate", "resets", "sum", "sum_over_time", "unless", "vector", "without",
+})  # fmt: skip
+"""All that may stand before a parenthesis in our queries."""
+_NAME = r"llmtap_\w+|slo:[\w:]+|sloth_slo_info|ALERTS|scrape_\w+|up"
+_SELECTOR = re.compile(rf"(?<![\w:\"])({_NAME})\b(?:\{{([^}}]*)\}})?")
+_GROUPED = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
+_MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+
+
+def exposition_text() -> str:
+    """The text of `/metrics` with something of everything."""
+    exposition = Exposition("1.0", [("ttft", 500 * MS)])
+    for x in _exchanges():
+        exposition.ended(x, measure(x), SeriesKey("acme", "tiny", "control"), None)
+    status = relay_status(opened=9, measured=7, dropped={"overflow": 1}, refused={"tap_overloaded": 1})
+    relays = [RelayState("r0", True, status)]
+    capture = CaptureState(dropped={"memory": 1}, problem="disk_full", files_problem="no such bucket")
+    values = {
+        "slo_events": {("gold", "acme"): 2, ("gold", "default"): 0},
+        "slo_good": {("gold", "acme"): 1, ("gold", "default"): 0},
+        "slo_target_ratio": {"gold": 0.99},
+        "slo_objective_seconds": {("gold", "ttft"): 0.5},
+        "slo_burn_rate": {("gold", "5m"): 1.0},
+        "label_overflow": {"tenant": 1},
+        "meter_errors": {"x": 1},
+        **dict.fromkeys(("meter_cpu_seconds", "meter_rss_bytes", "meter_live_exchanges"), 0),
+        **dict.fromkeys(("live_subscribers", "live_missed_exchanges"), 0),
+        "meter_frames": 1,
+        "smooth_goodput_tokens_per_second": {"1m": 1.0},
+        "goodput_requests_per_second": {"1m": 1.0},
+        "window_uncertainty_seconds": {"1m": 1e-9},
+        **relay_values(relays),
+        **exporter_values([ExporterState("otlp", 1, 0, 1, {"queue_full": 1})]),
+        **capture_values(capture),
+    }
+    body, _ = exposition.freeze(values, lag_cells(relays)).render()
+    return body.decode()
+
+
+def exposed() -> dict[str, frozenset[str]]:
+    """The labels of every sample that can be scraped, by its name."""
+    found = {"up": OF_A_SCRAPE, "scrape_duration_seconds": OF_A_SCRAPE}
+    for family in text_string_to_metric_families(exposition_text()):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, OF_A_SCRAPE) | set(sample.labels)
+    return {name: frozenset(labels) for name, labels in found.items()}
+
+
+def _exchanges() -> list[Exchange]:
+    whole, refused, left = streamed(1), streamed(2), streamed(3)
+    whole.uncertain = True
+    whole.unparsed_events = 1
+    whole.server_timing = [{"name": "ttft", "ms": 1.0}, {"name": "total", "ms": 10_000.0}]
+    whole.tokens.cached, whole.tokens.reasoning = 1, 1
+    refused.outcome = Outcome.REFUSED
+    refused.refusal = {"kind": "output_guardrail", "source": "finish_reason"}
+    left.outcome = Outcome.CLIENT_CANCELLED
+    left.timeline.delivered_ns = left.timeline.first_token_ns
+    return [whole, refused, left]
+
+
+def selectors(query: str) -> list[tuple[str, set[str]]]:
+    """The metrics that a query names, each with the labels that it matches them by."""
+    return [(m[1], set(_MATCHER.findall(m[2] or ""))) for m in _SELECTOR.finditer(query)]
+
+
+def labels_grouped(query: str) -> set[str]:
+    """The labels in `by (...)` and its like."""
+    return {label.strip() for m in _GROUPED.finditer(query) for label in m[1].split(",") if label.strip()}

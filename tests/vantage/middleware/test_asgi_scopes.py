@@ -1,0 +1,219 @@
+"""Other scopes than requests, mistakes of apps and of ours: what must never reach the app."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from llmtap.errors import ConfigError
+from llmtap.vantage.middleware.asgi import LlmtapMiddleware, Message, Receive, Scope, Send
+from llmtap.vantage.middleware.emitter import Emitters
+from tests.support.servers.peer import play, scene, wait_until
+from tests.vantage.middleware.asgi import Server, asked, http_scope, watched
+from tests.vantage.middleware.test_asgi import STREAM, WHOLE, answering, app_of, take_all
+
+# ---------------------------------------------------------------- other scopes
+
+
+@scene
+async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    async def app(*args: Any) -> None:
+        calls.append(args)
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None: ...
+
+    async with watched(app) as of:
+        scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
+        await of.app(scope, receive, send)
+        assert calls == [(scope, receive, send)]
+        assert of.ledger.dropped == {"websocket": 1}
+
+
+@scene
+async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    async def app(*args: Any) -> None:
+        calls.append(args)
+        if args[0]["type"] == "http":
+            for message in WHOLE:
+                await args[2](message)
+
+    async def receive() -> Message:
+        return {}
+
+    async with watched(app, skip=("/health", "/metrics")) as of:
+        server = Server(asked(b""))
+        probe = http_scope("GET", "/health/live")
+        await of.app(probe, server.receive, server.send)
+        assert server.sent == WHOLE
+        assert calls == [(probe, server.receive, server.send)], "the app has what its server gave"
+        await of.app({"type": "websocket", "path": "/metrics", "headers": []}, receive, server.send)
+        assert len(calls) == 2
+        assert of.ledger.opened == 0
+        await of.call(asked(b""), method="GET", path="/healthz")
+        assert b"/healthz" in (await of.seen()).request
+        assert of.ledger.opened == 1
+
+
+@scene
+async def test_a_scope_of_a_kind_to_come_passes() -> None:
+    calls: list[Any] = []
+
+    async def app(*args: Any) -> None:
+        calls.append(args)
+
+    async with watched(app) as of:
+        await of.app({"type": "quic"}, None, None)  # type: ignore[arg-type]
+        assert calls == [({"type": "quic"}, None, None)]
+        assert of.ledger.opened == 0
+
+
+@scene
+async def test_at_the_apps_end_the_meter_has_everything_first() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await answering(*STREAM)(receive, send)
+            return
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async with watched(app) as of:
+        down = asyncio.Event()
+        sent: list[str] = []
+        words = iter(["lifespan.startup", "lifespan.shutdown"])
+
+        async def receive() -> Message:
+            word = next(words)
+            if word == "lifespan.shutdown":
+                await down.wait()
+            return {"type": word}
+
+        async def send(message: Message) -> None:
+            sent.append(message["type"])
+
+        life = asyncio.create_task(of.app({"type": "lifespan"}, receive, send))
+        await wait_until(lambda: sent)
+        await wait_until(lambda: of.meter.hellos)
+        ledger = of.ledger
+        await of.call(asked(b"{}"))
+        down.set()
+        await life
+        assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        assert ledger.measured == 1, "acknowledged before the server may end the process"
+        await wait_until(lambda: of.meter.statuses)
+        assert of.meter.statuses[-1].draining
+
+
+# ---------------------------------------------------------------- what must never reach the app
+
+
+class Broken:
+    """A channel in which everything goes wrong."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("broken", ["at the start", "in the middle"])
+def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async def tell(receive: Receive, send: Send) -> None:
+            await take_all(receive)
+            await send(STREAM[0])
+            if broken == "in the middle":
+                (exchange,) = of.emitter.arrivals
+                exchange._tap = Broken()  # type: ignore[attr-defined]
+            for message in STREAM[1:]:
+                await send(message)
+
+        async with watched(app_of(tell)) as of:
+            await wait_until(lambda: of.meter.hellos)
+            more = {"headers": None} if broken == "at the start" else {}
+            scope = http_scope()
+            scope.update(more)
+            server = Server(asked(b"{}"))
+            await of.app(scope, server.receive, server.send)
+            assert server.sent == STREAM
+            assert of.ledger.dropped == {"middleware_error": 1}
+            await of.app(http_scope(), *_ends(server := Server(asked(b"{}"))))
+            assert server.sent == STREAM
+            assert of.ledger.opened == 2
+
+    play(run())
+    lines = [r.getMessage() for r in caplog.records if "middleware_error" in r.getMessage()]
+    assert len(lines) == 1, "told once for each kind"
+    assert "planted" not in lines[0], "an error's text may quote a header"
+
+
+def _ends(server: Server) -> tuple[Receive, Send]:
+    return server.receive, server.send
+
+
+@scene
+async def test_garbage_from_an_app_meets_the_server_and_not_us() -> None:
+    garbage: list[Any] = [{"type": "http.response.start"}, {}, {"type": "http.response.body", "body": "text"}]
+
+    class Tolerant(Server):
+        async def send(self, message: Message) -> None:
+            self.sent.append(message)
+
+    async with watched(app_of(answering(*garbage))) as of:
+        server = Tolerant(asked(b"{}"))
+        await of.app(http_scope(), server.receive, server.send)
+        assert server.sent == garbage
+        assert of.ledger.dropped == {"middleware_error": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [({"socket": ""}, "socket"), ({"socket": "/" + "x" * 200}, "socket"), ({"tap_bytes": 10}, "tap_bytes")],
+)
+def test_what_a_user_sets_wrong_is_told_at_the_start(options: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        LlmtapMiddleware(app_of(answering()), **{"socket": "/tmp/x", **options})
+    assert told.value.place == place
+
+
+def test_each_loop_has_an_emitter_of_its_own() -> None:
+    emitters = Emitters("/nowhere/tap.sock", 1 << 20)
+
+    async def name() -> str:
+        here = emitters.here()
+        assert here is not None
+        assert emitters.here() is here
+        await emitters.close()
+        return here.name
+
+    assert len({asyncio.run(name()) for _ in range(3)}) == 3
+    assert emitters.here() is None, "no loop runs, and nothing is raised"
+
+
+def test_the_app_is_called_where_there_is_no_loop_of_asyncio() -> None:
+    """As on trio: nothing is measured, and the app is called all the same."""
+    called = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        called.append(scope["type"])
+
+    middleware = LlmtapMiddleware(app, socket="/nowhere/tap.sock")
+    work = middleware(http_scope(), *_ends_of_nobody())
+    with pytest.raises(StopIteration):
+        work.send(None)  # type: ignore[attr-defined]
+    assert called == ["http"]
+
+
+def _ends_of_nobody() -> tuple[Receive, Send]:
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None: ...
+
+    return receive, send
