@@ -20,7 +20,7 @@ class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The `[log]` table of the config file."""
 
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], msgspec.Meta(description="what is worth a line")
+        Literal["debug", "info", "warning", "error"], msgspec.Meta(description="minimum level of log lines")
     ] = "info"
 
 

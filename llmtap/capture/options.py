@@ -27,63 +27,94 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     to: Annotated[
         str | None,
-        Meta(description="Folder, or URL such as s3://bucket/prefix, for Parquet files; none: no capture."),
+        Meta(description="Folder or URL (s3://bucket/prefix) for Parquet files; none: no capture."),
     ] = None
     level: Annotated[
         Literal["none", "shape", "full"],
-        Meta(description="`shape`: no text, salted hashes of prompt blocks; `none`: not even these; `full`."),
+        Meta(
+            description="Privacy level; `none`: no text and no hashes; `shape`: salted "
+            "hashes of prompt blocks; `full`: also bodies of full_tenants."
+        ),
     ] = "shape"
     full_tenants: Annotated[
         tuple[str, ...],
-        Meta(description="With level `full`: tenants (with * and ?) whose bodies are kept, redacted."),
+        Meta(
+            description="Tenants (patterns with * and ?) whose redacted "
+            "bodies are stored at the level `full`."
+        ),
     ] = ()
     full_share: Annotated[
-        float, Meta(ge=0, le=1, description="Share of their conversations kept in full, whole ones only.")
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Fraction of the conversations of full_tenants whose "
+            "bodies are stored; always complete conversations.",
+        ),
     ] = 1.0
     redact: Annotated[
         tuple[str, ...],
-        Meta(description="Redacted in bodies: email, card, phone, key; re:PATTERN: a regular expression."),
+        Meta(
+            description="Redaction rules for bodies: email, card, phone, "
+            "key, or re:PATTERN for a regular expression."
+        ),
     ] = _RULES
     session_headers: Annotated[
-        tuple[str, ...], Meta(description="Header fields that name a conversation; the first found decides.")
+        tuple[str, ...],
+        Meta(description="Header fields with the conversation ID; the first one present is used."),
     ] = ("x-session-id", "x-conversation-id")
     session_fields: Annotated[
-        tuple[str, ...], Meta(description="Fields of the body that do, as paths; after the headers.")
+        tuple[str, ...],
+        Meta(
+            description="Body fields with the conversation ID, as paths; used if no header field is present."
+        ),
     ] = ("session_id", "conversation", "conversation.id", "metadata.session_id", "metadata.conversation_id")
     block_tokens: Annotated[
-        int, Meta(ge=1, le=65_536, description="Tokens in a hashed block, where meter.tokenizer is set.")
+        int, Meta(ge=1, le=65_536, description="Tokens per hashed block, if meter.tokenizer is set.")
     ] = 512
-    block_bytes: Annotated[Bytes, Meta(description="Bytes in a hashed block, where it is not.")] = Bytes(2048)
+    block_bytes: Annotated[
+        Bytes, Meta(description="Bytes per hashed block, if meter.tokenizer is not set.")
+    ] = Bytes(2048)
     spool: Annotated[
         str | None,
         Meta(
-            description="Local folder for what is not Parquet yet; default: .spool in the capture's own; "
-            "for a URL: ~/.local/state/llmtap/spool-... ($XDG_STATE_HOME)."
+            description="Local folder for exchanges that are not yet in a Parquet file "
+            "(default: .spool in the capture folder; for a URL: "
+            "~/.local/state/llmtap/spool-..., see $XDG_STATE_HOME)."
         ),
     ] = None
     flush: Annotated[
-        Duration, Meta(description="Exchanges reach the spool within this time, at most 10 s.")
+        Duration, Meta(description="Maximum time until an exchange is written to the spool, at most 10 s.")
     ] = Duration(_S // 2)
     fsync: Annotated[
         Literal["batch", "rotate", "never"],
-        Meta(description="When the disk must have it: every batch, every file, or when the system likes."),
+        Meta(
+            description="When to sync the spool to disk: after every batch, after "
+            "every file, or never (left to the operating system)."
+        ),
     ] = "batch"
-    rotate_bytes: Annotated[Bytes, Meta(description="A spool of this size becomes a Parquet file.")] = Bytes(
-        64 * _MIB
-    )
-    rotate_every: Annotated[Duration, Meta(description="A spool of this age becomes a Parquet file.")] = (
-        Duration(300 * _S)
-    )
-    total_bytes: Annotated[Bytes, Meta(description="Bound of spool and local Parquet files together.")] = (
-        Bytes(10 * 1024 * _MIB)
-    )
+    rotate_bytes: Annotated[
+        Bytes, Meta(description="Spool size at which it is converted to a Parquet file.")
+    ] = Bytes(64 * _MIB)
+    rotate_every: Annotated[
+        Duration, Meta(description="Spool age at which it is converted to a Parquet file.")
+    ] = Duration(300 * _S)
+    total_bytes: Annotated[
+        Bytes, Meta(description="Maximum total size of the spool and local Parquet files.")
+    ] = Bytes(10 * 1024 * _MIB)
     when_full: Annotated[
         Literal["oldest", "pause"],
-        Meta(description="At the bound: delete the oldest local files, or keep them and pause the capture."),
+        Meta(
+            description="Action at total_bytes: delete the oldest local "
+            "files, or keep them and pause the capture."
+        ),
     ] = "pause"
     memory_bytes: Annotated[
         Bytes,
-        Meta(description="What may wait in the meter's memory to be written; more is dropped, counted."),
+        Meta(
+            description="Maximum size of the write queue in the meter's memory; "
+            "exchanges above it are dropped and counted."
+        ),
     ] = Bytes(64 * _MIB)
 
     def __post_init__(self) -> None:

@@ -87,55 +87,65 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[experiment]` table. Raises ConfigError, naming the key, for what cannot be."""
 
-    enabled: Annotated[bool, Meta(description="Assign arms from the start; the admin API can switch it.")] = (
-        False
-    )
-    name: Annotated[str, Meta(description="Name of the experiment; a new one deals units anew.")] = (
+    enabled: Annotated[
+        bool, Meta(description="Whether arms are assigned from the start; the admin API can change it.")
+    ] = False
+    name: Annotated[str, Meta(description="Name of the experiment; a new name assigns all units again.")] = (
         "experiment"
     )
     until: Annotated[
         str | None,
-        Meta(description="It switches itself off: RFC 3339 date, or a duration from the start (`24h`)."),
+        Meta(description="End of the experiment: RFC 3339 date, or a duration from the start (`24h`)."),
     ] = None
     unit: Annotated[
         Literal["request", "conversation", "tenant"],
-        Meta(description="What is dealt to an arm as a whole, and stays there."),
+        Meta(description="Unit of assignment; all requests of a unit get the same arm."),
     ] = "request"
     key: Annotated[
         str | None,
-        Meta(description="Salt of the keyed hash; without one it is random, and arms change on a restart."),
+        Meta(description="Key of the assignment hash; default: random, so assignments change at a restart."),
     ] = None
-    aa: Annotated[bool, Meta(description="A/A mode: arms are dealt and compared, and change nothing.")] = (
-        False
-    )
+    aa: Annotated[
+        bool, Meta(description="A/A mode: arms are assigned and compared, but requests are not changed.")
+    ] = False
     control: Annotated[
-        str | None, Meta(description="Arm the others are compared with; default: the first without a change.")
+        str | None,
+        Meta(description="Arm that the others are compared with (default: the first arm without a change)."),
     ] = None
     arms: Annotated[
         list[Arm], Meta(description="Tables of name, weight and one of upstream, headers or body.")
     ] = []
     conversation_headers: Annotated[
-        tuple[str, ...], Meta(description="Request headers that name a conversation, first found wins.")
+        tuple[str, ...],
+        Meta(description="Request headers with the conversation ID; the first one present is used."),
     ] = ("x-session-id", "x-conversation-id", "x-litellm-session-id", "x-openwebui-chat-id")
     tenant_headers: Annotated[
-        tuple[str, ...], Meta(description="Request headers that tell tenants apart; only their hash is kept.")
+        tuple[str, ...],
+        Meta(description="Request headers that identify the tenant; only their hash is stored."),
     ] = ("authorization", "x-api-key", "api-key")
     body_bytes: Annotated[
-        Bytes, Meta(description="Longest request body that is held to be read or changed; longer ones pass.")
+        Bytes,
+        Meta(
+            description="Maximum size of a request body that is buffered to be "
+            "read or changed; longer bodies pass unmodified."
+        ),
     ] = Bytes(1 << 20)
     held_bytes: Annotated[
         Bytes,
         Meta(
-            description="Memory of each relay for all held request bodies; requests beyond it go the "
-            "control arm's way and are excluded."
+            description="Maximum memory of each relay for buffered request bodies; requests "
+            "above it are forwarded as in the control arm and excluded."
         ),
     ] = Bytes(64 << 20)
     alpha: Annotated[
-        float, Meta(description="Risk of a false alarm, over all looks; intervals are at 1 - alpha.")
+        float,
+        Meta(
+            description="Probability of a false positive over all looks; the confidence level is 1 - alpha."
+        ),
     ] = 0.05
     disclosure: Annotated[
         dict[str, Any],
-        Meta(description="Copied into the result: guardrails in use, as IETF 4.8.1 asks reports to tell."),
+        Meta(description="Guardrails in use, copied into the result as required by IETF 4.8.1."),
     ] = {}
 
     def __post_init__(self) -> None:

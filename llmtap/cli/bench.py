@@ -51,20 +51,20 @@ GROUP_EPILOG = """Examples:
 
   llmtap report results/a --compare results/b
 
-What a test needs stands in a file (`llmtap bench init` writes one, config/bench.toml explains it) or comes by
---set; `llmtap bench list` has the parameters of every test."""
+Test parameters are read from a file (`llmtap bench init` writes one, config/bench.toml explains it) and from
+--set; `llmtap bench list` shows the parameters of every test."""
 
-TEST_EPILOG = """The results folder keeps every load: what was sent, each exchange, and what came of it. The
-same command with --results goes on where it was stopped; loads that were measured are not sent again. Other
-tests may go to the same folder. A test that it has with other parameters (of the test, target, seed, warm-up,
---quick) is refused: what was measured is replaced only by --again.
+TEST_EPILOG = """The results folder contains the requests, exchanges and result of every load. The same
+command with --results resumes an interrupted run; measured loads are not sent again. Other tests can use the
+same folder. A test that the folder contains with other parameters (test, target, seed, warm-up, --quick) is
+rejected; --again replaces its results.
 
-Exit codes: 0 ok; 1 figures are not to be believed (the report says which), or a test failed; 2 a wrong option
-or a missing parameter, which is named; 130 stopped by Ctrl-C, 143 by SIGTERM, what is done kept."""
+Exit codes: 0 ok; 1 a result is invalid (the report says which), or a test failed; 2 invalid option or missing
+parameter; 130 stopped by Ctrl-C, 143 by SIGTERM; completed loads are kept."""
 
 bench = typer.Typer(
     name="bench", no_args_is_help=True, rich_markup_mode=None, epilog=GROUP_EPILOG,
-    help="Measure a server by the IETF draft's ten tests, and say which of its demands were met.",
+    help="Measure a server with the ten tests of the IETF draft, and report which requirements were met.",
 )  # fmt: skip
 app.add_typer(bench, short_help="Run the ten tests of the IETF draft.")
 
@@ -72,30 +72,38 @@ app.add_typer(bench, short_help="Run the ten tests of the IETF draft.")
 def _run(
     context: typer.Context,
     target: Annotated[
-        str | None, option("URL", "Where to: http://host:port[/prefix], ws:// or grpc://.")
+        str | None, option("URL", "URL of the server: http://host:port[/prefix], ws:// or grpc://.")
     ] = None,
     config: Annotated[
-        Path | None, option("FILE", "What is tested, and parameters (config/bench.toml).")
+        Path | None,
+        option(
+            "FILE", "TOML file with the system under test and test parameters; example: config/bench.toml."
+        ),
     ] = None,
     results: Annotated[
         Path | None,
         option(
             "DIR",
-            "Where results go; one that is there is gone on with, and refused where a test of it was "
-            "measured with other parameters.",
+            "Results folder. An existing results folder is resumed, unless "
+            "one of the tests was measured with other parameters.",
         ),
     ] = None,
     again: Annotated[
-        bool, flag("--again", "Measure anew in --results: what it has of these tests is removed.")
+        bool, flag("--again", "Repeat the tests: their existing results in --results are removed first.")
     ] = False,
     quick: Annotated[
-        bool, flag("--quick", "Shorten it; the report says which demands that gives up.")
+        bool,
+        flag(
+            "--quick",
+            "Run a shorter version; the report lists the requirements that are not met as a result.",
+        ),
     ] = False,
     assign: Annotated[
         list[str] | None,
         option(
             "NAME=VALUE",
-            "A parameter (rate=10, ttft.requests=10000) or a key of the file (target.model=NAME).",
+            "Test parameter (rate=10, ttft.requests=10000) or key of "
+            "the file (target.model=NAME); may be repeated.",
             "--set",
         ),
     ] = None,
@@ -104,7 +112,8 @@ def _run(
         int,
         option(
             "N",
-            "Of each test, independent and with other seeds: 3 and more for llmtap report --compare.",
+            "Number of independent runs of each test, each with its own "
+            "seed; llmtap report --compare needs 3 or more.",
             min=1,
             max=100,
         ),
@@ -113,13 +122,19 @@ def _run(
         str,
         option(
             "auto|none|N",
-            "100 requests and 10,000 tokens, then until latency is stable (IETF 4.5); none (a cold start), "
-            "or just N requests, and no probe.",
+            "Warm-up before the measurement. auto: at least 100 requests and "
+            "10,000 output tokens, then until latency is stable (IETF 4.5). N: N "
+            "requests, without a stability check. none: cold start.",
         ),
     ] = "auto",
-    json: Annotated[str | None, option("FILE", "Write the report; - is stdout.")] = None,
-    html: Annotated[str | None, option("FILE", "Write a page with charts and the compliance matrix.")] = None,
-    markdown: Annotated[str | None, option("FILE", "Write the full report (C.2) as Markdown.")] = None,
+    json: Annotated[str | None, option("FILE", "File for the report as JSON; - is stdout.")] = None,
+    html: Annotated[
+        str | None,
+        option("FILE", "File for an HTML report with charts and the compliance matrix; - is stdout."),
+    ] = None,
+    markdown: Annotated[
+        str | None, option("FILE", "File for the full report (C.2) as Markdown; - is stdout.")
+    ] = None,
 ) -> None:
     need_extra("llmtap bench", "scipy", "bench")
     outputs = Outputs(json=json, html=html, markdown=markdown)
@@ -151,7 +166,7 @@ def _run(
             print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {command}", file=sys.stderr)
             assert heard.code is not None
             raise typer.Exit(heard.code) from None
-    # The folder's own are of all that is in it, also of tests that were run before.
+    # The report files in the folder cover all of its tests, including earlier runs.
     whole = load_document(place) | {"not_run": document["not_run"]} if document["tests"] else document
     write_output("--results", place / "report.md", bench_texts(whole)["--markdown"]())
     write_output("--results", place / "minimum.txt", minimum_text(whole).rstrip("\n"))
@@ -165,16 +180,16 @@ for _name, (_section, _title) in TESTS.items():
         _name, help=f"{_title} (IETF {_section}).", short_help=f"{_section} {_title}", epilog=TEST_EPILOG
     )(_run)
 bench.command(
-    _ALL, help="All ten, each after those whose results it uses; what cannot run is told at the end.",
+    _ALL, help="Run all ten tests in order of their dependencies, and list the tests that could not run.",
     epilog=TEST_EPILOG,
 )(_run)  # fmt: skip
 
 
 @bench.command("list")
 def show_tests(
-    tests: Annotated[list[str] | None, argument("TEST...", "Default: all.")] = None,
+    tests: Annotated[list[str] | None, argument("TEST...", "Test names (default: all).")] = None,
 ) -> None:
-    """The tests, their sections, and their parameters with defaults and meanings."""
+    """List the tests with their sections and parameters."""
     need_extra("llmtap bench", "scipy", "bench")
     from llmtap.bench.run.test import tests_said
 
@@ -184,13 +199,15 @@ def show_tests(
 
 @bench.command(epilog="Example:\n\n  llmtap bench init --target http://127.0.0.1:8000 bench.toml")
 def init(
-    file: Annotated[Path, argument("FILE", "Where to write it; - is stdout.")] = Path("bench.toml"),
-    target: Annotated[str, option("URL", "The server that is asked.")] = "",
+    file: Annotated[Path, argument("FILE", "Output file; - is stdout.")] = Path("bench.toml"),
+    target: Annotated[str, option("URL", "URL of the server to query.")] = "",
     api_key_env: ApiKeyEnv = None,
-    ca: Annotated[str | None, option("FILE", "Trust this CA (PEM).")] = None,
-    force: Annotated[bool, flag("--force", "Write over a file that is there.")] = False,
+    ca: Annotated[
+        str | None, option("FILE", "PEM file of the CA to trust instead of the system's CAs.")
+    ] = None,
+    force: Annotated[bool, flag("--force", "Overwrite FILE if it exists.")] = False,
 ) -> None:
-    """Ask a server what it is, and write a bench file: what it said, and what a person has to fill in."""
+    """Query a server and write a bench file with its properties and placeholders for missing declarations."""
     if not target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     to_stdout = str(file) == "-"

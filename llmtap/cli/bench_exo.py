@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["exo", "render_exo"]
 
 EPILOG = """Each point of the grid --pp x --tg x --concurrency is measured --repeat times, with its requests
-sent at the same instant. Rates are by the server's own clock where it tells one (exo, llama.cpp), else by
-ours, and each run says which.
+sent at the same instant. Rates use the timings that the server reports (exo, llama.cpp), otherwise the
+client's clock; each run reports which.
 
 Examples:
 
@@ -45,38 +45,48 @@ Examples:
   llmtap bench exo --target http://127.0.0.1:52415 --model NAME --tokenizer models/mine --pp 1000,5000
   --tg 128 --concurrency 1,4 --use-prefix-cache --json result.json
 
-Exit codes: 0 ok; 1 some requests failed (the table says how many); 2 a wrong option; 130 stopped by Ctrl-C,
-143 by SIGTERM, with what was measured until then."""
+Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
+143 by SIGTERM, with the results of the completed part."""
 
 
 @bench.command(epilog=EPILOG)
 def exo(
-    target: Annotated[str, option("URL", "Where to: http://host:port[/prefix].")] = "",
-    pp: Annotated[str, option("N,..", "Tokens of the prompt, the chat template's included.")] = "",
-    tg: Annotated[str, option("N,..", "Tokens of the answer, 2 or more.")] = "",
-    concurrency: Annotated[str, option("N,..", "Requests sent at once.")] = "1",
-    repeat: Annotated[int, option("N", "How often each point is measured.", min=1, max=10_000)] = 1,
+    target: Annotated[str, option("URL", "URL of the server: http://host:port[/prefix].")] = "",
+    pp: Annotated[str, option("N,..", "Prompt lengths in tokens, including the chat template.")] = "",
+    tg: Annotated[str, option("N,..", "Response lengths in tokens, at least 2.")] = "",
+    concurrency: Annotated[str, option("N,..", "Numbers of concurrent requests.")] = "1",
+    repeat: Annotated[int, option("N", "Number of measurements of each point.", min=1, max=10_000)] = 1,
     warmup: Annotated[
-        int, option("N", "Requests of the first pp and tg that count nowhere.", min=0, max=10_000)
+        int,
+        option(
+            "N",
+            "Number of unmeasured warm-up requests, with the first values of --pp and --tg.",
+            min=0,
+            max=10_000,
+        ),
     ] = 0,
     use_prefix_cache: Annotated[
         bool,
         flag(
             "--use-prefix-cache",
-            "Prompts may be found in the server's prefix cache, which saves time; prefill rates of hits are "
-            "approximate. Without it every prompt is computed.",
+            "Allow hits in the server's prefix cache. This saves time, but the prefill "
+            "rates of hits are approximate (default: every prompt is computed).",
         ),
     ] = False,
     model: ModelName = None,
     server: Annotated[
-        str, option("auto|openai|vllm|sglang|llamacpp|exo", "Whose fields may be sent. Default: as it says.")
+        str,
+        option(
+            "auto|openai|vllm|sglang|llamacpp|exo",
+            "Server type; decides which vendor-specific fields are sent (default: detected).",
+        ),
     ] = "auto",
     tokenizer: Annotated[
         str | None,
         option(
             "FOLDER|FILE|tiktoken:NAME",
-            "Prompts get their exact length by it: the model's folder (through its chat template). Default: "
-            "llmtap's own, which only `llmtap sim serve` has.",
+            "Tokenizer for exact prompt lengths: model folder (its chat template is applied), "
+            "tokenizer.json or tiktoken name (default: the tokenizer of `llmtap sim serve`).",
         ),
     ] = None,
     header: Headers = None,
@@ -85,15 +95,19 @@ def exo(
     ca: CaFile = None,
     timeout: AnswerTimeout = "10m",
     metrics: Annotated[
-        str | None, option("URL|none", "The server's metrics. Default: its /metrics, if there.")
+        str | None,
+        option(
+            "URL|none",
+            "URL of the server's metrics, or none (default: /metrics of the server, if available).",
+        ),
     ] = None,
     seed: Annotated[
         int | None,
-        option("N", "Of the words that prompts begin with. Default: another one each time.", min=0),
+        option("N", "Random seed of the first words of the prompts (default: random).", min=0),
     ] = None,
     json: Json = None,
 ) -> None:
-    """Prefill and generation rates over a grid of lengths and concurrency, as exo-bench has them."""
+    """Measure prefill and generation rates over a grid of lengths and concurrency, like exo-bench."""
     if not target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     outputs = Outputs(json=json)

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ["demo"]
 
-EPILOG = """TRACE is anything that `llmtap replay` plays: a trace, a capture, or a workload. Without one,
-requests are drawn that are like BurstGPT's. Half of all pass a guardrail, dealt by an experiment, whose
-verdict comes at the end. Answers have 512 tokens at most; those not over 15 s after the last request are cut.
+EPILOG = """TRACE is any input of `llmtap replay`: a trace, a capture, or a workload. The default is a
+synthetic workload with the distributions of BurstGPT. An experiment assigns half of the requests to an engine
+with a guardrail; the result of the experiment is printed at the end. Responses have at most 512 tokens;
+responses that are incomplete 15 s after the last request are cancelled.
 
 Examples:
 
@@ -43,8 +44,8 @@ Examples:
 
   llmtap demo trace.jsonl --speed 20 --seconds 2m
 
-Exit codes: 0 ok; 1 a stream broke, or the tap did not see all of them; 130 stopped by Ctrl-C (143 by
-SIGTERM), with the summary so far."""
+Exit codes: 0 ok; 1 a stream failed, or the tap did not measure every exchange; 130 stopped by Ctrl-C, 143 by
+SIGTERM, with a summary of the completed part."""
 
 DRAIN_S: Final = 15
 TIMEOUT_S: Final = 120
@@ -60,17 +61,23 @@ _CUT: Final = "client_cancelled"
 T = TypeVar("T")
 
 
-@app.command(short_help="Engine, tap and traffic in one command.", epilog=EPILOG)
+@app.command(short_help="Run a simulated engine, the tap and a load in one command.", epilog=EPILOG)
 def demo(
-    trace: Annotated[str, argument("[TRACE]", "What to send.")] = "",
-    seconds: Annotated[str, option("TIME", "Send for so long.")] = "30s",
-    requests: Annotated[int | None, option("N", "Send no more than so many.", min=1, max=1_000_000)] = None,
-    speed: Annotated[float, option("X", f"X times as fast; a workload has {RATE_RPS} requests/s.")] = 10.0,
+    trace: Annotated[
+        str, argument("[TRACE]", "Trace, capture or workload to send (default: a synthetic workload).")
+    ] = "",
+    seconds: Annotated[str, option("TIME", "Duration of the load.")] = "30s",
+    requests: Annotated[int | None, option("N", "Maximum number of requests.", min=1, max=1_000_000)] = None,
+    speed: Annotated[
+        float, option("X", f"Speed factor; a workload has {RATE_RPS} requests/s times X.")
+    ] = 10.0,
     from_format: SourceFormat = None,
-    keep: Annotated[bool, flag("--keep", "Then stay up until Ctrl-C.")] = False,
+    keep: Annotated[
+        bool, flag("--keep", "Keep the engine and the tap running after the load until Ctrl-C.")
+    ] = False,
     as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
 ) -> None:
-    """Start the simulated engine and the tap in front of it, send requests, show what the tap saw."""
+    """Start the simulated engine and the tap, send requests, and show the measurements of the tap."""
     if not 0 < speed <= 1e6:
         raise ConfigError("--speed", f"expected a number above 0, at most 1e6, got {speed:g}")
     try:

@@ -21,11 +21,11 @@ __all__ = ["convert", "inspect"]
 
 
 _CONVERT_EPILOG = """\
-IN is a file, a capture's folder, a pattern of its files, or - for standard input; OUT is a file
-or -. What ends in .gz or .zst is compressed. Formats are told by content and name; --list shows them.
-A new file can be read by its owner alone (mode 0600); one that replaces another keeps that one's mode.
+IN is a file, a capture folder, a pattern of capture files, or - for standard input; OUT is a file
+or -. Files that end in .gz or .zst are compressed. Formats are detected from content and name; --list shows
+them. A new file is readable only by its owner (mode 0600); an overwritten file keeps its mode.
 
-Styles, by format (`--list NAME` says what each means):
+Styles, by format (`--list NAME` explains them):
 
 {styles}
 
@@ -54,34 +54,37 @@ _BAR_AFTER_NS: Final = 1_000_000_000
     epilog=_CONVERT_EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
 )
 def convert(
-    source: Annotated[str, argument("IN", "What to read.")] = "",
-    target: Annotated[str, argument("OUT", "What to write.")] = "",
+    source: Annotated[
+        str, argument("IN", "Input file, capture folder, or pattern; - is standard input.")
+    ] = "",
+    target: Annotated[str, argument("OUT", "Output file; - is standard output.")] = "",
     source_format: Annotated[
-        str | None, option("NAME", "Format of IN, where its content does not tell.", "--from")
+        str | None, option("NAME", "Format of IN (default: detected from its content).", "--from")
     ] = None,
     target_format: Annotated[
-        str | None, option("NAME", "Format of OUT, where its name does not tell.", "--to")
+        str | None, option("NAME", "Format of OUT (default: detected from its name).", "--to")
     ] = None,
-    model: Annotated[str | None, option(None, "Model to write where a row names none.")] = None,
-    override_model: Annotated[bool, option(None, "Write --model in every row.")] = False,
+    model: Annotated[str | None, option(None, "Model name for rows without one.")] = None,
+    override_model: Annotated[bool, option(None, "Write the name of --model in every row.")] = False,
     style: Annotated[
-        list[str] | None, option("K=V", "How to write what has several spellings; see below.")
+        list[str] | None, option("K=V", "Variant of the output format; see the styles below.")
     ] = None,
     redact: Annotated[
         list[str] | None,
         option(
             "RULE",
-            "Redact bodies and answers by the rules of capture.redact: email, card, phone, key (with commas "
-            "between), re:PATTERN; may be repeated. Without it text goes over as it is.",
+            "Redaction rule for request and response bodies, as in "
+            "capture.redact: email, card, phone, key (comma-separated), or "
+            "re:PATTERN; may be repeated (default: text is copied unmodified).",
         ),
     ] = None,
     as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
-    force: Annotated[bool, flag("--force", "Replace OUT if it is there.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite OUT if it exists.")] = False,
     show_list: Annotated[
-        bool, flag("--list", "List the formats; with a name for IN, all about that one.")
+        bool, flag("--list", "List the formats; with a format name as IN, describe that format.")
     ] = False,
 ) -> None:
-    """Convert a trace, a dataset or a capture, and say what was kept, what was lost and why."""
+    """Convert a trace, a dataset or a capture, and report which fields were kept or lost, and why."""
     if show_list:
         with _quiet_pipe():
             _show_formats(source, as_json=as_json)
@@ -255,9 +258,9 @@ FILE_BYTES_MAX = 512 << 20
 """A million tokens at 250 bytes each, twice."""
 
 _INSPECT_EPILOG = """\
-FILE is an event stream, NDJSON or JSON body, a whole HTTP response (chunked framing, gzip, br and
-zstd are undone), a HAR file, or a packet capture (pcap, pcapng), whose exchanges are listed, or explained by
---entry; - reads standard input.
+FILE is an event stream, an NDJSON or JSON body, a complete HTTP response (chunked framing, gzip, br
+and zstd are decoded), a HAR file, or a packet capture (pcap, pcapng); - is standard input. The exchanges of a
+packet capture are listed; --entry selects one to explain.
 
 Examples:
 
@@ -270,20 +273,22 @@ Examples:
   llmtap inspect traffic.pcap; llmtap inspect traffic.pcap --entry 3"""
 
 
-@app.command(short_help="Explain a saved stream, event by event.", epilog=_INSPECT_EPILOG)
+@app.command(short_help="Explain a saved response, event by event.", epilog=_INSPECT_EPILOG)
 def inspect(
-    file: Annotated[str, argument("FILE", "A saved answer, or - for standard input.")],
+    file: Annotated[str, argument("FILE", "File with a saved response; - is standard input.")],
     as_json: Annotated[bool, flag("--json", "Print the exchange as JSON, with its events.")] = False,
     path: Annotated[
-        str, option(None, "Path of the request, where the file does not tell: it breaks ties.")
+        str, option(None, "Path of the request, if the file does not contain it; used to identify the API.")
     ] = "/",
     request_body: Annotated[
-        str, option("JSON|@FILE", "The request's JSON, or @FILE: it names the model.")
+        str, option("JSON|@FILE", "JSON body of the request, or @FILE; used for the model name.")
     ] = "",
-    entry: Annotated[int | None, option(None, "Entry of a HAR file or a packet capture.", min=0)] = None,
-    text: Annotated[bool, flag("--text/--no-text", "Show what the events say.")] = True,
+    entry: Annotated[
+        int | None, option(None, "Index of the entry in a HAR file or a packet capture.", min=0)
+    ] = None,
+    text: Annotated[bool, flag("--text/--no-text", "Show the text of the events.")] = True,
 ) -> None:
-    """Explain a saved stream: each event's class, bytes, text and tokens, and what they come to."""
+    """Explain a saved response: class, bytes, text and tokens of each event, and the totals."""
     from llmtap.exchange.saved import SavedError, explain, read_saved
     from llmtap.report.stream import explained_to_dict
     from llmtap.vantage.passive.pcap_file import is_packet_file

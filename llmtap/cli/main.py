@@ -33,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="A tap for LLM traffic: forwards every byte untouched, timestamps every token.",
+    help="Measure LLM traffic: forward every byte unmodified, timestamp every token.",
 )
 
 
@@ -51,7 +51,7 @@ def _root(
             "--version",
             callback=_show_version,
             is_eager=True,
-            help="Show the version and the implementation that runs.",
+            help="Show the version and the active implementation (native or Python).",
         ),
     ] = False,
 ) -> None:

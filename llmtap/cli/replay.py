@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["replay"]
 
-EPILOG = """TRACE is anything that `llmtap convert --list` reads, a capture, or a workload (--workloads lists
-them). Requests leave at their times, whatever became of the others (an open loop), unless --closed says how
-many there may be at once. How late they left is told with every figure.
+EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
+lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), unless
+--closed sets a concurrency. The dispatch lateness is always reported.
 
 Examples:
 
@@ -54,12 +54,12 @@ Examples:
 
   llmtap replay synthetic-uniform --target http://127.0.0.1:8000 --closed 32 --tokenizer models/mine
 
-Exit codes: 0 ok; 1 the figures are not to be believed, or some requests failed (the report says which); 2 a
-wrong option; 130 stopped by Ctrl-C, 143 by SIGTERM: once to send no more, twice to cut the answers under way;
-the report so far is written.
+Exit codes: 0 ok; 1 the result is invalid, or some requests failed (the report says which); 2 invalid option;
+130 stopped by Ctrl-C, 143 by SIGTERM. The first signal stops sending; the second cancels the responses in
+flight. In both cases a report of the completed part is written.
 
-Keys come from the environment (OPENAI_API_KEY, or --api-key-env) or a file (--header-file), and are in no
-result."""
+API keys are read from the environment (OPENAI_API_KEY, or --api-key-env) or a file (--header-file), and are
+never stored in a result."""
 
 RETRY_WAIT: Final = "30s"
 _ENDPOINTS: Final = {
@@ -68,121 +68,180 @@ _ENDPOINTS: Final = {
 }  # fmt: skip
 
 
-@app.command(short_help="Send a trace or a workload to a server, and measure.", epilog=EPILOG)
+@app.command(short_help="Send a trace or a workload to a server, and measure the responses.", epilog=EPILOG)
 def replay(
-    trace: Annotated[str, argument("TRACE", "What to send.")] = "",
+    trace: Annotated[str, argument("TRACE", "Trace, capture or workload to send.")] = "",
     target: Annotated[
-        str, option("URL", "Where to: http://host:port[/prefix], ws:// (Realtime) or grpc://.")
+        str, option("URL", "URL of the server: http://host:port[/prefix], ws:// (Realtime) or grpc://.")
     ] = "",
     source_format: SourceFormat = None,
     requests: Annotated[
         int | None,
         option(
-            "N", "The first N rows; a shorter trace is repeated. Of a workload 1,000.", min=1, max=100_000_000
+            "N",
+            "Number of requests: the first N rows of the trace, repeated "
+            "if it is shorter (default for a workload: 1,000).",
+            min=1,
+            max=100_000_000,
         ),
     ] = None,
     window: Annotated[
-        str | None, option("FROM[+FOR]", "Rows of that time of the trace, such as 10m+5m.")
+        str | None,
+        option("FROM[+FOR]", "Time range of the trace to send: start and length, for example 10m+5m."),
     ] = None,
-    share: Annotated[float | None, option("SHARE", "So many of the conversations, such as 0.1.")] = None,
-    speed: Annotated[float | None, option("X", "X times as fast: bursts stay bursts.")] = None,
+    share: Annotated[
+        float | None, option("SHARE", "Fraction of the conversations to send, for example 0.1.")
+    ] = None,
+    speed: Annotated[
+        float | None, option("X", "Factor by which the trace is sent faster; the shape of bursts is kept.")
+    ] = None,
     rate: Annotated[
-        float | None, option("RPS", "The same, by the mean rate; of conversations, their first turns'.")
+        float | None,
+        option(
+            "RPS", "Mean request rate to scale the trace to; for conversations, the mean rate of first turns."
+        ),
     ] = None,
     arrivals: Annotated[
         str | None,
         option(
             "PROCESS",
-            "poisson, uniform, gamma:cv=2, onoff:..., ramp:..., steps:..., diurnal:..., at-once; instead of "
-            "the trace's own times. A workload has poisson.",
+            "Arrival process that replaces the times of the trace: poisson, uniform, gamma:cv=2, "
+            "onoff:..., ramp:..., steps:..., diurnal:..., at-once (default for a workload: poisson).",
         ),
     ] = None,
     closed: Annotated[
-        int | None, option("N", "Closed loop: N at a time, starting together.", min=1, max=100_000)
+        int | None,
+        option(
+            "N", "Concurrency of a closed loop; the first N requests are sent together.", min=1, max=100_000
+        ),
     ] = None,
     as_recorded: Annotated[
         bool,
-        flag("--as-recorded", "Send a conversation's later turns at their recorded times, without waiting."),
+        flag(
+            "--as-recorded",
+            "Send later turns of a conversation at their recorded "
+            "times, without waiting for the previous response.",
+        ),
     ] = False,
-    duration: Annotated[str | None, option("TIME", "Send nothing after so long.")] = None,
+    duration: Annotated[
+        str | None, option("TIME", "Maximum duration of sending; later requests are not sent.")
+    ] = None,
     drain: Annotated[
         str | None,
         option(
             "TIME",
-            "Answers may come for so long after the last request; else they are cut. Default: --timeout.",
+            "Maximum time to wait for outstanding responses after the last request (default: --timeout).",
         ),
     ] = None,
-    endpoint: Annotated[str, option("chat|completions|responses", "What is asked.")] = "chat",
+    endpoint: Annotated[str, option("chat|completions|responses", "API endpoint.")] = "chat",
     model: ModelName = None,
     server: Annotated[
-        str, option("auto|openai|vllm|sglang", "Whose fields may be sent (ignore_eos).")
+        str,
+        option(
+            "auto|openai|vllm|sglang",
+            "Server type; decides which vendor-specific fields (ignore_eos) are sent.",
+        ),
     ] = "auto",
     tokenizer: Annotated[
         str | None,
         option(
             "FOLDER|FILE|tiktoken:NAME",
-            "Prompts get their exact length by it: a model's folder (through its chat template), a "
-            "tokenizer.json. Default: llmtap's own, which only `llmtap sim serve` has.",
+            "Tokenizer for exact prompt lengths: model folder (its chat template is applied), "
+            "tokenizer.json or tiktoken name (default: the tokenizer of `llmtap sim serve`).",
         ),
     ] = None,
     header: Headers = None,
-    header_file: Annotated[Path | None, option("FILE", "The same, a line each; for what is secret.")] = None,
+    header_file: Annotated[
+        Path | None, option("FILE", "File with header fields, one 'NAME: VALUE' a line; for secrets.")
+    ] = None,
     api_key_env: ApiKeyEnv = None,
-    tenant_header: Annotated[str | None, option("NAME", "Send each row's tenant in this header.")] = None,
+    tenant_header: Annotated[
+        str | None, option("NAME", "Header field that carries the tenant of each row.")
+    ] = None,
     body_field: BodyFields = None,
-    no_stream: Annotated[bool, flag("--no-stream", "Ask for answers in one piece.")] = False,
+    no_stream: Annotated[bool, flag("--no-stream", "Request responses without streaming.")] = False,
     warmup: Annotated[
         str,
         option(
             "auto|none|N",
-            "Before measuring: 100 requests and 10,000 tokens, then until latency is stable (IETF 4.5); "
-            "none (a cold start), or N requests. As long as the first ones of the load, in other words.",
+            "Warm-up before the measurement. auto: at least 100 requests and 10,000 output tokens, "
+            "then until latency is stable (IETF 4.5). N: N requests. none: cold start. Warm-up "
+            "requests have the lengths of the first requests of the load, with different text.",
         ),
     ] = "none",
-    processes: Annotated[int, option("N", "Sending processes; one schedule.", min=1, max=256)] = 1,
+    processes: Annotated[
+        int, option("N", "Number of sending processes; they share one schedule.", min=1, max=256)
+    ] = 1,
     ray: Annotated[
         str | None,
         option(
             "ADDRESS",
-            "Run them on that Ray cluster: auto, HOST:6379, ray://HOST:10001, or local. Prompts and keys "
-            "travel over it.",
+            "Ray cluster that runs the sending processes: auto, HOST:6379, "
+            "ray://HOST:10001, or local. Prompts and API keys are sent to the cluster.",
         ),
     ] = None,
-    realtime: Annotated[bool, flag("--realtime", "Ask for real-time priority for them (root).")] = False,
-    fresh: Annotated[bool, flag("--fresh", "A new connection for each request; default: kept.")] = False,
+    realtime: Annotated[
+        bool, flag("--realtime", "Request real-time priority for the sending processes (requires root).")
+    ] = False,
+    fresh: Annotated[
+        bool, flag("--fresh", "Open a new connection for each request (default: connections are reused).")
+    ] = False,
     timeout: AnswerTimeout = "10m",
-    connect_timeout: Annotated[str, option("TIME", "For a connection.")] = "10s",
-    retries: Annotated[int, option("N", "After refusals; counted. Default: none.", min=0, max=100)] = 0,
-    retry_wait: Annotated[str, option("TIME", "A Retry-After above it is not waited for.")] = RETRY_WAIT,
+    connect_timeout: Annotated[str, option("TIME", "Maximum time to open a connection.")] = "10s",
+    retries: Annotated[
+        int,
+        option(
+            "N",
+            "Maximum number of retries after a refused request; retries are counted.",
+            min=0,
+            max=100,
+        ),
+    ] = 0,
+    retry_wait: Annotated[
+        str, option("TIME", "Maximum Retry-After; a request with a longer one is not retried.")
+    ] = RETRY_WAIT,
     stop_errors: Annotated[
-        str | None, option("SHARE[/N]", "Stop when so many of the latest N (100) failed: 50%.")
+        str | None,
+        option(
+            "SHARE[/N]",
+            "Fraction of failures among the latest N requests "
+            "(default: 100) that stops the replay, for example 50%.",
+        ),
     ] = None,
     limit_in_flight: Annotated[
         int | None,
-        option("N", "What is due while N are under way is skipped and counted; never delayed.", min=1),
+        option(
+            "N",
+            "Maximum number of requests in flight; requests due "
+            "above it are skipped and counted, never delayed.",
+            min=1,
+        ),
     ] = None,
     no_request_ids: Annotated[bool, flag("--no-request-ids", "Send no X-Request-Id.")] = False,
     ca: CaFile = None,
-    insecure: Annotated[bool, flag("--insecure", "Don't verify the certificate.")] = False,
-    slo: Annotated[str | None, option("BOUNDS", "Goodput counts by: 'ttft:500ms tpot:50ms'.")] = None,
+    insecure: Annotated[bool, flag("--insecure", "Do not verify the server's certificate.")] = False,
+    slo: Annotated[
+        str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:500ms tpot:50ms'.")
+    ] = None,
     metrics: Annotated[
         str | None,
         option(
             "URL|none",
-            "The server's metrics. Default: its /metrics, asked for once where it has none. What is asked "
-            "beside the load has the User-Agent llmtap-replay/VERSION.",
+            "URL of the server's metrics, or none (default: /metrics of the server, if "
+            "available). Requests outside the load have the User-Agent llmtap-replay/VERSION.",
         ),
     ] = None,
     capture: Annotated[
-        str | None, option("DIR", "Write the exchanges as a capture, and beside them the result.")
+        str | None,
+        option("DIR", "Folder for a capture of the exchanges; the result is stored in the same folder."),
     ] = None,
     seed: Seed = 42,
     json: Json = None,
-    html: Annotated[str | None, option("FILE", "Write a page with figures and charts; - is stdout.")] = None,
-    markdown: Annotated[str | None, option("FILE", "Write the report as Markdown; - is stdout.")] = None,
+    html: Annotated[str | None, option("FILE", "File for an HTML report with charts; - is stdout.")] = None,
+    markdown: Annotated[str | None, option("FILE", "File for the report as Markdown; - is stdout.")] = None,
     list_workloads: Annotated[bool, flag("--workloads", "List the workloads.")] = False,
 ) -> None:
-    """Send a trace, a capture or a workload to a server, and measure the answers."""
+    """Send a trace, a capture or a workload to a server, and measure the responses."""
     if list_workloads:
         _show_workloads()
         return

@@ -39,10 +39,17 @@ RESULT_BYTES_MAX: Final = 256 << 20
 BESIDE: Final = "replay-*.json"
 """Name of a result in a capture's folder, whose own files are `llmtap-*`."""
 
-EPILOG = """CAPTURE is a file, a folder, a pattern of files or a URL (s3://bucket/prefix) of captures,
-also of one that is running (of a URL only what is uploaded; name the spool's folder beside it for the rest);
-or one trace file of another tool, in any format that `llmtap convert --list` shows; or a results folder of
-llmtap bench; or what `llmtap replay --json` wrote, which is told as the replay told it, its verdict too.
+EPILOG = """CAPTURE is one of:
+
+  a file, folder, file pattern or URL (s3://bucket/prefix) of captures, also of a running capture
+
+  one trace file of another tool, in any format listed by `llmtap convert --list`
+
+  a results folder of `llmtap bench`
+
+  a result of `llmtap replay --json`; the report is the one that the replay printed, with its verdict
+
+Of a running capture at a URL only the uploaded part is read; add its spool folder to include the rest.
 
 Examples:
 
@@ -59,36 +66,39 @@ Examples:
   llmtap report results/a --compare results/b --compare results/c --html page.html"""
 
 
-@app.command(short_help="Sum up a capture, or compare two.", epilog=EPILOG)
+@app.command(short_help="Summarize a capture or results, or compare results.", epilog=EPILOG)
 def report(
-    places: Annotated[list[str], argument("CAPTURE...", "What to read.")],
-    as_json: Annotated[bool, flag("--json", "Print the same as JSON.")] = False,
+    places: Annotated[
+        list[str], argument("CAPTURE...", "Captures, or one trace, results folder or replay result.")
+    ],
+    as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
     integrity: Annotated[
-        bool, flag("--integrity", "List the exchanges that are missing; exit 1 if nobody accounts for some.")
+        bool, flag("--integrity", "List missing exchanges; exit with 1 if some are unaccounted for.")
     ] = False,
     by: Annotated[
-        list[str] | None, option("tenant|model|arm|session", "The same for each of them; may be repeated.")
+        list[str] | None,
+        option("tenant|model|arm|session", "Label to break the report down by; may be repeated."),
     ] = None,
-    slo: Annotated[
-        str | None, option(None, "Objectives to judge by, such as 'ttft:500ms tpot:50ms'.")
-    ] = None,
+    slo: Annotated[str | None, option(None, "Objectives, for example 'ttft:500ms tpot:50ms'.")] = None,
     skip_broken: Annotated[
-        bool, flag("--skip-broken", "Pass over files that cannot be read, and name them.")
+        bool, flag("--skip-broken", "Skip files that cannot be read, and list their names.")
     ] = False,
     html: Annotated[
-        str | None, option("FILE", "Of results of a benchmark or a replay: write their page.")
+        str | None, option("FILE", "File for an HTML report of benchmark or replay results.")
     ] = None,
-    markdown: Annotated[str | None, option("FILE", "Of these: write them as Markdown.")] = None,
+    markdown: Annotated[
+        str | None, option("FILE", "File for a Markdown report of benchmark or replay results.")
+    ] = None,
     compare: Annotated[
         list[str] | None,
         option(
             "RESULTS",
-            "Hold these results of a benchmark against the first; may be repeated. Exit 1 where they had "
-            "other loads: nothing is tested then.",
+            "Benchmark results to compare with the first; may be repeated. If the "
+            "loads differ, no statistical test is run and the exit code is 1.",
         ),
     ] = None,
 ) -> None:
-    """Sum up a capture: latencies, workload, conversations, what is missing; or tell other results again."""
+    """Summarize a capture: latencies, workload, conversations, missing exchanges; or print stored results."""
     stdout = STDOUT if as_json else None
     if compare:
         _compare(places, compare, stdout, html, markdown)

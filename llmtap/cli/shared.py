@@ -313,21 +313,34 @@ def argument(metavar: str, text: str) -> Any:
 
 
 AdminAddress = Annotated[
-    str | None, option(None, "HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
+    str | None,
+    option(None, "HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464. [meter.admin]"),
 ]
 CaptureTo = Annotated[
     str | None,
-    option("DIR|URL", "Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]"),
+    option(
+        "DIR|URL", "Folder or URL for a Parquet capture of every exchange, without its text. [capture.to]"
+    ),
 ]
 CheckOnly = Annotated[bool, flag("--check", "Check the configuration and start nothing.")]
-CaFile = Annotated[str | None, option("FILE", "Trust this CA (PEM) instead of the system's.")]
+CaFile = Annotated[str | None, option("FILE", "PEM file of the CA to trust instead of the system's CAs.")]
 SourceFormat = Annotated[
-    str | None, option("NAME", "Format of TRACE, where its content does not tell.", "--from")
+    str | None, option("NAME", "Format of TRACE (default: detected from its content).", "--from")
 ]
-ModelName = Annotated[str | None, option("NAME", "Default: the one the server lists, if it is one.")]
-Headers = Annotated[list[str] | None, option("'NAME: VALUE'", "Of each request; may be repeated.")]
-ApiKeyEnv = Annotated[str | None, option("NAME", "Variable with the key. Default: OPENAI_API_KEY.")]
-BodyFields = Annotated[list[str] | None, option("NAME=JSON", "Into each body; may be repeated: top_p=0.9")]
-AnswerTimeout = Annotated[str, option("TIME", "For a whole answer.")]
-Seed = Annotated[int, option("N", "Of all that is drawn.", min=0)]
-Json = Annotated[str | None, option("FILE", "Write the result; - is stdout.")]
+ModelName = Annotated[
+    str | None,
+    option("NAME", "Model name (default: the model that the server lists, if it lists exactly one)."),
+]
+Headers = Annotated[
+    list[str] | None, option("'NAME: VALUE'", "Header field for every request; may be repeated.")
+]
+ApiKeyEnv = Annotated[
+    str | None, option("NAME", "Environment variable with the API key (default: OPENAI_API_KEY).")
+]
+BodyFields = Annotated[
+    list[str] | None,
+    option("NAME=JSON", "Field to add to every request body, for example top_p=0.9; may be repeated."),
+]
+AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete response.")]
+Seed = Annotated[int, option("N", "Random seed.", min=0)]
+Json = Annotated[str | None, option("FILE", "File for the result as JSON; - is stdout.")]

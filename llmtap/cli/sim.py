@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "serve", "tokenizer"]
 
-sim = typer.Typer(no_args_is_help=True, help="The simulated engine.")
+sim = typer.Typer(no_args_is_help=True, help="Run the simulated engine.")
 app.add_typer(sim, name="sim")
 
 _SERVE_EPILOG = """Examples:
@@ -47,8 +47,8 @@ _SERVE_EPILOG = """Examples:
 
   llmtap sim serve --scheduler multi_bin_dynamic --reading bin_edges=1,30,117 --servers 2
 
-A request may set most of this for itself: x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset; --keys
-has the header of each key.
+Request headers override most keys, for example x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset;
+--keys shows the header of each key.
 Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/messages /api/chat /api/generate
 /v1/realtime (a WebSocket) /metrics /health /sim/truth?since=N"""
 
@@ -57,57 +57,70 @@ Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/mes
 def serve(
     listen: Annotated[str, option(None, "HOST:PORT to listen on.")] = "127.0.0.1:8000",
     grpc: Annotated[
-        str | None, option("HOST:PORT", "Also serve vLLM's engine service over gRPC there.")
+        str | None, option("HOST:PORT", "HOST:PORT for vLLM's engine service over gRPC (default: none).")
     ] = None,
-    ttft: Annotated[str | None, option(None, "From a request to its first token; default 150ms.")] = None,
-    itl: Annotated[str | None, option(None, "Between tokens; default 20ms.")] = None,
+    ttft: Annotated[
+        str | None, option(None, "Time from a request to its first token; default 150ms.")
+    ] = None,
+    itl: Annotated[str | None, option(None, "Time between tokens; default 20ms.")] = None,
     tokens: Annotated[
-        int | None, option(None, "Tokens per answer, unless max_tokens is less; default 40.")
+        int | None, option(None, "Tokens per response, unless max_tokens is less; default 40.")
     ] = None,
-    spread: Annotated[float | None, option(None, "Share by which each answer varies; default 0.")] = None,
-    seed: Annotated[int | None, option(None, "Seed of all that is drawn; default 0.")] = None,
-    dialect: Annotated[str | None, option(None, "openai or vllm; default openai.")] = None,
+    spread: Annotated[
+        float | None, option(None, "Maximum relative variation of TTFT and ITL between responses; default 0.")
+    ] = None,
+    seed: Annotated[int | None, option(None, "Random seed; default 0.")] = None,
+    dialect: Annotated[
+        str | None, option(None, "Dialect of the API: openai or vllm; default openai.")
+    ] = None,
     tokens_per_chunk: Annotated[
-        int | None, option(None, "Tokens in one event; default 1. [pacing.tokens_per_chunk]")
+        int | None, option(None, "Tokens per event; default 1. [pacing.tokens_per_chunk]")
     ] = None,
     jitter: Annotated[
-        float | None, option(None, "Sigma of a lognormal factor on every gap. [pacing.jitter]")
+        float | None, option(None, "Sigma of a lognormal factor on every gap between tokens. [pacing.jitter]")
     ] = None,
     scheduler: Annotated[
         str,
         option(
             None,
-            "What decides when tokens are made: a fixed schedule, or an engine with this; --servings lists "
-            "them. multi_bin_dynamic needs --reading bin_edges=...",
+            "Scheduler of the engine, or fixed for a fixed schedule without an engine; "
+            "--servings lists them. multi_bin_dynamic requires --reading bin_edges=...",
         ),
     ] = "fixed",
     serving: Annotated[
-        list[str] | None, option("NAME=VALUE", "Of an engine that iterates; may be repeated.")
+        list[str] | None, option("NAME=VALUE", "Option of an iteration-level scheduler; may be repeated.")
     ] = None,
     servings: Annotated[
-        bool, flag("--servings", "List these, and what they mean; and the schedulers.")
+        bool, flag("--servings", "List the options of --serving and the schedulers.")
     ] = False,
     reading: Annotated[
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Of an engine that serves whole batches (seed 004), such as bin_edges=1,30,117: the lower edge "
-            "of each bin of multi_bin_dynamic. `llmtap sim run --readings` lists them.",
+            "Option of a scheduler that serves whole batches (seed 004); may be "
+            "repeated. For example, bin_edges=1,30,117 sets the lower edge of each bin "
+            "of multi_bin_dynamic. `llmtap sim run --readings` lists the options.",
         ),
     ] = None,
     predictor: Annotated[
-        str | None, option("perfect|prompt|noisy", "Of output lengths, for the engine.")
+        str | None, option("perfect|prompt|noisy", "Predictor of output lengths for the engine.")
     ] = None,
-    servers: Annotated[int, option(None, "How many GPUs serve whole batches.", min=1, max=10_000)] = 1,
+    servers: Annotated[
+        int, option(None, "Number of GPUs, for schedulers that serve whole batches.", min=1, max=10_000)
+    ] = 1,
     truth: Annotated[
-        Path | None, option(None, "Append the schedule and send times of every request, as JSON lines.")
+        Path | None,
+        option(None, "File to append the schedule and the send times of every request to, as JSON lines."),
     ] = None,
     assign: Annotated[
-        list[str] | None, option("KEY=VALUE", "Any key, such as pacing.jitter=0.3.", "--set")
+        list[str] | None,
+        option("KEY=VALUE", "Value of any key, for example pacing.jitter=0.3; may be repeated.", "--set"),
     ] = None,
-    list_keys: Annotated[bool, flag("--keys", "List every key, its default, and its header.")] = False,
+    list_keys: Annotated[
+        bool, flag("--keys", "List every key with its default and its request header.")
+    ] = False,
 ) -> None:
-    """A gateway as OpenAI, Anthropic and Ollama have one, whose every token is due at a known moment."""
+    """Serve the APIs of OpenAI, Anthropic and Ollama with simulated tokens at known times."""
     from llmtap.sim.server.options import load_engine, load_options
 
     if list_keys:
@@ -194,9 +207,9 @@ def _listening(option_name: str, address: str) -> Iterator[None]:
 def _list_keys() -> None:
     from llmtap.sim.server.options import Key, keys
 
-    for row in (Key("key", "default", "header of a request", "meaning"), *keys()):
+    for row in (Key("key", "default", "request header", "meaning"), *keys()):
         print(f"{row.key or '-':26}  {row.default or '-':15}  {row.header or '-':25}  {row.meaning}")
-    print("\nA time by its header is a text such as 5ms; with -ms at its end, a number of milliseconds.")
+    print("\nA duration in a header is text such as 5ms, or milliseconds if the header name ends in -ms.")
 
 
 def _list_servings() -> None:
@@ -212,9 +225,9 @@ def _list_servings() -> None:
 
 @sim.command(epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json")
 def tokenizer(
-    file: Annotated[Path, argument("FILE", "Where to write it; - for stdout.")],
+    file: Annotated[Path, argument("FILE", "Output file; - is stdout.")],
 ) -> None:
-    """Write the tokenizer by which `sim serve` counts, as a tokenizer.json of Hugging Face's `tokenizers`."""
+    """Write the tokenizer of `sim serve` as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
 
     from llmtap.workload.prompts.text import tokenizer_json
@@ -231,11 +244,12 @@ def tokenizer(
 
 # ---------------------------------------------------------------- llmtap sim run
 
-_RUN_EPILOG = """TRACE is anything that `llmtap convert --list` reads, a capture, or a workload that is drawn
-(--presets lists them). Figures are those of a model of a GPU, seed 004's unless --latency fits another. The
-seed leaves much open, and which scheduler looks best depends on how it is read: --readings lists how.
+_RUN_EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a synthetic workload
+(--presets lists them). Results come from a latency model of a GPU: the model of seed 004, unless --latency
+fits another one. Seed 004 leaves several choices open, and the ranking of schedulers depends on them;
+--readings lists the choices.
 
-Options with several values are multiplied out, and the runs are spread over processes, or over Ray:
+Every combination of the given values is run. The runs are distributed over processes, or over a Ray cluster:
 
   llmtap sim run trace.csv --scheduler static_fifo,dynamic_no_bins,multi_bin_dynamic --scale 100
 
@@ -250,81 +264,106 @@ Options with several values are multiplied out, and the runs are spread over pro
 
 @sim.command(epilog=_RUN_EPILOG)
 def run(
-    trace: Annotated[str, argument("TRACE", "What to run.")] = "",
+    trace: Annotated[str, argument("TRACE", "Trace, capture or workload to simulate.")] = "",
     source_format: SourceFormat = None,
     scheduler: Annotated[
-        str | None, option("NAME,...", "Schedulers; default: the three of seed 004.")
+        str | None, option("NAME,...", "Schedulers (default: the three of seed 004).")
     ] = None,
-    scale: Annotated[str | None, option("X,...", "Arrivals X times as dense; bursts stay bursts.")] = None,
-    rate: Annotated[str | None, option("RPS,...", "The same, by the mean rate that comes of it.")] = None,
-    requests: Annotated[str | None, option("N,...", "The first N rows; a shorter trace is repeated.")] = None,
-    servers: Annotated[str | None, option("N,...", "How many GPUs; default 1.")] = None,
+    scale: Annotated[
+        str | None, option("X,...", "Factors that multiply the arrival rate; the shape of bursts is kept.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        option("RPS,...", "Mean arrival rates to scale the trace to, as an alternative to --scale."),
+    ] = None,
+    requests: Annotated[
+        str | None,
+        option("N,...", "Numbers of requests: the first N rows of the trace, repeated if it is shorter."),
+    ] = None,
+    servers: Annotated[str | None, option("N,...", "Numbers of GPUs; default 1.")] = None,
     bins: Annotated[
         str | None,
-        option("K|EDGE,...", "How many bins, or the lower edge of each: 4 is a number, 0,64,256 are edges."),
+        option("K|EDGE,...", "Number of bins (4), or the lower edge of each bin (0,64,256)."),
     ] = None,
     eps: Annotated[str | None, option(None, "Half width of the band around the token SLA.")] = None,
-    predictor: Annotated[str | None, option("perfect|prompt|noisy|shuffled", "Of output lengths.")] = None,
-    reading: Annotated[list[str] | None, option("NAME=VALUE", "Another reading; may be repeated.")] = None,
+    predictor: Annotated[
+        str | None, option("perfect|prompt|noisy|shuffled", "Predictor of output lengths.")
+    ] = None,
+    reading: Annotated[
+        list[str] | None,
+        option("NAME=VALUE", "Open choice of seed 004 (--readings lists them); may be repeated."),
+    ] = None,
     serving: Annotated[
-        list[str] | None, option("NAME=VALUE", "How schedulers that iterate serve; may be repeated.")
+        list[str] | None, option("NAME=VALUE", "Option of the iteration-level schedulers; may be repeated.")
     ] = None,
     vary: Annotated[
         list[str] | None,
         option(
             "NAME=V,V,...",
-            "Several values of a reading or of --serving; by | where they hold commas. May be repeated.",
+            "Several values of an option of --reading or --serving, "
+            "separated by | if they contain commas; may be repeated.",
         ),
     ] = None,
-    readings: Annotated[
-        bool, flag("--readings", "List readings and options of serving, and what they mean.")
-    ] = False,
-    preset: Annotated[
-        str | None, option("NAME", "A sweep that has a name; options replace its axes.")
-    ] = None,
-    presets: Annotated[bool, flag("--presets", "List presets and workloads.")] = False,
+    readings: Annotated[bool, flag("--readings", "List the options of --reading and --serving.")] = False,
+    preset: Annotated[str | None, option("NAME", "Predefined sweep; options replace its axes.")] = None,
+    presets: Annotated[bool, flag("--presets", "List the presets and workloads.")] = False,
     latency: Annotated[
         str | None,
         option(
             "CSV|CAPTURE",
-            "Fit the model to a grid of batch_size, max_seq_len, mean_latency_sec, or to a capture.",
+            "Data to fit the latency model to: CSV with batch_size, "
+            "max_seq_len and mean_latency_sec, or a capture.",
         ),
     ] = None,
     fit_chunk: Annotated[
         int | None,
         option(
             "TOKENS",
-            "The CAPTURE of --latency is of a server that takes prompts in in pieces of so many tokens.",
+            "Chunk size of the chunked prefill of the server that "
+            "the CAPTURE of --latency was recorded from.",
             min=1,
         ),
     ] = None,
     capacity: Annotated[
-        float | None, option("SHARE", "Also search the rate at which this share is outside the SLA.")
+        float | None,
+        option(
+            "SHARE",
+            "Maximum fraction of requests outside the SLA; the "
+            "highest rate within it is searched for as well.",
+        ),
     ] = None,
     slo: Annotated[
-        str | None, option("BOUNDS", "Objectives that goodput counts by: 'ttft:1s tbc_max:200ms'.")
+        str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:1s tbc_max:200ms'.")
     ] = None,
     measure: Annotated[
         bool | None,
         option(
             None,
-            "All metrics of live traffic, or only seed 004's; default: where schedulers iterate.",
+            "All metrics of live traffic, or only those of seed 004 "
+            "(default: all for iteration-level schedulers).",
             "--measure/--no-measure",
         ),
     ] = None,
-    capture: Annotated[
-        str | None, option("DIR", "Write each run's exchanges as a capture in a folder.")
+    capture: Annotated[str | None, option("DIR", "Folder for a capture of each run's exchanges.")] = None,
+    seed: Annotated[
+        str | None, option("N,...", "Random seeds of predictors and workloads; default 42.")
     ] = None,
-    seed: Annotated[str | None, option("N,...", "Of predictors and workloads; default 42.")] = None,
     results: Annotated[
-        Path | None, option("FILE", "Keep results as they come; what is in it is not run again.")
+        Path | None,
+        option("FILE", "File to append each result to; runs that it already contains are skipped."),
     ] = None,
-    jobs: Annotated[int | None, option("N", "Processes; default: as many as CPUs.", min=1)] = None,
-    ray: Annotated[str | None, option("ADDRESS", "Run on a Ray cluster; local starts one here.")] = None,
-    json: Annotated[str | None, option("FILE", "Write the summaries; - is stdout.")] = None,
-    html: Annotated[str | None, option("FILE", "Write a page with curves; - is stdout.")] = None,
+    jobs: Annotated[int | None, option("N", "Number of processes (default: number of CPUs).", min=1)] = None,
+    ray: Annotated[
+        str | None,
+        option(
+            "ADDRESS",
+            "Address of a Ray cluster that runs the simulations; local starts a cluster on this host.",
+        ),
+    ] = None,
+    json: Annotated[str | None, option("FILE", "File for the summaries as JSON; - is stdout.")] = None,
+    html: Annotated[str | None, option("FILE", "File for an HTML report with curves; - is stdout.")] = None,
 ) -> None:
-    """Run a trace through schedulers in virtual time, and compare them."""
+    """Simulate a trace with several schedulers in virtual time, and compare them."""
     if readings or presets:
         (_show_readings if readings else _show_presets)()
         return

@@ -40,29 +40,37 @@ _PROXY_EPILOG = """Examples:
 
   llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
 
-SIGTERM drains the streams under way, SIGHUP reads the configuration again without losing a connection, and
-SIGUSR2, after an upgrade, goes on as the program that is on disk now, without losing one either."""
+SIGTERM drains the streams in flight. SIGHUP reloads the configuration without losing a connection. SIGUSR2,
+after an upgrade, replaces the running program with the installed one, also without losing a connection."""
 
 
-@app.command(short_help="Put the tap in front of a gateway.", epilog=_PROXY_EPILOG)
+@app.command(short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
 def proxy(
     upstream: Annotated[str | None, option(None, "URL of the gateway. [relay.upstream]")] = None,
     listen: Annotated[
-        str | None, option(None, "HOST:PORT for clients; default 127.0.0.1:8080. [relay.listen]")
+        str | None, option(None, "HOST:PORT that clients connect to; default 127.0.0.1:8080. [relay.listen]")
     ] = None,
     admin: AdminAddress = None,
-    workers: Annotated[int | None, option(None, "Relay processes; default 1. [relay.workers]")] = None,
+    workers: Annotated[
+        int | None, option(None, "Number of relay processes; default 1. [relay.workers]")
+    ] = None,
     capture: CaptureTo = None,
     config: Annotated[
-        Path | None, option(None, "TOML file; see config/llmtap.toml for every key.", envvar="LLMTAP_CONFIG")
+        Path | None,
+        option(None, "TOML configuration file; config/llmtap.toml has every key.", envvar="LLMTAP_CONFIG"),
     ] = None,
     assign: Annotated[
-        list[str] | None, option("KEY=VALUE", "Any key, such as relay.clock=mono.", "--set")
+        list[str] | None,
+        option(
+            "KEY=VALUE",
+            "Value of any configuration key, for example relay.clock=mono; may be repeated.",
+            "--set",
+        ),
     ] = None,
     check: CheckOnly = False,
     list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
-    """Put the tap in front of a gateway: clients notice nothing, every token is timed."""
+    """Forward traffic to a gateway unmodified, and measure the time of every token."""
     from llmtap.config import fingerprint, keys, load_settings
 
     if list_keys:
@@ -137,26 +145,35 @@ _METER_EPILOG = """Examples:
 
   llmtap meter --listen-socket ./tap.sock --admin 127.0.0.1:9464 --capture ./capture
 
-In the app: app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock"). Any number of processes of
-this user may deliver to one socket. SIGTERM ends it at once: the apps go on, and count what passes then."""
+In the application: app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock"). Any number of
+processes of this user may connect to one socket. SIGTERM stops the meter at once: the applications continue
+and count the exchanges that are not measured."""
 
 
-@app.command(short_help="Measure apps that have the middleware.", epilog=_METER_EPILOG)
+@app.command(short_help="Measure applications that use the middleware.", epilog=_METER_EPILOG)
 def meter(
     listen_socket: Annotated[
-        str | None, option("PATH", "Path of the unix socket that apps deliver to. [meter.socket]")
+        str | None, option("PATH", "Path of the Unix socket that applications connect to. [meter.socket]")
     ] = None,
     admin: AdminAddress = None,
     capture: CaptureTo = None,
     config: Annotated[
-        Path | None, option(None, "TOML file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG")
+        Path | None,
+        option(
+            None, "TOML configuration file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"
+        ),
     ] = None,
     assign: Annotated[
-        list[str] | None, option("KEY=VALUE", "Any key, such as meter.window=5m.", "--set")
+        list[str] | None,
+        option(
+            "KEY=VALUE",
+            "Value of any configuration key, for example meter.window=5m; may be repeated.",
+            "--set",
+        ),
     ] = None,
     check: CheckOnly = False,
 ) -> None:
-    """Measure what apps with the middleware tell: the tap without a proxy in front."""
+    """Measure applications with the llmtap middleware, without a proxy."""
     from llmtap.config import fingerprint, load_settings
     from llmtap.supervisor.alone import check_alone, run_meter
 
@@ -170,7 +187,7 @@ def meter(
     run_meter(settings, lambda path, admin: _announce(f"meter at {path}", admin, settings))
 
 
-slo_app = typer.Typer(no_args_is_help=True, help="Objectives: rules for alerting.")
+slo_app = typer.Typer(no_args_is_help=True, help="Generate alerting rules from objectives.")
 app.add_typer(slo_app, name="slo")
 
 _SLO_EPILOG = """Examples:
@@ -179,30 +196,34 @@ _SLO_EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
-Alarms that can never ring at a class's target are left out, and told on stderr."""
+Alerts that can never fire at the target of a class are omitted and reported on stderr."""
 
 
 @slo_app.command(epilog=_SLO_EPILOG)
 def generate(
     config: Annotated[
         Path | None,
-        option(None, "TOML file with [slo.NAME] tables, as the proxy reads it.", envvar="LLMTAP_CONFIG"),
+        option(
+            None,
+            "TOML configuration file with [slo.NAME] tables, as for `llmtap proxy`.",
+            envvar="LLMTAP_CONFIG",
+        ),
     ] = None,
     written: Annotated[
         str, option("NAME", "Format of the rules: prometheus.", "--format", hidden=True)
     ] = "prometheus",
-    out: Annotated[Path | None, option("FILE", "Write there; default: standard output.")] = None,
-    job: Annotated[str, option("NAME", "What Prometheus calls the scrape job.")] = "llmtap",
+    out: Annotated[Path | None, option("FILE", "Output file (default: standard output).")] = None,
+    job: Annotated[str, option("NAME", "Name of the scrape job in Prometheus.")] = "llmtap",
     runbooks: Annotated[
         str,
         option(
             "URL",
-            "Where the pages of deploy/runbooks/ are served; each alert links its own, URL/ALERT.md, or "
-            "what the URL says with {alert} in it.",
+            "Base URL of the pages in deploy/runbooks/. Each alert links to "
+            "URL/ALERT.md; if the URL contains {alert}, the alert name replaces it.",
         ),
     ] = "deploy/runbooks",
 ) -> None:
-    """Write recording rules and alerts for the objectives that the proxy judges by."""
+    """Write recording rules and alerts for the configured objectives."""
     from llmtap.config import load_settings
     from llmtap.export.rules.prometheus import check_job, missing_alarms, render
     from llmtap.metrics.slo import SloClass
@@ -230,11 +251,11 @@ def generate(
 
 
 _TOP_EPILOG = """\
-Keys: 1 to 7 or tab for the views, s and S to sort, / to filter, w for the window, p to pause,
-enter to look into an exchange, ended or under way, event by event, ? for all keys, q to leave.
+Keys: 1 to 7 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
+enter shows the events of an exchange, finished or in flight, ? lists all keys, q quits.
 
-A tap that is not on loopback asks for its token: it is taken from $LLMTAP_ADMIN_TOKEN, from the variable that
---token-env names, or from --token-file, and never from a flag or a URL.
+A tap that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the variable
+named by --token-env, or from --token-file, never from a flag or a URL.
 
 Examples:
 
@@ -246,24 +267,30 @@ Examples:
 
 Without a terminal, or with --once, one screen is printed as plain tables.
 
-Exit codes: 0 the figures were printed, or the screen was left (q, Ctrl-C); 1 the tap stopped answering while
---once asked; 2 a wrong option, or at the start the tap cannot be reached, refuses the token or is no tap."""
+Exit codes: 0 the metrics were printed, or the user quit (q, Ctrl-C); 1 the tap stopped responding during
+--once; 2 invalid option, or at the start the address is unreachable, rejects the token or is not a tap."""
 
 
 @app.command(short_help="Watch a tap in the terminal.", epilog=_TOP_EPILOG)
 def top(
-    admin: Annotated[str, option("URL", "The tap's admin port, http or https.")] = "http://127.0.0.1:9464",
+    admin: Annotated[
+        str, option("URL", "URL of the tap's admin port, http or https.")
+    ] = "http://127.0.0.1:9464",
     token_env: Annotated[
-        str | None, option("NAME", "Variable with the token. Default: LLMTAP_ADMIN_TOKEN.")
+        str | None, option("NAME", "Environment variable with the token (default: LLMTAP_ADMIN_TOKEN).")
     ] = None,
-    token_file: Annotated[Path | None, option("FILE", "File with the token, instead.")] = None,
+    token_file: Annotated[
+        Path | None, option("FILE", "File with the token, as an alternative to --token-env.")
+    ] = None,
     ca: CaFile = None,
-    window: Annotated[str, option("10s|1m|5m|1h|all", "What figures are of.")] = "1m",
-    interval: Annotated[str, option("TIME", "Between an answer and the next question.")] = "1s",
+    window: Annotated[str, option("10s|1m|5m|1h|all", "Rolling window of the metrics.")] = "1m",
+    interval: Annotated[
+        str, option("TIME", "Time between a response and the next request to the tap.")
+    ] = "1s",
     once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
-    as_json: Annotated[bool, flag("--json", "The same as JSON, as the tap told it.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print one screen as JSON, as the tap returned it.")] = False,
 ) -> None:
-    """Watch a tap: tenants, models, arms, live streams, exchanges event by event, and the tap itself."""
+    """Show the tenants, models, arms, live streams, exchanges and state of a tap."""
     from llmtap.top.client import TopOptions, read_token
 
     options = TopOptions(

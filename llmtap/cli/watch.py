@@ -30,13 +30,15 @@ _EPILOG = """Examples:
 
   ssh gpu-7 tcpdump -i any -s 0 -U -w - tcp port 8000 | llmtap watch --read -
 
-It needs root or CAP_NET_RAW, which it gives up once the packet sockets are open. It measures HTTP/1.1 without
-TLS; TLS and HTTP/2 are counted and not measured. An exchange with a missing packet is dropped and counted.
+Live capture requires root or CAP_NET_RAW; the privilege is dropped after the packet sockets are open. Only
+HTTP/1.1 without TLS is measured; TLS and HTTP/2 connections are counted. An exchange with a missing packet is
+dropped and counted.
 
-Exit codes: 0 it was stopped, or the file was read; 2 a wrong option, no permission, or no packet capture."""
+Exit codes: 0 stopped by a signal, or the file was read; 2 invalid option, missing permission, or not a packet
+capture."""
 
 
-@app.command(short_help="Measure traffic from its packets, without a proxy.", epilog=_EPILOG)
+@app.command(short_help="Measure traffic from network packets, without a proxy.", epilog=_EPILOG)
 def watch(
     interface: Annotated[
         list[str] | None,
@@ -49,37 +51,49 @@ def watch(
     upstream_host: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="IP", help="IP address of the server, if ports do not tell. [watch.upstream_hosts]"
+            metavar="IP",
+            help="IP address of the server, needed if clients use the same "
+            "ports; may be repeated. [watch.upstream_hosts]",
         ),
     ] = None,
     read: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Read a pcap or pcapng file instead; - for standard input."),
+        typer.Option(
+            metavar="FILE",
+            help="Packet capture (pcap or pcapng) to read instead of an interface; - is standard input.",
+        ),
     ] = None,
     admin: Annotated[
-        str | None, typer.Option(help="HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
+        str | None,
+        typer.Option(help="HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464. [meter.admin]"),
     ] = None,
     capture: Annotated[
         str | None,
         typer.Option(
-            help="Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]",
+            help="Folder or URL for a Parquet capture of every exchange, without its text. [capture.to]",
             metavar="DIR|URL",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"),
+        typer.Option(
+            help="TOML configuration file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"
+        ),
     ] = None,
     assign: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as watch.ring_bytes=256MiB."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Value of any configuration key, for example watch.ring_bytes=256MiB; may be repeated.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary of --read as JSON.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Check the configuration and start nothing.")
     ] = False,
 ) -> None:
-    """Measure plaintext HTTP/1.1 from the packets of an interface, or of a file."""
+    """Measure plaintext HTTP/1.1 from the packets of a network interface or a packet capture file."""
     from llmtap.config import fingerprint, load_settings
     from llmtap.supervisor.checks import check_measuring
 

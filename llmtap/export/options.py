@@ -30,48 +30,63 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     endpoint: Annotated[
         str | None,
-        Meta(description="URL of an OTLP receiver, http:// (in the clear) or https://; none: no export."),
+        Meta(description="URL of an OTLP receiver, http:// (unencrypted) or https://; none: no export."),
     ] = None
     protocol: Annotated[
         Literal["grpc", "http/protobuf"],
-        Meta(description="How to speak to it: grpc (port 4317 by custom) or http/protobuf (4318)."),
+        Meta(description="Protocol: grpc (usual port 4317) or http/protobuf (usual port 4318)."),
     ] = "grpc"
     headers: Annotated[
-        str, Meta(description="Sent with every export: `name=value,name=value`, values percent-encoded.")
+        str,
+        Meta(description="Header fields of every export: `name=value,name=value`, values percent-encoded."),
     ] = ""
-    ca: Annotated[
-        str | None, Meta(description="PEM file of the authorities that https:// is checked against.")
-    ] = None
+    ca: Annotated[str | None, Meta(description="PEM file of the CAs to trust for https://.")] = None
     traces: Annotated[bool, Meta(description="Export one span for each exchange.")] = True
     metrics: Annotated[bool, Meta(description="Export metrics.")] = True
     semconv: Annotated[
         Version,
-        Meta(description="Version of OpenTelemetry's GenAI names; `off`: names of our own only."),
+        Meta(
+            description="Version of OpenTelemetry's GenAI semantic "
+            "conventions; `off`: only llmtap's own names."
+        ),
     ] = "1.41"
     sampler: Annotated[
         Literal["parent", "always"],
-        Meta(description="`parent`: a request whose traceparent says `not sampled` gets no span."),
+        Meta(description="Sampling; `parent`: no span for a request whose traceparent is not sampled."),
     ] = "parent"
     sample_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="Share of the requests without a parent that get a span.")
+        float, Meta(ge=0, le=1, description="Fraction of the requests without a parent span that get a span.")
     ] = 1.0
-    interval: Annotated[Duration, Meta(description="How often metrics are sent.")] = Duration(60 * NS_PER_S)
-    timeout: Annotated[Duration, Meta(description="How long one export may take.")] = Duration(10 * NS_PER_S)
+    interval: Annotated[Duration, Meta(description="Interval between exports of metrics.")] = Duration(
+        60 * NS_PER_S
+    )
+    timeout: Annotated[Duration, Meta(description="Maximum duration of one export.")] = Duration(
+        10 * NS_PER_S
+    )
     queue_max: Annotated[
         int,
-        Meta(ge=1, description="Spans waiting for the receiver (2.5 KB each); more are dropped, counted."),
+        Meta(
+            ge=1,
+            description="Maximum number of queued spans (2.5 KB each); "
+            "spans above it are dropped and counted.",
+        ),
     ] = 4_096
     series_max: Annotated[
         int,
-        Meta(ge=1, description="Attribute sets for each metric; the rest is one series, marked overflow."),
+        Meta(
+            ge=1,
+            description="Maximum number of attribute sets per metric; the "
+            "rest is one series, marked as overflow.",
+        ),
     ] = 2_000
     provider: Annotated[
         str | None,
-        Meta(description="The upstream's provider name, where its host and dialect do not tell it."),
+        Meta(description="Provider name of the upstream (default: detected from its host and dialect)."),
     ] = None
-    service_name: Annotated[str, Meta(description="service.name of all that is exported.")] = "llmtap"
+    service_name: Annotated[str, Meta(description="service.name of exported spans and metrics.")] = "llmtap"
     resource: Annotated[
-        str, Meta(description="More resource attributes: `name=value,name=value`, values percent-encoded.")
+        str,
+        Meta(description="Additional resource attributes: `name=value,name=value`, values percent-encoded."),
     ] = ""
 
     def __post_init__(self) -> None:

@@ -35,71 +35,102 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How the analysis plane counts, keeps and shows. Raises ConfigError for what cannot be."""
 
     admin: Annotated[
-        str, Meta(description="Address of the admin port (metrics, health, API); loopback needs no token.")
+        str,
+        Meta(
+            description="Address of the admin port (metrics, health, API); no token is required on loopback."
+        ),
     ] = "127.0.0.1:9464"
     socket: Annotated[
         str | None,
-        Meta(description="Path of the socket for relays and middlewares; none: one that no app can join."),
+        Meta(
+            description="Path of the socket for relays and middleware; "
+            "none: a private socket, without middleware."
+        ),
     ] = None
     admin_token: Annotated[
         str | None,
-        Meta(description="Bearer token that the admin port asks for; required when it is not on loopback."),
+        Meta(description="Bearer token of the admin port; required if it is not on loopback."),
     ] = None
     admin_tls_certificate: Annotated[
         str | None,
-        Meta(description="PEM file: the admin port speaks TLS; required when it is not on loopback."),
+        Meta(
+            description="PEM file with the TLS certificate of the admin "
+            "port; required if it is not on loopback."
+        ),
     ] = None
-    admin_tls_key: Annotated[str | None, Meta(description="PEM file with the key of that certificate.")] = (
-        None
-    )
+    admin_tls_key: Annotated[
+        str | None, Meta(description="PEM file with the private key of admin_tls_certificate.")
+    ] = None
     admin_plaintext: Annotated[
         bool,
-        Meta(description="Not on loopback, and yet without TLS: where the network itself encrypts (a mesh)."),
+        Meta(
+            description="Allow an admin port without TLS outside loopback, "
+            "for networks that encrypt (service mesh)."
+        ),
     ] = False
     window: Annotated[
-        Duration, Meta(description="Rolling window that the summary shows unasked: 10s, 1m, 5m or 1h.")
+        Duration, Meta(description="Default rolling window of the summary: 10s, 1m, 5m or 1h.")
     ] = Duration(60 * NS_PER_S)
     exchanges_kept: Annotated[
-        int, Meta(ge=0, description="Newest exchanges kept in memory for the API, with their events.")
+        int,
+        Meta(ge=0, description="Number of recent exchanges kept in memory for the API, with their events."),
     ] = 1_000
     models_max: Annotated[
-        int, Meta(ge=1, description="Model names that get series of their own; the rest is `other`.")
+        int,
+        Meta(
+            ge=1,
+            description="Maximum number of models with their own series; the rest is counted as `other`.",
+        ),
     ] = 100
     series_max: Annotated[
         int,
-        Meta(ge=1, description="Series of tenant, model and arm together; more have the model `other`."),
+        Meta(
+            ge=1, description="Maximum number of series (tenant, model, arm); above it the model is `other`."
+        ),
     ] = 2_000
     uncertainty_limit: Annotated[
         Duration,
-        Meta(description="Exchanges whose stamps are wider are flagged `uncertain`; see `certain=1`."),
+        Meta(
+            description="Maximum timestamp uncertainty; exchanges above it are "
+            "marked `uncertain` (`certain=1` excludes them)."
+        ),
     ] = Duration(10_000_000)
     refusal_patterns: Annotated[
         tuple[str, ...],
         Meta(
-            description="Regular expressions of answers that refuse; `default` stands for ours, [] for none."
+            description="Regular expressions that match refusals; `default` is "
+            "the built-in list, [] disables the check."
         ),
     ] = (OURS,)
     tokenizer: Annotated[
         str | None,
-        Meta(description="Counts tokens where nobody tells: `tiktoken:NAME`, or a tokenizer.json; local."),
+        Meta(
+            description="Local tokenizer for responses without token "
+            "counts: `tiktoken:NAME` or a tokenizer.json."
+        ),
     ] = None
     request_objectives: Annotated[
         bool,
-        Meta(description="Clients may set bounds of their own requests: x-llm-d-slo-ttft-ms and -tpot-ms."),
+        Meta(
+            description="Accept objectives in request headers: x-llm-d-slo-ttft-ms and x-llm-d-slo-tpot-ms."
+        ),
     ] = True
     alpha: Annotated[
-        float, Meta(ge=0, description="Smooth goodput: tokens that a second of user idle latency costs.")
+        float, Meta(ge=0, description="Smooth goodput: penalty in tokens per second of user idle latency.")
     ] = ALPHA
     reader_tokens_per_second: Annotated[
-        float, Meta(gt=0, le=1e6, description="Reading speed behind user idle latency and smooth goodput.")
+        float, Meta(gt=0, le=1e6, description="Reading speed for user idle latency and smooth goodput.")
     ] = 1e9 / READER_NS_PER_TOKEN
     idle_cost: Annotated[
         Literal["seconds", "tokens"],
-        Meta(description="f of smooth goodput: the wait in seconds, or in tokens unread meanwhile."),
+        Meta(
+            description="Unit of idle latency in smooth goodput (f): "
+            "seconds, or tokens that could have been read."
+        ),
     ] = "seconds"
     priority: Annotated[
         Literal["normal", "idle"],
-        Meta(description="`idle`: the meter runs only where relays and others leave CPU, and may starve."),
+        Meta(description="CPU priority of the meter; `idle`: only unused CPU time, so the meter may starve."),
     ] = "normal"
 
     def __post_init__(self) -> None:
@@ -153,22 +184,31 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class TenantRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One way to tell who asks: exactly one of `header`, `api_key`, `body` and `path`."""
 
-    header: Annotated[str | None, Meta(description="The value of this header field.")] = None
+    header: Annotated[str | None, Meta(description="Header field whose value is the tenant.")] = None
     api_key: Annotated[
-        bool, Meta(description="The key in Authorization, X-Api-Key or Api-Key, as `key-` and 8 hex digits.")
+        bool,
+        Meta(
+            description="Use the API key in Authorization, X-Api-Key or "
+            "Api-Key, shown as `key-` and 8 hex digits."
+        ),
     ] = False
     body: Annotated[
-        str | None, Meta(description="A field of the JSON body, as a path: `user` or `metadata.team`.")
+        str | None,
+        Meta(
+            description="Field of the JSON body whose value is the tenant, "
+            "as a path: `user` or `metadata.team`."
+        ),
     ] = None
     path: Annotated[
         str | None,
-        Meta(description="Regular expression that the path begins with; its first group is the tenant."),
+        Meta(description="Regular expression for the start of the path; its first group is the tenant."),
     ] = None
     name: Annotated[
-        str | None, Meta(description="The tenant, whatever the value is (for `path` without a group).")
+        str | None,
+        Meta(description="Fixed tenant name, independent of the value (for `path` without a group)."),
     ] = None
     hashed: Annotated[
-        bool, Meta(description="Do not show the value but a keyed hash of it: for what names a person.")
+        bool, Meta(description="Show a keyed hash instead of the value, for personal data.")
     ] = False
 
 
@@ -177,17 +217,28 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     rules: Annotated[
         tuple[TenantRule, ...],
-        Meta(description="In order; the first that finds a value names the tenant, else it is `default`."),
+        Meta(
+            description="Rules in order; the first one that finds a value sets the tenant (else: `default`)."
+        ),
     ] = (TenantRule(header="x-llm-d-inference-fairness-id"),)
     names: Annotated[
-        dict[str, str], Meta(description="Better names: what a rule finds (a hash, say) -> the tenant.")
+        dict[str, str],
+        Meta(description="Display names: maps the value that a rule finds (for example a hash) to a tenant."),
     ] = {}
     max: Annotated[
-        int, Meta(ge=1, description="Tenants that are told apart; later ones are `other`, for good.")
+        int,
+        Meta(
+            ge=1,
+            description="Maximum number of distinct tenants; later "
+            "tenants are permanently counted as `other`.",
+        ),
     ] = 1_000
     salt: Annotated[
         str | None,
-        Meta(description="Key of the hashes; default: of this host (/etc/machine-id), else of this start."),
+        Meta(
+            description="Key of the hashes (default: derived from "
+            "/etc/machine-id, else random at each start)."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -205,11 +256,15 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is paid for what the gateway serves. Without a price there are no costs."""
 
-    gpus: Annotated[int, Meta(ge=0, description="GPUs behind the gateway, paid for busy or idle.")] = 0
-    gpu_hour: Annotated[float, Meta(ge=0, description="Price of one GPU for an hour.")] = 0.0
+    gpus: Annotated[
+        int, Meta(ge=0, description="Number of GPUs behind the gateway, billed whether busy or idle.")
+    ] = 0
+    gpu_hour: Annotated[float, Meta(ge=0, description="Price of one GPU per hour.")] = 0.0
     input_million: Annotated[float, Meta(ge=0, description="Price of a million input tokens.")] = 0.0
     output_million: Annotated[float, Meta(ge=0, description="Price of a million output tokens.")] = 0.0
-    currency: Annotated[str, Meta(description="Of the prices; a name, nothing is converted.")] = "USD"
+    currency: Annotated[
+        str, Meta(description="Name of the currency of all prices; amounts are not converted.")
+    ] = "USD"
 
     @property
     def price(self) -> Price | None:

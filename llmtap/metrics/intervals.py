@@ -51,7 +51,7 @@ class Interval:
     n: int
     """Values it rests on."""
     level: float
-    """In so many of all runs the interval encloses the truth."""
+    """Confidence level: fraction of repeated runs whose interval contains the true value."""
     method: str
     open_below: bool = False
     """`low` is the least value there is, and no bound."""

@@ -132,16 +132,21 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Objectives of one class of tenants; validated by `check_slos`, which knows the names."""
 
     objectives: Annotated[
-        str, Meta(description="Bounds that an exchange must meet all at once: `ttft:500ms tpot:50ms`.")
+        str, Meta(description="Bounds that a good exchange meets, all of them: `ttft:500ms tpot:50ms`.")
     ]
-    target: Annotated[float, Meta(description="Share of the exchanges that must meet them.")] = 0.99
+    target: Annotated[float, Meta(description="Fraction of exchanges that must meet the objectives.")] = 0.99
     tenants: Annotated[
         tuple[str, ...],
-        Meta(description="Names, or patterns with * and ?; none: the class of all who are in no other."),
+        Meta(
+            description="Tenant names or patterns with * and ?; none: all tenants that are in no other class."
+        ),
     ] = ()
     burn: Annotated[
         dict[str, float],
-        Meta(description='Burn rates that ring, by long window (short: a twelfth): { "1h" = 14.4 }.'),
+        Meta(
+            description="Burn-rate limit of each alert, by its long window: { "
+            '"1h" = 14.4 }; the short window is 1/12.'
+        ),
     ] = {}
 
     @property

@@ -79,7 +79,7 @@ def _judged(verdict: _Json) -> tuple[str, str]:
     """The verdict, and what stands between it and its findings."""
     if not verdict["valid"]:
         return "Not valid.", "What speaks against the figures:"
-    return "Valid.", "But mind:" if verdict.get("findings") else _NOTHING_FOUND
+    return "Valid.", "Warnings:" if verdict.get("findings") else _NOTHING_FOUND
 
 
 def _verdict(verdict: _Json | None) -> Block:

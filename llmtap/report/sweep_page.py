@@ -346,7 +346,7 @@ def _table(sweep: Sweep, chart: SweepChart) -> Table:
 
 
 def settings_rows(results: Sequence[Result], defaults: Defaults | None) -> list[tuple[str, str]]:
-    """Term and text of all that is the same for every figure; terms without a text are left out."""
+    """Return name and text of the settings shared by all results; settings without a text are omitted."""
     rows = [
         ("scheduler", values_text((r.get("scheduler") for r in results), limit=99)),
         ("trace", values_text((r.get("trace") for r in results), limit=99)),

@@ -48,77 +48,82 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Readings of seed 004. The number in each description is that of the point in the list of readings."""
 
     eps: Annotated[Duration, doc("1: half width of the band around the token SLA")] = Duration(5 * _MS)
-    token_sla: Annotated[Duration, doc("2: longest time between tokens")] = Duration(10 * _MS)
-    request_sla: Annotated[Duration, doc("2: longest time from arrival to completion")] = Duration(20 * _S)
+    token_sla: Annotated[Duration, doc("2: maximum time between tokens")] = Duration(10 * _MS)
+    request_sla: Annotated[Duration, doc("2: maximum time from arrival to completion")] = Duration(20 * _S)
     predictor: Annotated[
         Literal["perfect", "prompt", "noisy", "shuffled"],
-        doc("3: the true output; 1.5 prompt^0.7; that with noise of 0.1; true ones shuffled"),
+        doc(
+            "3: predicted output length: true; 1.5 prompt^0.7; the "
+            "same with noise of 0.1; true lengths shuffled"
+        ),
     ] = "perfect"
     bin_limit: Annotated[
         Literal["7gb", "8gb", "none"],
-        doc("4: KV memory that limits a bin's batches, with a margin or without"),
+        doc("4: KV memory limit of a bin's batches, with the margin (7gb) or without (8gb)"),
     ] = "7gb"
     controller_limit: Annotated[
-        Literal["global", "bin"], doc("4, 10: B_max of a bin's controller: the GPU's, or the bin's")
+        Literal["global", "bin"], doc("4, 10: B_max of a bin's controller: of the GPU, or of the bin")
     ] = "global"
-    length: Annotated[Literal["prompt+output", "output"], doc("5: a batch's length is the longest of")] = (
-        "prompt+output"
-    )
+    length: Annotated[
+        Literal["prompt+output", "output"],
+        doc("5: length of a batch: the maximum of these over its requests"),
+    ] = "prompt+output"
     window: Annotated[
         Literal["completion", "arrivals"],
-        doc("6: throughput is up to the last completion, or the last arrival"),
+        doc("6: end of the throughput period: the last completion, or the last arrival"),
     ] = "completion"
     tokens: Annotated[Literal["prompt+output", "output"], doc("7: tokens that count as throughput")] = (
         "prompt+output"
     )
-    bins: Annotated[int, doc("8: K, how many bins", ge=1, le=1_024)] = 8
+    bins: Annotated[int, doc("8: K, number of bins", ge=1, le=1_024)] = 8
     bin_choice: Annotated[
         Literal["round-robin", "longest-queue", "oldest-head"],
-        doc("9: which bin is next; empty ones are passed over"),
+        doc("9: choice of the next bin; empty bins are skipped"),
     ] = "round-robin"
     b_start: Annotated[
         Literal["middle", "one", "first-batch"],
-        doc("10: average batch size to begin with: half of B_max, 1, or the first one"),
+        doc("10: initial average batch size: half of B_max, 1, or the size of the first batch"),
     ] = "middle"
     band: Annotated[
         Literal["alpha", "delta"], doc("11: half width of case 3: alpha / 2 = 2, or delta / 2 = 1")
     ] = "alpha"
-    tau_start: Annotated[Literal["zero", "beta"], doc("12: average time between tokens to begin with")] = (
-        "zero"
-    )
+    tau_start: Annotated[Literal["zero", "beta"], doc("12: initial average time between tokens")] = "zero"
     guards: Annotated[
-        Literal["none", "authors"], doc("13: whole averages, intervals that only shrink or rise, warm-up")
+        Literal["none", "authors"],
+        doc("13: guards of the authors' scripts: whole averages, monotonic intervals, warm-up"),
     ] = "none"
     memory_check: Annotated[
-        Literal["none", "hard"], doc("14: take requests off a formed batch until its KV fits 7 GB")
+        Literal["none", "hard"],
+        doc("14: hard: remove requests from a formed batch until its KV cache fits 7 GB"),
     ] = "none"
     lengths_start: Annotated[
         Literal["500", "limit"],
-        doc("15: before the first batch, 300 + 200 tokens are expected, or memory is no limit"),
+        doc("15: expected tokens before the first batch: 300 + 200 (500), or no memory limit (limit)"),
     ] = "500"
-    candidates: Annotated[int, doc("16: M, requests looked at for a batch", ge=1)] = 128
+    candidates: Annotated[int, doc("16: M, number of candidate requests for a batch", ge=1)] = 128
     failed: Annotated[Literal["kept", "dropped"], doc("17: requests without output tokens")] = "kept"
     same_instant: Annotated[
         Literal["one-by-one", "all-first"],
-        doc("18: arrivals of one instant: dispatched after each, or after all"),
+        doc("18: dispatch of simultaneous arrivals: after each one, or after all"),
     ] = "one-by-one"
     tie: Annotated[
-        Literal["arrival-first", "gpu-first"], doc("19: which comes first when both are at one time")
+        Literal["arrival-first", "gpu-first"], doc("19: order of an arrival and a free GPU at the same time")
     ] = "arrival-first"
     sla_step: Annotated[
-        Literal["batch", "update"], doc("20: the interval moves when a batch is formed, or when it is done")
+        Literal["batch", "update"],
+        doc("20: time at which the interval moves: when a batch is formed, or when it is complete"),
     ] = "batch"
     partial: Annotated[
-        Literal["run", "wait"], doc("21: static FIFO with fewer requests than its batch: run, or wait")
+        Literal["run", "wait"], doc("21: static FIFO with fewer requests than the batch size: run, or wait")
     ] = "run"
     bin_edges: Annotated[
-        tuple[int, ...], doc("8: lower edge of each bin, such as 1,30,117, instead of bins of equal mass")
+        tuple[int, ...], doc("8: lower edge of each bin, for example 1,30,117 (default: bins of equal mass)")
     ] = ()
-    edges: Annotated[Literal["workload", "first-1000"], doc("22: what bin edges are quantiles of")] = (
-        "workload"
-    )
+    edges: Annotated[
+        Literal["workload", "first-1000"], doc("22: requests whose length quantiles are the bin edges")
+    ] = "workload"
     below_first: Annotated[
-        Literal["last", "first"], doc("22: bin of what is shorter than the first bin's edge")
+        Literal["last", "first"], doc("22: bin of requests that are shorter than the first edge")
     ] = "last"
     percentile: Annotated[
         Literal[
@@ -127,11 +132,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         doc("23: rule for percentiles"),
     ] = "linear"
     static_batch: Annotated[int, doc("batch size of static FIFO", ge=1)] = 8
-    b_max: Annotated[int, doc("largest batch", ge=1)] = 128
-    memory_gb: Annotated[float, doc("of the GPU", gt=0)] = 12.0
-    model_gb: Annotated[float, doc("taken by the model", ge=0)] = 4.0
-    margin_gb: Annotated[float, doc("kept free, where 7 GB are spoken of", ge=0)] = 1.0
-    kv_gb_per_token: Annotated[float, doc("KV cache per token", gt=0)] = 1.875e-4
+    b_max: Annotated[int, doc("maximum batch size", ge=1)] = 128
+    memory_gb: Annotated[float, doc("memory of the GPU in GB", gt=0)] = 12.0
+    model_gb: Annotated[float, doc("memory of the model in GB", ge=0)] = 4.0
+    margin_gb: Annotated[
+        float, doc("free memory margin in GB; 8 GB less the margin is the 7 GB limit", ge=0)
+    ] = 1.0
+    kv_gb_per_token: Annotated[float, doc("KV cache per token in GB", gt=0)] = 1.875e-4
 
     @property
     def free_gb(self) -> float:
@@ -166,38 +173,41 @@ OUTPUT_DELAYS: Final[Mapping[str, Duration]] = {"output_delay": Duration(50 * _M
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the iteration-level schedulers."""
 
-    seqs_max: Annotated[int, doc("requests that run at a time (vLLM's max_num_seqs)", ge=1)] = 256
+    seqs_max: Annotated[int, doc("maximum number of running requests (vLLM's max_num_seqs)", ge=1)] = 256
     tokens_max: Annotated[
-        int, doc("tokens of prompts taken in by one iteration (vLLM's max_num_batched_tokens)", ge=1)
+        int, doc("maximum prompt tokens per iteration (vLLM's max_num_batched_tokens)", ge=1)
     ] = 2_048
     chunk: Annotated[
-        int, doc("tokens of one iteration, decodes included, with chunked prefill (Sarathi)", ge=1)
+        int, doc("maximum tokens per iteration, including decodes, with chunked prefill (Sarathi)", ge=1)
     ] = 512
-    kv_tokens: Annotated[int, doc("tokens that the KV memory holds", ge=1)] = 37_333
-    block: Annotated[int, doc("tokens of a block of KV memory", ge=1)] = 16
+    kv_tokens: Annotated[int, doc("capacity of the KV memory in tokens", ge=1)] = 37_333
+    block: Annotated[int, doc("tokens per block of KV memory", ge=1)] = 16
     preemption: Annotated[
         Literal["recompute", "swap"],
-        doc("when the memory is full, the newest is thrown out and taken in again, or swapped"),
+        doc("handling of the newest request when the memory is full: evict and recompute it, or swap it"),
     ] = "recompute"
-    swap_token: Annotated[Duration, doc("swapping, per token and direction")] = Duration(7_500)
-    prefix_cache: Annotated[bool, doc("blocks that prompts share are kept and not taken in again")] = False
+    swap_token: Annotated[Duration, doc("duration of swapping per token and direction")] = Duration(7_500)
+    prefix_cache: Annotated[bool, doc("keep blocks that prompts share, and skip their prefill")] = False
     attention: Annotated[
-        Duration, doc("what a prompt of 1,000 tokens takes more, and others as the square of their length")
+        Duration,
+        doc("additional prefill time of a prompt of 1,000 tokens; it grows with the square of the length"),
     ] = Duration(0)
     prepone: Annotated[
-        int, doc("tokens that decode_prepone makes ahead of a prefill (seed 001, 3.3)", ge=1)
+        int, doc("tokens that decode_prepone generates before a prefill (seed 001, 3.3)", ge=1)
     ] = 2
     output_delay: Annotated[
-        Duration | None, doc("each token leaves so long after the one before at the earliest (seed 001, 3.4)")
+        Duration | None, doc("minimum time between two tokens of a response (seed 001, 3.4)")
     ] = None
     """None: as in `OUTPUT_DELAYS`."""
-    queue_max: Annotated[int, doc("requests that may wait; others are turned away; 0: no limit", ge=0)] = 0
+    queue_max: Annotated[
+        int, doc("maximum number of waiting requests; requests above it are rejected; 0: no limit", ge=0)
+    ] = 0
     give_up: Annotated[
         Literal["never", "late"],
-        doc("late: a request that has missed ttft or tbt is served no further (seed 001, 4.1)"),
+        doc("late: stop serving a request that has missed ttft or tbt (seed 001, 4.1)"),
     ] = "never"
-    ttft: Annotated[Duration, doc("what give_up takes for late: the first token")] = Duration(1_000 * _MS)
-    tbt: Annotated[Duration, doc("what give_up takes for late: a gap between tokens")] = Duration(200 * _MS)
+    ttft: Annotated[Duration, doc("TTFT limit of give_up")] = Duration(1_000 * _MS)
+    tbt: Annotated[Duration, doc("limit of the time between tokens for give_up")] = Duration(200 * _MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ def _told(system: System) -> dict[str, Any]:
 
 
 def _began(run: ComparedRun) -> str:
-    """When its first load was sent, which may be long before its report was written (a run gone on with)."""
+    """Return the time at which the first load was sent; in a resumed run, long before the report."""
     starts = [str(step.result["window"].get("start") or "") for step in run.steps.values()]
     return min(starts, default="")
 

@@ -39,7 +39,7 @@ class Load:
     rate_rps: float | None = None
     """What the plan's arrivals were made at."""
     duration_ns: int | None = None
-    """Nothing is sent after so long; None: until the plan is over."""
+    """Maximum duration of sending; None: until the end of the plan."""
     class_of: Callable[[int], str | None] = lambda row: None
     """The class of each row, where requests have classes."""
     about: dict[str, object] = field(default_factory=dict)

@@ -198,7 +198,7 @@ class Steady:
     halves_deviation: float
     """Standard deviation of the difference of the two, where requests come and go independently."""
     held_tokens: float | None
-    """Mean over time of the tokens of all that is in flight, prompts and answers as far as they are made."""
+    """Time average of the tokens in flight: prompts and the generated part of responses."""
 
     @property
     def seconds(self) -> float:

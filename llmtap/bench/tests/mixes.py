@@ -222,8 +222,7 @@ def open_mix(
     tokenizer: str | None = None,
     chat: bool = True,
 ) -> Load:
-    """The mix in an open loop of Poisson arrivals, for at least so long and at least so many of each
-    class."""
+    """Return an open-loop load with Poisson arrivals and a minimum duration and requests per class."""
     arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
     missing = {one.name: per_class for one in mix.classes}
     offsets = array("q")

@@ -84,38 +84,38 @@ Rate = Annotated[float, Meta(ge=0, le=1)]
 
 
 class PacingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tokens_per_chunk: Annotated[int, doc("Tokens in one event.", ge=1)] = 1
+    tokens_per_chunk: Annotated[int, doc("Tokens per event.", ge=1)] = 1
     coalesce: Annotated[
-        Duration, doc("Events are collected for so long and leave in one write; 0: none waits.")
+        Duration, doc("Interval in which events are collected and sent in one write; 0: each event at once.")
     ] = Duration(0)
     jitter: Annotated[
-        float, doc("Sigma of the lognormal factor on every gap; its mean is 1.", ge=0, le=3)
+        float, doc("Sigma of the lognormal factor on every gap between tokens; its mean is 1.", ge=0, le=3)
     ] = 0.0
-    keepalive: Annotated[Duration, doc("After so long in silence a comment (or ping) is sent; 0: never.")] = (
-        Duration(0)
-    )
+    keepalive: Annotated[
+        Duration, doc("Time without an event after which a comment (or ping) is sent; 0: never.")
+    ] = Duration(0)
 
 
 class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Filters before and behind the engine, and refusals."""
 
-    input_filter: Annotated[Duration, doc("What the filter of the prompt takes.")] = Duration(0)
+    input_filter: Annotated[Duration, doc("Duration of the input filter.")] = Duration(0)
     input_beside: Annotated[
-        bool, doc("The engine works beside the input filter, and its tokens wait for it.")
+        bool, doc("Run the engine in parallel with the input filter; its tokens wait for the filter.")
     ] = False
     output_hold: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["all"],
-        doc("Tokens the output filter holds and lets go together; `all`: the answer."),
+        doc("Tokens that the output filter holds and releases together; `all`: the complete response."),
     ] = 0
     output_filter: Annotated[
-        Duration, doc("What the output filter takes for each piece that it lets go.")
+        Duration, doc("Duration of the output filter for each released group of tokens.")
     ] = Duration(0)
     refusal: Annotated[
-        RefusalKind, doc("How is refused: content_filter, field, text, or error (400 and no answer).")
+        RefusalKind, doc("Form of a refusal: content_filter, field, text, or error (status 400).")
     ] = "content_filter"
-    refusal_rate: Annotated[Rate, doc("Share of requests refused.")] = 0.0
-    block_after: Annotated[int, doc("Tokens before an answer is blocked midway.", ge=0)] = 8
-    block_rate: Annotated[Rate, doc("Share of answers blocked midway.")] = 0.0
+    refusal_rate: Annotated[Rate, doc("Fraction of requests that are refused.")] = 0.0
+    block_after: Annotated[int, doc("Tokens before a response is blocked midway.", ge=0)] = 8
+    block_rate: Annotated[Rate, doc("Fraction of responses that are blocked midway.")] = 0.0
 
     @property
     def wait_ns(self) -> int:
@@ -127,23 +127,26 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Faults and their rates. At most one fault per request."""
 
     fault_after: Annotated[int, doc("Tokens before a fault in the stream.", ge=0)] = 5
-    stall: Annotated[Duration, doc("How long a stall lasts.")] = Duration(2_000 * MS)
+    stall: Annotated[Duration, doc("Duration of a stall.")] = Duration(2_000 * MS)
     slow: Annotated[
-        Duration, doc("How long a slow first byte takes, head and all; what was due is sent with it.")
+        Duration,
+        doc("Delay of a slow response, including its head; tokens due in the meantime are sent with it."),
     ] = Duration(2_000 * MS)
-    retry_after: Annotated[Duration, doc("Retry-After of 429 and 503, in whole seconds.")] = Duration(
-        1_000 * MS
+    retry_after: Annotated[Duration, doc("Retry-After of 429 and 503 responses, in whole seconds.")] = (
+        Duration(1_000 * MS)
     )
-    stall_rate: Annotated[Rate, doc("Share of answers that stop for a while.")] = 0.0
-    reset_rate: Annotated[Rate, doc("Share of connections reset midway.")] = 0.0
-    truncate_rate: Annotated[Rate, doc("Share closed in the middle of an event.")] = 0.0
-    unfinished_rate: Annotated[
-        Rate, doc("Share that end well for HTTP, without a finish reason or end marker.")
+    stall_rate: Annotated[Rate, doc("Fraction of responses with a stall.")] = 0.0
+    reset_rate: Annotated[Rate, doc("Fraction of responses whose connection is reset midway.")] = 0.0
+    truncate_rate: Annotated[
+        Rate, doc("Fraction of responses whose connection is closed within an event.")
     ] = 0.0
-    error_rate: Annotated[Rate, doc("Share with an error event midway.")] = 0.0
-    busy_rate: Annotated[Rate, doc("Share of requests answered 429.")] = 0.0
-    unavailable_rate: Annotated[Rate, doc("Share of requests answered 503.")] = 0.0
-    slow_rate: Annotated[Rate, doc("Share with a slow first byte.")] = 0.0
+    unfinished_rate: Annotated[
+        Rate, doc("Fraction of responses that are complete in HTTP, without a finish reason or end marker.")
+    ] = 0.0
+    error_rate: Annotated[Rate, doc("Fraction of responses with an error event midway.")] = 0.0
+    busy_rate: Annotated[Rate, doc("Fraction of requests answered with 429.")] = 0.0
+    unavailable_rate: Annotated[Rate, doc("Fraction of requests answered with 503.")] = 0.0
+    slow_rate: Annotated[Rate, doc("Fraction of responses with a slow first byte.")] = 0.0
 
     def rates(self) -> list[tuple[FaultKind, float]]:
         return [(kind, getattr(self, name)) for kind, name in _RATES.items()]
@@ -156,15 +159,17 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of all answers, unless a request overrides them."""
 
-    ttft: Annotated[Duration, doc("From the request to the first token.")] = Duration(150 * MS)
-    itl: Annotated[Duration, doc("Between tokens.")] = Duration(20 * MS)
-    tokens: Annotated[int, doc("Tokens per answer, unless max_tokens is less.", ge=1, le=TOKENS_MAX)] = 40
-    spread: Annotated[float, doc("TTFT and ITL of each answer vary by up to this share.", ge=0, le=0.9)] = 0.0
-    seed: Annotated[int, doc("Of all that is drawn, and of the text.")] = 0
-    model: Annotated[str, doc("Name of the model that is served.")] = "sim"
+    ttft: Annotated[Duration, doc("Time from the request to the first token.")] = Duration(150 * MS)
+    itl: Annotated[Duration, doc("Time between tokens.")] = Duration(20 * MS)
+    tokens: Annotated[int, doc("Tokens per response, unless max_tokens is less.", ge=1, le=TOKENS_MAX)] = 40
+    spread: Annotated[
+        float, doc("Maximum relative variation of TTFT and ITL between responses.", ge=0, le=0.9)
+    ] = 0.0
+    seed: Annotated[int, doc("Random seed, also of the generated text.")] = 0
+    model: Annotated[str, doc("Name of the served model.")] = "sim"
     dialect: Annotated[
         Literal["openai", "vllm"],
-        doc("Whose chat and completions; vLLM's have its fields, and usage on each chunk."),
+        doc("Dialect of chat and completions; vllm: with vLLM's fields, and usage in each chunk."),
     ] = "openai"
     pacing: PacingOptions = PacingOptions()
     guardrails: GuardrailOptions = GuardrailOptions()
@@ -193,7 +198,7 @@ class Key(NamedTuple):
 
 def keys() -> list[Key]:
     """Return all keys, and at the end the header `x-sim-fault`, which is no key."""
-    fault = Key("", "", f"{HEADER}fault", f"This fault, for certain: {', '.join(_RATES)}.")
+    fault = Key("", "", f"{HEADER}fault", f"Fault to inject into this request: {', '.join(_RATES)}.")
     return [*_described(SimOptions, ""), fault]
 
 

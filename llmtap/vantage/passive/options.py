@@ -13,7 +13,7 @@ class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Which packets are read."""
 
     interfaces: Annotated[
-        tuple[str, ...], Meta(description="Network interfaces whose packets are read, or `any`.")
+        tuple[str, ...], Meta(description="Network interfaces to read packets from, or `any`.")
     ] = ()
     ports: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=65_535)], ...], Meta(description="TCP ports of the servers.")
@@ -22,13 +22,13 @@ class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tuple[str, ...],
         Meta(description="IP addresses of the servers; needed only if clients use the same ports."),
     ] = ()
-    ring_bytes: Annotated[Bytes, Meta(description="Kernel memory for packets, per interface.")] = Bytes(
-        64 << 20
+    ring_bytes: Annotated[Bytes, Meta(description="Size of the kernel's packet buffer per interface.")] = (
+        Bytes(64 << 20)
     )
     tap_bytes: Annotated[Bytes, Meta(description="Maximum bytes of frames waiting for the meter.")] = Bytes(
         32 << 20
     )
     user: Annotated[
         str | None,
-        Meta(description="User to run as once the packet sockets are open; default: the same user."),
+        Meta(description="User to switch to after the packet sockets are open (default: no switch)."),
     ] = None

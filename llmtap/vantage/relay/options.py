@@ -20,60 +20,73 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     only where the help says so."""
 
     upstream: Annotated[
-        str, _help("URL of the gateway: http://host:port or https://host, a path is a prefix")
+        str, _help("URL of the gateway: http://host:port or https://host; a path is used as a prefix")
     ] = ""
     listen: Annotated[str, _help("HOST:PORT that clients connect to")] = "127.0.0.1:8080"
-    workers: Annotated[int, _help("relay processes sharing the port", ge=1, le=256)] = 1
+    workers: Annotated[int, _help("number of relay processes, which share the port", ge=1, le=256)] = 1
     clock: Annotated[
         Literal["kernel", "mono"],
-        _help("who stamps a read: the kernel on arrival, or the relay when it gets to it"),
+        _help("source of read timestamps: the kernel on arrival, or the relay's monotonic clock at the read"),
     ] = "kernel"
     host: Annotated[
-        Literal["upstream", "client"], _help("the Host field sent on: the upstream's, or the client's own")
+        Literal["upstream", "client"],
+        _help("Host field of forwarded requests: of the upstream URL, or as sent by the client"),
     ] = "upstream"
     request_id: Annotated[
-        Literal["pass", "make"], _help("X-Request-Id: pass what is there, or make one where it is missing")
+        Literal["pass", "make"],
+        _help("X-Request-Id: forward it unmodified, or also create it if it is missing"),
     ] = "pass"
-    via: Annotated[bool, _help("add `Via: 1.1 llmtap`, as RFC 9110 7.6.3 asks of gateways")] = False
+    via: Annotated[bool, _help("add `Via: 1.1 llmtap`, as RFC 9110 7.6.3 requires of gateways")] = False
     forwarded_for: Annotated[bool, _help("add the client's address to X-Forwarded-For")] = False
-    websocket: Annotated[bool, _help("let requests upgrade to WebSocket; the tunnel is timed too")] = True
+    websocket: Annotated[bool, _help("allow upgrades to WebSocket; the tunnel is measured as well")] = True
 
-    head_bytes: Annotated[Bytes, _help("longest request or response head")] = Bytes(65_536)
-    head_fields: Annotated[int, _help("most field lines in a head", ge=1)] = 256
-    streams: Annotated[int, _help("most exchanges at a time per worker; more get 503", ge=1)] = 10_000
-    connections: Annotated[int, _help("most client connections per worker; more are closed", ge=1)] = 20_000
-    upstream_idle_connections: Annotated[int, _help("most idle upstream connections kept", ge=0)] = 512
-    pipelined_bytes: Annotated[Bytes, _help("most bytes a client may send ahead of an answer")] = Bytes(
-        65_536
+    head_bytes: Annotated[Bytes, _help("maximum size of a request or response head")] = Bytes(65_536)
+    head_fields: Annotated[int, _help("maximum number of field lines in a head", ge=1)] = 256
+    streams: Annotated[
+        int, _help("maximum number of concurrent exchanges per worker; requests above it get 503", ge=1)
+    ] = 10_000
+    connections: Annotated[
+        int, _help("maximum number of client connections per worker; connections above it are closed", ge=1)
+    ] = 20_000
+    upstream_idle_connections: Annotated[int, _help("maximum number of idle upstream connections", ge=0)] = (
+        512
     )
+    pipelined_bytes: Annotated[
+        Bytes, _help("maximum bytes of pipelined requests that a client may send before a response")
+    ] = Bytes(65_536)
 
-    head_timeout: Annotated[Duration, _help("for a request head to arrive, from its first byte")] = Duration(
-        20 * S
-    )
-    keepalive_timeout: Annotated[Duration, _help("an idle client connection is closed after this")] = (
+    head_timeout: Annotated[
+        Duration, _help("maximum time to receive a request head, from its first byte")
+    ] = Duration(20 * S)
+    keepalive_timeout: Annotated[Duration, _help("idle time after which a client connection is closed")] = (
         Duration(75 * S)
     )
     # uvicorn, under most gateways, closes after 5 s: leave before it does.
     upstream_keepalive: Annotated[
-        Duration, _help("an idle upstream connection is closed after this; below the gateway's own limit")
+        Duration,
+        _help("idle time after which an upstream connection is closed; should be below the gateway's limit"),
     ] = Duration(4 * S)
-    connect_timeout: Annotated[Duration, _help("to open an upstream connection, TLS included")] = Duration(
-        5 * S
-    )
+    connect_timeout: Annotated[
+        Duration, _help("maximum time to open an upstream connection, including TLS")
+    ] = Duration(5 * S)
     # The openai client gives up after 600 s by default: never give up before it.
-    idle_timeout: Annotated[Duration, _help("an exchange in which no byte moves is ended after this")] = (
+    idle_timeout: Annotated[Duration, _help("time without any byte after which an exchange is aborted")] = (
         Duration(600 * S)
     )
-    drain_timeout: Annotated[Duration, _help("how long streams may finish after SIGTERM")] = Duration(30 * S)
+    drain_timeout: Annotated[Duration, _help("maximum time for streams to finish after SIGTERM")] = Duration(
+        30 * S
+    )
 
-    tap_bytes: Annotated[Bytes, _help("most bytes of frames waiting for the meter, per worker")] = Bytes(
+    tap_bytes: Annotated[Bytes, _help("maximum bytes of frames waiting for the meter, per worker")] = Bytes(
         32 << 20
     )
 
-    tls_certificate: Annotated[str | None, _help("PEM file: listen with TLS")] = None
-    tls_key: Annotated[str | None, _help("PEM file: the key of tls_certificate")] = None
+    tls_certificate: Annotated[
+        str | None, _help("PEM file with the certificate for client connections; enables TLS")
+    ] = None
+    tls_key: Annotated[str | None, _help("PEM file with the private key of tls_certificate")] = None
     upstream_ca: Annotated[str | None, _help("PEM file with the CAs to trust for the upstream")] = None
     upstream_verify: Annotated[bool, _help("verify the upstream's certificate")] = True
-    upstream_server_name: Annotated[str | None, _help("name for SNI and verification, if not the URL's")] = (
-        None
-    )
+    upstream_server_name: Annotated[
+        str | None, _help("host name for SNI and verification (default: the host of the URL)")
+    ] = None
