@@ -17,7 +17,7 @@ PAGES = [
     ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md")),
 ]  # fmt: skip
 READ = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES]
-SOURCES = [*PAGES, *sorted((ROOT / "config").glob("*.toml"))]
+SOURCES = [*PAGES, *sorted((ROOT / "llmtap").rglob("*.py")), *sorted((ROOT / "config").glob("*.toml"))]
 FORBIDDEN = {
     r"not to be believed": "the result is invalid",
     r"in other words": "same length, different text",
