@@ -17,7 +17,7 @@ from llmtap.exchange.exchange import (
     Tokens,
     Turn,
 )
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
 
 __all__ = ["US", "WALL_NS", "any_exchange", "streamed"]
 
@@ -98,6 +98,8 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
     x.path = "/".join(draw(st.lists(st.sampled_from(("v1", "", "chat", "models")), max_size=4)))
     x.stream, x.uncertain = draw(st.booleans()), draw(st.booleans())
     x.status = draw(st.none() | st.integers(100, 599))
+    if x.outcome is Outcome.UPSTREAM_ERROR and is_client_error(x.status):
+        x.outcome = Outcome.CLIENT_ERROR  # a capture is read so: older ones had no such outcome
     for name in (
         "retries", "resent", "anchor", "reads", "request_bytes", "response_bytes", "unparsed_events",
     ):  # fmt: skip
