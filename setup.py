@@ -21,7 +21,7 @@ MODES = ("", "native", "python")
 
 
 class BuildAlways(build_ext):
-    """Build anew, whatever lies in `build/`: a checkout or a copied tree leaves timestamps in any order."""
+    """Rebuild always: in a checkout or a copied tree, timestamps do not show which file is newer."""
 
     def finalize_options(self) -> None:
         super().finalize_options()

@@ -28,6 +28,7 @@ __all__ = [
     "CaFile",
     "CaptureTo",
     "CheckOnly",
+    "ConfigFile",
     "Headers",
     "Heard",
     "Json",
@@ -321,6 +322,10 @@ CaptureTo = Annotated[
     option(
         "DIR|URL", "Folder or URL for a Parquet capture of every exchange, without its text. [capture.to]"
     ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    option(None, "TOML configuration file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"),
 ]
 CheckOnly = Annotated[bool, flag("--check", "Check the configuration and start nothing.")]
 CaFile = Annotated[str | None, option("FILE", "PEM file of the CA to trust instead of the system's CAs.")]

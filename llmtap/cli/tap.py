@@ -13,6 +13,7 @@ from llmtap.cli.shared import (
     CaFile,
     CaptureTo,
     CheckOnly,
+    ConfigFile,
     flag,
     need_extra,
     option,
@@ -55,10 +56,7 @@ def proxy(
         int | None, option(None, "Number of relay processes; default 1. [relay.workers]")
     ] = None,
     capture: CaptureTo = None,
-    config: Annotated[
-        Path | None,
-        option(None, "TOML configuration file; config/llmtap.toml has every key.", envvar="LLMTAP_CONFIG"),
-    ] = None,
+    config: ConfigFile = None,
     assign: Annotated[
         list[str] | None,
         option(
@@ -157,12 +155,7 @@ def meter(
     ] = None,
     admin: AdminAddress = None,
     capture: CaptureTo = None,
-    config: Annotated[
-        Path | None,
-        option(
-            None, "TOML configuration file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"
-        ),
-    ] = None,
+    config: ConfigFile = None,
     assign: Annotated[
         list[str] | None,
         option(

@@ -4,13 +4,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.shared import print_json, print_rich, read_pairs
+from llmtap.cli.shared import (
+    AdminAddress,
+    CaptureTo,
+    CheckOnly,
+    ConfigFile,
+    flag,
+    option,
+    print_json,
+    print_rich,
+    read_pairs,
+)
 from llmtap.cli.tap import capture_places
 from llmtap.errors import ConfigError
 
@@ -42,56 +51,38 @@ capture."""
 def watch(
     interface: Annotated[
         list[str] | None,
-        typer.Option(metavar="IF", help="Network interface, or `any`; may be repeated. [watch.interfaces]"),
+        option("IF", "Network interface, or `any`; may be repeated. [watch.interfaces]"),
     ] = None,
     port: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N[,N]", help="TCP port of the server; may be repeated. [watch.ports]"),
+        list[str] | None, option("N[,N]", "TCP port of the server; may be repeated. [watch.ports]")
     ] = None,
     upstream_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="IP",
-            help="IP address of the server, needed if clients use the same "
+        option(
+            "IP",
+            "IP address of the server, needed if clients use the same "
             "ports; may be repeated. [watch.upstream_hosts]",
         ),
     ] = None,
     read: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Packet capture (pcap or pcapng) to read instead of an interface; - is standard input.",
+        option(
+            "FILE", "Packet capture (pcap or pcapng) to read instead of an interface; - is standard input."
         ),
     ] = None,
-    admin: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464. [meter.admin]"),
-    ] = None,
-    capture: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or URL for a Parquet capture of every exchange, without its text. [capture.to]",
-            metavar="DIR|URL",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML configuration file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"
-        ),
-    ] = None,
+    admin: AdminAddress = None,
+    capture: CaptureTo = None,
+    config: ConfigFile = None,
     assign: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "KEY=VALUE",
+            "Value of any configuration key, for example watch.ring_bytes=256MiB; may be repeated.",
             "--set",
-            metavar="KEY=VALUE",
-            help="Value of any configuration key, for example watch.ring_bytes=256MiB; may be repeated.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary of --read as JSON.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration and start nothing.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "Print the summary of --read as JSON.")] = False,
+    check: CheckOnly = False,
 ) -> None:
     """Measure plaintext HTTP/1.1 from the packets of a network interface or a packet capture file."""
     from llmtap.config import fingerprint, load_settings

@@ -21,6 +21,8 @@ __all__ = ["OfflineMeter"]
 WAITING_MAX: Final = 2_000
 """Exchanges that may wait for the capture: a file is read faster than it is written."""
 WAIT_S: Final = 0.01
+WAITS_MAX: Final = 6_000
+"""A minute. If the capture is stuck, on a full disk, the recorder drops exchanges and counts them."""
 CLOSE_S: Final = 60.0
 
 
@@ -52,7 +54,9 @@ class OfflineMeter:
             assert self._assembler is not None
         self._clock.now_ns = max(self._clock.now_ns, now_ns)
         self._assembler.digest(frames)
-        while self._recorder is not None and self._recorder.state().waiting > WAITING_MAX:
+        for _ in range(WAITS_MAX):
+            if self._recorder is None or self._recorder.state().waiting <= WAITING_MAX:
+                break
             time.sleep(WAIT_S)
 
     def finish(self, status: RelayStatus) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class InlineThinking:
 
     def __init__(self) -> None:
         self.settled = False
-        """The rest of this choice is content, whatever it holds."""
+        """Treat the rest of this choice as content."""
         self._closing = ""  # the marker that ends the thinking going on
         self._held = ""  # what may become a marker
 

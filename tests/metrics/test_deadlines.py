@@ -1,4 +1,4 @@
-"""Waiting readers: the closed form equals the simulation, whatever the stream."""
+"""User idle latency: for any stream, the closed form equals the simulation."""
 
 import pytest
 from hypothesis import given

@@ -119,7 +119,7 @@ def _write(writer: TraceWriter) -> None:
     writer.note(
         numbered,
         "rows are of several captures, or came without a ledger: `relay` is left out, so "
-        "that nothing is told of what is missing; check the integrity of captures before they are merged",
+        "that missing exchanges are not reported; check the integrity of captures before they are merged",
     )
 
 

@@ -1,4 +1,4 @@
-"""The bound on spools and local files together: what goes at it, and what is told of it."""
+"""Limit of spools and local files together: what is deleted, and what is reported."""
 
 import logging
 import shutil

@@ -24,7 +24,7 @@ from llmtap.clock import ManualClock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.ring import PacketRing, open_ring
-from llmtap.vantage.passive.watcher import Watcher, local_addresses
+from llmtap.vantage.passive.watcher import LAST_PACKETS_S, Watcher, local_addresses
 from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy, port_free
 from tests.support.servers.peer import play
 from tests.support.servers.proxy import FakeMeter
@@ -192,7 +192,7 @@ def test_a_second_reader_of_a_ring_continues_where_the_first_stopped() -> None:
 
         def packets(ring: PacketRing) -> int:
             socket.create_connection(("127.0.0.1", port)).close()
-            time.sleep(0.12)
+            time.sleep(2 * LAST_PACKETS_S)  # the kernel keeps a block that is not full for so long
             return len(list(ring.take()))
 
         assert packets(first) >= 3
