@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 CHUNK = b"100\r\n" + b"x" * 256 + b"\r\n"
 EVENTS = 100_000
+RUNS = 2
 WARM = 20_000
 """Events after which allocators and sockets have what they need."""
 GROWTH_BYTES = 1 << 20
@@ -78,10 +79,14 @@ def test_events_leave_nothing_behind() -> None:
     exchange = _Exchange()
     try:
         exchange.run(WARM)
-        before = resident_bytes()
-        exchange.run(EVENTS)
-        assert resident_bytes() - before < GROWTH_BYTES
-        assert exchange.flow.response_bytes == (WARM + EVENTS) * len(CHUNK)
+        growths = []
+        for _ in range(RUNS):
+            before = resident_bytes()
+            exchange.run(EVENTS)
+            growths.append(resident_bytes() - before)
+        # A leak grows in every run. An allocator may take a page in one of them, as a sanitizer's does.
+        assert min(growths) < GROWTH_BYTES, growths
+        assert exchange.flow.response_bytes == (WARM + RUNS * EVENTS) * len(CHUNK)
     finally:
         exchange.close()
 
