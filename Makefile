@@ -15,7 +15,7 @@ PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes. Without cached bytecode each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-python golden fuzz sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
+.PHONY: help setup demo test pytest test-python golden fuzz sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -36,7 +36,11 @@ setup: $(STAMP)  ## install into .venv
 demo: $(USABLE)  ## bursts of requests through the tap to a simulated engine with a guardrail; then the table and a verdict
 	$(BIN)/llmtap demo
 
-test: lint  ## lint, types, layers, then every test; those in a browser run in `make e2e`
+# Both at once: mypy uses one core, and many tests wait.
+test: $(STAMP)  ## lint, types, layers and every test; those in a browser run in `make e2e`
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: $(STAMP)
 	$(PYTEST) -m 'not browser'
 
 golden: $(STAMP)  ## rewrite the files in tests/golden/expected, which hold whole outputs; then read `git diff`
