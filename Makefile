@@ -37,11 +37,11 @@ demo: $(USABLE)  ## bursts of requests through the tap to a simulated engine wit
 	$(BIN)/llmtap demo
 
 # Both at once: mypy uses one core, and many tests wait.
-test: $(STAMP)  ## lint, types, layers and every test; those in a browser run in `make e2e`
+test: $(STAMP)  ## lint, types, layers and every test; those in a browser or with Ray run in `make e2e`
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
 pytest: $(STAMP)
-	$(PYTEST) -m 'not browser'
+	$(PYTEST) -m 'not browser and not ray'
 
 golden: $(STAMP)  ## rewrite the files in tests/golden/expected, which hold whole outputs; then read `git diff`
 	$(BIN)/pytest -n 0 tests/golden tests/report --rewrite-golden
@@ -99,7 +99,7 @@ bench: $(STAMP)  ## the relay beside nginx, HAProxy and LLM gateways (see benchm
 	$(BIN)/python benchmarks/relay/run.py
 
 e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap between them; clients of the simulated one
-	$(BIN)/python tests/e2e/together.py prometheus,fleet,middleware environments,browser,clients
+	$(BIN)/python tests/e2e/together.py prometheus,fleet,middleware environments,marked,clients
 	$(BIN)/python tests/e2e/run.py
 	$(BIN)/python tests/e2e/replay.py
 	$(BIN)/python tests/e2e/live_streams.py

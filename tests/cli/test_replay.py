@@ -169,10 +169,10 @@ def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
     assert rows["plan.workload.sha256"] == result["plan"]["workload"]["sha256"]
 
 
-STARTS_RAY = True
 MS = 1_000_000
 
 
+@pytest.mark.ray
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup")
 @pytest.mark.timeout(900)  # it may have to wait for other modules that start Ray
 def test_stopped_in_a_terminal_it_reports_what_was_sent(tmp_path: Path) -> None:
