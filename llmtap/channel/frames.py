@@ -113,6 +113,8 @@ class Hello(msgspec.Struct, kw_only=True):
     """How often the wall clock was set since the relay started."""
     switch: int = 0
     """The last switch word it was told: a meter that has just started learns it from its relays."""
+    skipped: int = 0
+    """Requests that it had skipped before this connection."""
     guest: bool = False
     """An app with the middleware in it, and no process of this proxy: nobody waits for it at the end."""
     elsewhere: bool = False
@@ -199,6 +201,10 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     lag_sum_ns: int
     bytes_up: int
     bytes_down: int
+    upstream_up: bool | None = None
+    """The upstream accepted a connection when asked last; None: readiness does not depend on it."""
+    skipped: dict[str, int] = {}
+    """Requests that are not inference, by rule (`protocol/inference.py`): they are not among `opened`."""
     draining: bool = False
     """It takes no more connections."""
     upstream_unsolicited: int = 0

@@ -334,7 +334,7 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
                 parts.setdefault(seq, []).append(part)
         meter.digest(frames, now_ns)
 
-    vantage = FileVantage(WatchOptions(), digest)
+    vantage = FileVantage(WatchOptions(skip=()), digest)
     meter = OfflineMeter(
         offline_setup(Settings()), vantage.hello, lambda x: found.append((x, b"".join(parts.pop(x.seq, ()))))
     )

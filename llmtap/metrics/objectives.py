@@ -39,6 +39,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.latency import Measured, output_times_ns
 from llmtap.metrics.statistics import percentile
+from llmtap.protocol.inference import NOT_INFERENCE_METHODS
 from llmtap.units import parse_duration_ns
 
 __all__ = [
@@ -75,7 +76,6 @@ _FAILED: Final = frozenset(
     {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED}
 )
 _NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
-_NO_INFERENCE: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
 
@@ -145,7 +145,7 @@ class Objectives:
     def meets(self, m: Measured, x: Exchange) -> bool | None:
         """Whether the exchange met every bound; None if it does not count (see the module)."""
         outcome = x.outcome
-        if outcome in _NOT_COUNTED or (x.method in _NO_INFERENCE and not x.stream):
+        if outcome in _NOT_COUNTED or (x.method in NOT_INFERENCE_METHODS and not x.stream):
             return None
         if outcome in _FAILED:
             return False

@@ -368,6 +368,9 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
         total = sum(n for n in dropped.values() if isinstance(n, int))
         why = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items() if n)
         yield of, "dropped", _count(total), why or "exchanges that went unmeasured: none"
+    if isinstance(skipped := at(relay, "skipped"), Mapping):
+        rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
+        yield of, "skipped", _count(sum(skipped.values())), rules or "requests that are not inference: none"
     yield of, "lag max", _ms(at(relay, "lag_max")), "ms; since its last word"
     pending = at(relay, "tap_pending_bytes")
     if isinstance(pending, int):

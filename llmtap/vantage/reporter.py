@@ -66,6 +66,8 @@ class Reporter:
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._anchor_news)
         self.arrivals: dict[Any, int] = {}
         """Arrival time of each exchange that is running."""
+        self.skipped: dict[str, int] = {}
+        """Requests that are not inference, by rule."""
         self.bytes_up = 0
         self.bytes_down = 0
         self.draining = False
@@ -82,6 +84,10 @@ class Reporter:
         self._reported_anchor = self.timebase.anchor
         self._probe: asyncio.TimerHandle | None = None
         self._probe_due_ns = 0
+
+    def skip(self, rule: str) -> None:
+        """Count a request that is not measured because it meets a rule."""
+        self.skipped[rule] = self.skipped.get(rule, 0) + 1
 
     def began(self, exchange: object, arrival_ns: int) -> None:
         """Register an exchange that is running."""
@@ -114,6 +120,7 @@ class Reporter:
             measured=tap.ledger.measured,
             dropped=tap.ledger.dropped,
             unsettled=tap.ledger.unsettled,
+            skipped=self.skipped,
             streams=len(self.arrivals),
             tap_pending_bytes=tap.pending_bytes,
             cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
@@ -165,6 +172,7 @@ class Reporter:
             anchor_wall_ns=anchor.wall_ns,
             anchor_steps=self.timebase.steps,
             switch=self.switch,
+            skipped=sum(self.skipped.values()),
             guest=self._guest,
             implementation=native.NAME,
             implementation_reason=native.REASON,

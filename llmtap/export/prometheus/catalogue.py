@@ -189,6 +189,11 @@ SELF: Final[Mapping[str, SelfMetric]] = {
         ("relay", "implementation"),
     ),
     "tap_dropped_exchanges": SelfMetric(_C, "Exchanges that passed unmeasured", ("relay", "reason")),
+    "relay_skipped_requests": SelfMetric(
+        _C,
+        "Requests forwarded but not measured, as no inference: by rule of relay.skip",
+        ("relay", "rule"),
+    ),
     "relay_refused": SelfMetric(_C, "Connections and requests turned away, by limit", ("relay", "limit")),
     "relay_bytes": SelfMetric(
         _C, "Bytes passed on: up to the gateway, down to the clients", ("relay", "direction")

@@ -272,7 +272,10 @@ _SUMMARY: Final[dict[str, Schema]] = {
     "clock_disagreement": _map(reference("Statistics"), "Ours minus the server's, by duration."),
     "refusals": _object({"n": COUNT, "share": _MAYBE, "kinds": _map(COUNT)}),
     "cost": _or_null(_ANYTHING),
-    "uncertainty": _about("Worst event-loop lag of the relays.", _MAYBE),
+    "uncertainties": _about(
+        "Of each exchange: the longest time a byte may have waited unread.", reference("Statistics")
+    ),
+    "uncertainty": _about("The worst of them, and of the relays' event-loop lag.", _MAYBE),
 }  # fmt: skip
 
 _LIVE_SUMMARY: Final = _object(
@@ -307,6 +310,7 @@ _RELAY_STATUS: Final[dict[str, Schema]] = {
         COUNT,
     ),
     "dropped": _map(COUNT, "Exchanges that were not measured, by reason."),
+    "skipped": _map(COUNT, "Requests that are not inference, by rule of `relay.skip`; not among `opened`."),
     "refused": _map(COUNT, "Connections and requests that were refused, by limit."),
     "cpu": _about("CPU time in seconds.", NUMBER),
     "lag_max": _about("Worst event-loop lag since its last status, in seconds.", NUMBER),
@@ -357,6 +361,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Summary": _object(
         {
             **_SUMMARY,
+            "not_inference": _about("Requests that were forwarded and not measured (`relay.skip`).", COUNT),
             "uncertain": _object(
                 {"n": COUNT, "included": FLAG, "limit": _about("`meter.uncertainty_limit`.", NUMBER)},
                 "Exchanges whose stamps are too wide.",
@@ -411,6 +416,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "SloWindow": _object(
         {
+            "seconds": _about("Measured time: less than the window while the meter is younger.", NUMBER),
             "counted": COUNT, "good": COUNT, "attainment": _MAYBE, "burn_rate": _MAYBE, "marks": _list(TEXT),
         }
     ),

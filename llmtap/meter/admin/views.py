@@ -93,6 +93,9 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
         "relay_info": {(r.name, r.implementation): 1 for r in relays if r.connected and r.implementation},
         "tap_dropped_exchanges": dropped | {(r.name, "relay_lost"): r.lost for r in relays if r.lost},
         "relay_refused": {(name, limit): n for name, s in said.items() for limit, n in s.refused.items()},
+        "relay_skipped_requests": {
+            (name, rule): n for name, s in said.items() for rule, n in s.skipped.items()
+        },
         "relay_bytes": {
             (name, way): n
             for name, s in said.items()

@@ -157,9 +157,10 @@ class ExchangePipeline:
 
     def status(self, relay: str, status: RelayStatus) -> None:
         """A relay reported its counts."""
-        self.relays.say(relay, status, self.clock.mono_ns())
+        skipped = self.relays.say(relay, status, self.clock.mono_ns())
         if self.relays.is_elsewhere(relay):
             return  # counted here, measured and kept there
+        self.windows.skipped(skipped)
         self.windows.lagged(status.lag_ns_max)
         if self.recorder is not None:
             self.recorder.relay_said(

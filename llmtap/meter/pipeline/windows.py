@@ -228,8 +228,9 @@ class _Tile:
     """What one slice holds."""
 
     opened: int = 0
-    """Exchanges begun, and below how late the relays ran: what belongs to no series."""
+    """Exchanges begun, and below how late the relays ran and what they skipped: what belongs to no series."""
     lag_ns: int = 0
+    skipped: int = 0
     n: int = 0
     uncertain: int = 0
     benefit: float = 0.0
@@ -241,6 +242,7 @@ class _Tile:
     def add_sums(self, other: "_Tile") -> None:
         self.opened += other.opened
         self.lag_ns = max(self.lag_ns, other.lag_ns)
+        self.skipped += other.skipped
         self.n += other.n
         self.uncertain += other.uncertain
         self.benefit += other.benefit
@@ -298,6 +300,10 @@ class Windows:
     def opened(self) -> None:
         """An exchange began just now."""
         self._slices.current(self._clock.mono_ns()).opened += 1
+
+    def skipped(self, n: int) -> None:
+        """Count requests that were not inference."""
+        self._slices.current(self._clock.mono_ns()).skipped += n
 
     def lagged(self, lag_ns: int) -> None:
         """A relay's event loop ran this late."""
@@ -420,6 +426,7 @@ class FrozenWindow:
         for label, group in groups.items():
             labels[label] = {name: told(summary) for name, summary in sorted(group.items())}
         out = total.to_dict(window, self.seconds, by=labels, price=price)
+        out["not_inference"] = sums.skipped
         out["uncertain"] = {"n": sums.uncertain, "included": not certain}
         if "series" in by:
             out["by"] = {**labels, "series": series}

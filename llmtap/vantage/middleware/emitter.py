@@ -1,4 +1,4 @@
-"""The middleware's side of one process: its channel to the meter, and which paths are not measured.
+"""The middleware's side of one process: its channel to the meter.
 
 An app with the middleware is one more relay to the meter (`vantage/reporter.py`), with the relay's own
 bounded channel: what does not fit, or finds no meter, is dropped as whole exchanges, and counted.
@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import traceback
-from collections.abc import Collection
 from typing import Final
 
 from llmtap.channel.channel import SOCKET_PATH_BYTES_MAX
@@ -21,7 +20,7 @@ from llmtap.errors import ConfigError
 from llmtap.net.lag import make_lag_meter
 from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
 
-__all__ = ["TAP_BYTES", "Emitter", "Emitters", "Paths", "mono_ns"]
+__all__ = ["TAP_BYTES", "Emitter", "Emitters", "mono_ns"]
 
 TAP_BYTES: Final = 32 << 20
 """Maximum bytes of frames waiting for the meter, as for a relay (`relay.tap_bytes`)."""
@@ -133,34 +132,6 @@ class Emitters:
                 await emitter.close()
         except Exception as exc:
             log_failure(exc)
-
-
-class Paths:
-    """Paths that are not measured, with all below them; of `/` itself alone.
-
-    `/health` holds `/health/live`, and not `/healthz`. Paths are named as clients ask for them: without the
-    query, decoded, and with the prefix under which an app is mounted.
-    """
-
-    __slots__ = ("_below", "_exact")
-
-    def __init__(self, named: Collection[str]) -> None:
-        """Raises ConfigError."""
-        if isinstance(named, str):  # also a collection, of its letters
-            raise ConfigError("skip", "is text, and wants a collection of paths", f"skip=({named!r},)")
-        for path in named:
-            if not path.startswith("/"):
-                raise ConfigError("skip", f"{path!r} does not begin with /")
-            if "*" in path or "?" in path:
-                raise ConfigError(
-                    "skip", f"{path!r} is a pattern or has a query", "a path holds all below it"
-                )
-        bare = [path.rstrip("/") for path in named]
-        self._exact = frozenset(path or "/" for path in bare)
-        self._below = tuple(f"{path}/" for path in bare if path)
-
-    def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and (path in self._exact or path.startswith(self._below))
 
 
 def log_failure(error: BaseException) -> None:

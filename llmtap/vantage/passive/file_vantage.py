@@ -10,6 +10,8 @@ import msgspec
 
 from llmtap.channel.channel import Ledger
 from llmtap.channel.frames import Closing, Frame, FrameKind, Hello, RelayStatus
+from llmtap.protocol.http1 import RequestHead
+from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.pcap_file import PacketFile
 from llmtap.vantage.passive.segments import network_offset
@@ -41,6 +43,8 @@ class FileVantage:
         self.now_ns = 0
         self._digest = digest
         self._ledger = Ledger()
+        self._skips = SkipRules(options.skip, "watch.skip")
+        self._skipped: dict[str, int] = {}
         self._frames: list[Frame] = []
         self._table = ConnectionTable(self, options.ports, pack_addresses(options.upstream_hosts))
         self._unit_ns = 1
@@ -78,9 +82,9 @@ class FileVantage:
         )  # fmt: skip
         return RelayStatus(
             t_ns=self.now_ns, opened=ledger.opened, measured=ledger.measured, dropped=dict(ledger.dropped),
-            unsettled=ledger.unsettled, connections=len(self._table), refused={}, lag_buckets=[],
-            draining=True, packets={"captured": self.packets}, watched=dict(counts.connections),
-            missing_bytes=counts.missing_bytes, **none,
+            unsettled=ledger.unsettled, skipped=self._skipped, connections=len(self._table), refused={},
+            lag_buckets=[], draining=True, packets={"captured": self.packets},
+            watched=dict(counts.connections), missing_bytes=counts.missing_bytes, **none,
         )  # fmt: skip
 
     def _flush(self) -> None:
@@ -89,6 +93,12 @@ class FileVantage:
         self._ledger.acknowledge(1)
 
     # ---------------------------------------------------------------- FrameSink
+
+    def skips(self, head: RequestHead) -> bool:
+        rule = self._skips.rule_of_head(head.method, head.target, head.headers)
+        if rule is not None:
+            self._skipped[rule] = self._skipped.get(rule, 0) + 1
+        return rule is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
         seq = self._ledger.open()

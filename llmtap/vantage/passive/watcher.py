@@ -23,6 +23,8 @@ from llmtap.channel.frames import Closing, FrameKind
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.log import LogSetup, set_up
 from llmtap.net.lag import make_lag_meter
+from llmtap.protocol.http1 import RequestHead
+from llmtap.protocol.inference import SkipRules
 from llmtap.units import decode_special
 from llmtap.vantage.passive.connection import WatchCounts
 from llmtap.vantage.passive.options import WatchOptions
@@ -64,11 +66,18 @@ class WatchSetup(msgspec.Struct, kw_only=True):
 class _ChannelSink:
     """Frames to the channel, with the exchanges that are running and their uncertainty."""
 
-    def __init__(self, watcher: "Watcher", reporter: Reporter) -> None:
+    def __init__(self, watcher: "Watcher", reporter: Reporter, skips: SkipRules) -> None:
         self._watcher = watcher
+        self._skips = skips
         self._reporter = reporter
         self._tap = reporter.tap
         self.offer = reporter.tap.offer
+
+    def skips(self, head: RequestHead) -> bool:
+        rule = self._skips.rule_of_head(head.method, head.target, head.headers)
+        if rule is not None:
+            self._reporter.skip(rule)
+        return rule is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
         seq, tapped = self._tap.open(t_ns, data, extra_ns, kind)
@@ -113,7 +122,7 @@ class Watcher:
             clock_name="packet", vantage="passive", counters=self._counters,
         )  # fmt: skip
         self.counts = WatchCounts()
-        sink = _ChannelSink(self, self.reporter)
+        sink = _ChannelSink(self, self.reporter, SkipRules(options.skip, "watch.skip"))
         hosts = pack_addresses(options.upstream_hosts)
         self._tables = [
             (ring, ConnectionTable(sink, options.ports, hosts, local=local, counts=self.counts))

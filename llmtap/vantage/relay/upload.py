@@ -113,8 +113,12 @@ class Upload:
             # RFC 9110 7.8: HTTP/1.0 has no upgrades.
             wanted = context.options.websocket and head.version == (1, 1)
             self.upgrade = wanted and head.upgrade.lower() == b"websocket"
+        rule = context.skips.rule_of_head(head.method, head.target, head.headers)
+        if rule is not None:
+            context.reporter.skip(rule)
+        skipped = rule is not None
         assignment = None
-        if context.router is not None:
+        if context.router is not None and not skipped:
             self.assignment = assignment = context.router.assign(head, context.tap.ledger.opened + 1)
         holds = assignment is not None and assignment.holds
         if assignment is not None and not holds:
@@ -122,11 +126,13 @@ class Upload:
         if not holds:
             # Nearly every request is complete by now: then it is one send, one frame, and no scanner.
             if head.framing is NONE:
-                return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns)
+                return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns, skipped)
             if head.framing is LENGTH and len(data) - head_end >= head.length:
-                return self._start_whole(head, data, head_end, head_end + head.length, arrival_ns, t_ns)
-        note = None if assignment is None else assignment.note
-        flow.seq, flow.tapped = context.tap.open(arrival_ns, data[:head_end], arm=note)
+                end = head_end + head.length
+                return self._start_whole(head, data, head_end, end, arrival_ns, t_ns, skipped)
+        if not skipped:
+            note = None if assignment is None else assignment.note
+            flow.seq, flow.tapped = context.tap.open(arrival_ns, data[:head_end], arm=note)
         self.bytes = head_end
         refused = NO_TRAILERS if assignment is None else assignment.refused_trailers
         self._scanner = scanner_for(head.framing, head.length, refused_trailers=refused)
@@ -141,7 +147,14 @@ class Upload:
         return rest
 
     def _start_whole(
-        self, head: RequestHead, data: bytes, head_end: int, end: int, arrival_ns: int, t_ns: int
+        self,
+        head: RequestHead,
+        data: bytes,
+        head_end: int,
+        end: int,
+        arrival_ns: int,
+        t_ns: int,
+        skipped: bool,
     ) -> bytes:
         flow, tap = self._flow, self._context.tap
         whole, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
@@ -165,8 +178,9 @@ class Upload:
                 self._sent = True
             except OSError:
                 pass
-        note = None if self.assignment is None else self.assignment.note
-        flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, note)
+        if not skipped:
+            note = None if self.assignment is None else self.assignment.note
+            flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, note)
         if not tried and upstream is not None:
             self._send(request)
         elif upstream is None:

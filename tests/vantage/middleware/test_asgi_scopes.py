@@ -35,7 +35,7 @@ async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
 
 
 @scene
-async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
+async def test_skipped_requests_are_counted_by_rule_and_not_measured() -> None:
     calls: list[tuple[Any, ...]] = []
 
     async def app(*args: Any) -> None:
@@ -56,6 +56,7 @@ async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
         await of.app({"type": "websocket", "path": "/metrics", "headers": []}, receive, server.send)
         assert len(calls) == 2
         assert of.ledger.opened == 0
+        assert of.emitter.status().skipped == {"/health": 1, "/metrics": 1}
         await of.call(asked(b""), method="GET", path="/healthz")
         assert b"/healthz" in (await of.seen()).request
         assert of.ledger.opened == 1

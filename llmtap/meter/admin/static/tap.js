@@ -70,9 +70,9 @@ export class Tap {
       : passed(relays));
     this.renderCards(s);
     this.relays.update(relays);
-    say(this.dropped, lost.length
+    say(this.dropped, (lost.length
       ? `Not measured, by reason: ${named(lost)}.`
-      : "Nothing dropped since the relays started.");
+      : "Nothing dropped since the relays started.") + skippedIn(s));
     say(this.watched, packets(relays));
     const errors = ranked(s.meter_errors);
     say(this.errors, errors.length
@@ -94,7 +94,7 @@ export class Tap {
       added("Added to a first chunk", s.added.first_chunk, s.window),
       added("Added to a chunk", s.added.chunk, s.window),
       card("Loop lag", seconds(s.window.lag_max), "worst of the relays in the window", rests),
-      card("Uncertainty", width(s.uncertainty), "the longest a byte may have waited unread", rests),
+      card("Uncertainty", width(s.uncertainties), `a byte may have waited unread; worst ${seconds(s.uncertainty)}`, rests),
       card("Too uncertain", count(s.uncertain.n),
         `exchanges wider than ${seconds(s.uncertain.limit)}${included}`, rests));
   }
@@ -158,6 +158,11 @@ function packets(relays) {
     parts.push(`${bytes(relay.missing_bytes)} missing`);
     return `${name}${where}: ${parts.join("; ")}.`;
   }).join(" ");
+}
+
+/** Requests that are counted only. */
+function skippedIn(s) {
+  return s.not_inference ? ` Not inference, so not measured (${s.window.name}): ${count(s.not_inference)}.` : "";
 }
 
 /** "overflow 5, no_meter 2" */
