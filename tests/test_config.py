@@ -170,8 +170,8 @@ def test_a_classs_keys_are_variables_and_flags_too(tmp_path: Path) -> None:
     ("text", "place", "said"),
     [
         ('[slo.gold]\ntarget = 0.9\n', "slo.gold", "objectives"),
-        ('[slo.gold]\nobjectives = 5\n', "slo.gold.objectives", "str"),
-        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = "high"\n', "slo.gold.target", "float"),
+        ('[slo.gold]\nobjectives = 5\n', "slo.gold.objectives", "expected text, got a whole number"),
+        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = "high"\n', "slo.gold.target", "expected a number"),
         ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 1.0\n', "slo.gold.target", "share"),
         ('[slo.gold]\nobjectives = "ttft:fast"\n', "slo.gold.objectives", "ttft"),
         ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 0.9\nburn = {"1h" = 15}\n', "slo.gold.burn.1h", "10"),
@@ -203,7 +203,7 @@ def test_a_tokenizer_that_is_not_there_is_found_before_the_start() -> None:
 def test_an_unknown_key_names_the_nearest_and_the_place(tmp_path: Path) -> None:
     file = written(tmp_path, "[relay]\nidle_timout = 5\n")
     told = refused(file)
-    assert told.place == str(file)
+    assert told.place == f"{file}, line 2"
     assert "relay.idle_timout" in told.problem
     assert told.hint == "did you mean 'relay.idle_timeout'?"
     told = refused(environ={"LLMTAP_RELAY_UPSTREEM": "x"})
@@ -211,6 +211,8 @@ def test_an_unknown_key_names_the_nearest_and_the_place(tmp_path: Path) -> None:
     assert told.hint == "did you mean 'relay.upstream'?"
     told = refused(relay__wrkers=2)
     assert (told.place, told.hint) == ("command line", "did you mean 'relay.workers'?")
+    assert refused(relay__size=2).hint is None, "nothing near"
+    assert refused(relay__admin="x").hint == "did you mean 'meter.admin'?"
 
 
 @pytest.mark.parametrize(
@@ -283,6 +285,39 @@ def test_a_value_that_does_not_fit_names_its_key_and_place(tmp_path: Path, key: 
     told = refused(**{key.replace(".", "__"): value})
     assert key in told.place
     assert "command line" in told.place
+
+
+MISTAKES = """[relay]
+workers = "many"   # 2
+clock = "sundial"
+via = 'maybe'
+idle_timout = 5
+
+[slo.gold]
+objectives = "ttft:1s"
+target = "high"
+[[tenants.rules]]
+headr = "a"
+[zzz]
+[log]
+level = 3
+"""
+
+
+def test_all_mistakes_are_listed_with_their_lines(tmp_path: Path) -> None:
+    file = written(tmp_path, MISTAKES)
+    told = str(refused(file, {"LLMTAP_RELAY_STREAMS": "-1"}, relay__streams=None)).splitlines()
+    assert [line for line in told if not line.startswith("hint: ")] == [
+        f"{file}, line 5: there is no key 'relay.idle_timout'",
+        f"{file}, line 12: there is no table 'zzz'",
+        f"slo.gold.target ({file}, line 9): expected a number, got text",
+        f"relay.workers ({file}, line 2): expected a whole number, got text",
+        f"relay.clock ({file}, line 3): unknown value 'sundial'",
+        f"relay.via ({file}, line 4): expected true or false, got text",
+        "relay.streams (environment variable LLMTAP_RELAY_STREAMS): expected a whole number of at least 1",
+        f"tenants.rules[0] ({file}, line 10): there is no key `headr`",
+        f"log.level ({file}, line 14): expected text, got a whole number",
+    ]
 
 
 def test_the_source_that_won_is_the_one_that_is_named(tmp_path: Path) -> None:
@@ -367,7 +402,7 @@ def test_the_commented_example_shows_every_key_with_its_default() -> None:
         ),
         ({"relay.upstream": "https://gw", "relay.upstream_ca": "/none"}, "relay.upstream_ca"),
         ({"relay.upstream": "http://gw", "meter.admin": "0.0.0.0:9464"}, "meter.admin_token"),
-        ({"relay.upstream": "http://gw", "meter.admin": "9464"}, "meter.admin"),
+        ({"relay.upstream": "http://gw", "meter.admin": "9464"}, "meter.admin (command line)"),
         ({"relay.upstream": "http://gw", "cost.gpu_hour": 2.5}, "cost.gpus"),
     ],
 )

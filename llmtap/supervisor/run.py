@@ -102,6 +102,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             tap_path=self.tap_path(settings),
             log=settings.log,
             experiment=self.experiment,
+            asks_upstream=index == 0,
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:

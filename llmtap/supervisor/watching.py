@@ -26,9 +26,10 @@ from llmtap.log import set_up
 from llmtap.meter.setup import need_no_meter
 from llmtap.meter.tenants import host_salt
 from llmtap.net.listener import bind, name_of, parse_address
+from llmtap.protocol.inference import SkipRules
 from llmtap.supervisor.checks import check_measuring
 from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
-from llmtap.supervisor.ports import notify
+from llmtap.supervisor.ports import not_bound, notify
 from llmtap.supervisor.run import meter_setup, new_capture_id
 from llmtap.units import encode_special
 from llmtap.vantage.passive.ring import PORTS_MAX, open_ring
@@ -58,12 +59,13 @@ def check_watching(settings: Settings) -> None:
 
 
 def check_hosts(settings: Settings) -> None:
-    """Raise ConfigError if `watch.upstream_hosts` has anything but addresses."""
+    """Raise ConfigError for a wrong address in `watch.upstream_hosts` or a wrong rule in `watch.skip`."""
     try:
         pack_addresses(settings.watch.upstream_hosts)
     except OSError:
         hosts = ", ".join(settings.watch.upstream_hosts)
         raise ConfigError("watch.upstream_hosts", f"{hosts!r} is no list of IP addresses") from None
+    SkipRules(settings.watch.skip, "watch.skip")
 
 
 def watch(settings: Settings, announce: Callable[[str], None]) -> int:
@@ -79,7 +81,7 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
     try:
         admin = bind(*parse_address(settings.meter.admin), shared=False)
     except OSError as exc:
-        raise ConfigError("meter.admin", f"cannot listen on {settings.meter.admin}: {exc.strerror}") from None
+        raise not_bound("meter.admin", settings.meter.admin, exc) from None
     drop_privileges(options.user)
     check_measuring(settings)
     set_up(settings.log)

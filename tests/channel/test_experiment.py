@@ -65,7 +65,7 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         (TWO + "weight = -1", "experiment.arms[1].weight", "not above 0"),
         (TWO + "weight = nan", "experiment.arms[1].weight", "not above 0"),
         (TWO + "wieght = 1", "experiment.arms[1]", "wieght"),
-        (TWO + "weight = 'x'", "experiment.arms[1].weight", "float"),
+        (TWO + "weight = 'x'", "experiment.arms[1].weight", "expected a number"),
         ("control = 'c'\n" + TWO + "body = {n = 1}", "experiment.control", "'c'"),
         ("control = 'b'\n" + TWO + "body = {n = 1}", "experiment.control", "changes something"),
         ("unit = 'user'\n" + TWO, "experiment.unit", "user"),

@@ -201,7 +201,7 @@ def test_what_cannot_be_is_told_before_anything_starts(folder: Path) -> None:
     assert experiment.place == "experiment.enabled"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         admin = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert refused(*path, "--admin", admin).place == "meter.admin"
+        assert refused(*path, "--admin", admin).place == "meter.admin (--admin)"
     assert not os.path.exists(folder / "tap.sock"), "nothing is left behind"
 
 
