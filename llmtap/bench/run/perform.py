@@ -91,12 +91,9 @@ def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str,
 
 
 def _before(folder: Folder, test: BenchTest[Any]) -> dict[str, Any] | None:
-    """What whole loads in a test's folder were measured with; None without any, or where nothing tells."""
-    report = folder.read_json(RESULT)
-    whole = (at for at in folder.path.rglob("step.json") if ".unfinished/" not in at.as_posix())
-    if report is None and next(whole, None) is None:
-        return None
+    """What a test's folder was begun with, whether or not a load of it is whole; None where nothing tells."""
     asked: dict[str, Any] | None = folder.read_json(TEST_ASKED)
+    report = folder.read_json(RESULT)
     if asked is not None or report is None:
         return asked
     arms = {name: arm for name, arm in (report.get("arms") or {}).items() if name in _arms_of(test)}

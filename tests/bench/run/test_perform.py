@@ -239,6 +239,18 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
 
 
+def test_broken_off_in_its_first_load_it_refuses_other_parameters(tmp_path: Path, url: str) -> None:
+    levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
+    one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+    watcher = Impatient("levels/050.0")
+    watcher.stop, one.watcher = one.stop, watcher
+    with pytest.raises(Interrupted):
+        run(one, "tradeoff")
+    assert not list(tmp_path.rglob("step.json"))
+    other = bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+    assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
+
+
 def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
     more: dict[str, Any] = {"tests": ("tradeoff",), "quick": True}
