@@ -126,6 +126,8 @@ ENDED_WELL: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 _ADDED: Final = ("request", "first_chunk", "chunk")
 _TOKENS: Final = ("input", "output", "reasoning", "cached")
 _NOTHING: Final = Histogram()
+_UNCERTAINTIES: Final = "uncertainties"
+"""The uncertainty of each exchange, beside the metrics."""
 _COUNTERS: Final = (
     "_counts", "_itl_policies", "_itl_samples", "_no_token", "_outcomes", "_refusals", "_sources", "_tokens",
 )  # fmt: skip
@@ -197,6 +199,7 @@ class Summary:
         if x.refusal is not None or x.outcome is Outcome.REFUSED:
             self._refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
         self.saw_uncertainty(x.uncertainty_ns)
+        _in(self._metrics, _UNCERTAINTIES).record(x.uncertainty_ns)
         self.goodput.add(self.objectives, m, x)
         self._add_tokens(x)
         self._add_added(x)
@@ -425,6 +428,7 @@ class Summary:
                 "kinds": dict(sorted(self._refusals.items())),
             },
             "cost": None if price is None else self._cost(price, seconds),
+            "uncertainties": summarise_ns(self._metrics.get(_UNCERTAINTIES, _NOTHING)),
             "uncertainty": self._uncertainty_ns / 1e9 if self.n or self._uncertainty_ns else None,
         }
         if by is not None:

@@ -77,8 +77,8 @@ def _headline(summary: _Json) -> str:
         said.append(f"{number(load['achieved_rps'], 3)} req/s ended ({load.get('mode', '?')})")
     said.append(f"ITL option {at(summary, 'metrics', 'itl', 'option') or '-'}")
     said.append(f"tokens by {', '.join(at(summary, 'tokens', 'source') or ()) or '-'}")
-    if summary.get("uncertainty") is not None:
-        said.append(f"uncertainty {milliseconds(summary['uncertainty'])} ms")
+    if stamps := at(summary, "uncertainties", "n") and summary["uncertainties"]:
+        said.append(f"uncertainty p50 {milliseconds(stamps['p50'])}, p99 {milliseconds(stamps['p99'])} ms")
     return " · ".join(said)
 
 
@@ -123,6 +123,8 @@ def _relay(relay: _Json) -> str:
         return "no status yet"
     dropped = sum(relay["dropped"].values())
     said = [f"opened {relay['opened']:,}", f"measured {relay['measured']:,}", f"not measured {dropped:,}"]
+    if skipped := sum(relay.get("skipped", {}).values()):
+        said.append(f"not inference {skipped:,}")
     if relay.get("vantage") == "passive":
         packets = relay["packets"]
         said.append(f"packets {packets.get('captured', 0):,}, lost {packets.get('lost', 0):,}")

@@ -208,8 +208,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _latency(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
     yield _goodput(at(summary, "goodput"))
     yield _smooth(at(summary, "smooth_goodput"))
-    uncertainty = at(summary, "uncertainty")
-    yield f"uncertainty {milliseconds(uncertainty)}" + ("" if uncertainty is None else " ms")
+    yield _latency("uncertainty", at(summary, "uncertainties"))
 
 
 def _latency(title: str, figures: Any) -> str:

@@ -1,4 +1,5 @@
 from array import array
+from typing import Any
 
 import pytest
 
@@ -220,11 +221,21 @@ def test_refusals_are_counted_by_kind() -> None:
     }
 
 
-def test_uncertainty_is_the_worst_seen() -> None:
-    x = stream([1])
-    x.uncertainty_ns = 3 * MS
-    summary = summary_of(x)
-    assert summary.to_dict(WINDOW, 1.0)["uncertainty"] == 0.003
+def test_uncertainty_is_the_worst_seen_and_uncertainties_those_of_the_exchanges() -> None:
+    summary = Summary()
+    for width_ms in (1, 1, 3):
+        x = stream([1])
+        x.uncertainty_ns = width_ms * MS
+        summary.add(x)
+    copied = Summary()
+    copied.merge_bytes(summary.to_bytes())
+    out: Any = copied.to_dict(WINDOW, 1.0)
+    assert out["uncertainty"] == 0.003
+    assert [out["uncertainties"][name] for name in ("n", "p50", "max")] == [
+        3,
+        pytest.approx(0.001, rel=1e-3),
+        0.003,
+    ]
     summary.saw_uncertainty(5 * MS)
     summary.saw_uncertainty(4 * MS)
     assert summary.to_dict(WINDOW, 1.0)["uncertainty"] == 0.005

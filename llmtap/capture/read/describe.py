@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import Summary
 
 __all__ = ["BY", "CapturedWorkload", "describe"]
@@ -278,6 +280,7 @@ def describe(
     for one in (out, *(summary for part in parts.values() for summary in part.values())):
         if not uncertainties:
             one["uncertainty"] = None
+            one["uncertainties"] = summarise_ns(Histogram())
         if not workload.ends_known:
             one["load"] |= {"achieved_rps": None}  # type: ignore[operator]
     told = workload.to_dict()

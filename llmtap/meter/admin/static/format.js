@@ -56,9 +56,9 @@ export function basis(n, window) {
   return window ? `n ${count(n)} · ${window.name} (${seconds(window.seconds)})` : `n ${count(n)}`;
 }
 
-/** How wide a stamp can be. */
-export function width(uncertainty) {
-  return `±\u00a0${uncertainty === null || uncertainty === undefined ? "unknown" : seconds(uncertainty)}`;
+/** "± 60 µs, p99 0.9 ms": how wide the stamps of exchanges are. */
+export function width(stamps) {
+  return stamps?.n ? `±\u00a0${seconds(stamps.p50)}, p99 ${seconds(stamps.p99)}` : "±\u00a0unknown";
 }
 
 /** The time of day where the browser is, see `zone`. */

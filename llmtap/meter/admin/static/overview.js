@@ -170,7 +170,7 @@ export class Overview {
 
   renderCards(s) {
     const m = s.metrics, smooth = s.smooth_goodput;
-    const wide = width(s.uncertainty);
+    const wide = width(s.uncertainties);
     const bursts = m.itl.p50 === 0 ? "; bursts: over half of the gaps are 0" : "";
     const option = m.itl.option ? `option ${m.itl.option}${bursts}` : "no gaps yet";
     const speed = `${number(smooth.speed_tokens_per_second)} tokens/s`;
@@ -268,8 +268,8 @@ export class Overview {
       },
       { id: "burn60", head: "burn 1h", title: "burn rate over an hour", ...burn("1h") },
       {
-        id: "wide", head: "±", title: "how wide a stamp can be",
-        text: (row) => seconds(row.part.uncertainty), value: (row) => row.part.uncertainty,
+        id: "wide", head: "± p99", title: "how wide the stamps of 99 % of the exchanges are at most",
+        ...of((part) => part.uncertainties.p99),
       },
     ];
   }
