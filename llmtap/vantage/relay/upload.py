@@ -53,11 +53,15 @@ class UploadOwner(Waiter, Protocol):
     last_ns: int
     over: bool
     finishing: bool
+    reads_on: bool
 
     def fail(
         self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
     ) -> None:
         """End the exchange badly."""
+
+    def client_drained(self) -> None:
+        """End an exchange that only waits for its client."""
 
 
 class Upload:
@@ -194,7 +198,10 @@ class Upload:
         flow = self._flow
         if flow.finishing:
             # Nobody is there to take it: it neither waits for a connection nor keeps the exchange alive.
-            return self._scan(data, t_ns)[1]
+            rest = self._scan(data, t_ns)[1]
+            if self.end_ns and flow.reads_on:
+                flow.client_drained()
+            return rest
         flow.last_ns = t_ns
         data, rest = self._scan(data, t_ns)
         if not flow.over and not self.broken:
@@ -321,6 +328,7 @@ class Upload:
         """There is no connection to be had: the exchange fails."""
         self._attempt = None
         flow, context = self._flow, self._context
+        flow.reads_on = not self.end_ns and flow.tapped  # its body has the model
         if isinstance(error, TimeoutError):
             what = "the upstream did not accept a connection in time"
             flow.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
