@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import ssl
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -101,6 +102,12 @@ def _is_loopback(host: str) -> bool:
 
 BODY_BYTES_MAX: Final = 4_096
 
+FLUSH_S: Final = 30.0
+"""A store that is away must not hold a request for ever."""
+FLUSH_STEP_S: Final = 0.02
+_FORMS: Final = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
+"""A page of another origin can send these without asking the server first."""
+
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -160,6 +167,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_get("/metrics", api.metrics)
     app.router.add_get("/api/v1/summary", api.summary)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
+    app.router.add_post("/api/v1/capture/flush", api.flush)
     LiveFeed(pipeline).add_to(app)
     pipeline.streams.add_to(app)
     add_dashboard(app)
@@ -216,6 +224,20 @@ class _Admin:
         async with self._exchanges_lock:  # one answer is encoded at a time
             found = self._pipeline.recent.find(query)
             return _json(await asyncio.to_thread(self._pipeline.recent.to_json, found, query))
+
+    async def flush(self, request: web.Request) -> web.Response:
+        """Make files of all that is captured so far; wait FLUSH_S for them at most."""
+        if request.content_type in _FORMS:
+            raise web.HTTPUnsupportedMediaType(reason="expected a POST without a body")
+        recorder = self._pipeline.recorder
+        if recorder is None:
+            raise web.HTTPConflict(reason="nothing is captured: set capture.to")
+        recorder.flush()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                while recorder.flushing:
+                    await asyncio.sleep(FLUSH_STEP_S)
+        return _json(msgspec.json.encode(recorder.state().to_dict()))
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

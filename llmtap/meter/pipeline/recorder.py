@@ -165,6 +165,8 @@ class Recorder:
         self._open_at_ns = 0
         self._waits = waits
         self._gives_way = False
+        self._flush_asked = 0  # counted by the loop
+        self._flush_done = 0  # counted by the thread
         self._aside: Path | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -258,6 +260,15 @@ class Recorder:
         self._info = msgspec.structs.replace(self._info, config=config)
         self._store.info = self._info
 
+    def flush(self) -> None:
+        """Make files of all exchanges that have ended, without waiting for `capture.rotate_every`."""
+        self._flush_asked += 1
+
+    @property
+    def flushing(self) -> bool:
+        """Whether a file that was asked for is still to come."""
+        return self._flush_done < self._flush_asked or self._store.state().files_waiting > 0
+
     def give_way(self) -> None:
         """Leave the folder to another recorder of the capture; write what still ends beside it."""
         self._gives_way = True
@@ -300,10 +311,12 @@ class Recorder:
         self._turn(last=True)
 
     def _turn(self, *, last: bool = False) -> None:
+        asked = self._flush_asked
+        flush = asked > self._flush_done
         try:
             self._digest()
             due_ns = self._oldest_ns + self._options.flush
-            if self._rows and (last or self._clock.mono_ns() >= due_ns):
+            if self._rows and (last or flush or self._clock.mono_ns() >= due_ns):
                 self._encode()
             if self._gives_way:
                 self._step_aside()
@@ -312,6 +325,9 @@ class Recorder:
                 if last:
                     self._give_up()
                     self._store.append(self._nothing, self._ledger(closed=self._whole))
+                if flush:
+                    self._store.rotate()
+                    self._flush_done = asked
                 self._store.tick()
         except Exception as error:  # capture may fail, measuring may not
             self._failed(error)

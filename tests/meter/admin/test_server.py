@@ -5,21 +5,26 @@ import gzip
 import json
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+import llmtap
 from llmtap import __version__, native
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.schema import CaptureInfo
 from llmtap.channel.experiment import Experiment, switch_word
 from llmtap.channel.frames import Hello
-from llmtap.clock import ManualClock
+from llmtap.clock import ManualClock, SystemClock
 from llmtap.export.prometheus.exposition import Frozen
 from llmtap.meter.admin import server
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.pipeline.recorder import Recorder
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
@@ -156,6 +161,26 @@ async def post(client: Client, data: bytes = b'{"enabled": true}', **headers: st
     async with client.post(PATH, data=data, headers=named) as answer:
         assert answer.content_type == "application/json"
         return answer.status, json.loads(await answer.read())
+
+
+def test_a_capture_is_flushed_on_demand(tmp_path: Path) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        async with client.post("/api/v1/capture/flush") as answer:
+            assert answer.status == 409
+        options = CaptureOptions(to=str(tmp_path))
+        info = CaptureInfo(capture="c", level=options.level, block_size=16, block_unit="bytes")
+        recorder = Recorder(options, SystemClock(), info, salt=bytes(32))
+        tally.keep(recorder)
+        recorder.start()
+        tally.ended(streamed(100, 140))
+        async with client.post("/api/v1/capture/flush") as answer:
+            state = await answer.json()
+        assert (answer.status, state["exchanges"], state["waiting"], state["files_waiting"]) == (200, 1, 0, 0)
+        files = llmtap.read(tmp_path).files
+        assert [(file.rows, file.spool) for file in files] == [(1, False)]
+        recorder.close(60)
+
+    play(scene)
 
 
 def test_what_runs_can_be_read_and_switched() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import llmtap
@@ -90,6 +91,23 @@ def test_what_is_handed_over_is_in_the_spool_soon_and_in_a_file_at_the_end(tmp_p
     assert {row["session_source"] for row in rows} == {"explicit"} and rows[3]["turn"] == 3
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert capture.closed and capture.missing == 2 and capture.unexplained == 0
+
+
+def test_files_come_on_demand(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, flush=10 * 10**9)
+    recorder.start()
+    for n in (1, 2):
+        for seq in range(10 * n - 9, 10 * n + 1):
+            play(recorder, seq)
+        recorder.flush()
+        assert recorder.flushing
+        until(lambda: not recorder.flushing)
+        assert sum(pq.read_metadata(path).num_rows for path in tmp_path.glob("*.parquet")) == 10 * n
+    files = len(list(tmp_path.glob("*.parquet")))
+    play(recorder, 21)
+    until(lambda: recorder.state().waiting == 1)
+    recorder.close(60)
+    assert [row["seq"] for row in rows_of(tmp_path)] == list(range(1, 22)) and files == 2
 
 
 def test_beyond_the_bound_on_memory_exchanges_are_dropped_and_counted(
