@@ -93,7 +93,8 @@ ROUTES: Final = (
     ),
     ApiRoute(
         path="/readyz", name="readiness", text="A relay is connected and spoke lately.",
-        answers={"text/plain": TEXT}, errors={503: "No relay speaks to the meter."}, probe=True,
+        answers={"text/plain": TEXT}, probe=True,
+        errors={503: "No relay speaks to the meter, or the upstream that it needs is away."},
     ),
     ApiRoute(
         path="/metrics", name="metrics", text="The Prometheus exposition, as Accept asks for it.",

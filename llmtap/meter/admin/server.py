@@ -189,7 +189,8 @@ class _Admin:
         """A relay is connected and spoke lately: what passes now is measured."""
         if self._pipeline.relays.ready(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
-        return web.Response(status=503, text="no relay speaks to the meter\n")
+        reason = "no relay speaks to the meter, or the upstream that it needs is away\n"
+        return web.Response(status=503, text=reason)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The Prometheus exposition, as text or OpenMetrics, whichever is asked for."""
