@@ -131,8 +131,8 @@ ROUTES: Final = (
     ApiRoute(
         path="/api/v1/capture/flush", method="post", name="flushCapture",
         text=(
-            "Makes Parquet files of all that is captured so far. Answers with the state of the capture; where"
-            " `waiting` or `files_waiting` is not 0, the place does not take files now."
+            "Makes Parquet files of the exchanges captured so far. Answers with the state of the capture;"
+            " where `waiting` or `files_waiting` is not 0, the place does not take files now."
         ),
         answers={JSON: {"type": "object"}},
         errors={409: "Nothing is captured.", 415: "The body is a form."},

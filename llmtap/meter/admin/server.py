@@ -227,7 +227,7 @@ class _Admin:
             return _json(await asyncio.to_thread(self._pipeline.recent.to_json, found, query))
 
     async def flush(self, request: web.Request) -> web.Response:
-        """Make files of all that is captured so far; wait FLUSH_S for them at most."""
+        """Make files of the exchanges captured so far; wait FLUSH_S for them at most."""
         if request.content_type in _FORMS:
             raise web.HTTPUnsupportedMediaType(reason="expected a POST without a body")
         recorder = self._pipeline.recorder
