@@ -136,7 +136,7 @@ export class Experiment {
         title: "requests that the arm's change could not be made to", text: (row) => count(excluded(row)),
       },
       {
-        id: "wide", head: "±",
+        id: "wide", head: "± worst", title: "the widest stamp of an exchange",
         text: (row) => seconds(row.arm.uncertainty), value: (row) => row.arm.uncertainty,
       },
     ];
