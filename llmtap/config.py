@@ -223,7 +223,11 @@ def _convert(
         converted(value, types[name], f"{table}.{name}")
         if len(problems) == before:
             good[name] = value
-    return cast("T | None", converted(good, kind, table))
+    before = len(problems)
+    whole = cast("T | None", converted(good, kind, table))
+    if len(good) < len(values):
+        del problems[before:]  # it may lack what was wrong
+    return whole
 
 
 def placed(error: ConfigError, places: Mapping[str, str], key: str = "") -> ConfigError:

@@ -187,6 +187,7 @@ def test_what_tenants_and_classes_cannot_be(tmp_path: Path, text: str, place: st
     told = refused(written(tmp_path, text))
     assert place in told.place
     assert said in told.problem
+    assert str(told) == str(ConfigError(told.place, told.problem, told.hint)), "one mistake is told once"
     if "traget" in text:
         assert told.hint == "did you mean 'slo.gold.target'?"
 
