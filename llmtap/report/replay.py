@@ -53,7 +53,7 @@ _NOTHING_FOUND: Final = (
     " had room, requests ended well."
 )
 _FINDINGS_IN_MS: Final = frozenset({"clocks", "dispatch_lateness", "uncertainty"})
-_FINDINGS_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed", "prompt_tokens"})
+_FINDINGS_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed", "prompt_tokens", "left_out"})
 _FIGURES: Final = {
     "mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max",
 }  # fmt: skip
@@ -79,13 +79,16 @@ def _judged(verdict: _Json) -> tuple[str, str]:
     """The verdict, and what stands between it and its findings."""
     if not verdict["valid"]:
         return "Not valid.", "What speaks against the figures:"
+    if verdict.get("partial"):
+        return "Partial.", "The requests that were sent were sent as asked; not all were:"
     return "Valid.", "Warnings:" if verdict.get("findings") else _NOTHING_FOUND
 
 
 def _verdict(verdict: _Json | None) -> Block:
     if verdict is None:
         return Note(_UNJUDGED)
-    return VerdictBox(verdict["valid"], *_judged(verdict), list(map(_finding, verdict.get("findings") or ())))
+    good = verdict["valid"] and not verdict.get("partial")
+    return VerdictBox(good, *_judged(verdict), list(map(_finding, verdict.get("findings") or ())))
 
 
 def _finding(finding: _Json) -> str:
@@ -340,7 +343,8 @@ def _verdict_lines(verdict: _Json | None) -> Iterator[Note]:
     if verdict is None:
         yield Note(f"verdict    {_UNJUDGED}")
         return
-    yield Note(f"verdict    {' '.join(_judged(verdict))}", "green" if verdict["valid"] else "red")
+    colour = "red" if not verdict["valid"] else "yellow" if verdict.get("partial") else "green"
+    yield Note(f"verdict    {' '.join(_judged(verdict))}", colour)
     for one in verdict.get("findings") or ():
         grave = one.get("invalidates", True)
         yield Note(f"{'NOT VALID' if grave else 'mind'}: {one['says']}", "red" if grave else "yellow")

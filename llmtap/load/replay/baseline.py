@@ -258,8 +258,8 @@ def read_then(
 ) -> bool:
     """Read the sent rows from the source; return whether it has dates.
 
-    A row with other lengths is another row and counts as not found. Raises ConfigError if the source cannot
-    be read, ValueError for an unknown enumeration value.
+    A row with other lengths (where it has any) is another row and counts as not found. Raises ConfigError if
+    the source cannot be read, ValueError for an unknown enumeration value.
     """
     recorded = baseline.recorded
     places = recorded.places
@@ -278,12 +278,13 @@ def read_then(
                     part.column(name).is_valid().to_pylist() for name in ("outcome", "uncertainty_us")
                 ), strict=True)  # fmt: skip
                 lengths = zip(*(
-                    part.column(name).fill_null(0).to_pylist() for name in ("input_tokens", "output_tokens")
+                    part.column(name).to_pylist() for name in ("input_tokens", "output_tokens")
                 ), strict=True)  # fmt: skip
                 for row, x, (outcome, sure), length in zip(
                     rows, exchanges_of(part), known, lengths, strict=True
                 ):
-                    if length == (requests.input[row], requests.output[row]):
+                    planned = (requests.input[row], requests.output[row])
+                    if all(n in (None, ours) for n, ours in zip(length, planned, strict=True)):
                         baseline.add_then(row, x, outcome=outcome, uncertainty=sure)
             begin = end
             if done == len(order):

@@ -175,7 +175,8 @@ def _of_trace(
         arrivals = _arrange(requests, asked.arrivals, asked)
     about = {
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
-        "rows": len(trace), "requests": len(requests), "arrivals": arrivals, "seed": asked.seed,
+        "rows": len(trace), "rows_left_out": trace.left_out, "rows_estimated": trace.estimated,
+        "requests": len(requests), "arrivals": arrivals, "seed": asked.seed,
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
         "window_from": asked.window_from_ns / NS_PER_S,
         "window_for": None if asked.window_for_ns is None else asked.window_for_ns / NS_PER_S,

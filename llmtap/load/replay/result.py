@@ -285,7 +285,9 @@ def result_of(
     result.update(beside)
     found = findings(result)
     valid = not any(finding.invalidates for finding in found)
-    result["verdict"] = {"valid": valid, "findings": [finding.to_dict() for finding in found]}
+    partial = any(finding.partial for finding in found)
+    told = [finding.to_dict() for finding in found]
+    result["verdict"] = {"valid": valid, "partial": partial, "findings": told}
     return result
 
 

@@ -52,6 +52,8 @@ class Finding:
     says: str
     invalidates: bool = True
     """The load was not the requested one."""
+    partial: bool = False
+    """The load was only a part of the requested one."""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -59,7 +61,7 @@ class Finding:
 
 def findings(result: Mapping[str, Any]) -> list[Finding]:
     """Return the findings of a result, the most serious first."""
-    rules = (_lost, _silent, _late, _slow, _busy, _unsure, _failed, _apart, _miscounted)
+    rules = (_lost, _left_out, _silent, _late, _slow, _busy, _unsure, _failed, _apart, _miscounted)
     return [finding for rule in rules for finding in rule(result)]
 
 
@@ -75,6 +77,18 @@ def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
             "unread", unread, 0,
             f"the exchanges of {unread:,} of {sum(n):,} requests did not come from the sending processes:"
             " they are in the latencies and outcomes, and not in the lengths, the timeline or a capture",
+        )  # fmt: skip
+
+
+def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
+    plan = result.get("plan") or {}
+    left, rows = plan.get("rows_left_out") or 0, plan.get("rows") or 0
+    if left:
+        yield Finding(
+            "left_out", left / (left + rows), 0,
+            f"{left:,} of the trace's {left + rows:,} rows ({left / (left + rows):.1%}) were left out: they"
+            " have no arrival time, or neither a token count nor a size of the prompt",
+            invalidates=False, partial=True,
         )  # fmt: skip
 
 

@@ -29,6 +29,12 @@ def result(**changes: Any) -> dict[str, Any]:
     return told
 
 
+def test_rows_of_the_trace_that_were_left_out_make_a_result_partial() -> None:
+    [found] = findings(result(plan__rows=60, plan__rows_left_out=40))
+    assert (found.what, found.figure, found.partial, found.invalidates) == ("left_out", 0.4, True, False)
+    assert "40 of the trace's 100 rows (40.0%)" in found.says
+
+
 def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
     return {"host": f"n{rtt}", "shared": shared, "rtt": rtt, "offset": 0.5, "drift": 0.0}
 
