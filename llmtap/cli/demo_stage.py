@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENGINE",
+    "GUARDRAIL",
     "OBJECTIVES",
     "RATE_RPS",
     "TENANT_HEADER",
@@ -117,7 +118,8 @@ LOOK_S: Final = 0.05
 SAID_CHARS_MAX: Final = 2_000
 TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
-ENGINE: Final = "TTFT 150 ms, ITL 20 ms, each answer varies by 30 %"
+ENGINE: Final = "150 ms to the first token, then 20 ms a token, +-30 %"
+GUARDRAIL: Final = "+40 ms, refuses 5 %, holds text back"
 
 _CONFIG: Final = f"""
 [relay]

@@ -1,5 +1,4 @@
-"""What an experiment has come to: its arms in a table; in lines its state, its split, and the differences
-that are significant.
+"""Result of an experiment in lines: its state, its split, and the differences that are significant.
 
 Takes the public JSON of `/api/v1/experiment`. A difference is reported when its p, right at every look, is
 below the risk divided by the number of comparisons; among so many others, some look large by chance.
@@ -9,20 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from llmtap.metrics.experiment import FIRST_LOOK
-from llmtap.report.document import Table
-from llmtap.report.values import METRIC_TITLES, figure_text, joined, milliseconds, number
+from llmtap.report.values import METRIC_TITLES, joined, milliseconds, number
 
-__all__ = ["arms_table", "experiment_lines"]
+__all__ = ["experiment_lines"]
 
 _COUNTS: Final = {"tokens_per_chunk": "tokens per chunk", "output_tokens": "output tokens"}
 _SHARES: Final = {"refused": "share refused", "failed": "share failed", "cancelled": "share cancelled"}
 _TITLES: Final = {
     **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
 }  # fmt: skip
-_COLUMNS: Final = (
-    ("ttft", "p50", "TTFT p50"), ("ttft", "p95", "p95"), ("tbc", "p50", "TBC p50"), ("tbc", "p95", "p95"),
-    ("tbc_max", "p50", "longest pause p50"), ("e2e", "p50", "E2E p50"),
-)  # fmt: skip
 _BURSTY: Final = 2.0
 """From this multiple of the control's chunks in a read, bursts are reported."""
 _Json = Mapping[str, Any]
@@ -33,18 +27,6 @@ def experiment_lines(told: _Json) -> list[str]:
     if told.get("state") in (None, "none"):
         return ["no experiment is configured"]
     return [_heading(told), _split(told), *_findings(told), *_bursts(told)]
-
-
-def arms_table(told: _Json) -> Table:
-    """A row for each arm, times in ms; without rows where there is no experiment."""
-    rows = []
-    for name, arm in (told.get("arms") or {}).items():
-        figures = [figure_text(arm["metrics"].get(metric) or {}, figure) for metric, figure, _ in _COLUMNS]
-        a_read = arm["chunking"].get("events_per_read")
-        refused = f"{sum(arm['refusals'].values()):,}"
-        rows.append([name, f"{arm['ended']:,}", *figures, number(a_read, 3) if a_read else "-", refused])
-    titles = (title for _, _, title in _COLUMNS)
-    return Table(["ms, by arm", "ended", *titles, "chunks a read", "refused"], rows, nowrap=True)
 
 
 def _heading(told: _Json) -> str:

@@ -14,9 +14,10 @@ from llmtap.cli.sim_sweep import option_defaults
 from llmtap.metrics.summary import Summary
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench, render_compare
 from llmtap.report.capture import render_capture, render_integrity
-from llmtap.report.experiment import arms_table, experiment_lines
+from llmtap.report.demo import demo_blocks
+from llmtap.report.experiment import experiment_lines
 from llmtap.report.plots import chart_panel, chart_table
-from llmtap.report.render import rich_table, terminal
+from llmtap.report.render import terminal, terminal_text
 from llmtap.report.replay import render_replay, render_verdicts, replay_html, replay_markdown
 from llmtap.report.replay_terms import all_of, plan_rows, rests_on
 from llmtap.report.summary import render_summary, system_blocks
@@ -134,7 +135,16 @@ def experiments() -> Iterator[str]:
         experiment(200, refused=100), bursts, broken,
     )  # fmt: skip
     for told in found:
-        yield from (*experiment_lines(told), shown(rich_table(arms_table(told)), 140))
+        yield from experiment_lines(told)
+
+
+def demos() -> Iterator[str]:
+    told = summarised(120)
+    goodput = {"met": 119, "counted": 120, "objectives": "ttft:500ms"}
+    of_tap = told | {"added": {"first_chunk": {"n": 120, "p50": 0.0001845}}, "goodput": goodput}
+    exchanges = [{"uncertainty": i / 1e5} for i in range(100)]
+    for told in (experiment(10), experiment(60, slower_ms=179, refused=5), experiment(200)):
+        yield terminal_text(demo_blocks(of_tap, told, exchanges), 100)
 
 
 def charts() -> Iterator[str]:
@@ -200,7 +210,8 @@ def sweep_pages() -> Iterator[str]:
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     one.__name__: one
     for one in (
-        replay, terms, summary, capture, integrity, experiments, charts, bench, sweep_tables, sweep_pages,
+        replay, terms, summary, capture, integrity, experiments, demos, charts, bench, sweep_tables,
+        sweep_pages,
     )
 }  # fmt: skip
 

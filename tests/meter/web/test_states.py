@@ -102,6 +102,24 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
     play(scene, an_empty_tally())
 
 
+def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
+    clock = ManualClock(now_ns=40 * S)
+    tally = an_empty_tally(clock=clock)
+    tally.opened()
+    tally.ended(streamed(80, 120, seq=1))
+    clock.advance(100 * S)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        said = await view(page, "overview")
+        assert "Nothing has ended in this window (1m). The last exchange ended" in said
+        assert 'the window "5m" shows it' in said
+        assert page.problems == []
+
+    play(scene, tally)
+
+
 def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeline:
     """So many exchanges of each arm, all of one kind, one arm after the other as long as it has some."""
     rng = random.Random(5)

@@ -70,8 +70,12 @@ export class Overview {
       this.alarmed);
   }
 
-  ask(signal) {
-    return this.app.api.get("summary", { window: this.app.window, by: BY.join(",") }, signal);
+  async ask(signal) {
+    const { api, window } = this.app;
+    const summary = await api.get("summary", { window, by: BY.join(",") }, signal);
+    // Where a window is empty, the newest exchange tells which one is not.
+    this.last = summary.n ? null : (await api.get("exchanges", { limit: 1 }, signal)).exchanges[0];
+    return summary;
   }
 
   button(by) {
@@ -153,6 +157,14 @@ export class Overview {
     if (!Object.values(s.relays).some((relay) => relay.connected)) {
       const words = "No relay speaks to the meter, so nothing is measured.";
       return emptyState(words, "llmtap proxy --upstream http://127.0.0.1:8000");
+    }
+    if (this.last) {
+      const { arrival, timeline } = this.last;
+      const ended = Date.parse(arrival) + 1000 * (timeline.delivered ?? timeline.response_end ?? 0);
+      const ago = (Date.parse(s.window.end) - ended) / 1000;
+      const shows = Object.keys(LENGTHS).find((name) => ago < SHORT * LENGTHS[name]) ?? "all";
+      return emptyState(`Nothing has ended in this window (${s.window.name}). The last exchange ended `
+        + `${seconds(ago)} ago, at ${clock(new Date(ended))}: the window "${shows}" shows it.`);
     }
     const words = `Nothing has ended in this window (${s.window.name}). Send something through the tap:`;
     return sendOne(words, this.app.live);
