@@ -328,7 +328,7 @@ class _Demo:
         import msgspec
         from rich.console import Console
 
-        from llmtap.report.demo import demo_blocks
+        from llmtap.report.experiment import demo_blocks
         from llmtap.report.render import terminal
         from llmtap.report.values import joined
 

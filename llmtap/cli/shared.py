@@ -18,6 +18,8 @@ from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from llmtap.report.document import Table
+
 __all__ = [
     "FAILED",
     "STDOUT",
@@ -59,6 +61,8 @@ __all__ = [
 FAILED: Final = 1
 """Exit code of a check that failed."""
 STDOUT: Final = "-"
+_LINE_MAX: Final = 10_000
+"""Longer than any row of a table."""
 _DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
 """Longer than any run, and short of what timestamps can hold."""
 _SIGNAL_EXIT: Final = 128
@@ -150,27 +154,22 @@ def print_rich(shown: "RenderableType") -> None:
         Console(highlight=False, width=200).print(shown, soft_wrap=True)
 
 
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset(),
-    nowrap: Callable[[str], bool] = lambda column: False, style: Mapping[str, str] | None = None,
-    out: Any = None,
-) -> None:  # fmt: skip
-    """A table in a terminal; in a pipe columns are separated by tabs, for grep and awk."""
-    out = out or sys.stdout
-    if not out.isatty():
-        for cells in (columns, *rows):
-            print("\t".join(cells), file=out)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def print_table(table: "Table", out: Any = None) -> None:
+    """Print aligned columns. In a pipe, which may be searched, a row is a line of any length."""
+    from rich.console import Console, Group
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=nowrap(column))
-    for cells in rows:
-        table.add_row(*(Text(cell, style=(style or {}).get(cell, "")) for cell in cells))
-    Console(file=out, highlight=False, markup=False).print(table)
+    from llmtap.report.render import rich_table, tables_that_fit
+
+    out = out or sys.stdout
+    if out.isatty():
+        console = Console(file=out, highlight=False)
+        parts = tables_that_fit(table, console.width) if table.keys else [table]
+        console.print(Group(*map(rich_table, parts)))
+        return
+    console = Console(width=_LINE_MAX, highlight=False)
+    with console.capture() as captured:
+        console.print(rich_table(table))
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), file=out)
 
 
 # ---------------------------------------------------------------- options

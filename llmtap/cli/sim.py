@@ -24,6 +24,7 @@ from llmtap.cli.shared import (
     stoppable,
 )
 from llmtap.errors import ConfigError
+from llmtap.report.document import Table
 
 if TYPE_CHECKING:
     from llmtap.sim.sweep.runner import SweepRunner
@@ -411,6 +412,7 @@ def run(
                 "--capture", f"each node of --ray has a folder {capture} of its own",
                 "a URL, or an absolute path of a folder that all nodes share",
             )  # fmt: skip
+    sla = named is not None or capacity is not None or bool(axes.keys() & {"request_sla", "token_sla", "eps"})
     swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
     loud = swept or named is not None or results is not None
     sweepers: list[SweepRunner] = []
@@ -423,8 +425,8 @@ def run(
             if not told:  # a page of nothing cannot be made
                 outputs.files.pop("--html", None)
                 outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
-            texts = {"--json": lambda: json_text(told), "--html": lambda: _page(told)}
-            outputs.tell(texts, lambda: _show(told, notes))
+            texts = {"--json": lambda: json_text(told), "--html": lambda: _page(told, sla=sla)}
+            outputs.tell(texts, lambda: _show(told, notes, sla=sla))
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
         print(f"llmtap: {_stopped(done, results)}", file=sys.stderr)
@@ -439,19 +441,19 @@ def _stopped(done: int, results: Path | None) -> str:
     return f"stopped; what is done is in {results} ({done:,}): the same command goes on from there"
 
 
-def _page(told: list[dict[str, Any]]) -> str:
+def _page(told: list[dict[str, Any]], *, sla: bool) -> str:
     from llmtap.cli.sim_sweep import option_defaults
     from llmtap.report.sweep_page import sweep_html
 
-    return sweep_html(told, defaults=option_defaults())
+    return sweep_html(told, defaults=option_defaults(), sla=sla)
 
 
-def _show(told: list[dict[str, Any]], notes: list[str]) -> None:
+def _show(told: list[dict[str, Any]], notes: list[str], *, sla: bool) -> None:
     from llmtap.report.sweep import sweep_lines, sweep_table
 
     if told:
-        _figures_table(*sweep_table(told))
-        for line in sweep_lines(told):
+        print_table(sweep_table(told, sla=sla))
+        for line in sweep_lines(told, sla=sla):
             print(line)
     for note in notes:
         print(f"note: {note}")
@@ -460,9 +462,9 @@ def _show(told: list[dict[str, Any]], notes: list[str]) -> None:
 def _show_readings() -> None:
     from llmtap.sim.model_options import explain_model_options, explain_serving
 
-    print_table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()])
+    print_table(Table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()]))
     print()
-    print_table(["serving", "default", "meaning"], [list(row) for row in explain_serving()])
+    print_table(Table(["serving", "default", "meaning"], [list(row) for row in explain_serving()]))
 
 
 def _show_presets() -> None:
@@ -473,35 +475,6 @@ def _show_presets() -> None:
     for name, preset in PRESETS.items():
         axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
         rows.append([name, preset.about, preset.source, axes])
-    print_table(["preset", "about", "source", "axes"], rows)
+    print_table(Table(["preset", "about", "source", "axes"], rows))
     print()
-    print_table(["workload", "about"], [list(one) for one in workloads().items()])
-
-
-def _figures_table(columns: list[str], rows: list[list[str]]) -> None:
-    """As many tables as it takes to cut no figure."""
-    parts = [list(range(len(columns)))]
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        parts = _parts_that_fit(columns, rows, Console().width)
-    for part in parts:
-        print_table(
-            [columns[i] for i in part], [[row[i] for i in part] for row in rows],
-            right=frozenset(columns[1:]), nowrap=lambda column: True,
-        )  # fmt: skip
-
-
-def _parts_that_fit(columns: list[str], rows: list[list[str]], width: int) -> list[list[int]]:
-    """Columns by number, in as many tables as it takes to cut no figure; each begins with the settings."""
-    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
-    keys = list(range(columns.index("req/s"))) if "req/s" in columns else [0]
-    parts: list[list[int]] = []
-    left = 0
-    for i in range(len(keys), len(columns)):
-        if not parts or widths[i] > left:
-            parts.append(keys.copy())
-            left = width + 2 - sum(widths[k] for k in keys)
-        parts[-1].append(i)
-        left -= widths[i]
-    return parts
+    print_table(Table(["workload", "about"], [list(one) for one in workloads().items()]))

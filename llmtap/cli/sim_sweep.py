@@ -15,8 +15,7 @@ import msgspec
 from llmtap.cli.shared import check_known
 from llmtap.errors import ConfigError
 from llmtap.metrics.objectives import Objectives
-from llmtap.report.sweep import setting_text
-from llmtap.report.values import number
+from llmtap.report.values import number, setting_text
 from llmtap.sim.model_options import ModelOptions, Serving, read_model_options, read_serving, settled
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
 from llmtap.sim.sweep.fitting import GridError, fit_batches, fit_capture, load_grid

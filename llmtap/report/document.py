@@ -56,6 +56,10 @@ class Table:
     """In a terminal lines are cut rather than wrapped."""
     label: str = ""
     """Of the region on a page that scrolls; default: the caption."""
+    keys: int = 0
+    """Number of leading columns that a terminal repeats if it has to divide the table."""
+    styles: Mapping[str, str] = field(default_factory=dict)
+    """Style of a terminal by the text of a cell, as rich names styles."""
 
     @property
     def classes(self) -> list[str]:

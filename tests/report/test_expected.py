@@ -14,8 +14,7 @@ from llmtap.cli.sim_sweep import option_defaults
 from llmtap.metrics.summary import Summary
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench, render_compare
 from llmtap.report.capture import render_capture, render_integrity
-from llmtap.report.demo import demo_blocks
-from llmtap.report.experiment import experiment_lines
+from llmtap.report.experiment import demo_blocks, experiment_lines
 from llmtap.report.plots import chart_panel, chart_table
 from llmtap.report.render import terminal, terminal_text
 from llmtap.report.replay import render_replay, render_verdicts, replay_html, replay_markdown
@@ -190,8 +189,9 @@ def compare(tmp_path: Path) -> Iterator[str]:
 
 def sweep_tables() -> Iterator[str]:
     for results in SWEPT:
-        titles, rows = sweep_table(results)
-        yield from (" | ".join(titles), *map(" | ".join, rows), *sweep_lines(results))
+        for sla in (False, True):
+            table = sweep_table(results, sla=sla)
+            yield from (" | ".join(table.heads), *map(" | ".join, table.rows), *sweep_lines(results, sla=sla))
 
 
 def sweep_pages() -> Iterator[str]:
