@@ -23,10 +23,23 @@ from llmtap.cli.demo_stage import (
     demo_plan,
 )
 from llmtap.cli.main import app
-from llmtap.cli.shared import SourceFormat, Stopped, argument, flag, option, stoppable
+from llmtap.cli.shared import (
+    Alpha,
+    IdleCost,
+    ReaderGrace,
+    ReaderSpeed,
+    SourceFormat,
+    Stopped,
+    argument,
+    flag,
+    option,
+    reader_of,
+    stoppable,
+)
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.meter.tenants import DEFAULT
+from llmtap.metrics.deadlines import Benefit
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -78,6 +91,10 @@ def demo(
         float, option("X", f"Speed factor; a workload has {RATE_RPS} requests/s times X.")
     ] = 10.0,
     from_format: SourceFormat = None,
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     keep: Annotated[
         bool,
         flag(
@@ -96,11 +113,13 @@ def demo(
         raise ConfigError("--seconds", str(exc)) from None
     if not 0 < seconds_ns <= SECONDS_MAX * NS_PER_S:
         raise ConfigError("--seconds", f"{seconds} is not between 0 and a day")
+    reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
             one = _Demo(
-                Path(folder), trace, from_format, seconds_ns, requests, speed, keep=keep, as_json=as_json
-            )
+                Path(folder), trace, from_format, seconds_ns, requests, speed, keep=keep, as_json=as_json,
+                reader=reader,
+            )  # fmt: skip
             code = asyncio.run(one.run())
     except Stopped as exc:
         raise typer.Exit(exc.code) from None
@@ -125,6 +144,7 @@ class _Demo:
         *,
         keep: bool,
         as_json: bool,
+        reader: Benefit,
     ) -> None:
         from rich.console import Console
 
@@ -138,6 +158,7 @@ class _Demo:
         self._speed = speed
         self._keep = keep
         self._as_json = as_json
+        self._reader = reader
         self._told = Console(stderr=True, highlight=False)
         self._sent = LatestProgress()
         self._tenants: set[str] = set()
@@ -157,7 +178,7 @@ class _Demo:
         try:
             # What was given may be wrong: it is read before anything is started.
             plan = await self._unless_over(asyncio.to_thread(self._plan)) if self._source else None
-            with DemoStage(self._folder) as stage:
+            with DemoStage(self._folder, self._reader) as stage:
                 async with aiohttp.ClientSession() as session:
                     code = await self._play(stage, session, plan)
                     if self._keep and not self._over.is_set():
@@ -241,7 +262,7 @@ class _Demo:
             target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
             connect_timeout=Duration(10 * NS_PER_S), duration=self._seconds,
             drain=Duration(DRAIN_S * NS_PER_S), retry_wait=Duration(0), request_ids="demo", slo=OBJECTIVES,
-            scrape="none",
+            reader=self._reader, scrape="none",
         )  # fmt: skip
         body = BodyOptions(server="openai", model="sim", temperature=0.0)
         return Replay(plan, options, body, self._sent)

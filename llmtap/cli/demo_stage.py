@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.metrics.deadlines import Benefit
 from llmtap.net.listener import keep_port
 
 if TYPE_CHECKING:
@@ -156,10 +157,12 @@ class DemoStage:
 
     Args:
         folder: for the tap's configuration.
+        reader: of the meter's smooth goodput.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, reader: Benefit) -> None:
         self._folder = folder
+        self._reader = reader
         self.log = folder / "log"
         """What they say on standard error: announcements, and then warnings."""
         self._children: list[subprocess.Popen[bytes]] = []
@@ -171,7 +174,10 @@ class DemoStage:
 
     def __enter__(self) -> Self:
         config = self._folder / "llmtap.toml"
-        config.write_text(_CONFIG, encoding="utf-8")
+        reader = self._reader
+        meter = f"alpha = {reader.alpha:g}\nreader_tokens_per_second = {reader.speed:g}\n"
+        meter += f'idle_cost = "{reader.f}"\nreader_grace_tokens = {reader.grace_tokens}\n'
+        config.write_text(f"[meter]\n{meter}{_CONFIG}", encoding="utf-8")
         serve = ["sim", "serve", "--listen", _address(self.engine)]
         serve += ["--spread", "0.3", "--tokens", str(TOKENS_MAX)]
         proxy = ["proxy", "--upstream", self.engine, "--listen", _address(self.proxy)]

@@ -11,15 +11,19 @@ from llmtap.cli.main import app
 from llmtap.cli.report import tell_replay, write_beside
 from llmtap.cli.shared import (
     FAILED,
+    Alpha,
     AnswerTimeout,
     ApiKeyEnv,
     BodyFields,
     CaFile,
     Headers,
     Heard,
+    IdleCost,
     Json,
     ModelName,
     Outputs,
+    ReaderGrace,
+    ReaderSpeed,
     Seed,
     SourceFormat,
     Stopped,
@@ -29,6 +33,7 @@ from llmtap.cli.shared import (
     need_warmup,
     option,
     option_duration,
+    reader_of,
     stoppable,
 )
 from llmtap.errors import ConfigError
@@ -231,6 +236,10 @@ def replay(
             "available). Requests outside the load have the User-Agent llmtap-replay/VERSION.",
         ),
     ] = None,
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     capture: Annotated[
         str | None,
         option("DIR", "Folder for a capture of the exchanges; the result is stored in the same folder."),
@@ -292,7 +301,8 @@ def replay(
         retries=retries, retry_wait=option_duration("--retry-wait", retry_wait), warmup=warmup,
         limit_in_flight=limit_in_flight, request_ids="" if no_request_ids else "llmtap",
         stop_errors=None if stop_errors is None else parse_stop_errors(stop_errors),
-        slo=slo, capture=capture, scrape=metrics,
+        slo=slo, reader=reader_of(reader_speed, alpha, idle_cost, reader_grace), capture=capture,
+        scrape=metrics,
     )  # fmt: skip
     body = BodyOptions(
         endpoint=named, server=server, model=model, stream=not no_stream,  # type: ignore[arg-type]

@@ -20,7 +20,11 @@ from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
     STDOUT,
+    Alpha,
+    IdleCost,
     Outputs,
+    ReaderGrace,
+    ReaderSpeed,
     argument,
     flag,
     json_text,
@@ -28,6 +32,7 @@ from llmtap.cli.shared import (
     option,
     print_json,
     print_rich,
+    reader_of,
     write_output,
 )
 from llmtap.errors import ConfigError, LlmtapError
@@ -89,6 +94,10 @@ def report(
     markdown: Annotated[
         str | None, option("FILE", "File for a Markdown report of benchmark or replay results.")
     ] = None,
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     compare: Annotated[
         list[str] | None,
         option(
@@ -111,6 +120,8 @@ def report(
     if result is not None:
         for option, refused in (
             ("--by", by), ("--slo", slo), ("--integrity", integrity), ("--skip-broken", skip_broken),
+            ("--reader-speed", reader_speed), ("--alpha", alpha), ("--idle-cost", idle_cost),
+            ("--reader-grace", reader_grace),
         ):  # fmt: skip
             if refused:
                 raise ConfigError(option, "is of a capture; the result of a replay is summed up already")
@@ -128,7 +139,10 @@ def report(
         if label not in BY:
             raise ConfigError("--by", f"{label!r} is none of {', '.join(BY)}")
     objectives = None if slo is None else Objectives.parse(slo, "--slo")
-    options: dict[str, Any] = {"by": by or (), "objectives": objectives}
+    options: dict[str, Any] = {
+        "by": by or (), "objectives": objectives,
+        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
+    }  # fmt: skip
     told: dict[str, Any]
     if _is_trace(places):
         if integrity:

@@ -1,6 +1,7 @@
 """What commands share: options, files that they write, texts that they print, and signals."""
 
 import difflib
+import math
 import signal
 import sys
 import threading
@@ -18,12 +19,14 @@ from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from llmtap.metrics.deadlines import Benefit
     from llmtap.report.document import Table
 
 __all__ = [
     "FAILED",
     "STDOUT",
     "AdminAddress",
+    "Alpha",
     "AnswerTimeout",
     "ApiKeyEnv",
     "BodyFields",
@@ -33,9 +36,12 @@ __all__ = [
     "ConfigFile",
     "Headers",
     "Heard",
+    "IdleCost",
     "Json",
     "ModelName",
     "Outputs",
+    "ReaderGrace",
+    "ReaderSpeed",
     "Seed",
     "SourceFormat",
     "Stopped",
@@ -53,6 +59,7 @@ __all__ = [
     "print_rich",
     "print_table",
     "read_pairs",
+    "reader_of",
     "stoppable",
     "write_output",
 ]
@@ -61,6 +68,7 @@ __all__ = [
 FAILED: Final = 1
 """Exit code of a check that failed."""
 STDOUT: Final = "-"
+_SPEED_MAX: Final = 1e6
 _LINE_MAX: Final = 10_000
 """Longer than any row of a table."""
 _DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
@@ -346,5 +354,53 @@ BodyFields = Annotated[
     option("NAME=JSON", "Field to add to every request body, for example top_p=0.9; may be repeated."),
 ]
 AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete response.")]
+ReaderSpeed = Annotated[
+    float | None,
+    option("TOKENS/S", "Reading speed for user idle latency and smooth goodput; default 20."),
+]
+Alpha = Annotated[
+    float | None,
+    option(
+        "NUMBER",
+        "Penalty of user idle latency in smooth goodput, in tokens per unit of --idle-cost; default 5.",
+    ),
+]
+IdleCost = Annotated[
+    str | None,
+    option(
+        "seconds|tokens",
+        "Unit of user idle latency in smooth goodput; tokens: those that could have been read.",
+    ),
+]
+ReaderGrace = Annotated[
+    int | None,
+    option(
+        "TOKENS",
+        "Reading time, in tokens, added to all deadlines: with 1 token i is due at V x i; default 0.",
+    ),
+]
+
+
+def reader_of(
+    speed: float | None, alpha: float | None, idle_cost: str | None, grace: int | None
+) -> "Benefit":
+    """Return the reader of the four options. Raise ConfigError that names the option."""
+    from llmtap.metrics.deadlines import ALPHA, IDLE_COSTS, READER_NS_PER_TOKEN, Benefit
+
+    speed = 1e9 / READER_NS_PER_TOKEN if speed is None else speed
+    alpha = ALPHA if alpha is None else alpha
+    if not 0 < speed <= _SPEED_MAX:
+        raise ConfigError(
+            "--reader-speed", f"expected a number above 0, at most {_SPEED_MAX:g}, got {speed:g}"
+        )
+    if not 0 <= alpha < math.inf:
+        raise ConfigError("--alpha", f"expected a number of at least 0, got {alpha:g}")
+    if idle_cost is not None:
+        check_known("--idle-cost", "unit", idle_cost, IDLE_COSTS)
+    if grace is not None and grace < 0:
+        raise ConfigError("--reader-grace", f"expected a number of at least 0, got {grace}")
+    return Benefit.at_speed(speed, alpha, idle_cost or "seconds", grace or 0)
+
+
 Seed = Annotated[int, option("N", "Random seed.", min=0)]
 Json = Annotated[str | None, option("FILE", "File for the result as JSON; - is stdout.")]

@@ -11,7 +11,11 @@ import typer
 from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
+    Alpha,
+    IdleCost,
     Outputs,
+    ReaderGrace,
+    ReaderSpeed,
     SourceFormat,
     Stopped,
     argument,
@@ -21,6 +25,7 @@ from llmtap.cli.shared import (
     option,
     print_table,
     read_pairs,
+    reader_of,
     stoppable,
 )
 from llmtap.errors import ConfigError
@@ -336,6 +341,10 @@ def run(
     slo: Annotated[
         str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:1s tbc_max:200ms'.")
     ] = None,
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     measure: Annotated[
         bool | None,
         option(
@@ -397,6 +406,7 @@ def run(
     common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
         "objectives": objectives_text(slo, named), "measure": measure, "capacity": capacity,
         "capture": capture,
+        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
     }  # fmt: skip
     if measure is False and (common["objectives"] or capture is not None):
         what = "objectives are" if common["objectives"] else "a capture is"

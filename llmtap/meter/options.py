@@ -128,6 +128,13 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "seconds, or tokens that could have been read."
         ),
     ] = "seconds"
+    reader_grace_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Reading time, in tokens, added to all deadlines; with 1 token i is due at V x i.",
+        ),
+    ] = 0
     priority: Annotated[
         Literal["normal", "idle"],
         Meta(description="CPU priority of the meter; `idle`: only unused CPU time, so the meter may starve."),
@@ -173,7 +180,9 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def benefit(self) -> Benefit:
         """Who reads, and what waiting costs."""
-        return Benefit.at_speed(self.reader_tokens_per_second, self.alpha, self.idle_cost)
+        return Benefit.at_speed(
+            self.reader_tokens_per_second, self.alpha, self.idle_cost, self.reader_grace_tokens
+        )
 
     @property
     def window_name(self) -> str:

@@ -160,7 +160,9 @@ def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExpor
     from llmtap.export.opentelemetry.exporter import OtlpExporter
 
     try:
-        exporter = OtlpExporter(setup.otlp, pipeline.clock, __version__, setup.servers)
+        exporter = OtlpExporter(
+                setup.otlp, pipeline.clock, __version__, setup.servers, reader=pipeline.benefit
+            )  # fmt: skip
     except LlmtapError as exc:  # measuring goes on without
         pipeline.failed("otlp", exc)
         return None

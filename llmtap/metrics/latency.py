@@ -297,7 +297,8 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         longest_ns = user_idle_ns(times, 0, tokens, v_ns, clamped=False)
     idle = reading = None
     if longest_ns is not None:
-        idle = None if t.submit_ns is None else max(0, longest_ns - t.submit_ns)
+        grace_ns = benefit.grace_tokens * v_ns
+        idle = None if t.submit_ns is None else max(0, longest_ns - t.submit_ns - grace_ns)
         reading = max(0, longest_ns - times[0])
     c = itl_c_ns(x)
     return Measured(

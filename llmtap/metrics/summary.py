@@ -137,7 +137,7 @@ class _Packed(Struct, array_like=True):
     n: int
     opened: int | None
     benefit: float
-    readers: list[tuple[float, int, str]]
+    readers: list[tuple[float, int, str, int]]
     metrics: dict[str, bytes]
     added: dict[str, bytes]
     clocks: dict[str, bytes]
@@ -154,15 +154,19 @@ _decode: Final = msgpack.Decoder(_Packed).decode
 
 
 class Summary:
-    """Sums and histograms over exchanges. `objectives` are those that its exchanges are judged by."""
+    """Sums and histograms over exchanges.
+
+    `objectives` are those that its exchanges are judged by; `reader` is of exchanges that come without terms.
+    """
 
     __slots__ = (
-        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_metrics", "_readers",
-        "_uncertainty_ns", "benefit", "goodput", "n", "objectives", "opened",
+        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_metrics", "_reader",
+        "_readers", "_uncertainty_ns", "benefit", "goodput", "n", "objectives", "opened",
     )  # fmt: skip
 
-    def __init__(self, objectives: Objectives | None = None) -> None:
+    def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.objectives = objectives
+        self._reader = reader
         self.n = 0
         """Exchanges added."""
         self.opened: int | None = None
@@ -191,7 +195,7 @@ class Summary:
 
     def add(self, x: Exchange, measured: Measured | None = None) -> None:
         """Counts one exchange. `measured` spares working its terms out again."""
-        m = measure(x) if measured is None else measured
+        m = measure(x, self._reader) if measured is None else measured
         self.n += 1
         self._outcomes[x.outcome.value] += 1
         if x.refusal is not None or x.outcome is Outcome.REFUSED:
@@ -330,7 +334,7 @@ class Summary:
         return _encode(
             _Packed(
                 self.n, self.opened, self.benefit,
-                [(r.alpha, r.reader_ns_per_token, r.f) for r in self._readers if isinstance(r.f, str)],
+                [(r.alpha, r.reader_ns_per_token, r.f, r.grace_tokens) for r in self._readers],
                 {name: h.to_bytes() for name, h in self._metrics.items()},
                 {name: h.to_bytes() for name, h in self._added.items()},
                 {name: h.to_bytes() for name, h in self._clocks.items()},
@@ -362,15 +366,15 @@ class Summary:
             count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken))
             self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
         self.benefit += p.benefit
-        for alpha, reader_ns, f in p.readers:
-            reader = Benefit(alpha, reader_ns, f)
+        for given in p.readers:
+            reader = Benefit(*given)
             if reader not in self._readers:
                 self._readers = (*self._readers, reader)
         self._held(p.burst_hold_max_ns)
         self.saw_uncertainty(p.uncertainty_ns)
 
     def copy(self) -> "Summary":
-        twin = Summary(self.objectives)
+        twin = Summary(self.objectives, self._reader)
         twin.merge(self)
         return twin
 
@@ -433,14 +437,16 @@ class Summary:
 
     def _smooth_goodput(self, seconds: float) -> dict[str, object]:
         """With its parameters; where answers were judged for different readers, those are null and listed."""
-        readers = self._readers or (DEFAULT_BENEFIT,)
+        readers = self._readers or (self._reader,)
         one = readers[0] if len(readers) == 1 else None
+        due = {reader.due_text for reader in readers}
         out: dict[str, object] = {
             "tokens_per_second": _rate(self.benefit, seconds) if self.benefit_n else None,
             "n": self.benefit_n,
             "alpha": None if one is None else one.alpha,
             "speed_tokens_per_second": None if one is None else one.speed,
-            "idle": f"max(t_i - submit - V(i-1)), {'several f' if one is None else one.f_text}",
+            "idle": f"max(t_i - submit - {due.pop() if len(due) == 1 else 'd_i'}),"
+            f" {'several f' if one is None else one.f_text}",
         }
         if one is None:
             out["readers"] = [

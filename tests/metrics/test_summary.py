@@ -147,6 +147,18 @@ def test_goodput_is_of_the_summarys_objectives() -> None:
     assert summary.copy().to_dict(WINDOW, 10.0) == out
 
 
+def test_with_the_deadlines_of_equation_4_a_reader_waits_less_by_the_time_of_a_token() -> None:
+    x = stream([100, 120, 150])
+    summary = Summary(reader=Benefit.at_speed(100, grace_tokens=1))
+    summary.add(x)
+    out = summary.to_dict(WINDOW, 1.0)
+    assert out["metrics"]["user_idle"]["p50"] == pytest.approx(0.120)  # type: ignore[index]
+    assert out["smooth_goodput"]["idle"].startswith("max(t_i - submit - V i), f(l)")  # type: ignore[index]
+    other = Summary()
+    other.merge_bytes(summary.to_bytes())
+    assert other.to_dict(WINDOW, 1.0) == out
+
+
 def test_smooth_goodput_says_for_which_reader() -> None:
     fast, slow = Benefit.at_speed(100, alpha=1), Benefit.at_speed(10, f="tokens")
     x = stream([100, 120, 150])

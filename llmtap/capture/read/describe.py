@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 
@@ -215,9 +217,9 @@ BY: Final = tuple(_LABELS)
 class _Groups:
     """A summary for each value of a label."""
 
-    def __init__(self, label: str, objectives: Objectives | None) -> None:
+    def __init__(self, label: str, objectives: Objectives | None, reader: Benefit) -> None:
         self._of = _LABELS[label]
-        self._objectives = objectives
+        self._objectives, self._reader = objectives, reader
         self.summaries: dict[str, Summary] = {}
 
     def add(self, x: Exchange) -> None:
@@ -225,7 +227,7 @@ class _Groups:
         if name not in self.summaries and len(self.summaries) >= GROUPS_MAX:
             name = "other"
         if name not in self.summaries:
-            self.summaries[name] = Summary(self._objectives)
+            self.summaries[name] = Summary(self._objectives, self._reader)
         self.summaries[name].add(x)
 
 
@@ -235,6 +237,7 @@ def describe(
     *,
     by: Collection[str] = (),
     objectives: Objectives | None = None,
+    reader: Benefit = DEFAULT_BENEFIT,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, object]:
     """A Summary as JSON, with `capture` (what it is) and `workload` beside it.
@@ -244,12 +247,13 @@ def describe(
         batches: all rows, in the whole schema.
         by: some of BY, to have the same for each tenant, model, ...
         objectives: what the exchanges are judged by.
+        reader: whose user idle latency and smooth goodput are computed.
         progress: told the rows done, now and then.
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
-    total = Summary(objectives)
-    groups = {label: _Groups(label, objectives) for label in by}
+    total = Summary(objectives, reader)
+    groups = {label: _Groups(label, objectives, reader) for label in by}
     unknown = uncertainties = 0
     for batch in batches:
         workload.add(batch)

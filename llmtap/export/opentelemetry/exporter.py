@@ -34,7 +34,8 @@ from llmtap.export.opentelemetry.spans import Span, ids_of, is_sampled, span_of,
 from llmtap.export.options import OtlpOptions, parse_pairs
 from llmtap.export.sinks import ExporterState, SeriesKey
 from llmtap.export.trace_context import parse_trace_parent
-from llmtap.metrics.latency import Measured
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 
 __all__ = ["OtlpExporter", "pause_s"]
 
@@ -65,6 +66,7 @@ class OtlpExporter:
         make_link: Callable[[OtlpOptions], OtlpLink] = connect,
         span_delay_s: float = SPAN_DELAY_S,
         backoff_s: tuple[float, ...] = BACKOFF_S,
+        reader: Benefit = DEFAULT_BENEFIT,
     ) -> None:
         """`servers` holds the upstream's host and port by arm, under "" for all others.
 
@@ -74,7 +76,7 @@ class OtlpExporter:
         self._clock = clock
         self._servers = servers or {}
         self._names = VERSIONS[options.semconv]
-        self._origin = OtlpOrigin(_resource(options, version), version, self._names.schema_url)
+        self._origin = OtlpOrigin(_resource(options, version, reader), version, self._names.schema_url)
         self._recorder = MetricRecorder(self._names, options.series_max)
         self._totals = Totals(self._recorder, self._servers)
         self._start_wall_ns = clock.wall_ns()
@@ -234,10 +236,15 @@ def pause_s(steps: tuple[float, ...], failures: int, after_s: float) -> float:
     return max(step * random.uniform(1, 1.25), min(after_s, AFTER_S_MAX))
 
 
-def _resource(options: OtlpOptions, version: str) -> tuple[tuple[str, str], ...]:
-    """Who we are. What the operator names wins, except over `service_name`, which has its own option."""
+def _resource(options: OtlpOptions, version: str, reader: Benefit) -> tuple[tuple[str, str], ...]:
+    """Who we are, and whose user idle latency is exported. What the operator names wins, except over
+    `service_name`, which has its own option."""
     named = dict(parse_pairs(options.resource, "otlp.resource"))
-    ours = {SERVICE_VERSION: version, "host.name": socket.gethostname()}
+    ours = {
+        SERVICE_VERSION: version, "host.name": socket.gethostname(),
+        "llmtap.reader.tokens_per_second": f"{reader.speed:g}", "llmtap.reader.due": reader.due_text,
+        "llmtap.smooth_goodput.alpha": f"{reader.alpha:g}", "llmtap.smooth_goodput.idle_cost": reader.f,
+    }  # fmt: skip
     if options.service_name != "llmtap" or SERVICE_NAME not in named:
         named[SERVICE_NAME] = options.service_name
     return tuple({**ours, **named}.items())

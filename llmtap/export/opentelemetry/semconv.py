@@ -151,7 +151,7 @@ _OWN: Final = {
         "llmtap.inter_chunk", "Time between consecutive events that carry output.", GAP_EDGES_NS
     ),
     _Q.USER_IDLE: _seconds(
-        "llmtap.user_idle", "All waits of a reader of 20 tokens/s with nothing to read, added up.",
+        "llmtap.user_idle", "Time that a reader (attributes llmtap.reader.*) waits with nothing to read.",
         TTFT_EDGES_NS,
     ),
     _Q.EXCHANGES: (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),

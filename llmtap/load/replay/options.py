@@ -20,6 +20,8 @@ from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
 from llmtap.load.run import StopErrors
 from llmtap.load.sessions.prompt_sender import PromptMaker, Spoken, protocol_of
 from llmtap.load.target import check_fields
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.net.failures import failure_said
 from llmtap.net.tls import client_context
 from llmtap.units import Duration
@@ -68,6 +70,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup: str = "none"
     """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
     slo: str | None = None
+    reader: Benefit = DEFAULT_BENEFIT
     capture: str | None = None
     scrape: str | None = None
     """`none`, a URL, or None: the target's /metrics, if any."""

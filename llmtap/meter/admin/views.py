@@ -60,7 +60,7 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
     }
     smooth = (
         f"Sum of output tokens - {p.benefit.alpha:g} x user idle latency, {p.benefit.f_text},"
-        f" of a reader of {p.benefit.speed:g} tokens/s, per second"
+        f" of a reader of {p.benefit.speed:g} tokens/s with token i due at {p.benefit.due_text}, per second"
     )
     return p.exposition.freeze(values, lag_cells(relays), {"smooth_goodput_tokens_per_second": smooth})
 

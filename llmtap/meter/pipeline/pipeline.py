@@ -79,7 +79,8 @@ class ExchangePipeline:
         self.windows = Windows(clock, {name: slo.objectives for name, slo in self.slos.classes.items()})
         bounds = [bound for slo in self.slos.classes.values() for bound in slo.objectives.bounds]
         self.exposition = Exposition(__version__, bounds)
-        self.recent = RecentExchanges(options.exchanges_kept, benefit=self.benefit)
+        self._readers = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
+        self.recent = RecentExchanges(options.exchanges_kept)
         self.experiments = Experiments(experiment, clock)
         self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent]
         if experiment is not None:
@@ -131,14 +132,14 @@ class ExchangePipeline:
         self.live -= 1
         pause = self.turns.pause  # all this takes as long as a dozen frames
         pause()
-        m = measure(x, self.benefit)
+        slo = self.slos.of(x.tenant)
+        m = measure(x, self.benefit if slo is None else self._readers.get(slo.name, self.benefit))
         pause()
         if not self.options.request_objectives:
             x.slo_ttft_ns = x.slo_tpot_ns = None
         for kind, n in (x.invalid_values or {}).items():
             self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
-        slo = self.slos.of(x.tenant)
         # Clients without a valid key could otherwise use up all the names.
         x.tenant = self.labels.tenant(x.tenant, trusted=x.status != UNAUTHORIZED)
         tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm)

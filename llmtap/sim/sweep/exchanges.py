@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, RequestShape, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.metrics.latency import measure
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import GivenUp, RunRecord
@@ -117,11 +118,13 @@ class VirtualMeter:
         maker: ExchangeMaker,
         *,
         objectives: Objectives | None = None,
+        reader: Benefit = DEFAULT_BENEFIT,
         gap_max_ns: int,
         keep: Callable[[Exchange], None] | None = None,
     ) -> None:
         """`gap_max_ns`: the longest time between tokens that is not `slow`."""
-        self.summary = Summary(objectives)
+        self.summary = Summary(objectives, reader)
+        self._reader = reader
         self.slow = 0
         """Requests with any gap above that."""
         self._make = maker.exchange
@@ -130,7 +133,7 @@ class VirtualMeter:
 
     def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         x = self._make(request, token_ns, end_ns, served=served)
-        measured = measure(x)
+        measured = measure(x, self._reader)
         self.summary.add(x, measured)
         if measured.tbc_max_ns is not None and measured.tbc_max_ns > self._gap_max_ns:
             self.slow += 1

@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 
 from llmtap.exchange.outcome import Outcome
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by
 from llmtap.metrics.summary import Summary
@@ -255,6 +257,7 @@ def simulate(
     servers: int = 1,
     seed: int | None = 42,
     objectives: Objectives | None = None,
+    reader: Benefit = DEFAULT_BENEFIT,
     measure: bool | None = None,
     capture: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
@@ -292,7 +295,8 @@ def simulate(
     if measure:
         writer = None if capture is None else run_writer(capture, name, requests)
         meter = VirtualMeter(
-            ExchangeMaker(name, requests, record), objectives=objectives, gap_max_ns=readings.token_sla,
+            ExchangeMaker(name, requests, record), objectives=objectives, reader=reader,
+            gap_max_ns=readings.token_sla,
             keep=None if writer is None else writer.add,
         )  # fmt: skip
     run_virtual(

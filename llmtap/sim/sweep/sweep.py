@@ -17,6 +17,8 @@ import msgspec
 
 from llmtap import __version__
 from llmtap.errors import LlmtapError
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
@@ -60,6 +62,8 @@ class SweepJob:
     fit: dict[str, Any] | None = None
     """What the models were fitted to, and the quality of the fit."""
     objectives: str = ""
+    reader: Benefit = DEFAULT_BENEFIT
+    """The reader of smooth goodput."""
     measure: bool | None = None
     """As `simulate` takes it."""
     capacity: float | None = None
@@ -123,7 +127,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         )  # fmt: skip
 
     result = run_at(
-        job.scale, objectives=objectives, measure=job.measure, progress=progress,
+        job.scale, objectives=objectives, reader=job.reader, measure=job.measure, progress=progress,
         capture=None if folder is None else folder.begun(),
     )  # fmt: skip
     told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}

@@ -1,3 +1,4 @@
+import json
 import logging
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
         x = streamed(100, 140)
         x.uncertainty_ns = lag_ns
         t.ended(x)
-    assert [x.uncertain for _, x in t.recent.find(Query())] == [True, False]
+    assert [x.uncertain for _, x, _ in t.recent.find(Query())] == [True, False]
     assert told(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
     assert (told(t)["n"], told(t, certain=True)["n"]) == (2, 1)
     assert told(t, certain=True)["uncertainty"] == 0.005
@@ -155,6 +156,22 @@ def test_the_reader_and_the_price_reach_the_summary() -> None:
     assert out["metrics"]["smooth_benefit"]["mean"] == pytest.approx(3 - 2 * 0.1)
     assert out["cost"]["spent"] == 3.0
     assert b"output tokens - 2 x user idle latency" in metrics_of(t).render()[0]
+
+
+def test_a_class_of_tenants_has_a_reader_of_its_own() -> None:
+    slos = {"fast": SloOptions(objectives="ttft:1s", tenants=("a",), alpha=1.0, reader_tokens_per_second=10)}
+    t = ExchangePipeline(MeterOptions(reader_grace_tokens=1), ManualClock(now_ns=S), slos=slos)
+    for tenant in ("a", "b"):
+        t.ended(streamed(250, 290, tenant=tenant))
+    by = told(t, by=("tenant",))["by"]["tenant"]
+    # Due at V i: 100 and 50 ms after submit.
+    assert [by[name]["metrics"]["smooth_benefit"]["mean"] for name in ("a", "b")] == [
+        pytest.approx(2 - 0.15), pytest.approx(2 - 5 * 0.2),
+    ]  # fmt: skip
+    assert [by[name]["smooth_goodput"]["speed_tokens_per_second"] for name in ("a", "b")] == [10, 20]
+    query = Query()
+    kept = json.loads(t.recent.to_json(t.recent.find(query), query))["exchanges"]
+    assert [x["metrics"]["user_idle"] for x in kept] == [0.2, 0.15]
 
 
 @pytest.mark.parametrize(("listened_to", "good"), [(True, 0), (False, 1)])
