@@ -29,7 +29,6 @@ from llmtap.cli.shared import (
     stoppable,
 )
 from llmtap.errors import ConfigError
-from llmtap.report.document import Table
 
 if TYPE_CHECKING:
     from llmtap.sim.sweep.runner import SweepRunner
@@ -103,7 +102,7 @@ def serve(
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Option of a scheduler that serves whole batches (seed 004); may be "
+            "Option of a scheduler that serves whole batches; may be "
             "repeated. For example, bin_edges=1,30,117 sets the lower edge of each bin "
             "of multi_bin_dynamic. `llmtap sim run --readings` lists the options.",
         ),
@@ -251,9 +250,9 @@ def tokenizer(
 # ---------------------------------------------------------------- llmtap sim run
 
 _RUN_EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a synthetic workload
-(--presets lists them). Results come from a latency model of a GPU: the model of seed 004, unless --latency
-fits another one. Seed 004 leaves several choices open, and the ranking of schedulers depends on them;
---readings lists the choices.
+(--presets lists them). Results come from a latency model of a GPU: an RTX 4080 with Qwen3-1.7B, unless
+--latency fits another one. The study of multi-bin batching leaves several choices open, and the ranking of
+schedulers depends on them; --readings lists the choices.
 
 Every combination of the given values is run. The runs are distributed over processes, or over a Ray cluster:
 
@@ -273,7 +272,7 @@ def run(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to simulate.")] = "",
     source_format: SourceFormat = None,
     scheduler: Annotated[
-        str | None, option("NAME,...", "Schedulers (default: the three of seed 004).")
+        str | None, option("NAME,...", "Schedulers (default: static, dynamic and multi-bin batching).")
     ] = None,
     scale: Annotated[
         str | None, option("X,...", "Factors that multiply the arrival rate; the shape of bursts is kept.")
@@ -297,7 +296,7 @@ def run(
     ] = None,
     reading: Annotated[
         list[str] | None,
-        option("NAME=VALUE", "Open choice of seed 004 (--readings lists them); may be repeated."),
+        option("NAME=VALUE", "Open choice of the multi-bin study (--readings lists them); may be repeated."),
     ] = None,
     serving: Annotated[
         list[str] | None, option("NAME=VALUE", "Option of the iteration-level schedulers; may be repeated.")
@@ -334,10 +333,13 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Maximum fraction of requests outside the SLA; the "
+            "Maximum fraction of requests outside their bounds; the "
             "highest rate within it is searched for as well.",
         ),
     ] = None,
+    capacity_by: Annotated[
+        str, option("BOUNDS,...", "Bounds of --capacity: request (SLA), token (SLA), or slo (--slo).")
+    ] = "request",
     slo: Annotated[
         str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:1s tbc_max:200ms'.")
     ] = None,
@@ -349,7 +351,7 @@ def run(
         bool | None,
         option(
             None,
-            "All metrics of live traffic, or only those of seed 004 "
+            "All metrics of live traffic, or only those of whole batches "
             "(default: all for iteration-level schedulers).",
             "--measure/--no-measure",
         ),
@@ -370,23 +372,28 @@ def run(
             "Address of a Ray cluster that runs the simulations; local starts a cluster on this host.",
         ),
     ] = None,
+    table: Annotated[Path | None, option("FILE", "File for a row of each run: .csv or .parquet.")] = None,
     json: Annotated[str | None, option("FILE", "File for the summaries as JSON; - is stdout.")] = None,
     html: Annotated[str | None, option("FILE", "File for an HTML report with curves; - is stdout.")] = None,
 ) -> None:
     """Simulate a trace with several schedulers in virtual time, and compare them."""
+    from llmtap.cli.sim_sweep import show_presets, show_readings
+
     if readings or presets:
-        (_show_readings if readings else _show_presets)()
+        (show_readings if readings else show_presets)()
         return
     if not trace:
         raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
     from llmtap.cli.sim_sweep import (
         AxesRead,
+        capacity_bounds,
         models_fitted,
         objectives_text,
         preset_named,
         run_sweep,
         scheduler_names,
     )
+    from llmtap.sim.sweep.table import SUFFIXES, write_runs
 
     given = AxesRead()
     given.schedulers(scheduler)
@@ -395,6 +402,9 @@ def run(
         given.numbers(name, text, int)
     if capacity is not None and not 0 <= capacity < 1:
         raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {capacity:g}")
+    bounds = capacity_bounds(capacity_by)
+    if table is not None and table.suffix not in SUFFIXES:
+        raise ConfigError("--table", f"{table} ends neither in .csv nor in .parquet")
     given.settings(reading or [], "--reading")
     given.text("bin_edges" if bins and "," in bins else "bins", bins, "--bins")
     given.text("eps", eps, "--eps")
@@ -405,6 +415,7 @@ def run(
     axes = given.whole(named, preset or "")
     common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
         "objectives": objectives_text(slo, named), "measure": measure, "capacity": capacity,
+        "capacity_by": bounds,
         "capture": capture,
         "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
     }  # fmt: skip
@@ -413,6 +424,8 @@ def run(
         raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
     if ray is not None and ray != "local" and jobs is not None:
         raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
+    if capacity is not None and "slo" in bounds and not common["objectives"]:
+        raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=json, html=html)
     if capture is not None:
         if ray in (None, "local"):
@@ -435,6 +448,8 @@ def run(
             if not told:  # a page of nothing cannot be made
                 outputs.files.pop("--html", None)
                 outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
+            if table is not None:
+                write_runs(table, told)
             texts = {"--json": lambda: json_text(told), "--html": lambda: _page(told, sla=sla)}
             outputs.tell(texts, lambda: _show(told, notes, sla=sla))
     except Stopped as exc:
@@ -467,24 +482,3 @@ def _show(told: list[dict[str, Any]], notes: list[str], *, sla: bool) -> None:
             print(line)
     for note in notes:
         print(f"note: {note}")
-
-
-def _show_readings() -> None:
-    from llmtap.sim.model_options import explain_model_options, explain_serving
-
-    print_table(Table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()]))
-    print()
-    print_table(Table(["serving", "default", "meaning"], [list(row) for row in explain_serving()]))
-
-
-def _show_presets() -> None:
-    from llmtap.sim.sweep.grid import PRESETS
-    from llmtap.workload.registry import workloads
-
-    rows = []
-    for name, preset in PRESETS.items():
-        axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
-        rows.append([name, preset.about, preset.source, axes])
-    print_table(Table(["preset", "about", "source", "axes"], rows))
-    print()
-    print_table(Table(["workload", "about"], [list(one) for one in workloads().items()]))

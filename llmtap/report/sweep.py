@@ -287,8 +287,10 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
     yield _Column("batch", lambda told: number(at(told, "batch_mean"), 3))
     if any(told.get("goodput") for told in results):
         yield _rate("goodput req/s", "goodput", 1, "goodput", "requests_per_second")
-    if any("capacity" in told for told in results):
-        yield _Column("capacity req/s", _capacity, ("capacity", "rps"), 1, "capacity")
+    bounds = _each(name for told in results for name in at(told, "capacity", "by") or ())
+    for by in bounds:
+        path, name = ("capacity", "by", by), "capacity" if bounds == ["request"] else f"capacity ({by})"
+        yield _Column(f"{name} req/s", partial(_capacity, path), path, 1, name)
 
 
 def _wins(results: Sequence[Result], columns: Sequence[_Column]) -> dict[int, list[int]]:
@@ -359,8 +361,9 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
     yield from _not_served(results)
     for allowed in _each(at(told, "capacity", "allowed") for told in results):
         yield (
-            f"capacity: the highest rate at which no more than {allowed:.3g} of the requests are late; "
-            "0: there is none; no limit: all may come at once. It falls with more requests, as queues grow"
+            f"capacity: the highest rate at which {1 - allowed:.4g} of the requests are within their bounds"
+            " (request SLA, token SLA, or slo); 0: there is none; no limit: all may come at once. It falls"
+            " with more requests, as queues grow"
         )
     if objectives := values_text(at(told, "goodput", "objectives") for told in results):
         yield f"goodput: requests that met {objectives}"
@@ -422,9 +425,9 @@ def _varying(results: Sequence[Result]) -> Iterator[_Column]:
             yield _Column(name, partial(_option, name))
 
 
-def _capacity(told: Result) -> str:
-    found = told.get("capacity")
-    return "no limit" if found and found["rps"] is None else number(at(told, "capacity", "rps"))
+def _capacity(path: tuple[str, ...], told: Result) -> str:
+    known = path[-1] in (at(told, *path[:-1]) or ())
+    return "no limit" if known and at(told, *path) is None else number(at(told, *path))
 
 
 def _model(fit: Mapping[str, Any] | None, model: Mapping[str, float]) -> str:

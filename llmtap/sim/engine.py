@@ -238,6 +238,8 @@ class RunRecord:
     """When a server first took it up; -1 where none did."""
     end_ns: "array[int]"
     """When its last token left, its batch was done, or it was given up."""
+    server: "array[int]"
+    """Number of the GPU that took it up; -1 where none did."""
     size: "array[int]"
     """Of its batch, or of the iteration that took it up."""
     busy_ns: list[int]
@@ -255,7 +257,7 @@ class RunRecord:
     def begun(cls, requests: int, servers: int) -> "RunRecord":
         n = requests
         starts, ends, size = array("q", [-1]) * n, array("q", bytes(8 * n)), array("q", bytes(8 * n))
-        return cls(starts, ends, size, [0] * servers)
+        return cls(starts, ends, array("q", [-1]) * n, size, [0] * servers)
 
 
 class _Recorder:
@@ -289,6 +291,7 @@ class _Recorder:
             size = len(work.members)
             for request in work.members:
                 record.start_ns[request] = now_ns
+                record.server[request] = run.server
                 record.size[request] = size
             record.queues[work.queue] += 1
         else:
@@ -297,6 +300,7 @@ class _Recorder:
             for request, _ in work.prefill:
                 if record.start_ns[request] < 0:
                     record.start_ns[request] = now_ns
+                    record.server[request] = run.server
                     record.size[request] = size
         record.sizes[size] += 1
         record.busy_ns[run.server] += run.end_ns - now_ns

@@ -193,10 +193,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         doc("additional prefill time of a prompt of 1,000 tokens; it grows with the square of the length"),
     ] = Duration(0)
     prepone: Annotated[
-        int, doc("tokens that decode_prepone generates before a prefill (seed 001, 3.3)", ge=1)
+        int, doc("tokens that decode_prepone generates before a prefill (Revisiting SLO metrics, 3.3)", ge=1)
     ] = 2
     output_delay: Annotated[
-        Duration | None, doc("minimum time between two tokens of a response (seed 001, 3.4)")
+        Duration | None, doc("minimum time between two tokens of a response (Revisiting SLO metrics, 3.4)")
     ] = None
     """None: as in `OUTPUT_DELAYS`."""
     queue_max: Annotated[
@@ -204,7 +204,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 0
     give_up: Annotated[
         Literal["never", "late"],
-        doc("late: stop serving a request that has missed ttft or tbt (seed 001, 4.1)"),
+        doc("late: stop serving a request that has missed ttft or tbt (Revisiting SLO metrics, 4.1)"),
     ] = "never"
     ttft: Annotated[Duration, doc("TTFT limit of give_up")] = Duration(1_000 * _MS)
     tbt: Annotated[Duration, doc("limit of the time between tokens for give_up")] = Duration(200 * _MS)

@@ -1,5 +1,6 @@
 """`llmtap sim run`: its axes, outputs and captures, and how its jobs are named while it runs."""
 
+import csv
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from llmtap.capture.read.reader import read
@@ -280,3 +282,27 @@ def test_a_line_for_each_job(capsys: pytest.CaptureFixture[str]) -> None:
         "llmtap: 1 of 2: static_fifo, 2,000 requests (ab): 1.23 s",
         "llmtap: 2 of 2: static_fifo, 2,000 requests (cd): failed: no",
     ]
+
+
+def test_runs_are_a_table_with_both_capacities_and_gpus_are_in_the_capture(
+    trace: Path, tmp_path: Path, call: Call
+) -> None:
+    place, columnar = tmp_path / "runs.csv", tmp_path / "runs.parquet"
+    options = ("--scheduler", "static_fifo", "--requests", 200, "--servers", 2, "--capacity", 0.05)
+    options += ("--reading", "request_sla=4s", "--scale", 100)
+    bounds = ("--capacity-by", "request,token,slo", "--slo", "e2e:2s", "--capture", tmp_path / "c")
+    code, out, _ = call("sim", "run", trace, *options, *bounds, "--table", place, "--json", tmp_path / "j")
+    [told] = json.loads((tmp_path / "j").read_text())
+    [row] = list(csv.DictReader(place.open()))
+    assert (code, row["num_gpus"], row["num_requests"]) == (0, "2", "200")
+    assert float(row["capacity_threshold_lambda"]) == told["capacity"]["by"]["request"]
+    assert told["capacity"]["by"].keys() == {"request", "token", "slo"}
+    # A bound of 2 s is met at a lower rate than one of 4 s.
+    assert told["capacity"]["by"]["slo"] < told["capacity"]["by"]["request"]
+    assert float(row["decode_step_time_ms"]) == told["decode_step_mean"] * 1_000
+    assert "capacity (token) req/s" in out
+    [capture] = (tmp_path / "c").iterdir()
+    assert {x.route for x in read(capture).exchanges()} == {"gpu-0", "gpu-1"}
+    assert call("sim", "run", trace, *options, "--table", columnar)[0] == 0
+    assert pq.read_table(columnar).column("p99_latency").to_pylist() == [told["latency"]["p99"]]
+    assert call("sim", "run", trace, *options, "--capacity-by", "slo")[0] == 2

@@ -277,7 +277,8 @@ SWEPT: list[list[dict[str, Any]]] = [
     [result(), result(scale=10.0, load={"offered_rps": 2.7012})],
     [result(), result(readings=result()["readings"] | {"eps": 0.001})],
     [result(), result(serving={"chunk": 64})],
-    [result(**MEASURED), result(capacity={"rps": 3.0})], [result(**MEASURED), STRICT], [NOTHING],
+    [result(**MEASURED), result(capacity={"rps": 3.0, "by": {"request": 3.0}})],
+    [result(**MEASURED), STRICT], [NOTHING],
     [result(fit={"grid": "g.csv", "r2": 1.0, "points": 4, "error_max": 0.125})] * 2,
     [result(fit={"capture": "c", "r2": 0.5, "prefill": PART, "decode": PART}, model=ITERATING)],
     [result(), result(unserved=UNSERVED, serving=SERVING)],
@@ -285,6 +286,6 @@ SWEPT: list[list[dict[str, Any]]] = [
         result(unserved=UNSERVED, serving=SERVING),
         result(unserved={"too_large": 1_200}, serving=SERVING | {"kv_tokens": 100}),
     ],
-    *([result(capacity={"rps": rps, "allowed": 0.05})] for rps in (3.0, 0.0, None)),
+    *([result(capacity={"rps": rps, "allowed": 0.05, "by": {"request": rps}})] for rps in (3.0, 0.0, None)),
 ]  # fmt: skip
 """Results of simulated runs, one list a table."""

@@ -198,7 +198,8 @@ def sweep_pages() -> Iterator[str]:
     defaults = option_defaults()
     rates = [run(s, r) for s in ("static_fifo", "multi_bin_dynamic") for r in (3, 1, 9)]
     levels = [run("m", 1, bins=b, utilization=b / 10) for b in (2, 4)] + [run("f", 1, utilization=0.7)]
-    capacity = [run("a", r, n=n, capacity={"allowed": 0.01, "rps": r * 3}) for r, n in ((1, 999), (2, 1_000))]
+    found: dict[str, Any] = {"allowed": 0.01, "rps": 3, "by": {"request": 3}}
+    capacity = [run("a", r, n=n, capacity=found) for r, n in ((1, 999), (2, 1_000))]
     set_ = flights(("shortest_predicted_first",), (1.0, 2.0), token_sla="20ms", predictor="noisy")
     own = flights(("output_delay", "continuous_batching"), (1.0,))
     for results in (rates, rates[:1], levels, capacity, set_, own):

@@ -77,6 +77,8 @@ class ExchangeMaker:
         if requests.blocks:
             blocks = array("q", requests.blocks[request])
             x.asked = RequestShape(blocks=blocks, block_size=requests.block_tokens, block_unit="tokens")
+        if self._record.server and self._record.server[request] >= 0:
+            x.route = f"gpu-{self._record.server[request]}"
         reason = self._record.reasons.get(request)
         if not served and not n:
             x.status, x.outcome, x.error = 503, Outcome.UPSTREAM_ERROR, _BEFORE[reason]

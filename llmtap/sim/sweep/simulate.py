@@ -87,6 +87,12 @@ class SimulationResult:
         slow = sum(b * n for b, n in self.record.sizes.items() if step_ns(b) > limit_ns)
         return slow / len(self.requests)
 
+    def missed_share(self) -> float:
+        """Return the share of requests that did not meet every objective; of a measured run with some."""
+        assert self.summary is not None
+        met = sum(count.met for count in self.summary.goodput.by_objectives.values())
+        return 1 - met / len(self.requests)
+
     def to_dict(self) -> dict[str, Any]:
         """Return public JSON: a Summary's names, and those that only a simulated engine has. Seconds.
 

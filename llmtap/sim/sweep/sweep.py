@@ -9,7 +9,7 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,11 +29,13 @@ from llmtap.units import encode_special, to_seconds
 if TYPE_CHECKING:
     from llmtap.workload.trace import Trace
 
-__all__ = ["SweepAttempt", "SweepJob", "SweepRows", "attempt", "rows_of", "run_job"]
+__all__ = ["CAPACITY_BY", "SweepAttempt", "SweepJob", "SweepRows", "attempt", "rows_of", "run_job"]
 
 _ID_DIGITS: Final = 16
 """Hex digits: with 64 bits, a million jobs collide once in forty million times."""
 
+CAPACITY_BY: Final = ("request", "token", "slo")
+"""Bounds that a capacity can be searched by: request SLA, token SLA, or the objectives of `--slo`."""
 _MEASURED: Final = 100
 _SEARCH: Final = 15
 """Runs needed to find a capacity."""
@@ -67,7 +69,9 @@ class SweepJob:
     measure: bool | None = None
     """As `simulate` takes it."""
     capacity: float | None = None
-    """Also find the rate at which this share of requests is outside the SLA."""
+    """Also find the rate at which this share of requests is outside their bounds."""
+    capacity_by: tuple[str, ...] = ("request",)
+    """Bounds of the capacity, of CAPACITY_BY."""
     capture: str | None = None
     """Folder or URL in which the job's capture gets a folder of its own."""
     version: str = __version__
@@ -87,7 +91,7 @@ class SweepJob:
     def effort(self) -> int:
         """Rough cost, in unmeasured requests."""
         measured = self.measure or self.objectives or self.capture or SCHEDULERS[self.scheduler].iterates
-        searched = _SEARCH if self.capacity is not None else 1
+        searched = _SEARCH * len(self.capacity_by) if self.capacity is not None else 1
         return self.count * (_MEASURED if measured else 1) * searched
 
     @property
@@ -137,13 +141,15 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         own_rps = trace.rate_rps
         assert own_rps is not None, "who plans jobs has looked"
 
-        def late(rps: float) -> float:
-            again = run_at(rps / own_rps, measure=False)
-            return again.late_share(again.latencies_ns())
+        def outside(by: str, rps: float) -> float:
+            slo = objectives if by == "slo" else None
+            again = run_at(rps / own_rps, measure=by != "request", objectives=slo)
+            if by == "request":
+                return again.late_share(again.latencies_ns())
+            return (again.missed_share() if by == "slo" else again.slow_share()) or 0.0
 
-        told["capacity"] = {
-            "allowed": job.capacity, "rps": capacity_rps(late, job.capacity, own_rps),
-        }  # fmt: skip
+        found = {by: capacity_rps(partial(outside, by), job.capacity, own_rps) for by in job.capacity_by}
+        told["capacity"] = {"allowed": job.capacity, "rps": found[job.capacity_by[0]], "by": found}
     return told
 
 

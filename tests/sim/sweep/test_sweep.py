@@ -38,6 +38,7 @@ OTHER: dict[str, Any] = {
     "reader": Benefit(alpha=4.0),
     "measure": True,
     "capacity": 0.01,
+    "capacity_by": ("token",),
     "capture": "somewhere",
     "version": "0.0.0",
 }
