@@ -105,7 +105,9 @@ def options_page() -> str:
     out.append(table(["key", "default", "header", "meaning"], told))
     out.append("### An engine that iterates\n\n`--serving NAME=VALUE`, also of `llmtap sim run`.\n\n")
     out.append(_named(explain_serving()))
-    out.append("### An engine of whole batches\n\n`--reading NAME=VALUE`: how seed 004 is read.\n\n")
+    out.append(
+        "### An engine of whole batches\n\n`--reading NAME=VALUE`: open choices of Multi-Bin Dynamic Batching.\n\n"
+    )
     out.append(_named(explain_model_options()))
     out.append("## llmtap bench\n\nBy `--set NAME=VALUE`, or in `[tests.TEST]` of the bench file.\n\n")
     for name in TESTS:
@@ -137,7 +139,7 @@ def _kind(kind: Any) -> str:
     if origin is Literal:
         return ", ".join(map(code, get_args(kind)))
     if origin in (Union, UnionType):
-        return " or ".join(_kind(one) for one in get_args(kind) if one is not type(None))
+        return " or ".join(_kind(_inner(one)) for one in get_args(kind) if one is not type(None))
     return _TYPES[origin or kind]
 
 
