@@ -106,7 +106,7 @@ def options_page() -> str:
     out.append("### An engine that iterates\n\n`--serving NAME=VALUE`, also of `llmtap sim run`.\n\n")
     out.append(_named(explain_serving()))
     out.append(
-        "### An engine of whole batches\n\n`--reading NAME=VALUE`: open choices of Multi-Bin Dynamic Batching.\n\n"
+        "### An engine of whole batches\n\n`--reading NAME=VALUE`: choices that the study left open.\n\n"
     )
     out.append(_named(explain_model_options()))
     out.append("## llmtap bench\n\nBy `--set NAME=VALUE`, or in `[tests.TEST]` of the bench file.\n\n")
