@@ -69,7 +69,7 @@ size:  ## count lines, modules, repeated names and import cycles, beside the agr
 	@$(PYTHON) tests/support/size.py
 
 docs: $(VENV)/.docs  ## the documentation, into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.docs: $(STAMP)
 	$(PIP) -e '.[docs]'
