@@ -73,7 +73,7 @@ def test_outdated_compares_the_target_and_each_bound_in_seconds() -> None:
 def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
     text = render(asked(batch=BATCH), "llmtap", "x")
     said = " ".join(line.removeprefix("# ").strip() for line in text.splitlines() if line.startswith("#"))
-    assert "Left out: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't be seen" in said
+    assert "Omitted: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't be seen" in said
     found = yaml.safe_load(text)["groups"][0]["rules"]
     assert [r["labels"]["long"] for r in found if r.get("alert") == "LlmtapErrorBudgetBurn"] == [
         "6h",
