@@ -105,7 +105,8 @@ def options_page() -> str:
     out.append(table(["key", "default", "header", "meaning"], told))
     out.append("### An engine that iterates\n\n`--serving NAME=VALUE`, also of `llmtap sim run`.\n\n")
     out.append(_named(explain_serving()))
-    out.append("### An engine of whole batches\n\n`--reading NAME=VALUE`: how seed 004 is read.\n\n")
+    choices = "`--reading NAME=VALUE`: open choices of the multi-bin batching paper."
+    out.append(f"### An engine of whole batches\n\n{choices}\n\n")
     out.append(_named(explain_model_options()))
     out.append("## llmtap bench\n\nBy `--set NAME=VALUE`, or in `[tests.TEST]` of the bench file.\n\n")
     for name in TESTS:

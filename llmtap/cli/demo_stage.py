@@ -50,7 +50,7 @@ TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
 
 _WORKLOAD: Final = f"""
 name = "burstgpt"
-about = "seed 004, 3.1: prompts of median 251 and mean 611 tokens, answers of 34 and 123, a CV of 13.28"
+about = "as in BurstGPT: prompts of median 251 and mean 611 tokens, answers of 34 and 123, a CV of 13.28"
 arrivals = "gamma:cv=13.28"
 [input]                     # lognormal: mu = ln median, sigma = sqrt(2 ln(mean / median))
 distribution = "lognormal"

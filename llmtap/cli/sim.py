@@ -97,7 +97,7 @@ def serve(
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Option of a scheduler that serves whole batches (seed 004); may be "
+            "Option of a scheduler that serves whole batches; may be "
             "repeated. For example, bin_edges=1,30,117 sets the lower edge of each bin "
             "of multi_bin_dynamic. `llmtap sim run --readings` lists the options.",
         ),
@@ -245,9 +245,9 @@ def tokenizer(
 # ---------------------------------------------------------------- llmtap sim run
 
 _RUN_EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a synthetic workload
-(--presets lists them). Results come from a latency model of a GPU: the model of seed 004, unless --latency
-fits another one. Seed 004 leaves several choices open, and the ranking of schedulers depends on them;
---readings lists the choices.
+(--presets lists them). Results come from a latency model of a GPU: that of the multi-bin batching paper,
+unless --latency fits another one. The paper leaves several choices open, and the ranking of schedulers
+depends on them; --readings lists the choices.
 
 Every combination of the given values is run. The runs are distributed over processes, or over a Ray cluster:
 
@@ -267,7 +267,7 @@ def run(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to simulate.")] = "",
     source_format: SourceFormat = None,
     scheduler: Annotated[
-        str | None, option("NAME,...", "Schedulers (default: the three of seed 004).")
+        str | None, option("NAME,...", "Schedulers (default: the three of the multi-bin batching paper).")
     ] = None,
     scale: Annotated[
         str | None, option("X,...", "Factors that multiply the arrival rate; the shape of bursts is kept.")
@@ -291,7 +291,7 @@ def run(
     ] = None,
     reading: Annotated[
         list[str] | None,
-        option("NAME=VALUE", "Open choice of seed 004 (--readings lists them); may be repeated."),
+        option("NAME=VALUE", "Model option (--readings lists them); may be repeated."),
     ] = None,
     serving: Annotated[
         list[str] | None, option("NAME=VALUE", "Option of the iteration-level schedulers; may be repeated.")
@@ -339,7 +339,7 @@ def run(
         bool | None,
         option(
             None,
-            "All metrics of live traffic, or only those of seed 004 "
+            "All metrics of live traffic, or only those of the multi-bin batching paper "
             "(default: all for iteration-level schedulers).",
             "--measure/--no-measure",
         ),

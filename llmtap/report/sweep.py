@@ -408,7 +408,7 @@ def _model(fit: Mapping[str, Any] | None, model: Mapping[str, float]) -> str:
 
 def _fitted(fit: Mapping[str, Any] | None) -> str:
     if fit is None:
-        return "seed 004's GPU"
+        return "the GPU of the multi-bin batching paper"
     if "grid" in fit:
         return f"R^2 {fit['r2']:.5f} on {fit['points']} points, off by {fit['error_max']:.1%} at most"
     parts = ((name, fit[name]) for name in ("prefill", "decode"))

@@ -192,19 +192,15 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Duration,
         doc("additional prefill time of a prompt of 1,000 tokens; it grows with the square of the length"),
     ] = Duration(0)
-    prepone: Annotated[
-        int, doc("tokens that decode_prepone generates before a prefill (seed 001, 3.3)", ge=1)
-    ] = 2
-    output_delay: Annotated[
-        Duration | None, doc("minimum time between two tokens of a response (seed 001, 3.4)")
-    ] = None
+    prepone: Annotated[int, doc("tokens that decode_prepone generates before a prefill", ge=1)] = 2
+    output_delay: Annotated[Duration | None, doc("minimum time between two tokens of a response")] = None
     """None: as in `OUTPUT_DELAYS`."""
     queue_max: Annotated[
         int, doc("maximum number of waiting requests; requests above it are rejected; 0: no limit", ge=0)
     ] = 0
     give_up: Annotated[
         Literal["never", "late"],
-        doc("late: stop serving a request that has missed ttft or tbt (seed 001, 4.1)"),
+        doc("late: stop serving a request that has missed ttft or tbt"),
     ] = "never"
     ttft: Annotated[Duration, doc("TTFT limit of give_up")] = Duration(1_000 * _MS)
     tbt: Annotated[Duration, doc("limit of the time between tokens for give_up")] = Duration(200 * _MS)

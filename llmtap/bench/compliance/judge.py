@@ -91,7 +91,7 @@ class Matrix:
         for one in self.rows:
             demand, verdict = one.requirement, one.verdict
             rows.append([demand.id, demand.level, demand.says, verdict.status, verdict.evidence])
-        caption = f"Compliance of {self.test} with IETF seed 000: {self.status}"
+        caption = f"Compliance of {self.test} with the IETF draft: {self.status}"
         return ReportTable(caption, ["Demand", "Level", "What", "Verdict", "Evidence"], rows)
 
     def _left(self, levels: frozenset[str]) -> tuple[Judged, ...]:
@@ -136,6 +136,6 @@ def listing() -> ReportTable:
         of = "comparisons" if one.subject == COMPARISON else binds
         rows.append([one.id, one.level, of, one.subject, one.says])
     return ReportTable(
-        caption=f"What IETF seed 000 demands: {len(rows)} demands",
+        caption=f"Requirements of the IETF draft: {len(rows)}",
         heads=["Demand", "Level", "Of", "Subject", "What"], rows=rows,
     )  # fmt: skip

@@ -300,7 +300,7 @@ def full_markdown(document: Mapping[str, Any]) -> str:
 
 def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     version = (document.get("versions") or {}).get("llmtap", "?")
-    yield Note(f"By the methodology of IETF seed 000, with llmtap {version}, {document.get('made', '?')}.")
+    yield Note(f"By the methodology of the IETF draft, with llmtap {version}, {document.get('made', '?')}.")
     verdict = document.get("verdict") or {}
     if verdict.get("valid", True):
         yield Note(

@@ -113,11 +113,11 @@ _ARMS: Final = """
 
 
 def starter_text(detected: Detected) -> str:
-    """The file. It can be read as it is: what is not known stands in comments."""
+    """Return the bench file; unknown declarations are comments."""
     lines = [
-        "# What llmtap bench is to test, written by `llmtap bench init`. Beside a value stands who told it;",
-        "# what nobody told is a comment, with the section of the methodology (IETF seed 000) that asks.",
-        "# A report without one that is marked MUST does not comply.",
+        "# Bench file, written by `llmtap bench init`. Comments name the source of detected values.",
+        "# Unknown declarations are comments, with the section of the IETF draft that requires them.",
+        "# A report without a declaration that is marked MUST does not comply.",
     ]
     lines += [line for note in detected.notes for line in _comment(f"Noted: {note}.")]
     wanted = open_declarations(detected)

@@ -108,7 +108,7 @@ class ClassMix:
         return {
             "name": self.name,
             "about": "requests of classes, mixed by share",
-            "source": "seed 000, 5.6.2, 4.3.2.2 and A.2",
+            "source": "IETF draft, 5.6.2, 4.3.2.2 and A.2",
             "classes": msgspec.to_builtins(self.classes),
             "input": self._described(_INPUT, "the prompt"),
             "output": {**self._described(_OUTPUT, "the answer"), "control": "max_tokens"},

@@ -195,7 +195,7 @@ def _outdated(slo: SloClass, job: str) -> Rule:
         "\nor\n".join(differs),
         f"{slo.name}: rules and proxy have different objectives",
         f"The rules were generated for {slo.objectives.text} and a target of {slo.target:.10g}. The proxy has"
-        f" other objectives, or no class {slo.name}. The alerts are not valid until they are generated again.",
+        f" other objectives, or no class {slo.name}. Until they are generated again, no alert is valid.",
         wait="15m",
         labels={"slo": slo.name},
     )
@@ -209,8 +209,8 @@ def _unwatched(classes: Sequence[SloClass], job: str) -> Rule:
         "ticket",
         f'llmtap_slo_target_ratio{{job="{job}",slo!~"{known}"}}',
         "{{ $labels.slo }}: the rules do not have this class of the proxy",
-        "For 15 minutes the proxy has had the class {{ $labels.slo }}, which did not exist when the rules were"
-        " generated. No alert monitors it until they are generated again.",
+        "For 15 minutes the proxy has had the class {{ $labels.slo }}, which did not exist when the rules"
+        " were generated. No alert monitors it until they are generated again.",
         wait="15m",
     )
 

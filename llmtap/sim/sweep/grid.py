@@ -57,7 +57,7 @@ _BINS: Final = "multi_bin_dynamic"
 PRESETS: Final[Mapping[str, Preset]] = {
     "grid": Preset(
         "which number of GPUs and bins is enough, by size: 192 runs at one load",
-        "seed 004, 7.1, step 1",
+        "multi-bin batching paper, 7.1, step 1",
         {
             "requests": _SIZES,
             "scale": (100.0,),
@@ -68,7 +68,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
     ),
     "methods": Preset(
         "the seed's four methods, by size: one GPU each, and the fewest that are as good as the grid's best",
-        "seed 004, 7.1, step 2",
+        "multi-bin batching paper, 7.1, step 2",
         {"requests": _SIZES, "scale": (100.0,)},
         (
             {"scheduler": "static_fifo", "servers": 1},
@@ -80,7 +80,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
     ),
     "goodput": Preset(
         "goodput and smooth goodput against the rate, up to twice what the engine can do; of chat, for one",
-        "seed 001, 5.2, figure 5",
+        "smooth goodput paper, 5.2, figure 5",
         {
             "requests": (2_000,),
             "share": (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0),
