@@ -231,8 +231,9 @@ def story(x: Mapping[str, Any]) -> Iterator[str]:
         if x.get(name) is not None:
             yield f"{name.replace('_', ' ')} {shown(x[name])}"
     metrics = x.get("metrics") or {}
+    whole = not x.get("stream", True)
     for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"), ("user_idle", "user idle")):
-        if metrics.get(name) is not None:
+        if metrics.get(name) is not None and not (whole and name in ("ttft", "tpot")):
             yield f"{title} {milliseconds(metrics[name])} ms"
     output, source = at(x, "tokens", "output"), at(x, "tokens", "source")
     if output is not None:

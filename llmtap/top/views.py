@@ -216,12 +216,15 @@ def sparkline(timeline: Sequence[object], cells: int, since: float, until: float
 
 
 EXCHANGES: Final = "exchanges"
+PATH_CHARS: Final = 24
+"""Holds `/v1/chat/completions`."""
 ALL: Final = "all"
 _EXCHANGE_COLUMNS: Final = (
     Column("arrival", "\narrival", number=False), Column("tenant", "\ntenant", number=False),
     Column("model", "\nmodel", number=False), Column("outcome", "\noutcome", number=False),
     Column("ttft", "TTFT\nms"), Column("tpot", "TPOT\nms"), Column("idle", "idle\nms"),
-    Column("e2e", "E2E\nms"), Column("tokens", "output\ntokens"), Column("status", "\nstatus"),
+    Column("e2e", "E2E\nms"), Column("tokens", "\ntokens"), Column("status", "\nstatus"),
+    Column("path", "\npath", number=False),
     Column("arm", "\narm", number=False), Column("refusal", "\nrefused by", number=False),
     Column("finish", "\nfinish", number=False), Column("id", "\nid", number=False),
 )  # fmt: skip
@@ -242,15 +245,16 @@ def exchanges_table(documents: Shown, width: int) -> ViewTable:
 
 def _exchange_row(x: dict[str, Any], width: int) -> Row:
     chars = name_chars(width) - 4
+    token_times = x.get("metrics") if x.get("stream", True) else None
     return Row(
         str(x.get("id")),
         (
             _arrival(x.get("arrival")), name_cell(x.get("tenant"), chars), name_cell(x.get("model"), chars),
-            name_cell(x.get("outcome")), ms_cell(at(x, "metrics", "ttft")), ms_cell(at(x, "metrics", "tpot")),
+            name_cell(x.get("outcome")), ms_cell(at(token_times, "ttft")), ms_cell(at(token_times, "tpot")),
             ms_cell(at(x, "metrics", "user_idle")), ms_cell(at(x, "metrics", "e2e")),
             count_cell(at(x, "tokens", "output")), Cell(*_status(x.get("status"))),
-            name_cell(x.get("arm"), chars), name_cell(at(x, "refusal", "kind")),
-            name_cell(x.get("finish_reason")), name_cell(x.get("id")),
+            name_cell(x.get("path"), PATH_CHARS), name_cell(x.get("arm"), chars),
+            name_cell(at(x, "refusal", "kind")), name_cell(x.get("finish_reason")), name_cell(x.get("id")),
         ),
     )  # fmt: skip
 

@@ -77,6 +77,15 @@ def test_exchanges_are_newest_first_and_can_be_looked_into() -> None:
         "refused", "output_guardrail", "1", "200",
     )  # fmt: skip
     assert BY_NAME["exchanges"].inspects
+    assert first["path"] == "/v1/chat/completions"
+
+
+def test_an_answer_in_one_piece_has_no_ttft() -> None:
+    whole = streamed(1, 1)
+    whole.stream = False
+    first = cells(table("exchanges", recorded([whole])))["run.0.1-1"]
+    assert (first["ttft"], first["tpot"]) == ("-", "-")
+    assert first["e2e"] != "-"
 
 
 def test_refusals_and_chunking_are_of_all_and_of_each_tenant() -> None:

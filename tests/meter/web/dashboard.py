@@ -33,7 +33,7 @@ __all__ = [
 
 VIEWS: Final = ("overview", "streams", "exchanges", "chunking", "experiment", "tap")
 TITLES: Final = (
-    "Now", "Streams under way", "Newest exchanges", "How answers are cut", "Experiment", "Is it well",
+    "Now", "Streams under way", "Newest exchanges", "Chunking of answers", "Experiment", "State of llmtap",
 )  # fmt: skip
 HELLO: Final = Hello(
     relay="r0", pid=1, clock="kernel", listen="http://0.0.0.0:8181", anchor_mono_ns=0, anchor_wall_ns=0

@@ -29,6 +29,11 @@ export function seconds(value) {
   return `${number(value / 3600)} h`;
 }
 
+/** A metric of token times, which an answer in one piece does not have. */
+export function tokenTime(exchange, name) {
+  return exchange.stream ? exchange.metrics[name] : null;
+}
+
 /** "347 tokens/s"; unknown is a dash alone. */
 export function rate(value, unit) {
   return value === null || value === undefined ? NONE : `${number(value)} ${unit}`;
