@@ -1,6 +1,9 @@
 """Other scopes than requests, mistakes of apps and of ours: what must never reach the app."""
 
 import asyncio
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -151,6 +154,24 @@ def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCa
     lines = [r.getMessage() for r in caplog.records if "middleware_error" in r.getMessage()]
     assert len(lines) == 1, "told once for each kind"
     assert "planted" not in lines[0], "an error's text may quote a header"
+
+
+def test_a_missing_meter_is_reported_once_with_prefix_and_time() -> None:
+    program = (
+        "import asyncio\n"
+        "from llmtap.vantage.middleware import emitter\n"
+        "emitter.NO_METER_S = emitter.STATUS_S = 0.01\n"
+        "async def run():\n"
+        "    emitters = emitter.Emitters('/nowhere/tap.sock', 1 << 20)\n"
+        "    emitters.here()\n"
+        "    await asyncio.sleep(0.2)\n"
+        "    await emitters.close()\n"
+        "asyncio.run(run())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert re.match(r"llmtap \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING event=no_meter ", line)
+    assert "socket=/nowhere/tap.sock" in line
 
 
 def _ends(server: Server) -> tuple[Receive, Send]:
