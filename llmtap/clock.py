@@ -1,4 +1,4 @@
-"""The only reader of clocks, with `native/reading.c`.
+"""Clocks of the process: the only module, with `native/reading.c`, that reads them.
 
 Monotonic time is for measuring, wall time for labels; only a WallAnchor converts between them. Stamps are
 integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.

@@ -1,4 +1,4 @@
-"""All settings: defaults, then the config file, then the environment, then flags.
+"""Load all settings: defaults, configuration file, environment, flags.
 
 A TOML file has a table for each package (`[relay]`, `[meter]`, `[log]`), and for each class of tenants
 (`[slo.NAME]`). Every key is an environment variable too: `relay.idle_timeout` is `LLMTAP_RELAY_IDLE_TIMEOUT`,

@@ -1,4 +1,4 @@
-"""llmtap's exceptions.
+"""Exceptions of llmtap.
 
 Our own mistake is an `assert`. A fault of a peer (it breaks the protocol, or is away) becomes an outcome of
 one exchange. A user's mistake (a bad option, an unreadable file) is one sentence that names the place, with a

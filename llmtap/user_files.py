@@ -1,4 +1,4 @@
-"""TOML and JSON of users, read with bounds on size and nesting."""
+"""Read TOML and JSON files of users with limits on size and nesting."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The options of capture, each with the line of help that flags, config file and reference page show."""
+"""Options of the capture, with the descriptions that flags, configuration and reference show."""
 
 import difflib
 import re

@@ -1,4 +1,4 @@
-"""An experiment: its options, how units are assigned to arms, and what relays and meter share while it runs.
+"""Options of an experiment, assignment of units to arms, and the state that relays and meter share.
 
 The `[experiment]` table of the config file names arms with weights, of which each changes one thing (the
 upstream, some request headers, or some top-level fields of the JSON body) or nothing: then it is a control.

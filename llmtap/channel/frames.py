@@ -1,4 +1,4 @@
-"""What the relay tells the meter: frames, packed in batches by column.
+"""Frames from a relay to the meter, packed in batches by column.
 
 A frame is one thing that happened in one exchange: `(kind, seq, t_ns, extra_ns, data)`. Frames of one
 batch travel as columns, because the relay then packs a thousand of them with a handful of C calls and

@@ -1,4 +1,4 @@
-"""`python -m llmtap.cli`: the command, also where no script is installed."""
+"""`python -m llmtap.cli`: run the command without an installed script."""
 
 from llmtap.cli.entry import main
 

@@ -1,4 +1,4 @@
-"""`llmtap bench`: the ten tests of IETF seed 000, a file of what is tested, and the list of demands."""
+"""`llmtap bench`: the ten tests of the IETF draft, the bench file, and the list of requirements."""
 
 import asyncio
 import shlex

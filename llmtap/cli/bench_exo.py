@@ -1,4 +1,4 @@
-"""`llmtap bench exo`: prefill and generation rates over a grid, as exo-bench measures them."""
+"""`llmtap bench exo`: prefill and generation rates over a grid, as defined by exo-bench."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""`llmtap demo`: everything at once, on the simulated engine."""
+"""`llmtap demo`: simulated engine, proxy and load in one command."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The demo's processes: the simulated engine with a guardrail, and the tap in front of it.
+"""Processes of the demo: the simulated engine with a guardrail, and the proxy in front of it.
 
 They run in a session of their own, so that a Ctrl-C of the terminal reaches the demo alone, which then ends
 them in order.
@@ -34,7 +34,7 @@ __all__ = [
 
 
 RATE_RPS: Final = 0.27
-"""Of BurstGPT's trace in its own time (seed 004, 3.1)."""
+"""Of BurstGPT's trace in its own time (multi-bin paper, 3.1)."""
 TOKENS_MAX: Final = 512
 """Answers are cut there, so that the demo ends: of what is drawn, one in twenty is longer."""
 SEED: Final = 280

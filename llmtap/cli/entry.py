@@ -1,4 +1,4 @@
-"""The way into the command, also for who changes their mind at once.
+"""Entry point of the command; exits cleanly on Ctrl-C during imports, too.
 
 Python takes half a second to read what the command needs. A Ctrl-C in that time would show where it was, line
 by line, and could be lost in code that swallows exceptions: until it is over the process just ends.

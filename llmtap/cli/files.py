@@ -1,4 +1,4 @@
-"""`llmtap convert` and `llmtap inspect`: traces from one format to another, and a saved answer explained."""
+"""`llmtap convert` and `llmtap inspect`: convert traces, and explain one saved answer."""
 
 import io
 import os

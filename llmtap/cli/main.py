@@ -1,4 +1,4 @@
-"""The `llmtap` command: what the subcommands share, and how errors leave the program."""
+"""The `llmtap` command: shared code of the subcommands, and the handling of errors."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""How far a replay is: a bar with live figures where somebody sees it, else a line now and then."""
+"""Progress of a replay: a bar with live figures on a terminal, otherwise log lines."""
 
 import asyncio
 import os

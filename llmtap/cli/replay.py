@@ -1,4 +1,4 @@
-"""`llmtap replay`: a trace, a capture or a workload sent to a server, on time."""
+"""`llmtap replay`: send a trace, a capture or a workload to a server on time."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""What commands share: options, files that they write, texts that they print, and signals."""
+"""Shared code of commands: options, output files, texts and signals."""
 
 import difflib
 import signal

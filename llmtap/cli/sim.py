@@ -1,4 +1,4 @@
-"""`llmtap sim`: the simulated engine as a server, and a trace through schedulers in virtual time."""
+"""`llmtap sim`: the simulated engine as a server, and schedulers in virtual time."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A sweep on the command line: its axes from options, and how far it is.
+"""Sweeps on the command line: axes from options, and progress.
 
 Progress is a bar in a terminal, else a line for each job that is done. A job is named by its scheduler, its
 size, what the sweep varies, and what else differs from its default.

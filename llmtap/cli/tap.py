@@ -1,4 +1,4 @@
-"""The tap's commands: `llmtap proxy`, `llmtap meter`, `llmtap top`, and its objectives, `llmtap slo`."""
+"""Commands of the tap: `llmtap proxy`, `llmtap meter`, `llmtap top` and `llmtap slo`."""
 
 import os
 import sys

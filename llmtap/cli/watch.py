@@ -1,4 +1,4 @@
-"""`llmtap watch`: traffic measured from its packets, with no proxy in its way."""
+"""`llmtap watch`: measure traffic from its packets, without a proxy."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The body of an answer, decoded: payload bytes to Deltas.
+"""Decode the body of an answer: payload bytes to Deltas.
 
 The content type and the first bytes decide whether it is an event stream, lines of JSON or one JSON value,
 never the request: errors come as JSON where a stream was wanted, and the other way round. Of any other body

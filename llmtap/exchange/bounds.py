@@ -1,4 +1,4 @@
-"""Maximum length of every string in an Exchange, its memory, and the memory of bodies under way.
+"""Maximum length of every string in an Exchange, its memory size, and the memory limit of open bodies.
 
 A string is bounded before it is stored: `bounded` where one enters, and `bound` for all of them when the
 exchange is complete. What clients and upstreams choose is cut KEY_CHARS behind its bound, searched for keys,

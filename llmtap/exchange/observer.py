@@ -1,4 +1,4 @@
-"""Builds one Exchange from stamped bytes: sans-IO, so that a live relay and a saved file use it alike.
+"""Build an Exchange from timestamped bytes (sans-IO), for live relays and saved files.
 
 It reads the heads, undoes HTTP framing and content-encoding, classifies events, and sets the points of the
 timeline. Every event has the stamp of the read that completed it. Bad bytes never raise: where a body cannot

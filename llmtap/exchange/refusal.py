@@ -1,5 +1,4 @@
-"""Who refused, and how it is known: the verdicts of an exchange's events, its status and headers, and the
-words its answer began with, put together.
+"""Determine refusals: combines the verdicts of an exchange's events, its status, headers and first words.
 
 What acts goes before what only flags, the first before the later, and signs before words. A flag alone is no
 refusal. An intervention behind tokens that the client already has is marked `late`: the answer was cut off,

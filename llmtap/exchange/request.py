@@ -1,4 +1,4 @@
-"""What a request says of itself: its head, and of its body as much as an exchange needs.
+"""Parse a request: its head, and the fields of its body that an exchange needs.
 
 A body is kept only until it was read once; who is asking (the tenant) is told by a function handed in,
 because the rules for it are an operator's.

@@ -1,4 +1,4 @@
-"""The exporters' options, each with the line of help that flags, config file and reference page show."""
+"""Options of the exporters, with the descriptions that flags, configuration and reference show."""
 
 from typing import Annotated, Final, Literal
 from urllib.parse import unquote, urlsplit

@@ -4,7 +4,7 @@ Long because `Call` and `LoadSender` share state on the time-critical path. Time
 kernel's where available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
 `load/run.py` decides when to send.
 
-Source: IETF seed 000, B.1.1 (T_submit: the kernel has the last byte of the request).
+Source: IETF draft, B.1.1 (T_submit: the kernel has the last byte of the request).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The meter's options, each with the line of help that flags, config file and reference page show."""
+"""Options of the meter, with the descriptions that flags, configuration and reference show."""
 
 import re
 from ipaddress import ip_address

@@ -1,4 +1,4 @@
-"""The meter as a process: told what to do in one line on stdin, ends after its relays when that pipe does.
+"""The meter process: configured by one line on stdin, ends after its relays when stdin closes.
 
 Run by the supervisor as `python -m llmtap.meter`. The line is a MeterSetup as JSON. The admin socket is
 inherited where there is one, so that it outlives this process and scrapes wait while it restarts.

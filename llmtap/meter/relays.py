@@ -1,4 +1,4 @@
-"""What the meter knows of each relay: who they are, what they last said of themselves, who went away."""
+"""Registry of relays: identity, last status, and disconnects."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

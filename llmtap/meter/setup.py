@@ -1,4 +1,4 @@
-"""Settings of a meter process, and the messages that it understands. Imports no meter: that is 19 MB more."""
+"""Setup of a meter process and its control messages. Does not import the meter, which saves 19 MB."""
 
 import os
 import signal

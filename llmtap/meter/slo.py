@@ -1,4 +1,4 @@
-"""What tenants were promised, how far that was kept, and how fast the rest of the patience goes.
+"""Objectives in the meter: attainment and burn rates by class and tenant.
 
 A class has objectives (bounds for each exchange) and a target (the share that must meet them). Exchanges are
 judged as they end, and counted by class and tenant over the windows that burn-rate alarms look at: 5 and 30

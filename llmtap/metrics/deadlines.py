@@ -1,7 +1,8 @@
-"""The reader who waits for tokens, and what an answer is worth to that reader.
+"""Model of a reader who waits for tokens: deadlines, user idle latency, benefit of an answer.
 
-A reader's speed sets a deadline for each token (seed 001, eq. 4). The longest delay behind these deadlines is
-the user idle latency (eq. 6), from which follow benefit (eq. 7) and smooth goodput (eq. 8).
+A reader's speed sets a deadline for each token (smooth goodput paper, eq. 4). The longest delay behind
+these deadlines is the user idle latency (eq. 6), from which follow benefit (eq. 7) and smooth goodput (eq.
+8).
 
 The paper leaves open from where the deadlines count and whether the first token has one of its own; the
 parameters `origin_ns` (submit, or the first token's timestamp) and `grace_tokens` state it. The default is
@@ -20,9 +21,9 @@ from typing import Final
 __all__ = ["ALPHA", "READER_NS_PER_TOKEN", "Benefit", "user_idle_ns"]
 
 READER_NS_PER_TOKEN: Final = 50_000_000
-"""V of seed 001, eq. 4: a reader of 20 tokens per second (5.1) needs 50 ms for each."""
+"""V of the smooth goodput paper, eq. 4: a reader of 20 tokens per second (5.1) needs 50 ms for each."""
 ALPHA: Final = 5.0
-"""Weight of a second of waiting against one token (seed 001, 5.1)."""
+"""Weight of a second of waiting against one token (smooth goodput paper, 5.1)."""
 
 
 def user_idle_ns(
@@ -40,8 +41,9 @@ def user_idle_ns(
     tokens each chunk brings: one number for all of them, or one for each. All tokens of a chunk share its
     stamp, so only the first of each can decide. None without an origin or without output.
 
-    Source: seed 001, eq. 4 and 6, in the reading that equals a simulated reader. With `grace_tokens=1` it is
-    the paper's V i, smaller by V. With the first token's stamp as origin TTFT is forgiven.
+    Source: smooth goodput paper, eq. 4 and 6, in the reading that equals a simulated reader. With
+    `grace_tokens=1` it is the paper's V i, smaller by V. With the first token's stamp as origin TTFT is
+    forgiven.
     """
     if origin_ns is None or not times_ns:
         return None
@@ -86,7 +88,7 @@ class Benefit:
     def tokens(self, output_tokens: int | None, idle_ns: float | None) -> float | None:
         """n - alpha f(l): what an answer is worth, in tokens; below 0 when the wait outweighs them.
 
-        None where the tokens or the wait are not known. Source: seed 001, eq. 7.
+        None where the tokens or the wait are not known. Source: smooth goodput paper, eq. 7.
         """
         if output_tokens is None or idle_ns is None:
             return None

@@ -1,4 +1,4 @@
-"""The arms of an experiment in numbers: figures of each arm, and differences between arms.
+"""Statistics of an experiment: figures of each arm, and differences between arms.
 
 An arm is assigned to units (a request, a conversation, a tenant), and units are independent. The values of
 one unit (the gaps of a stream, the requests of a conversation) are alike. So a mean is a ratio of sums over

@@ -1,4 +1,4 @@
-"""A log-linear histogram of durations: fixed relative error, mergeable, cheap by the thousand.
+"""Log-linear histogram of durations with a fixed relative error, mergeable.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""Objectives: bounds that an exchange must meet all at once, which exchanges count, and how many met them.
+"""Objectives: limits that an exchange must all meet, which exchanges count, and how many met them.
 
 Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
 bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
@@ -23,9 +23,9 @@ the same request again: it was right, and was not served.
 `Goodput` keeps one count for each set of objectives, so that tenants with different bounds can be summed.
 `fluidity` and `qoe_area_step` are two rivals of user idle latency under the same bounds.
 
-Source: seed 002 (goodput as a conjunction), seed 001 section 2.2 and eq. 5; Etalon (arXiv:2407.07000, docs
-and code of project-etalon/etalon); the area ratio is in the manner of Andes (arXiv:2404.16283), whose text
-was not at hand, so it does not carry that name.
+Source: chapter on SLO metrics (goodput as a conjunction), the smooth goodput paper section 2.2 and eq. 5;
+Etalon (arXiv:2407.07000, docs and code of project-etalon/etalon); the area ratio is in the manner of Andes
+(arXiv:2404.16283), whose text was not at hand, so it does not carry that name.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a distribution is summed up by, and when a figure of it rests on too little.
+"""Summary statistics of a distribution, and marks for figures with too few samples.
 
 One rule for percentiles, everywhere: linear interpolation between order statistics at rank (n - 1) p
 (numpy's default, type 7 of Hyndman and Fan). `percentile` applies it to values, `Histogram` to its
@@ -19,7 +19,7 @@ __all__ = [
 
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 SAMPLES_MIN: Final = {"p99": 1_000, "p999": 10_000}
-"""Samples that a percentile needs to be right within 10 % at 95 % confidence (IETF seed 000, 5.1.4.3)."""
+"""Samples that a percentile needs to be right within 10 % at 95 % confidence (IETF draft, 5.1.4.3)."""
 
 
 def percentile(ordered: Sequence[float], p: float) -> float | None:
@@ -86,13 +86,13 @@ def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
 def tail_ratio(p50: float | None, p99: float | None) -> float | None:
     """P99 / P50, how heavy the tail is; None when either is missing or the median is 0.
 
-    Source: IETF seed 000, 5.4.4.3.
+    Source: IETF draft, 5.4.4.3.
     """
     return None if p99 is None or not p50 else p99 / p50
 
 
 def marks(n: int) -> list[str]:
-    """The percentiles that `n` samples are too few for, by name (IETF seed 000, 5.1.4.3)."""
+    """The percentiles that `n` samples are too few for, by name (IETF draft, 5.1.4.3)."""
     return [name for name, least in SAMPLES_MIN.items() if n < least]
 
 

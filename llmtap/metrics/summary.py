@@ -1,4 +1,4 @@
-"""Summary of many exchanges: one set of numbers, with what makes them believable.
+"""Summary of many exchanges: metrics with sample counts, windows and uncertainty.
 
 Built by adding exchanges, and mergeable: the sum of two summaries is the summary of both sets. Pooled are:
 
@@ -12,7 +12,7 @@ Built by adding exchanges, and mergeable: the sum of two summaries is the summar
 A histogram exists once something was recorded in it: a meter keeps thousands of summaries, most of them
 small.
 
-Source: IETF seed 000, 4.6.3 option C (the server's clock; its durations are those of
+Source: IETF draft, 4.6.3 option C (the server's clock; its durations are those of
 `Exchange.server_timing`).
 """
 

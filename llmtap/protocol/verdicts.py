@@ -1,4 +1,4 @@
-"""What an event says of an intervention: finish reasons, errors, and the fields of filters, rails and hooks.
+"""Signs of interventions in an event: finish reasons, errors, fields of filters, rails and hooks.
 
 Each function reads one place and returns a Verdict or None. Words of a body get into a Verdict only from
 closed sets or as single words (codes, categories); texts are searched for known phrases and never kept.

@@ -1,4 +1,4 @@
-"""A benchmark, and systems compared by their benchmarks: for a terminal, as Markdown and as a page.
+"""Reports of benchmarks and comparisons, for a terminal, as Markdown and as a page.
 
 Takes the public JSON (`llmtap bench --json`; `llmtap report RESULTS --compare OTHER --json`); parts that are
 missing are left out.

@@ -1,4 +1,4 @@
-"""What a report consists of, whatever it is rendered as: sections of notes, tables, charts and lists.
+"""Document model of reports: sections of notes, tables, charts and lists.
 
 A command makes a document of the public JSON; `render.py` renders it for a terminal and as Markdown,
 `page.py` as HTML. All texts are plain: renderers escape them.

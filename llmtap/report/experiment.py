@@ -1,5 +1,4 @@
-"""What an experiment has come to: its arms in a table; in lines its state, its split, and the differences
-that are significant.
+"""Report of an experiment: a table of its arms, and lines with its state, split and significant differences.
 
 Takes the public JSON of `/api/v1/experiment`. A difference is reported when its p, right at every look, is
 below the risk divided by the number of comparisons; among so many others, some look large by chance.

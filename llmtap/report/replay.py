@@ -1,4 +1,4 @@
-"""A replay for a terminal, as Markdown and as a page.
+"""Report of a replay, for a terminal, as Markdown and as a page.
 
 It has the verdict, the figures, their distributions, the run over time, and rows beside what they were when
 they were captured. Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every

@@ -1,4 +1,4 @@
-"""What the figures of a replay rest on, in words: the plan, the load, the window, the counting, the sender.
+"""Basis of a replay's figures as sentences: plan, load, window, counting, sender.
 
 A figure that leaves the page, printed or as a screenshot, takes its caption along, so each states the most of
 it; the page states all.

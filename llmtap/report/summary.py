@@ -1,4 +1,4 @@
-"""A Summary and the resources that a run took, for a terminal.
+"""Tables of a Summary and of the resources of a run, for a terminal.
 
 Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`), so a summary read from a
 file or over HTTP prints like one made here. Whatever makes a figure doubtful is printed beside it.

@@ -1,4 +1,4 @@
-"""What varies among the runs of a sweep: the axis to draw them along, the lines that they make, and a table.
+"""Table and curves of a sweep: the axis that varies, and the lines along it.
 
 A run is the public JSON of one result. Of all its settings, those that differ between runs are dimensions.
 The axis is the numeric one with the most values. What it and the scheduler do not decide tells the lines

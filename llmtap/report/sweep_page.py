@@ -1,11 +1,11 @@
-"""A sweep of simulated runs as one page: curves and tables, each with what its figures rest on.
+"""HTML page of a sweep of simulated runs: curves and tables, with the basis of their figures.
 
 A chart has a panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run
 has are left out. Lines differ by colour, dash and marker. Names of schedulers and files are users' text:
 escaped for plotly, which reads tags.
 
-Source: seed 001, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth goodput); seed
-004, sections 7 and 9.
+Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth
+goodput); multi-bin paper, sections 7 and 9.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Numbers, times and other people's texts as every report writes them, and the titles of the metrics."""
+"""Format numbers, times and texts of others for all reports; titles of the metrics."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import floor, isfinite, log10

@@ -5,11 +5,11 @@ An `Engine` has servers and a scheduler. Its driver reports events in order of t
 `done`. `run_virtual` keeps runs in a heap and jumps from one to the next; the driver in real time
 (`server/live.py`) sleeps until then. Both see the same runs.
 
-A run is what a server does without asking again: a whole batch for the schedulers of seed 004, one iteration
-for those that compose a new batch at every step. The engine calls `form` when a server is free and something
-changed; the scheduler returns work and its duration, or None. When it is done, the scheduler reports the
-tokens that it made, when each leaves, and which requests are finished. A request may leave (its client did),
-and a scheduler may give up on one for a reason.
+A run is what a server does without asking again: a whole batch for the schedulers of the multi-bin paper,
+one iteration for those that compose a new batch at every step. The engine calls `form` when a server is
+free and something changed; the scheduler returns work and its duration, or None. When it is done, the
+scheduler reports the tokens that it made, when each leaves, and which requests are finished. A request may
+leave (its client did), and a scheduler may give up on one for a reason.
 
 Times are whole nanoseconds of any clock. Requests are numbers.
 """
@@ -53,7 +53,7 @@ class Batch:
     members: Sequence[int]
     duration_ns: int
     first_ns: int
-    """From its start to the first token of each request: alpha (seed 004, 4.3)."""
+    """From its start to the first token of each request: alpha (multi-bin paper, 4.3)."""
     step_ns: float
     queue: int = 0
     """Which of the scheduler's queues it is from."""
@@ -61,9 +61,9 @@ class Batch:
     def token_times(self, start_ns: int, tokens: int) -> range:
         """Return when a member's tokens are made, in a batch that began at `start_ns`.
 
-        Seed 004, 4.3: the first after alpha, the others beta h(b) apart, rounded to whole ns. The batch may
-        last much longer, because its length is that of its longest request, prompt included; all requests are
-        complete when it ends.
+        The multi-bin paper, 4.3: the first after alpha, the others beta h(b) apart, rounded to whole ns.
+        The batch may last much longer, because its length is that of its longest request, prompt included;
+        all requests are complete when it ends.
         """
         first_ns = start_ns + self.first_ns
         step_ns = max(1, round(self.step_ns))
@@ -354,7 +354,7 @@ def run_virtual(
     """Serve all requests, whose arrivals are in order, in virtual time.
 
     Args:
-        all_first: of arrivals at one instant, servers wait for the last (reading 18 of seed 004).
+        all_first: of arrivals at one instant, servers wait for the last (reading 18 of the multi-bin paper).
         gpu_first: a run that ends at the instant of an arrival ends before it (reading 19).
         record: written to, for a `watch` that reads it during the run.
         progress: called now and then with the number of arrivals.

@@ -1,4 +1,4 @@
-"""A meter without relays, for apps with the middleware: one process, no children."""
+"""Meter without relays for applications with the middleware: one process, no children."""
 
 import secrets
 import socket

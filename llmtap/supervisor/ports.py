@@ -1,4 +1,4 @@
-"""The listening sockets of a proxy, which outlive its processes, and the protocol of systemd.
+"""Listening sockets of a proxy, which outlive its processes; systemd's socket activation.
 
 Connections wait at them while a relay restarts. Sockets from systemd stay where they are; our own move when
 the configuration names another address. A socket named `admin` (FileDescriptorName=) is the admin port's, all

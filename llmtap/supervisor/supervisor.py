@@ -1,4 +1,4 @@
-"""Starts relays and meter and restarts what dies; drains on SIGTERM, reloads on SIGHUP, upgrades on SIGUSR2.
+"""Start relays and meter, restart failed ones; drain on SIGTERM, reload on SIGHUP, upgrade on SIGUSR2.
 
 The supervisor owns what must outlive its children: the listening sockets, where connections wait while a
 relay restarts, and the folder of the tap's socket. A reload starts new relays on the same sockets, waits

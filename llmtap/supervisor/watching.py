@@ -1,4 +1,4 @@
-"""The processes of `llmtap watch`: a meter and a watching process, without a relay.
+"""Processes of `llmtap watch`: a meter and a watching process, without a relay.
 
 The packet sockets are opened first, then all privileges are dropped, and the children inherit the sockets. A
 child that dies is started again; a new watching process continues where the ring was read last.

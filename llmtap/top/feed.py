@@ -1,4 +1,4 @@
-"""What the screen shows, kept up to date: the newest documents, how old they are, whether anybody answers.
+"""Documents for the screen: the newest answers, their age, and errors.
 
 Only what the open view needs is asked for, one question after another. When nobody answers, the pauses
 between tries grow, and the last documents stay, with their age beside them.

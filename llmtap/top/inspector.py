@@ -1,8 +1,8 @@
-"""One exchange, event by event: when each came, when a reader needed it, and where the reader waited.
+"""Text view of one exchange: time, deadline and wait of the reader for each event.
 
 A reader of V seconds a token begins at submit and needs the tokens of an event once all before them are read;
 what is not there by then is waited for, and all that follows is needed so much later. The waits add up to the
-user idle latency (seed 001, eq. 4 and 6), as the tap itself works it out.
+user idle latency (smooth goodput paper, eq. 4 and 6), as the tap itself works it out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

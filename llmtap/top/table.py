@@ -1,4 +1,4 @@
-"""Tables and the header as text: columns, rows, what they sort by, and the state of the tap. Draws nothing.
+"""Tables and header as text: columns, rows, sort keys, and the state of the tap. Draws nothing.
 
 Names, models and all else that passed with traffic was written by others: `shown` makes it harmless, and a
 widget draws these texts as they are, never as markup.

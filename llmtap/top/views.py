@@ -1,4 +1,4 @@
-"""Views in the order of their tabs: the documents that each needs, and the table that it makes of them."""
+"""Views in the order of their tabs: required documents, and the tables made from them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

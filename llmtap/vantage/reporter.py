@@ -1,4 +1,4 @@
-"""What a vantage reports to the meter about itself: its name, its clocks, its event loop's lag, its counters.
+"""Report the state of a vantage to the meter: name, clocks, event-loop lag, counters.
 
 A relay process has one Reporter, and an app with the middleware one for each event loop. The meter cannot
 tell the two apart but by `Hello.guest`.

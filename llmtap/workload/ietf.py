@@ -1,4 +1,4 @@
-"""The reference workloads of the IETF benchmarking draft: seed 000, 4.3.2 and appendix A.
+"""Reference workloads of the IETF draft (4.3.2 and appendix A).
 
 Where section and appendix differ, the appendix is followed, which calls itself complete;
 `describe()["deviations"]` states the section. The draft's data sets are not part of this project: without a

@@ -3,7 +3,7 @@
 A length is the quantile of one uniform number, in whole tokens within bounds. So each row takes exactly one
 number of its column's generator, and the expected mean (`mean_of`) uses the same function as the samples.
 
-Source: seed 000, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
+Source: IETF draft, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
 workloads.
 """
 
@@ -191,7 +191,7 @@ def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
 
 
 def described(lengths: Lengths) -> Mapping[str, Any]:
-    """Return type and parameters as JSON (seed 000, 4.3.1)."""
+    """Return type and parameters as JSON (IETF draft, 4.3.1)."""
     about: dict[str, Any] = msgspec.to_builtins(lengths)
     if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_TOLD:
         about |= {

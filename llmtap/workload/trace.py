@@ -1,4 +1,4 @@
-"""A trace as requests: any format of `llmtap convert`, any number of rows, at any load.
+"""Trace as a workload: any format of `llmtap convert`, any number of rows, scaled to any load.
 
 - The first rows of the trace are taken and sorted by arrival.
 - A trace that is too short repeats one mean gap after its last arrival: of n rows, row k is row k mod n,

@@ -1,4 +1,4 @@
-"""Sections 6 and 7: fair comparison of systems, and what testers and operators owe to others.
+"""Requirements of sections 6 and 7: fair comparison of systems, duties of testers and operators.
 
 The report of section 6 is that of a comparison: `reports` of one test on several systems, some of them
 repeated, and `comparison`, as `bench/report/compare.py` returns it. What section 7 asks for only testers can

@@ -1,4 +1,4 @@
-"""A requirement, the verdict on it, and what verdicts rest on: a report's loads, statements and tables.
+"""A requirement, the verdict on it, and access to the evidence in a report: loads, statements, tables.
 
 Key words are those of BCP 14: REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD. A demand of the draft
 without a key word has level `procedure`: by section 2 compliance is of MUST and SHOULD alone, so a procedure
@@ -6,7 +6,7 @@ that was not followed is a deviation, which a report names, and does not affect 
 
 A report may lack any part: a missing value is None and never an error.
 
-Source: IETF seed 000, 2; RFC 2119, RFC 8174.
+Source: IETF draft, 2; RFC 2119, RFC 8174.
 """
 
 import re

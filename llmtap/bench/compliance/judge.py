@@ -1,10 +1,10 @@
-"""Judge reports against every requirement of seed 000 that binds them.
+"""Judge reports by every requirement of the IETF draft that applies to them.
 
 Compliance is per test (section 2): all MUST and all SHOULD satisfied is unconditional, all MUST is
 conditional. A requirement whose evidence is missing counts as not satisfied. Procedures without a key word
 do not affect compliance: where they were not followed, they are listed as deviations.
 
-Source: IETF seed 000, 2; section 6 for comparisons.
+Source: IETF draft, 2; section 6 for comparisons.
 """
 
 from collections.abc import Mapping, Sequence

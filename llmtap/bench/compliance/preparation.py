@@ -1,4 +1,4 @@
-"""Section 4: the load generator, workloads, tokens, warm-up, streaming, clocks and guardrails.
+"""Requirements of section 4: load generator, workloads, tokens, warm-up, streaming, clocks, guardrails.
 
 A report shows an ability of the load generator only where a load of the test used it: one that no load used
 is not applicable.

@@ -1,4 +1,4 @@
-"""Section 5: the ten tests.
+"""Requirements of section 5: the ten tests.
 
 Long because section 5 of the draft is one table, with its evidence functions in the same order.
 """

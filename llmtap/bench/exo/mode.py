@@ -4,12 +4,12 @@ A batch has as many requests as the concurrency says. Connections are open and b
 common start, from which `elapsed_s` counts. The next batch starts when the one before has ended.
 
 Without `--use-prefix-cache` the prefix cache is off by a field of the request, or no two prompts have a
-common prefix. A prompt is an atom (seed 003's `a`, or a word of one token) that is repeated until the text of
-the chat template has the wanted number of tokens.
+common prefix. A prompt is an atom (exo-bench's methodology's `a`, or a word of one token) that is repeated
+until the text of the chat template has the wanted number of tokens.
 
 Difference from exo: models are neither downloaded nor placed on nodes.
 
-Source: seed 003, whole.
+Source: exo-bench's methodology, whole.
 """
 
 import secrets

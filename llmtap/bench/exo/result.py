@@ -4,14 +4,15 @@ A run is one request. Prefill is prompt tokens by prefill time, generation is th
 time from the first to the last. The server's times are used where it reports both, else ours, whose prefill
 is TTFT and so contains the network and the queue; `timing` says which.
 
-`agg_gen_tps` is exo-bench's aggregate: the rate of the fastest request times their number. `wall_gen_tps` is
-what was made: all tokens by the wall time of the batch. Fields that seed 003 does not name are ours and come
-last.
+`agg_gen_tps` is exo-bench's aggregate: the rate of the fastest request times their number. `wall_gen_tps`
+is what was made: all tokens by the wall time of the batch. Fields that exo-bench's methodology does not
+name are ours and come last.
 
 Nodes of an exo cluster report the power of a whole machine; otherwise power is that of this host's GPUs, if
 the server runs here. Energy is integrated by trapezoids of samples a second apart: rough for short batches.
 
-Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System Metrics".
+Source: exo-bench's methodology, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System
+Metrics".
 """
 
 from bisect import bisect_left, bisect_right

@@ -1,4 +1,4 @@
-"""The server of an exo benchmark, by what it tells of itself: whose it is, and so what it can be asked for.
+"""Detect the type of a server, and the fields and endpoints that an exo benchmark can use with it.
 
 Two things make a request a benchmark's: answers go on until they are as long as was asked (EOS is banned),
 and no prompt is found in a cache unless that is wanted. exo has an endpoint of its own for both, llama.cpp a
@@ -6,8 +6,8 @@ field for each, vLLM, SGLang and our simulated engine fields for the first; of o
 
 An exo cluster is also asked what it consists of, and once a second how its nodes are.
 
-Source: seed 003, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and src/exo/shared/types;
-llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).
+Source: exo-bench's methodology, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and
+src/exo/shared/types; llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).
 """
 
 import asyncio

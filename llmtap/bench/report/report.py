@@ -1,4 +1,4 @@
-"""What a benchmark says, as public JSON: a report for each test, and one document of all of them.
+"""Public JSON of a benchmark: a report for each test, and one document of all tests.
 
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,

@@ -1,4 +1,4 @@
-"""Reports of a benchmark as text: the minimum report (IETF seed 000, C.1) and the full one in Markdown (C.2).
+"""Texts of benchmark reports: the minimum report (IETF draft, C.1) and the full report (C.2) in Markdown.
 
 In the minimum report one load stands for the whole: that of the TTFT test where it was run, else of the first
 test there is. A test's main load is what the test is about: of a search the highest level that held, of

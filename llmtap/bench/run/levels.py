@@ -1,4 +1,4 @@
-"""Load levels, as most tests measure them: bounds, loads, figures in JSON, and the search for capacity.
+"""Load levels of tests: bounds, loads, figures in JSON, and the search for capacity.
 
 Every step draws its requests with a seed made of the session's seed and the step's name: with equal prompts
 at each level, a server with a prefix cache would know them all at the second one.
@@ -7,7 +7,7 @@ A share of load is a share of capacity, and capacity belongs to a workload. The 
 taken where it is of the same workload. Otherwise closed loops with twice as many requests at a time are sent,
 until they bring no more output tokens per second.
 
-Source: IETF seed 000, 5.2.3.2.
+Source: IETF draft, 5.2.3.2.
 """
 
 import re

@@ -8,7 +8,7 @@ five equal parts. In flight are requests that were sent and have not ended. The 
 made evenly between its first token and its end. A difference counts where it exceeds two standard deviations
 of independent arrivals and departures.
 
-Source: IETF seed 000, 5.2.3.1 and 5.2.3.2; the draft defines neither "growing" nor "stable": ours stand
+Source: IETF draft, 5.2.3.1 and 5.2.3.2; the draft defines neither "growing" nor "stable": ours stand
 beside the properties.
 """
 

@@ -1,7 +1,7 @@
-"""One test under way: it asks for loads, and gets what came of them, measured now or before an interruption.
+"""A running test: requests loads, and returns their results, measured now or before an interruption.
 
-The order is that of seed 000: the SUT is put into the configuration that the load is for, warmed up once in
-it (4.5), then the load is sent and every exchange kept.
+The order is that of the IETF draft: the SUT is put into the configuration that the load is for, warmed up
+once in it (4.5), then the load is sent and every exchange kept.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a test of the draft is: its declaration (`BenchTest`), its result, and the list of all tests.
+"""Declaration of a test of the draft (`BenchTest`), its result, and the list of all tests.
 
 A test's module is imported when the test is asked for. `llmtap bench list` prints `tests_said`.
 """

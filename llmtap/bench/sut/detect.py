@@ -1,4 +1,4 @@
-"""What a server says of itself, for the bench file: asked once, with a few small requests and one answer.
+"""Detect model, server and settings of a system under test, with a few small requests.
 
 Asked are `/v1/models`, `/version` (vLLM), `/server_info` or `/get_server_info` and `/get_model_info`
 (SGLang), `/health/readiness` and `/guardrails/list` (LiteLLM), `/health`, `/metrics` (vLLM's and SGLang's

@@ -1,4 +1,4 @@
-"""A bench file to start from: detected values, and comments for what a person has to declare.
+"""Write a bench file with detected values, and comments for declarations that a person must add.
 
 A declaration is marked as required where a MUST that is met with it is not met, or cannot be judged, without
 it. The requirements' own checks decide this, so conditions between declarations (how the clocks of a remote
@@ -69,7 +69,7 @@ ASKED_BY: Final = {
     "sut.tokenizer.system_prompt": "4.4.3", "sut.tokenizer.tools": "4.4.3", "sut.guardrails": "4.8.1",
     "sut.clock": "4.7",
 }  # fmt: skip
-"""Sections of IETF seed 000, by key or table."""
+"""Sections of the IETF draft, by key or table."""
 _EXAMPLES: Final = {
     "sut.boundary": "model engine", "sut.model": "Qwen2-7B-Instruct, bf16", "sut.software": "vLLM 0.9.1",
     "sut.protocol": "SSE", "sut.chunking": "one token per chunk", "sut.prefix_cache": True,

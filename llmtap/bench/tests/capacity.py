@@ -1,4 +1,4 @@
-"""Concurrent Request Capacity (seed 000, 5.5): how many requests at a time are served as they should be.
+"""Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
 A closed loop: so many are submitted at once, and each that completes is replaced at once. Nothing of a level
 is dropped: the first requests, which all come together, are part of what the draft has judged.

@@ -1,4 +1,4 @@
-"""Scheduling Fairness (seed 000, 5.6): whether short and long requests slow each other down.
+"""Scheduling Fairness (IETF draft, 5.6): whether short and long requests slow each other down.
 
 Each class is measured alone, then in the mix. Open points of the draft:
 

@@ -1,4 +1,4 @@
-"""Guardrail Overhead (seed 000, 5.10): what safety systems cost in latency and throughput.
+"""Guardrail Overhead (IETF draft, 5.10): what safety systems cost in latency and throughput.
 
 Configurations are arms of the bench file: `baseline`, and any of `input_filter`, `output_filter` and `full`.
 Every configuration gets the same rows at every load; a repeat has rows of its own. Blocks are sent in an

@@ -1,4 +1,4 @@
-"""Inter-Token Latency Distribution (seed 000, 5.4): how evenly tokens come, at several shares of saturation.
+"""Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
 What is measured is the time between events that carry output. Where nearly all of them carry one token that
 is ITL, measured directly (B.2.1); where they do not it is option A of 4.6.3 and is called time between chunks

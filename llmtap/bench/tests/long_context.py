@@ -1,4 +1,4 @@
-"""Long Context Scaling (seed 000, 5.9): how TTFT and throughput go with the length of the prompt.
+"""Long Context Scaling (IETF draft, 5.9): TTFT and throughput by prompt length.
 
 Every length has prompts of its own, which begin like no other length's: a prefix cache finds nothing. Lengths
 are counted by the tokenizer of the target; what the server says it was sent is what the fits are made with.

@@ -1,4 +1,4 @@
-"""Memory Pressure Behavior (seed 000, 5.8): more requests than memory has room for.
+"""Memory Pressure Behavior (IETF draft, 5.8): more requests than memory has room for.
 
 A closed loop at capacity, and then at more than that. This test pushes a system past its limit (7.4): it says
 so before it does, waits after each level until every answer has ended, and asks at the end, one request at a

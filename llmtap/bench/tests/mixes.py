@@ -9,7 +9,7 @@ first seed are the same work with different texts.
 
 Rows are drawn as in `workload/composed.py`: a row is the same however many are drawn.
 
-Source: IETF seed 000, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
+Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
 
 import itertools

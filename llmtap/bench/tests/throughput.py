@@ -1,4 +1,4 @@
-"""Output Token Throughput (seed 000, 5.2): the highest load that is sustained, and what is made at it.
+"""Output Token Throughput (IETF draft, 5.2): the highest sustained load, and its token rate.
 
 The search doubles the load until it is not sustained, then halves the distance to the last that was, down to
 one increment. A load is not sustained when the system is saturated (5.2.3.1) or, where there is an SLO, when

@@ -1,4 +1,4 @@
-"""Throughput-Latency Tradeoff (seed 000, 5.3): latency and throughput from a tenth of capacity to beyond it.
+"""Throughput-Latency Tradeoff (IETF draft, 5.3): latency and throughput at 10 to 120 % of capacity.
 
 Open loop alone: a closed one sends less when the system is slow, and never shows what lies beyond capacity.
 

@@ -1,4 +1,4 @@
-"""Time to First Token (seed 000, 5.1): how long until the first content token, at a load.
+"""Time to First Token (IETF draft, 5.1): its distribution at a given load.
 
 TTFT is from the last byte of the request to the first content token that is not empty or white space
 (5.1.3.1, B.1.1). Where tokens of another kind come before it, the time to any token is told beside it.

@@ -1,4 +1,4 @@
-"""A capture summed up: the Summary of its exchanges, and the shape of its workload, as public JSON."""
+"""Summarise a capture: Summary of its exchanges and shape of its workload, as public JSON."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Integrity of a capture: missing exchanges, by the numbers of its rows and the counts of its relays.
+"""Find the missing exchanges of a capture, from its row numbers and the counts of its relays.
 
 Each relay numbers its exchanges from 1, without gaps, and reports how many it has begun, how many it could
 not measure, by reason, and how many are under way (`schema.CaptureLedger`). From these:

@@ -1,4 +1,4 @@
-"""Reader of captures: files, folders, patterns and URLs as one table or one stream of rows or Exchanges.
+"""Read captures: files, folders, patterns and URLs as a table or a stream of rows or Exchanges.
 
 - Rows come in the order of the files' names and, in a file, in the order in which the exchanges ended. Our
   names sort by time.

@@ -1,4 +1,4 @@
-"""Trace files for reading and writing: `.gz` and `.zst` by Arrow's codecs, counted, never half written.
+"""Read and write trace files, also `.gz` and `.zst`; written files appear only when complete.
 
 A target is written under another name and renamed when all of it is on the disk. A new file is readable by
 its owner alone, because traces may hold texts of people; one that replaces a file keeps its mode.

@@ -1,4 +1,4 @@
-"""Finished exchanges to an OpenTelemetry receiver: one span each, and metrics of all of them.
+"""Export finished exchanges to an OpenTelemetry receiver: one span each, and metrics.
 
 Where exchanges end, a span is noted and the metrics are counted (nothing for a chunk but its share of one
 sort). Everything else is done by a thread of its own: encoding, sending, waiting for a receiver that is away.

@@ -1,4 +1,4 @@
-"""Histograms and counters for OpenTelemetry, counted here and sent as cumulative totals.
+"""Histograms and counters for OpenTelemetry, sent as cumulative totals.
 
 The SDK's instruments take 10 us for each value, and there is a gap for each token: here an exchange is
 counted at once when it ends. The thread on which exchanges end adds to a table of new counts; the sending

@@ -1,4 +1,4 @@
-"""OTLP on the wire: what is exported as protobuf, and the ways to a receiver.
+"""OTLP: protobuf messages, and delivery to a receiver over gRPC or HTTP.
 
 Built on the published messages (opentelemetry-proto) and grpcio. The SDK's exporters (1.45) are not used:
 they ignore partial success, so the number of rejected spans would be lost; they retry within one call; they

@@ -1,4 +1,4 @@
-"""One span for each exchange, made when it is over.
+"""Build the span of a finished exchange.
 
 A span is kept as small data until its batch is sent: what it says is copied from the Exchange, whose event
 log is too large to hold for a receiver that may be away. Nothing of a prompt or an answer is in it.

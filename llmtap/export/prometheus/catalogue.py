@@ -1,4 +1,4 @@
-"""The metrics that `/metrics` shows: name, kind, help, labels, and edges of histograms.
+"""Catalogue of the metrics on `/metrics`: name, type, help, labels, histogram edges.
 
 A counter's name gets `_total` in the exposition. `llmtap_capture_paused` is the metric to alert on: exchanges
 are measured and not captured; the reason is in `llmtap_capture_problem`.

@@ -1,4 +1,4 @@
-"""The meter's numbers as a Prometheus exposition.
+"""Render the meter's numbers as a Prometheus exposition.
 
 Recording happens once per exchange, at its end, into counters of our own (`series.py`); a scrape copies
 them in one go (`Exposition.freeze`, on the thread that records) and renders the copy wherever it likes

@@ -1,4 +1,4 @@
-"""What is counted for each tenant, model and arm: histograms and counters, and how an exchange feeds them.
+"""Series of a tenant, model and arm: histograms and counters that each exchange updates.
 
 Recording happens once per exchange, when it ends. A histogram exists once it counted something.
 """

@@ -1,4 +1,4 @@
-"""The text of many series, quickly.
+"""Render the text of many series quickly.
 
 `prometheus_client` takes 8 us for each line, and 2,000 tenants and models have a million of them. Here a
 histogram is one format string, filled in once for each series: 0.2 us a line. Both formats are written, the

@@ -11,7 +11,7 @@ descendants;
 
 The kernel counts CPU time in ticks of 10 ms, so a sample of 1 s is accurate to 1 % of a CPU.
 
-Source: seed 003, "System Metrics".
+Source: exo-bench's methodology, "System Metrics".
 """
 
 import logging

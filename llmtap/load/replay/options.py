@@ -66,7 +66,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     stop_errors: StopErrors | None = None
     request_ids: str = "llmtap"
     warmup: str = "none"
-    """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
+    """`auto` (IETF draft, 4.5), `none` (a cold start), or a number of requests."""
     slo: str | None = None
     capture: str | None = None
     scrape: str | None = None

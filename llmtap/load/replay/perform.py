@@ -1,6 +1,6 @@
 """Perform a plan: prepare bodies, warm the server up, send and monitor the load, report.
 
-In the order of seed 000, 4.5 and 5: nothing is prepared or read while requests are due, and no figure
+In the order of the IETF draft, 4.5 and 5: nothing is prepared or read while requests are due, and no figure
 includes the warm-up.
 """
 

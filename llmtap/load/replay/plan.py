@@ -33,7 +33,7 @@ __all__ = ["REQUESTS", "ReplayPlan", "ReplayQuestion", "make_plan", "other_words
 
 
 REQUESTS: Final = 1_000
-"""Default number of requests of a workload: p99 needs as many (seed 000, 5.1.4.3)."""
+"""Default number of requests of a workload: p99 needs as many (IETF draft, 5.1.4.3)."""
 AT_ONCE: Final = "at-once"
 
 
@@ -195,7 +195,7 @@ def _of_trace(
 
 
 def _lengths(requests: Requests) -> dict[str, Any]:
-    """Describe the known lengths of rows as workloads do (seed 000, 4.3.1)."""
+    """Describe the known lengths of rows as workloads do (IETF draft, 4.3.1)."""
     given, made = (
         lengths_told([tokens for tokens in column if tokens]) for column in (requests.input, requests.output)
     )

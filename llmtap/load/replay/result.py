@@ -1,4 +1,4 @@
-"""What came of a replay, as public JSON: a Summary, the plan, how well it was kept, and by whom.
+"""Result of a replay as public JSON: Summary, plan, timeliness, and the senders.
 
 Names that a Summary has are its own (design: "Public contract"). Beside them: `plan` (all that makes the load
 again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `quantiles` (what a distribution

@@ -1,4 +1,4 @@
-"""Whether the figures of a run are valid, checked before they are read.
+"""Decide whether the figures of a run are valid.
 
 A load generator that cannot keep up measures itself. Each finding names figure, limit and remedy; one that
 `invalidates` means that the load was not the requested one. Pure: takes the result as public JSON. The limits

@@ -2,7 +2,7 @@
 
 gRPC exposes neither sockets nor their timestamps: a message is stamped when it reaches this process, after
 gRPC's own threads, whose delay is not measured. `uncertainty_ns` covers the loop only. T_submit is when gRPC
-accepted the request message on an open connection; T_first is the first message with a token (IETF seed 000,
+accepted the request message on an open connection; T_first is the first message with a token (IETF draft,
 B.1.2).
 """
 

@@ -1,4 +1,4 @@
-"""The admin API described for machines: `/api/v1/openapi.json`, made of one table.
+"""OpenAPI description of the admin API (`/api/v1/openapi.json`), from one table of routes.
 
 Source: OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
 """

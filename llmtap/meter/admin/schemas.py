@@ -1,4 +1,4 @@
-"""What the admin API answers, as JSON Schema (2020-12): the names of design.md, "Public contract".
+"""JSON Schemas (2020-12) of the answers of the admin API.
 
 Durations are seconds. Objects may gain names in later versions; none listed here goes away.
 """

@@ -1,4 +1,4 @@
-"""What the admin port shows of the meter: copies taken on its loop, rendered in worker threads."""
+"""Views of the meter for the admin port: copied on its loop, rendered in worker threads."""
 
 import resource
 from collections.abc import Callable, Collection, Sequence

@@ -1,4 +1,4 @@
-"""`/api/v1/streams`: the exchanges under way, the newest first, as far as they are known.
+"""`/api/v1/streams`: the running exchanges, newest first.
 
 Nothing is kept for it. Who asks makes the meter copy, a few streams at a time, what the observers hold
 anyway; thinning and JSON are a worker thread's. Frames come every 10 ms (`channel/channel.py`), so

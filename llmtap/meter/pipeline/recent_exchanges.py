@@ -1,4 +1,4 @@
-"""The newest exchanges, kept whole in memory for whoever asks: bounded by number and by bytes."""
+"""The newest exchanges in memory, bounded by number and by bytes."""
 
 import re
 from collections import deque

@@ -1,5 +1,4 @@
-"""What the dialects whose events are flat JSON objects have in common: lenient decoding, the reading of an
-event, token counts, and the Delta of one piece of output or of several.
+"""Shared code of dialects with flat JSON events: lenient decoding, token counts, Deltas of output.
 
 Source: shared/dialects/dialects.md sections 1, 4 and 5.
 """

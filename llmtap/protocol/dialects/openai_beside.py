@@ -1,5 +1,4 @@
-"""The events of OpenAI's two older dialects, as far as they are alike: choices, and what servers and gateways
-put beside them (errors, filters, rails, hooks, durations).
+"""Shared code of OpenAI's two older dialects: choices, errors, filters, rails, hooks and durations.
 
 Fields beside the choices come with events that end something or carry no choice, so they are decoded in a
 second pass.

@@ -1,5 +1,4 @@
-"""What the OpenAI-shaped dialects have in common: usage, errors, running counts, the ranking of classes,
-and events that are no JSON object.
+"""Shared code of OpenAI-like dialects: usage, errors, running counts, ranking of classes, other events.
 
 Source: shared/dialects/dialects.md sections 1, 2, 5 and 6.
 """

@@ -1,4 +1,4 @@
-"""Which dialect an answer speaks: told by the answer itself, with the request's path to break a tie.
+"""Choose the dialect of an answer by its content; the request's path breaks ties.
 
 Nothing is configured, because one gateway speaks several dialects and knows it better than its operator.
 """

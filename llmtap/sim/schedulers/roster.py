@@ -1,4 +1,4 @@
-"""Requests under way: who waits, runs, holds memory, and is preempted. Shared by the iterating schedulers.
+"""Requests of a server: waiting, running, preempted. Shared by the iterating schedulers.
 
 A request holds the memory of its prompt from when it is seated, and one block more whenever its next token
 begins one. No request is seated that would take the blocks of the next step from running ones. If the memory
@@ -23,7 +23,7 @@ __all__ = ["Deadlines", "Roster", "Waiting"]
 
 
 class Deadlines:
-    """Deadline of each request's next token, for giving up on late ones (seed 001, 4.1, eq. 5)."""
+    """Deadline of each request's next token, to drop late requests (smooth goodput paper, 4.1, eq. 5)."""
 
     def __init__(self, ttft_ns: int, tbt_ns: int) -> None:
         self._ttft_ns = ttft_ns

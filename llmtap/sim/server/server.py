@@ -1,4 +1,4 @@
-"""A server like OpenAI's, Anthropic's and Ollama's, whose every send is due at a known moment.
+"""Simulated server with the APIs of OpenAI, Anthropic and Ollama, whose sends have exact scheduled times.
 
 A request is read by its endpoint and accepted by the reception (`reception.py`), which decides the answer and
 its schedule; it is delivered (`delivery.py`, `sender.py`) by one pacer for all. The real send times are kept

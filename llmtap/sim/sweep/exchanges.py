@@ -1,10 +1,10 @@
-"""Simulated requests as Exchanges, as a tap would have recorded them; summed up, and captured if wanted.
+"""Convert simulated requests to Exchanges as a tap would record them; summarise and capture them.
 
 An engine in virtual time knows only when each token left. So its Exchanges have:
 
 - Exact stamps in virtual ns: `uncertainty_ns` is 0. Arrival, end of request, submit and `scheduled` are one
   moment; head, first byte and first token are another.
-- One event per token, without bytes. In a whole batch (seed 004, 4.3) the answer ends with the batch.
+- One event per token, without bytes. In a whole batch (multi-bin paper, 4.3) the answer ends with the batch.
 - `usage` as a provider sends it last, and the finish reason `stop`.
 - The relay `sim-<scheduler>` with rows from 1 as numbers; the arm is the scheduler, for `report --by arm`.
 

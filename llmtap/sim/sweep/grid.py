@@ -1,4 +1,4 @@
-"""The grid of a sweep: values of options are multiplied out to points, and points become jobs; presets.
+"""Grid of a sweep: combinations of option values as jobs; presets.
 
 Points are ordered for reading: sizes, loads, seeds, servers, options as given, then schedulers. A job has
 only the options that its scheduler reads (`registry.options_read`): points that differ in others are one job.
@@ -67,7 +67,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         },
     ),
     "methods": Preset(
-        "the seed's four methods, by size: one GPU each, and the fewest that are as good as the grid's best",
+        "the paper's four methods, by size: one GPU each, and the fewest that are as good as the grid's best",
         "multi-bin batching paper, 7.1, step 2",
         {"requests": _SIZES, "scale": (100.0,)},
         (
@@ -278,7 +278,7 @@ def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
 
 def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
     """Return the fewest servers, then the fewest bins, whose share of requests outside the request SLA is at
-    most a percentage point above the least. Seed 004 (7.1) does not define "best".
+    most a percentage point above the least. The multi-bin paper (7.1) does not define "best".
     """
     late = [told["request_sla_violation"] for told in summaries]
     enough = [p for p, share in zip(tried, late, strict=True) if share <= min(late) + _BEST_WITHIN]

@@ -1,6 +1,6 @@
 """Run one scheduler on one workload in virtual time, and report the result as public JSON.
 
-Seed 004, section 9, defines the figures: throughput, latency, shares of requests outside the SLAs,
+The multi-bin paper, section 9, defines the figures: throughput, latency, shares of requests outside the SLAs,
 utilisation, batch size, queueing delay. `ModelOptions` decides its open points. A run that was measured also
 has all figures of a Summary, because it made the same Exchanges as live traffic.
 
@@ -200,7 +200,7 @@ class SimulationResult:
 
 
 def _engine(state: IterationState, n: int) -> dict[str, Any]:
-    """Return what the engine did with its memory, for `n` requests (IETF seed 000, 5.7.4 and 5.8.4)."""
+    """Return what the engine did with its memory, for `n` requests (IETF draft, 5.7.4 and 5.8.4)."""
     return {
         "preemptions": state.preemptions,
         "preempted": state.preempted,

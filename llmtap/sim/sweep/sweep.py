@@ -1,4 +1,4 @@
-"""One run of a sweep as a job that can be named, sent to another process, and run.
+"""One run of a sweep: a job with an id that can run in another process.
 
 A `SweepJob` holds everything that decides its result, and its id is a hash of that: two jobs with one id have
 the same figures. So results are kept by id, and not run again. A trace is identified by its name and a digest

@@ -1,4 +1,4 @@
-"""The tap inside an aiohttp.web app.
+"""Middleware for aiohttp.web applications.
 
     setup(app, socket="/run/llmtap/tap.sock")
 

@@ -1,4 +1,4 @@
-"""The tap as ASGI middleware: Starlette, FastAPI, LiteLLM's proxy, and whatever else is an ASGI 3 app.
+"""Middleware for ASGI 3 applications: FastAPI, Starlette, LiteLLM's proxy and others.
 
     app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock")
 

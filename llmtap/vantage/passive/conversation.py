@@ -1,4 +1,4 @@
-"""The HTTP/1.1 messages of one connection, to the frames of a relay. No IO.
+"""Convert the HTTP/1.1 messages of one connection to the frames of a relay. No IO.
 
 Differences from a relay's frames: every time is that of a packet; `added` is always 0; SUBMIT is the packet
 with the request's last byte, and CLOSE the packet with the answer's last byte.

@@ -1,4 +1,4 @@
-"""A packet capture file as a vantage: its exchanges in file time, by the same path as live packets.
+"""Packet capture file as a vantage: its exchanges in file time, with the code for live packets.
 
 Both clocks are one here: a stamp is the packet's wall time.
 """

@@ -1,4 +1,4 @@
-"""Packets in memory that the kernel shares with us (packet(7), TPACKET_V3): no system call for each packet.
+"""Packet ring shared with the kernel (packet(7), TPACKET_V3): no system call per packet.
 
 The socket is opened with CAP_NET_RAW and may be passed to a process without it. Its packets begin with the
 IP header (SOCK_DGRAM), so that all interfaces look alike, and VLAN tags are removed. A filter in the kernel

@@ -1,4 +1,4 @@
-"""What all connections and exchanges of one relay share."""
+"""Shared state of all connections and exchanges of a relay."""
 
 import asyncio
 import logging

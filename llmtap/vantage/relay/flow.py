@@ -1,4 +1,4 @@
-"""One exchange: the request up (`upload.py`), the answer down, and a frame to the tap for each read.
+"""One exchange in the relay: request up (`upload.py`), answer down, and a frame for each read.
 
 The order of things at a read of the answer is the heart of the relay (`Flow.on_data`): the stamp is there
 already; find out whether the answer ends in these bytes; send them to the client; only then report them.

@@ -1,4 +1,4 @@
-"""What can be set about the relay: the `[relay]` table of the config file."""
+"""Options of the relay: the `[relay]` table of the configuration file."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""A relay process: its listeners, connections and upstreams, from the first line on stdin to the drain.
+"""The relay process: listeners, connections and upstreams, from its setup on stdin to the drain.
 
 The supervisor runs it as `python -m llmtap.vantage.relay`. The line is a RelaySetup as JSON; the listening
 sockets are inherited file descriptors, so they outlive this process and no connection is refused during its

@@ -1,4 +1,4 @@
-"""The way of one request to the upstream: the connection, the bytes, and the frames about them.
+"""Upload of one request: the upstream connection, the bytes, and the frames about them.
 
 A request is sent again, once, only when a kept-alive connection turned out to be closed before it answered a
 single byte, and either nothing of the request had left this process or its method is idempotent (RFC 9110
