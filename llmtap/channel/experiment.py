@@ -173,7 +173,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for i, arm in enumerate(self.arms):
             _check_arm(arm, f"experiment.arms[{i}]")
             if names.index(arm.name) < i:
-                raise ConfigError(f"experiment.arms[{i}].name", f"{arm.name!r} is there already")
+                raise ConfigError(f"experiment.arms[{i}].name", f"{arm.name!r} already exists")
         changing = [arm.name for arm in self.arms if arm.changes]
         if not self.aa:
             if not changing:
@@ -195,9 +195,7 @@ def _check_arm(arm: Arm, place: str) -> None:
         raise ConfigError(f"{place}.weight", f"{arm.weight:g} is not above 0", "leave the arm out instead")
     said = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
     if len(said) > 1:
-        raise ConfigError(
-            place, f"changes {' and '.join(said)}", "one at a time, or nobody knows which one it was"
-        )
+        raise ConfigError(place, f"changes {' and '.join(said)}", "change one thing per arm")
     for name, value in arm.headers.items():
         if _FIELD.fullmatch(name) is None or name.lower() in _FRAMING:
             raise ConfigError(f"{place}.headers", f"{name!r} cannot be set")

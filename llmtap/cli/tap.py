@@ -230,7 +230,9 @@ def generate(
     settings = load_settings(config, os.environ, {})
     if not settings.slo:
         if config is None:
-            raise ConfigError("--config", "is missing: no file tells objectives", "config/slo.toml shows how")
+            raise ConfigError(
+                "--config", "is missing: no objectives are configured", "config/slo.toml shows how"
+            )
         raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
     classes = [SloClass.of(name, options).with_tickets() for name, options in settings.slo.items()]
     for slo in classes:

@@ -460,7 +460,7 @@ class Call:
                     return
                 head, end = found
                 if head.status == 101:
-                    raise PeerProtocolError("the server switched protocols unasked", 502)
+                    raise PeerProtocolError("the server switched protocols without a request", 502)
                 observer.response_head(data[:end], t_ns, 0)
                 if head.status >= 200:
                     break

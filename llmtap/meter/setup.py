@@ -99,7 +99,7 @@ def check_socket_path(path: str) -> None:
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError("meter.socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise ConfigError("meter.socket", f"{path} is there, and is no socket")
+        raise ConfigError("meter.socket", f"{path} exists and is not a socket")
 
 
 def need_no_meter(path: str) -> None:

@@ -68,7 +68,7 @@ class SloBook:
                 log.warning(
                     "event=alarm_unreachable slo=%s target=%g burn_rate=%g burn_rate_max=%.4g hint=%r",
                     slo.name, slo.target, alarm.factor, burn_rate_max(slo.target),
-                    "it can never ring, and is left out",
+                    "the alarm can never fire and is omitted",
                 )  # fmt: skip
 
     @property

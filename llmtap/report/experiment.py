@@ -58,7 +58,7 @@ def _split(told: _Json) -> str:
     ratio = told.get("sample_ratio") or {}
     units, p = joined(ratio.get("units") or {}), ratio.get("p")
     if ratio.get("alarm"):
-        return f"ALARM: units {units} are not the shares that were dealt; nothing below may be believed"
+        return f"ALARM: units {units} are not the configured shares; all figures below are invalid"
     return f"split: {units} units, as it was dealt" + ("" if p is None else f" (p {p:.2g})")
 
 

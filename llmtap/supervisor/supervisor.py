@@ -336,7 +336,7 @@ class Supervisor:
             if not ready:
                 for child in fresh.values():
                     self._retire(child)
-                log.error("event=reload_failed hint='the old relays go on, with the settings they have'")
+                log.error("event=reload_failed hint='the old relays continue with their settings'")
                 return
             self._enforce(plan)
         set_up(settings.log)
@@ -466,7 +466,7 @@ class Supervisor:
 
     async def _fall_back(self, left: Handover, failed: Child | None) -> None:
         """Go back to the children that were at work: those that we started have failed."""
-        log.error("event=restart_failed pid=%d hint='the old relays and their meter go on'", os.getpid())
+        log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
         if failed is not None:
             await failed.stop(GRACE_S)
         with suppress(FileNotFoundError):

@@ -91,13 +91,13 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
         )  # fmt: skip
     notes = [f"a reader of {1e9 / v_ns:g} tokens/s, from submit on"]
     if submit is None:
-        notes = ["never submitted: nobody read it"]
+        notes = ["never submitted"]
     elif len(events) > EVENTS_MAX:
         notes.append(f"the first {EVENTS_MAX:,} of {len(events):,} events")
     columns: tuple[Column, ...] = _COLUMNS
     if any(row.cells[TOKENS].text != NOTHING for row in rows):
         if any(row.cells[TOKENS].text == "~1" for row in rows):
-            notes.append("~1: nobody declares its tokens, so it counts as one")
+            notes.append("~1: no token count declared, counts as one")
     else:
         columns = _COLUMNS[:TOKENS] + _COLUMNS[TOKENS + 1 :]
         rows = [Row(row.key, row.cells[:TOKENS] + row.cells[TOKENS + 1 :]) for row in rows]

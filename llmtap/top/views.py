@@ -100,7 +100,7 @@ def arms_table(documents: Shown, width: int) -> ViewTable:
     if EXPERIMENT not in documents.beside:
         return table
     told = documents.beside[EXPERIMENT]
-    lines = ("this tap does not tell of experiments",) if told is None else tuple(experiment_lines(told))
+    lines = ("this version of llmtap has no experiments",) if told is None else tuple(experiment_lines(told))
     return ViewTable(table.columns, table.rows, tuple(shown(line, 400) for line in lines) + table.notes)
 
 
@@ -147,7 +147,7 @@ def _cells(part: object) -> tuple[Cell, ...]:
 
 
 STREAMS: Final = "streams"
-OLDER: Final = "this tap is older: it does not tell of streams under way (no /api/v1/streams)"
+OLDER: Final = "this version of llmtap has no list of running streams (/api/v1/streams)"
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 SILENT: Final = "·"
 SPARK_CELLS: Final = (12, 40)
@@ -311,7 +311,7 @@ _POINTS: Final = {
     "chunk": "the same of every chunk",
 }
 _COUNTS: Final = {
-    "opened": "exchanges begun", "measured": "acknowledged by the meter",
+    "opened": "exchanges started", "measured": "acknowledged by the meter",
     "unsettled": "under way, or not acknowledged yet", "lost": "went down with the relay",
     "connections": "of clients, open", "streams": "answers under way", "refused": "connections turned away",
 }  # fmt: skip

@@ -98,7 +98,7 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
         _Bounded.__post_init__(self)
         told = tuple(value is not None for value in (self.mu, self.sigma, self.median, self.p95))
         if told not in ((True, True, False, False), (False, False, True, True)):
-            raise ValueError("a lognormal is told by mu and sigma, or by median and p95")
+            raise ValueError("a lognormal needs mu and sigma, or median and p95")
         if self.median is not None and self.p95 is not None and self.p95 < self.median:
             raise ValueError(f"p95 {self.p95:g} is less than the median {self.median:g}")
 

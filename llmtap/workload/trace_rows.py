@@ -149,11 +149,11 @@ class TraceTurns:
     def notes(self) -> list[str]:
         told = (
             (self._undated, "rows have no arrival time: taken for when their conversation would go on"),
-            (self._orphans, "turns go on from one that the trace does not have: each begins a conversation"),
+            (self._orphans, "turns continue one that the trace does not have: each begins a conversation"),
             (self._overlapping, "turns did not wait for the answer before: think time 0"),
             (
                 self._unended,
-                "turns follow an answer whose end nobody knows: think time is from arrival to arrival",
+                "turns follow an answer with an unknown end: think time is from arrival to arrival",
             ),
         )
         return [f"{n:,} {what}" for n, what in told if n]

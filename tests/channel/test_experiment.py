@@ -76,7 +76,7 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         ("alpha = 0.0\n" + TWO, "experiment.alpha", "0"),
         ("tenant_headers = ['a b']\n", "experiment.tenant_headers", "'a b'"),
         ("aa = true\n[[experiment.arms]]\nname = 'a'\n", "experiment.arms", "1 arms"),
-        ("aa = true\n" + TWO.replace('"b"', '"a"'), "experiment.arms[1].name", "there already"),
+        ("aa = true\n" + TWO.replace('"b"', '"a"'), "experiment.arms[1].name", "already exists"),
         ("aa = true\n" + "[[experiment.arms]]\nname='x'\n" * 9, "experiment.arms", "9 arms"),
         (
             "[[experiment.arms]]\nname='a'\nbody={n=1}\n[[experiment.arms]]\nname='b'\nbody={n=2}\n",

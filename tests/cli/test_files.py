@@ -62,7 +62,7 @@ def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(tmp_path: Path, c
             "--to: no format to write is called 'azur'; did you mean azure?",
         ),
         (["a.jsonl", "b.parquet", "--from", "burstgpt"], "a.jsonl: line 1"),
-        (["a.jsonl", "a.jsonl", "--to", "mooncake"], "a.jsonl: is there already\nhint: --force"),
+        (["a.jsonl", "a.jsonl", "--to", "mooncake"], "a.jsonl: already exists\nhint: --force"),
         (["a.jsonl", "b.json", "--to", "sharegpt"], "--to: sharegpt needs request body, which mooncake"),
         (["a.jsonl", "b.csv", "--to", "azure", "--style", "x"], "--style: expected key=value, got 'x'"),
         (["a.jsonl", "b.parquet", "--override-model"], "--override-model: needs --model"),

@@ -95,7 +95,7 @@ def test_an_answer_ends_where_the_client_had_it(tmp_path: Path) -> None:
     trace = loaded(tmp_path, row(0, "a"), row(10, "a"))
     assert links(trace)[1] == (0, 10)
     assert trace.notes == [
-        "1 turns follow an answer whose end nobody knows: think time is from arrival to arrival"
+        "1 turns follow an answer with an unknown end: think time is from arrival to arrival"
     ]
 
 
@@ -109,7 +109,7 @@ def test_a_parent_that_is_not_there_gives_way_to_the_session(tmp_path: Path) -> 
     )
     # Since y is away, from the end of x.
     assert links(trace) == [(-1, 0), (0, 8), (-1, 0), (-1, 0)]
-    assert trace.notes == ["2 turns go on from one that the trace does not have: each begins a conversation"]
+    assert trace.notes == ["2 turns continue one that the trace does not have: each begins a conversation"]
 
 
 def test_names_mean_nothing_in_another_capture(tmp_path: Path) -> None:

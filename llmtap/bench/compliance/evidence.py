@@ -235,7 +235,7 @@ def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         found = lasted(report, step)
         if found is None:
-            return cannot_tell("how long it lasted is not told")
+            return cannot_tell("how long it lasted is not reported")
         return verdict(found >= needed * NEARLY, f"{found:.1f} s, {needed:g} s needed")
 
     return lambda report: over(report, judge, among or counted(report))
@@ -247,7 +247,7 @@ def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
         if n is None:
-            return cannot_tell("the number of requests is not told")
+            return cannot_tell("the number of requests is not reported")
         evidence = f"{several(n, 'request')}, {count(needed)} needed" + f" for {what}" * bool(what)
         return met(evidence) if n >= needed else not_met(evidence)
 
@@ -260,7 +260,7 @@ def has_levels(wanted: Sequence[int], of: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
         told = at(report, "params.levels")
         if not told:
-            return cannot_tell("the levels of load are not told")
+            return cannot_tell("the levels of load are not reported")
         evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of {of}"
         less = ", ".join(f"{level} %" for level in lacking(told, wanted))
         return not_met(f"{evidence}; without {less}") if less else met(evidence)
@@ -360,7 +360,7 @@ def workload_is(*names: str) -> Check:
         told = workload(step)
         name = told.get("name") or at(step, "result.plan.trace")
         if name is None:
-            return cannot_tell(f"what the requests were is not told; {wanted} is wanted")
+            return cannot_tell(f"what the requests were is not reported; {wanted} is wanted")
         if name not in names:
             return not_met(f"workload {name}, not {wanted}")
         parted = dict.fromkeys(str(at(one, "section")) for one in told.get("deviations") or ())

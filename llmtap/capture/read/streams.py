@@ -207,4 +207,4 @@ def _check_free(path: Path, *, replace: bool) -> None:
     if path.exists() and not path.is_file():
         raise ConfigError(str(path), "is no regular file", "- writes to standard output")
     if path.exists() and not replace:
-        raise ConfigError(str(path), "is there already", "--force replaces it")
+        raise ConfigError(str(path), "already exists", "--force replaces it")

@@ -114,7 +114,7 @@ HISTOGRAMS: Final[Mapping[str, HistogramFamily]] = {
     ),
     "clock": HistogramFamily(
         "llmtap_server_clock_disagreement_seconds",
-        "Difference between what we saw of a duration and what the server tells of it;"
+        "Difference between what we saw of a duration and the server's report of it;"
         " longer=ours: network and queues between the two, longer=server: a clock is wrong",
         TTFT_EDGES_NS,
         labels=(*WHO, "duration", "longer"),
@@ -134,7 +134,7 @@ COUNTERS: Final[Mapping[str, CounterFamily]] = {
     "output": CounterFamily(
         "llmtap_output_tokens", "Output tokens by the source of the count", (*WHO, "source")
     ),
-    "input": CounterFamily("llmtap_input_tokens", "Input tokens, where the provider tells them"),
+    "input": CounterFamily("llmtap_input_tokens", "Input tokens, if the provider reports them"),
     "cached": CounterFamily("llmtap_cached_input_tokens", "Those of the input tokens that were cached"),
     "reasoning": CounterFamily("llmtap_reasoning_tokens", "Those of the output tokens that were reasoning"),
     "after_cancel": CounterFamily(
@@ -167,7 +167,7 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "slo_burn_rate": SelfMetric(
         _G, "How many times faster than allowed the error budget goes, over a window", ("slo", "window")
     ),
-    "relay_exchanges": SelfMetric(_C, "Exchanges begun", _RELAY),
+    "relay_exchanges": SelfMetric(_C, "Exchanges started", _RELAY),
     "tap_measured_exchanges": SelfMetric(_C, "Exchanges whose every frame was acknowledged", _RELAY),
     "relay_accepted_connections": SelfMetric(_C, "Connections accepted", _RELAY),
     "relay_upstream_connects": SelfMetric(_C, "Connections made upstream", _RELAY),

@@ -157,7 +157,7 @@ _STREAM: Final = _object(
         "age": _about("Seconds since arrival.", NUMBER),
         "ttft": _about("As of a finished exchange, from submit; null before the first token.", _MAYBE),
         "events": COUNT,
-        "tokens": _about("As far as the events tell; a chunk counts as one where they do not.", COUNT),
+        "tokens": _about("From the events; a chunk without a count is one token.", COUNT),
         "since_last": _about("Seconds since the last event with output; null before the first.", _MAYBE),
         "timeline": _about(
             "Events with output within the window, as seconds since arrival and tokens. More than 200 become"
@@ -196,9 +196,9 @@ _GUARDRAIL: Final = _object(
 _SERVER_TIME: Final = _object(
     {
         "name": TEXT, "ms": NUMBER, "where": TEXT, "unit": _about("On the wire.", TEXT),
-        "path": _MAYBE_TEXT, "event": _about("Index of the event that told it.", COUNT),
+        "path": _MAYBE_TEXT, "event": _about("Index of the event that reported it.", COUNT),
     },
-    "A duration that the server told of its own work.",
+    "A duration that the server reported about its own work.",
     optional=("path", "event"),
 )  # fmt: skip
 
@@ -426,7 +426,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "arms": _map(_ANYTHING), "differences": _map(_ANYTHING), "comparisons": COUNT,
             "findings": _list(_ANYTHING), "sample_ratio": _ANYTHING, "disclosure": _ANYTHING,
         },
-        "With `state` none nothing else is there.",
+        "With `state` none there are no other fields.",
         optional=(
             "name", "enabled", "switched_by", "since", "until", "unit", "aa", "control", "key_fingerprint",
             "alpha", "arms", "differences", "comparisons", "findings", "sample_ratio", "disclosure",

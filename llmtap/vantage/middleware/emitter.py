@@ -158,7 +158,7 @@ class Paths:
     def __init__(self, named: Collection[str]) -> None:
         """Raises ConfigError."""
         if isinstance(named, str):  # also a collection, of its letters
-            raise ConfigError("skip", "is text, and wants a collection of paths", f"skip=({named!r},)")
+            raise ConfigError("skip", "is a string; expected a collection of paths", f"skip=({named!r},)")
         for path in named:
             if not path.startswith("/"):
                 raise ConfigError("skip", f"{path!r} does not begin with /")

@@ -182,7 +182,7 @@ class Flow(FlowState):
                     data, self._method, bytes_max=options.head_bytes, fields_max=options.head_fields
                 )
                 if found is not None and found[0].status == 101 and not self.upload.upgrade:
-                    raise PeerProtocolError("the upstream switched protocols unasked", 502)
+                    raise PeerProtocolError("the upstream switched protocols without a request", 502)
             except PeerProtocolError as exc:
                 self._upstream_broke(exc)
                 return
@@ -457,7 +457,7 @@ class Flow(FlowState):
 
     def cut_short(self) -> None:
         """The time to finish is up: ended by the tap, and neither side is to blame."""
-        what = "the tap was stopped and its drain limit is over"
+        what = "llmtap was stopped and its drain time has passed"
         self.fail(503, "tap_stopped", what, Outcome.TRUNCATED if self._answered else Outcome.REJECTED)
         if not self.over:
             self._finish(cut=True)  # a client that does not take what it is sent is not waited for
