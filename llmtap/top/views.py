@@ -147,7 +147,7 @@ def _cells(part: object) -> tuple[Cell, ...]:
 
 
 STREAMS: Final = "streams"
-OLDER: Final = "this version of llmtap has no list of running streams (/api/v1/streams)"
+OLDER: Final = "this version of llmtap has no list of running streams (no /api/v1/streams)"
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 SILENT: Final = "·"
 SPARK_CELLS: Final = (12, 40)
