@@ -32,7 +32,8 @@ from llmtap.report.render import markdown, terminal
 from llmtap.report.values import METRIC_TITLES, at, counted, leaves, milliseconds, number, plain_text
 
 __all__ = [
-    "bench_html", "compare_html", "compare_markdown", "compliance_said", "findings_said", "render_bench",
+    "bench_html", "compare_html", "compare_markdown", "compliance_said", "deviations_said",
+    "findings_said", "render_bench",
     "render_compare",
 ]  # fmt: skip
 
@@ -64,6 +65,23 @@ def compliance_said(report: _Json) -> str:
     more = f" and {len(why) - UNMET_SHOWN:,} more" if len(why) > UNMET_SHOWN else ""
     lacking = f"; lacking: {', '.join(why[:UNMET_SHOWN])}{more}" if why else ""
     return f"{told['level']} ({_counts(told)}){lacking}"
+
+
+def deviations_said(document: _Json) -> list[str]:
+    """Every deviation from the methodology that the reports know of, in words: what the tests noted, and each
+    requirement that is not shown to be met. One that several tests share stands once."""
+    found: dict[str, list[str]] = {}
+    for report in document.get("tests") or ():
+        unmet = [
+            f"{row['id']} {row['status']} ({row['level']}): {row['says']} Found: {row['evidence']}"
+            for row in at(report, "compliance", "rows") or ()
+            if row["status"] in ("not met", "cannot tell") and row["level"] not in ("MAY", "OPTIONAL")
+        ]
+        for said in (*(report.get("deviations") or ()), *unmet):
+            found.setdefault(said, []).append(report["test"])
+    quick = ["Deviation (all tests): shortened by --quick; the figures are indicative"]
+    said = [f"Deviation ({', '.join(dict.fromkeys(tests))}): {said}" for said, tests in found.items()]
+    return quick * bool(document.get("quick")) + said
 
 
 def _counts(told: _Json) -> str:

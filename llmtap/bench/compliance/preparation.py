@@ -12,10 +12,11 @@ from math import gcd
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import (
+    DATA_SETS,
     MUSTS,
-    STANDARD_WORKLOADS,
     Check,
     ComplianceVerdict,
+    LoadJudge,
     Report,
     Requirement,
     Step,
@@ -24,6 +25,7 @@ from llmtap.bench.compliance.evidence import (
     cannot_tell,
     count,
     declared,
+    departures,
     each_load,
     is_closed,
     is_open,
@@ -231,20 +233,21 @@ _GATEWAY: Final = ("ttft", "throughput", "tradeoff", "itl", "guardrail-overhead"
 """The same without 5.5, which recommends Synthetic-Uniform, and with 5.10, which recommends this one."""
 
 
-def _is_custom(step: Step) -> bool:
-    return workload(step).get("name") not in STANDARD_WORKLOADS
-
-
 def _name(step: Step) -> str:
     return str(workload(step).get("name") or at(step, "result.plan.trace"))
 
 
-_each_custom: Final = each_load(_is_custom, "its workloads are those of 4.3.2")
+def _each_custom(judge: LoadJudge) -> Check:
+    def check(report: Report) -> ComplianceVerdict:
+        none = "its workloads are those of 4.3.2"
+        return over(report, judge, lambda step: bool(departures(report, step)), none)
+
+    return check
 
 
 @_each_custom
 def _custom(report: Report, step: Step) -> ComplianceVerdict:
-    return met(f"{_name(step)}, which is none of 4.3.2")
+    return met(f"{_name(step)}: {'; '.join(departures(report, step))}")
 
 
 def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
@@ -358,13 +361,18 @@ def _published(report: Report) -> ComplianceVerdict:
 
 def _of_data(part: str, what: str) -> Check:
     def judge(report: Report, step: Step) -> ComplianceVerdict:
-        told = text(workload(step)["data"].get(part))
+        data = workload(step).get("data")
+        if not data:
+            return not_met(
+                f"{_name(step)} is to be drawn from {DATA_SETS[_name(step)]}, and no file was given"
+            )
+        told = text(data.get(part))
         return met(f"{what}: {told}") if told else not_met(f"{what} of the data set is not told")
 
     def from_data(step: Step) -> bool:
-        return bool(workload(step).get("data"))
+        return bool(workload(step).get("data")) or _name(step) in DATA_SETS
 
-    return lambda report: over(report, judge, from_data, "no load was drawn from a data set")
+    return lambda report: over(report, judge, from_data, "no workload is drawn from a data set")
 
 
 REFERENCE: Final = "cl100k_base"

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap import __version__
-from llmtap.bench.compliance.evidence import several
+from llmtap.bench.compliance.evidence import at, several
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.compliance.preparation import as_declared
 from llmtap.bench.run.folder import RESULT, Folder
@@ -130,7 +130,7 @@ def report_of(
         "charts": msgspec.to_builtins(charts),
         "configuration": found.configuration | _itl_line(option),
         "notes": [*found.notes, *_warm_notes(session)],
-        "deviations": [*found.deviations, *_unprobed(session)],
+        "deviations": [*found.deviations, *_unprobed(session), *_of_workloads(steps)],
         "itl_option": option,
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
@@ -172,6 +172,16 @@ def _unprobed(session: BenchSession) -> list[str]:
         f"4.5.2: warm-ups were of {several(int(session.warmup), 'request')}, as --warmup says, and no probe"
     )
     return [f"{said}: that latency had settled is not shown (4.5.1-1a, 4.5.2-1a, 4.5.2-1b)"]
+
+
+def _of_workloads(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where a load's workload is another than the draft's, or a reading of it, each once."""
+    said = (
+        f"{one['section']}: the draft has {one['says']}; here {one['here']}"
+        for step in steps
+        for one in at(step, "result.plan.workload.deviations") or ()
+    )
+    return list(dict.fromkeys(said))
 
 
 def _run(report: Mapping[str, Any]) -> int:

@@ -93,10 +93,7 @@ class ClassMix:
     content: Literal["words", "ids"] = "words"
     vocabulary: int = CL100K_IDS
     """Of ids: they are below it."""
-
-    @property
-    def name(self) -> str:
-        return "synthetic-skewed" if self.lengths == "skewed" else "request-classes"
+    name: str = "request-classes"
 
     def alone(self, name: str) -> "ClassMix":
         (one,) = (one for one in self.classes if one.name == name)
