@@ -3,9 +3,9 @@
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
-`deviations`, `itl_option`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has what
-they share, `tests` (the reports of first runs), `repeats` (of further ones, in short), `not_run` and a
-verdict over all.
+`deviations`, `itl_option`, `round_trip` (seconds), `exact_requests`, `forfeits`, `verdict` and `compliance`.
+The document has what they share, `tests` (the reports of first runs), `repeats` (of further ones, in short),
+`not_run` and a verdict over all.
 """
 
 import os
@@ -114,6 +114,7 @@ def report_of(
     """The report of one test, judged. Times are of the wall clock."""
     steps = _steps(session)
     option = _itl_option(found, steps)
+    trip = next((told for step in steps if (told := step["result"].get("round_trip")) is not None), None)
     charts = list(found.charts)
     if test.name in _STREAMED and session.steps:
         charts += stream_charts(session.steps[-1])
@@ -128,7 +129,8 @@ def report_of(
         "versions": versions(), "steps": steps, "warmups": session.warmups, "refused": session.refused,
         "measurements": found.measurements, "tables": msgspec.to_builtins(found.tables),
         "charts": msgspec.to_builtins(charts),
-        "configuration": found.configuration | _itl_line(option),
+        "configuration": found.configuration | _itl_line(option) | _trip_line(trip),
+        "round_trip": trip,
         "notes": [*found.notes, *_warm_notes(session)],
         "deviations": [*found.deviations, *_unprobed(session), *_of_workloads(steps)],
         "itl_option": option,
@@ -258,6 +260,13 @@ def _itl_line(option: str | None) -> dict[str, str]:
         return {}
     said = "; ".join(f"{one}: {_OPTIONS_SAID[one]}" for one in option.split(" + "))
     return {"ITL option (4.6.3)": said}
+
+
+def _trip_line(trip: float | None) -> dict[str, str]:
+    if trip is None:
+        return {}
+    said = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
+    return {"Network round trip (4.7.3)": said}
 
 
 def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:

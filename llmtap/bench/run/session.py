@@ -17,7 +17,9 @@ from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load, write_requests
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
+from llmtap.bench.sut.detect import round_trip_ns
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
+from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import BodyOptions
@@ -25,7 +27,7 @@ from llmtap.load.replay.options import ReplayOptions, read_headers
 from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.workers.worker_pool import LoadResult
-from llmtap.units import NS_PER_S, Duration
+from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
 __all__ = ["BenchSession", "Interrupted", "SessionWatcher"]
@@ -70,6 +72,8 @@ class BenchSession:
     """All loads of this test, in the order measured."""
     warmups: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
+    _trips: dict[str, int | None] = field(default_factory=dict)
+    """Network round trip by address, measured before the test's first load to it (4.7.3)."""
     _warm: set[str] = field(default_factory=set)
     _state: str | None = None
     """The arm that the server was last switched to by a command."""
@@ -135,6 +139,9 @@ class BenchSession:
             recorder = MeasurementRecorder(outcome.began_ns, load.class_of)
             return recorder.add
 
+        url = overlay.url or self.target.url
+        if url not in self._trips:
+            self._trips[url] = await round_trip_ns(url, SystemClock())
         warmup = self.warmup if arm not in self._warm else "none"
         warmed: dict[str, Any] | None = None
         if warmup != "none":
@@ -151,6 +158,8 @@ class BenchSession:
         one.keeping = keeping
         result = await self._perform(one, one.run())
         assert recorder is not None
+        trip_ns = self._trips[url]
+        result["round_trip"] = None if trip_ns is None else to_seconds(trip_ns)
         result["capture"]["to"] = str(self.folder.place(name) / CAPTURE)
         if prime is not None:
             result["primed"] = len(prime.plan.requests)

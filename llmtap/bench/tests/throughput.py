@@ -67,6 +67,7 @@ from llmtap.workload.arrivals import parse_arrivals
 __all__ = ["TEST", "Sought", "ThroughputParams", "seek"]
 
 DURATION_MIN: Final = Duration(60 * NS_PER_S)
+DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 
 
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,6 +195,11 @@ async def _send(
     if short:
         sought.short.append(measured.name)
     return measured, steady
+
+
+def _own_tail_is_heavy(lowest: Steady) -> bool:
+    p50, p99 = (lowest.latency("e2e_ns", share) for share in (0.50, 0.99))
+    return p50 is not None and p99 is not None and p99 > 10 * p50
 
 
 def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[str]:
@@ -348,6 +354,21 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
         levels = ", ".join(f"{level:g}" for level in told["contradictions"])
         notes.append(
             f"sustained although a lower level was not: {levels}; votes above 1 settle what is noise"
+        )
+    if params.duration < DURATION_STABLE:
+        notes.append(
+            f"each level lasted {to_seconds(params.duration):g} s; 300 s are recommended for stable figures"
+            " (5.2.2.1)"
+        )
+    if params.bounds:
+        notes.append(
+            "with an SLO the rule of 5.2.3.1 that P99 exceeds 10 x the P50 at lower load decides nothing: the"
+            " SLO bounds latency"
+        )
+    elif _own_tail_is_heavy(sought.tried[0].steady):
+        notes.append(
+            "at the lowest level itself P99 exceeds 10 x P50: that rule of 5.2.3.1 says nothing of load and"
+            " was not applied"
         )
     notes.append(SPANS)
     if marked(told["levels"], "ttft", "tpot", share="p99"):

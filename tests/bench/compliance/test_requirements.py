@@ -210,6 +210,8 @@ SETUP: list[Case] = [
     ("4.7.2-3", "ttft", {"sut.clock": {**REMOTE, "accuracy": None}}, "not met", "accuracy"),
     ("4.7.3-1", "ttft", {**GATEWAY, "sut.clock": REMOTE}, "not met", "round trip"),
     ("4.7.3-1", "ttft", {**GATEWAY, "sut.clock": REMOTE, "notes": ["RTT 0.4 ms"]}, "met", "RTT 0.4 ms"),
+    ("4.7.3-1", "ttft", {
+        **GATEWAY, "sut.clock": REMOTE, "configuration": {"Round trip (4.7.3)": "0.4 ms"}}, "met", "0.4 ms"),
     ("4.7.3-2", "ttft", {"notes": ["0.4 ms were subtracted"]}, "met", "subtracted"),
     ("4.7.3-3", "ttft", {"notes": ["0.4 ms were subtracted"]}, "met", "subtracted"),
     ("4.7.3-3", "ttft", {}, "not applicable", "adjusted"),

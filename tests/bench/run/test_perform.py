@@ -72,6 +72,9 @@ def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_p
     assert report["itl_option"] == "B (even)"
     assert report["configuration"]["ITL option (4.6.3)"].startswith("B (even): a chunk's gap spread evenly")
     assert report["versions"]["llmtap"]
+    assert report["round_trip"] > 0
+    assert "Network round trip (4.7.3)" in report["configuration"]
+    assert cached["tests"][0]["round_trip"] == report["round_trip"]
     assert json.loads((tmp_path / "ttft/result.json").read_text())["measurements"] == report["measurements"]
     assert steps(again) == [("load", "measured before")]
     assert cached["tests"][0]["measurements"] == report["measurements"]
