@@ -111,6 +111,7 @@ class VerdictBox:
     lead: str
     text: str = ""
     items: Sequence[str] = ()
+    caution: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,9 @@ def _judged(verdict: _Json) -> tuple[str, str]:
     """The verdict, and what stands between it and its findings."""
     if not verdict["valid"]:
         return "Not valid.", "What speaks against the figures:"
-    return "Valid.", "Warnings:" if verdict.get("findings") else _NOTHING_FOUND
+    if verdict.get("findings"):
+        return "Caution.", "The figures stand, but for the share that each finding names:"
+    return "Valid.", _NOTHING_FOUND
 
 
 def _verdict(verdict: _Json | None) -> Block:

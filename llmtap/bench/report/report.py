@@ -146,18 +146,21 @@ def document_of(
     asked: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """All reports, those of further runs in short, beside what was asked for."""
-    findings = [
-        {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
-        for report in reports
-        for finding in report["verdict"]["findings"]
-    ]
+    found = {
+        kind: [
+            {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
+            for report in reports
+            for finding in report["verdict"].get(kind) or ()
+        ]
+        for kind in ("findings", "cautions")
+    }
     return {
         **asked, "tests": [report for report in reports if _run(report) == 1],
         "repeats": [
             {name: report[name] for name in _REPEATED} for report in reports if _run(report) > 1
         ],
         "not_run": list(not_run),
-        "verdict": {"valid": all(report["verdict"]["valid"] for report in reports), "findings": findings},
+        "verdict": {"valid": not found["findings"], "grade": _grade(*found.values()), **found},
     }  # fmt: skip
 
 
@@ -295,11 +298,18 @@ def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     findings = [
-        {"step": step["name"], "what": finding["what"], "says": finding["says"]}
+        {
+            "step": step["name"],
+            "what": finding["what"],
+            "says": finding["says"],
+            "share": finding.get("share"),
+            "invalidates": finding.get("invalidates", True),
+        }
         for step in steps
         for finding in (step["result"].get("verdict") or {}).get("findings") or ()
-        if finding.get("invalidates", True)
     ]
+    cautions = [finding for finding in findings if not finding.pop("invalidates")]
+    findings = [finding for finding in findings if finding not in cautions]
     against = [finding for finding in findings if finding["what"] not in _OVER]
     answered = any(
         (step["result"].get("outcomes") or {}).get(name, 0)
@@ -310,4 +320,11 @@ def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         says = "no request of any load ended well"
         against.append({"step": steps[-1]["name"], "what": "no_answers", "says": says})
     expected = [finding for finding in findings if finding["what"] in _OVER]
-    return {"valid": not against, "findings": against, "failures": expected}
+    return {
+        "valid": not against, "grade": _grade(against, cautions), "findings": against, "cautions": cautions,
+        "failures": expected,
+    }  # fmt: skip
+
+
+def _grade(findings: Sequence[Any], cautions: Sequence[Any]) -> str:
+    return "not valid" if findings else "caution" if cautions else "valid"

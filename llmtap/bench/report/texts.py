@@ -248,6 +248,8 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
         yield "No deviation from the methodology is known to the tests that were run"
     for said in findings_said((document.get("verdict") or {}).get("findings") or ()):
         yield f"Not to be relied on: {said}"
+    for said in findings_said((document.get("verdict") or {}).get("cautions") or ()):
+        yield f"Caution: {said}"
     yield f"Guardrails: {guardrails_said(document.get('sut') or {})}"
     refused = sum(report.get("refused") or 0 for report in reports)
     yield f"Requests refused by guardrails: {refused}"
@@ -299,11 +301,14 @@ def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     version = (document.get("versions") or {}).get("llmtap", "?")
     yield Note(f"By the methodology of IETF seed 000, with llmtap {version}, {document.get('made', '?')}.")
     verdict = document.get("verdict") or {}
-    if verdict.get("valid", True):
+    if cautions := findings_said(verdict.get("cautions") or ()):
+        yield Note("", lead="Caution:")
+        yield ItemList(cautions)
+    elif verdict.get("valid", True):
         yield Note(
             "The load was sent as asked and on time: nothing that is checked speaks against the figures."
         )
-    else:
+    if not verdict.get("valid", True):
         yield Note("", lead="Some figures are not to be relied on:")
         yield ItemList(findings_said(verdict.get("findings") or ()))
 

@@ -58,6 +58,16 @@ def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("n", "p95", "share"), [(70, 0.004, 4 / 70), (200, 0.004, 0.05), (200, 0.02, 1.0), (10, 0.004, 0.1)]
+)
+@pytest.mark.parametrize("figure", ["dispatch_lateness", "uncertainties"])
+def test_a_small_share_that_is_late_is_a_caution(figure: str, n: int, p95: float, share: float) -> None:
+    [found] = findings(result(**{f"{figure}__n": n, f"{figure}__p99": 0.02, f"{figure}__p95": p95}))
+    assert found.share == pytest.approx(share)
+    assert found.invalidates == (share > 0.07)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"dispatch_lateness__p99": 0.005},  # 5 % of the TTFT p50
