@@ -222,14 +222,14 @@ def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _share_beyond(figures: Mapping[str, Any], limit: float) -> float:
-    """Return the smallest share that is known to hold all values beyond a limit, by the percentiles within."""
-    last = figures["n"] - 1
+    """Return the smallest share that is known to hold all values beyond a limit."""
+    last: int = figures["n"] - 1
     ranks = [
         floor(last * p)
         for name, p in SHARES.items()
         if (value := figures.get(name)) is not None and value <= limit
     ]
-    return (last - max(ranks, default=-1)) / max(1, figures["n"])
+    return (last - max(ranks, default=-1)) / max(1, last + 1)
 
 
 def _ttft(result: Mapping[str, Any]) -> float | None:
