@@ -41,7 +41,7 @@ GROUP_EPILOG = """Examples:
 
   llmtap bench init --target http://127.0.0.1:8000
 
-  llmtap bench ttft --config bench.toml --set rate=10 --html ttft.html
+  llmtap bench ttft --config bench.toml --set rate=10 --quick --html ttft.html
 
   llmtap bench all --target http://127.0.0.1:8000 --quick --results results/today
 
@@ -155,22 +155,35 @@ def _run(
     place = results if results is not None else _fresh_folder(name)
     command = _command(place)
     heard = Heard()
+
+    def keep(document: dict[str, Any]) -> None:
+        """Write the pages in the folder, which cover all of its tests, including earlier runs."""
+        whole = document
+        if document["tests"] and not document.get("stopped"):
+            whole = load_document(place) | {"not_run": document["not_run"]}
+        write_output("--results", place / "report.md", bench_texts(whole)["--markdown"]())
+        write_output("--results", place / "minimum.txt", minimum_text(whole).rstrip("\n"))
+
+    def written(document: dict[str, Any]) -> None:
+        keep(document)
+        outputs.write(bench_texts(document))
+
     with watching_bench() as watcher:
         one = Bench(
             file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
-            command=command,
+            command=command, reported=written,
         )  # fmt: skip
         try:
             document = asyncio.run(_performed(one, watcher, names, heard))
         except Interrupted:
-            print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {command}", file=sys.stderr)
-            assert heard.code is not None
-            raise typer.Exit(heard.code) from None
-    # The report files in the folder cover all of its tests, including earlier runs.
-    whole = load_document(place) | {"not_run": document["not_run"]} if document["tests"] else document
-    write_output("--results", place / "report.md", bench_texts(whole)["--markdown"]())
-    write_output("--results", place / "minimum.txt", minimum_text(whole).rstrip("\n"))
-    outputs.tell(bench_texts(document), lambda: _show(document, place))
+            document = {"tests": [], "stopped": True}
+    if document["tests"] or not document["stopped"]:
+        keep(document)
+        outputs.tell(bench_texts(document), lambda: _show(document, place))
+    if document.get("stopped"):
+        print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {command}", file=sys.stderr)
+        assert heard.code is not None
+        raise typer.Exit(heard.code)
     if not document["verdict"]["valid"] or any(one["begun"] for one in document["not_run"]):
         raise typer.Exit(FAILED)
 

@@ -96,10 +96,14 @@ class Outputs:
             except OSError as exc:
                 raise _unwritten(option, place, exc) from None
 
-    def tell(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
-        """Write the files, and print the text that is wanted on stdout, or what `show` prints."""
+    def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
+        """Write the files."""
         for option, place in self.files.items():
             write_output(option, place, texts[option]())
+
+    def tell(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
+        """Write the files, and print the text that is wanted on stdout, or what `show` prints."""
+        self.write(texts)
         if self.stdout is None:
             show()
         else:

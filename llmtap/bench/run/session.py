@@ -30,7 +30,7 @@ from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["BenchSession", "Interrupted", "SessionWatcher"]
+__all__ = ["BenchSession", "Interrupted", "SessionWatcher", "time_said"]
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
 CAPTURE: Final = "capture"
@@ -43,8 +43,8 @@ class Interrupted(LlmtapError):
 
 
 class SessionWatcher(ProgressListener, Protocol):
-    def step(self, name: str, said: str) -> None:
-        """A load begins; or, with `said` beginning with "measured before", is not sent again."""
+    def step(self, name: str, said: str, seconds: float | None = None) -> None:
+        """A load of so many seconds begins; or, with `said` "measured before", is not sent again."""
         ...
 
     def left(self, said: str) -> None:
@@ -92,6 +92,9 @@ class BenchSession:
         if self._replay is not None:
             self._replay.stop()
 
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
     async def reach(self, arm: str = BASELINE) -> None:
         """Raises ConfigError where there is no server, or the target is none."""
         overlay, plan = self._overlay(arm), ReplayPlan(Requests(bodies=[b"{}"]), None, {})
@@ -129,7 +132,7 @@ class BenchSession:
             self.watcher.step(name, "measured before")
             return self._keep(found)
         await self._switch(arm, overlay)
-        self.watcher.step(name, _says(load))
+        self.watcher.step(name, _says(load), _lasts_s(load))
         place = self.folder.begin(name)
         recorder: MeasurementRecorder | None = None
         exact: dict[str, Any] = {}
@@ -156,7 +159,7 @@ class BenchSession:
             write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
         )
         one.keeping = keeping
-        result = await self._perform(one, one.run())
+        result = await self._perform(one, one.run(), partly=True)
         assert recorder is not None
         trip_ns = self._trips[url]
         result["round_trip"] = None if trip_ns is None else to_seconds(trip_ns)
@@ -168,6 +171,9 @@ class BenchSession:
             self._warm.add(arm)
             self.warmups.append({"arm": arm, "step": name, **warmed})
         found = Measurement(name, arm, result, recorder.table())
+        if self._is_stopped():  # what came is reported; the load is sent anew when the command goes on
+            self.steps += [found] if found.n else []
+            raise Interrupted("stopped")
         found.save(place)
         told = {
             "name": name, "arm": arm, "fingerprint": fingerprint, "requests": exact,
@@ -178,7 +184,10 @@ class BenchSession:
         self.folder.finish(name)
         return self._keep(found)
 
-    async def _perform(self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    async def _perform(
+        self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, partly: bool = False
+    ) -> dict[str, Any]:
+        """Run it; with `partly` what was measured until a stop is returned."""
         self._replay = one
         try:
             result = await work
@@ -186,7 +195,7 @@ class BenchSession:
             raise Interrupted("stopped") from None
         finally:
             self._replay = None
-        if self._stopped:
+        if self._stopped and not partly:
             raise Interrupted("stopped")
         return result
 
@@ -268,4 +277,18 @@ def _says(load: Load) -> str:
         how = "at its own times"
     if load.duration_ns is not None:
         return f"{how}, {load.duration_ns / NS_PER_S:g} s"
-    return f"{how}, {several(requests, 'request')}"
+    time = _lasts_s(load)
+    return f"{how}, {several(requests, 'request')}" + ("" if time is None else f", {time_said(time)}")
+
+
+def _lasts_s(load: Load) -> float | None:
+    """Time until the last request of a load is sent, where the plan tells."""
+    if load.duration_ns is not None:
+        return load.duration_ns / NS_PER_S
+    arrivals = load.plan.requests.arrival_ns
+    return arrivals[-1] / NS_PER_S if load.closed is None and len(arrivals) else None
+
+
+def time_said(seconds: float) -> str:
+    """`42 min`, `90 s`"""
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

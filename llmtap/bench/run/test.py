@@ -103,6 +103,8 @@ class BenchTest(Generic[P]):
     run: "Callable[[BenchSession, P], Awaitable[TestResult]]"
     quick: Mapping[str, Any] = field(default_factory=dict)
     """Parameters as `--quick` has them, where the user sets none."""
+    seconds: "Callable[[BenchSession, P], float | None] | None" = None
+    """Time its loads take at most, as far as the parameters tell; None where it depends on the server."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that `quick` gives up."""
     check: "Callable[[BenchSession, P], None] | None" = None

@@ -402,6 +402,7 @@ TEST: Final = BenchTest(
     name="fairness",
     params=FairnessParams,
     run=run,
+    seconds=lambda session, params: (len(params.classes) + 1) * params.duration / NS_PER_S,
     quick={"requests_per_class": 20, "duration": Duration(15 * NS_PER_S), "slots_max": 32},
     forfeits=("5.6.2-p2", "5.6.3-p2"),
     check=check,

@@ -370,9 +370,7 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
     if any(row["throughput"] is None for row in rows):
         found.notes.append("no throughput at a load whose blocks are shorter than three answers")
     if not params.search:
-        found.notes.append(
-            "maximum throughput was not measured (search = false): Table 14 is left out"
-        )
+        found.notes.append("maximum throughput was not measured (search = false): Table 14 is left out")
     cached = cached_share(cells)
     if cached is not None and cached > CACHED_SHARE:
         found.deviations.append(

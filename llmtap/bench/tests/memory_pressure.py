@@ -388,6 +388,7 @@ TEST: Final = BenchTest(
     name="memory-pressure",
     params=MemoryPressureParams,
     run=run,
+    seconds=lambda session, params: len(params.levels) * to_seconds(params.duration),
     quick={"workload": "synthetic-uniform", "duration": Duration(5 * NS_PER_S), "output_tokens": 64},
     forfeits=("5.8.2-1", "5.8.3-p2"),
     check=check,

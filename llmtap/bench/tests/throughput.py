@@ -149,6 +149,17 @@ def _check_range(name: str, low: float, high: float, step: float) -> None:
         raise ConfigError(f"{name}_max", f"is {high:g}, below {name}_min ({low:g})")
 
 
+def _search(params: ThroughputParams, resolution: int = 1) -> Sought:
+    if params.mode == "open":
+        step, low, high = params.rate_step, params.rate_min, params.rate_max
+    else:
+        step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
+    first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
+    return Sought(
+        RateSearch(low=first, high=last, start=first, resolution=resolution, votes=params.votes), step
+    )
+
+
 async def seek(
     session: BenchSession, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
 ) -> Sought:
@@ -156,13 +167,8 @@ async def seek(
 
     It ends when the limit is known to so many increments (`resolution`).
     """
-    if params.mode == "open":
-        step, low, high = params.rate_step, params.rate_min, params.rate_max
-    else:
-        step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
-    first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
-    search = RateSearch(low=first, high=last, start=first, resolution=resolution, votes=params.votes)
-    sought = Sought(search, step)
+    sought = _search(params, resolution)
+    search, step = sought.search, sought.step
     lowest: Steady | None = None
     while (at := search.next) is not None:
         session.watcher.left(lasts(search.left, to_seconds(params.duration)))
@@ -392,6 +398,7 @@ TEST: Final = BenchTest(
     name="throughput",
     params=ThroughputParams,
     run=run,
+    seconds=lambda session, params: _search(params).search.left * to_seconds(params.duration),
     quick={"duration": Duration(6 * NS_PER_S)},
     forfeits=("5.2.2.1-1", "5.2.2.1-p1"),
     check=check,

@@ -164,7 +164,7 @@ def test_it_stops_between_batches_and_tells_what_it_has() -> None:
     class Stopping(Silent):
         bench: ExoBench
 
-        def step(self, name: str, said: str) -> None:
+        def step(self, name: str, said: str, seconds: float | None = None) -> None:
             super().step(name, said)
             if len(self.steps) == 3:
                 self.bench.stop()

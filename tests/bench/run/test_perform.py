@@ -13,8 +13,8 @@ import pytest
 from llmtap.bench.report.report import load_document
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.perform import ORDER, Bench
-from llmtap.bench.run.session import Interrupted
 from llmtap.bench.run.test import TESTS
+from llmtap.bench.run.test import test_named as one_test
 from llmtap.bench.sut.file import load_bench
 from llmtap.errors import ConfigError
 from tests.bench.support import Silent, sim
@@ -119,7 +119,7 @@ def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
     again = run(more)
     assert isinstance(first.watcher, Silent)
     title = "ttft (5.1 Time to First Token)"
-    assert first.watcher.lefts == [
+    assert [said.rpartition(":")[0] for said in first.watcher.lefts] == [
         f"{title}, run 1 of 3, then 2 more", f"{title}, run 2 of 3, then 1 more", f"{title}, run 3 of 3",
     ]  # fmt: skip
     assert [report["run"] for report in told["tests"]] == [1]
@@ -219,7 +219,7 @@ class Impatient(Silent):
         self.name = name
         self.stop: Any = None
 
-    def step(self, name: str, said: str) -> None:
+    def step(self, name: str, said: str, seconds: float | None = None) -> None:
         super().step(name, said)
         if name == self.name:
             self.stop()
@@ -230,8 +230,13 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
     watcher = Impatient("levels/100.0")
     watcher.stop, one.watcher = one.stop, watcher
-    with pytest.raises(Interrupted):
-        run(one, "tradeoff")
+    stopped = run(one, "tradeoff")
+    (partial,) = stopped["tests"]
+    assert stopped["stopped"]
+    assert stopped["verdict"]["grade"] == "not valid"
+    assert partial["steps"][0]["name"] == "levels/050.0"
+    assert partial["tables"][0]["rows"][0][0] == "levels/050.0"
+    assert partial["deviations"][0] == "the test was stopped before its end"
     assert not (tmp_path / "tradeoff/result.json").exists()
     other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
     assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
@@ -242,6 +247,26 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("test", "sets", "seconds"),
+    [
+        ("ttft", ("ttft.rate=4", "ttft.concurrency=none", "ttft.requests=10000"), 2_500),
+        ("ttft", (), None),
+        ("throughput", ("throughput.rate_max=4", "throughput.duration=60s"), 4 * 60),  # 1, 2, 4 and 3
+        ("tradeoff", ("tradeoff.max_rate=20",), 12 * 60),
+        ("fairness", (), 3 * 300),
+        ("memory-pressure", (), 4 * 120),
+    ],
+)
+def test_the_time_of_a_test_is_known_from_its_parameters(
+    tmp_path: Path, test: str, sets: Sequence[str], seconds: float | None
+) -> None:
+    one = bench(tmp_path, NOBODY, *sets, tests=tuple({"ttft", test}))
+    declared = one_test(test)
+    assert declared.seconds is not None
+    assert declared.seconds(*one._prepared(declared)) == seconds
+
+
 def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
     more: dict[str, Any] = {"tests": ("tradeoff",), "quick": True}
@@ -249,8 +274,7 @@ def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: P
     one = bench(tmp_path, url, *levels, again=True, **more)
     watcher = Impatient("levels/100.0")
     watcher.stop, one.watcher = one.stop, watcher
-    with pytest.raises(Interrupted):
-        run(one, "tradeoff")
+    assert run(one, "tradeoff")["stopped"]
     assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
     on = bench(tmp_path, url, *levels, **more)
     run(on, "tradeoff")

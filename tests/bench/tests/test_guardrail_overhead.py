@@ -41,7 +41,9 @@ def planted(tmp_path: Path, arms: dict[str, TargetArm] | None = None) -> Planted
 
 
 def run(session: Planted, **params: Any) -> Any:
-    return perform(TEST, session, **{"max_rate": 20.0, "requests": 30, "repeats": 3, "search": False, **params})
+    return perform(
+        TEST, session, **{"max_rate": 20.0, "requests": 30, "repeats": 3, "search": False, **params}
+    )
 
 
 def test_the_draft_s_tables(tmp_path: Path) -> None:
