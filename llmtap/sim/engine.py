@@ -136,6 +136,8 @@ class IterationState:
     """Of these, requests served to the end."""
     preempted_tokens: int = 0
     """Tokens whose KV was discarded by preemption."""
+    swapped_tokens: int = 0
+    """Tokens whose KV was swapped out by preemption."""
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0

@@ -68,6 +68,12 @@ _MAP: Final[dict[str, tuple[MonitorSeries, str, str]]] = {
         MonitorSeries("requests", "counter"),
         "vllm:num_preemptions_total sglang:num_retracted_requests_total", "sum",
     ),
+    "preempted": (MonitorSeries("requests", "counter"), "llmtap_sim:preempted_requests_total", "sum"),
+    "recovered": (MonitorSeries("requests", "counter"), "llmtap_sim:recovered_requests_total", "sum"),
+    "preempted_tokens": (MonitorSeries("tokens", "counter"), "llmtap_sim:preempted_tokens_total", "sum"),
+    "swapped_tokens": (MonitorSeries("tokens", "counter"), "llmtap_sim:swapped_tokens_total", "sum"),
+    # Of vLLM's first engine; SGLang has none.
+    "swapped": (MonitorSeries("requests"), "vllm:num_requests_swapped", "sum"),
     # TGI counts tokens only as the sums of its histograms.
     "prompt_tokens": (
         MonitorSeries("tokens", "counter"),

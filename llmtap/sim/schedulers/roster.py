@@ -427,6 +427,7 @@ class Roster:
         if seat.until and self._swaps:
             self._swapped.add(request)
             self._swap_ns += tokens * self._swap_token_ns
+            state.swapped_tokens += tokens
         else:
             # Blocks that stay in the prefix cache are not discarded.
             kept = min(len(seat.names) * self.memory.named_tokens, tokens)
