@@ -90,6 +90,7 @@ _PACKAGES: Final = (
 _OPTIONS_SAID: Final = {
     "A": "time between chunks",
     "A (direct)": "time between chunks, nearly all of which have one token",
+    "B": "all tokens of a chunk at its time",
     "B (even)": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }

@@ -6,8 +6,8 @@ time, whether the system is again what it was before.
 
 Preemption cannot be seen from outside: a stream that pauses may have any reason. vLLM and SGLang count events
 on their `/metrics`, from which the share of requests follows only within bounds. The simulated engine also
-counts the requests preempted and recovered, and the tokens discarded and swapped. What is not told is reported
-as not measurable, and not as 0.
+counts the requests preempted and recovered, and the tokens discarded and swapped. What is not told is
+reported as not measurable, and not as 0.
 """
 
 from collections.abc import Mapping, Sequence
