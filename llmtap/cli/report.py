@@ -341,14 +341,6 @@ def _compare(
         )
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_extra("--compare", "scipy", "bench")
-    from llmtap.bench.report.compare import compare_results
-    from llmtap.report.bench import compare_html, compare_markdown, render_compare
+    from llmtap.cli.bench import compare_folders
 
-    told = compare_results(Path(places[0]), [Path(other) for other in others])
-    texts = {
-        "--json": lambda: json_text(told), "--html": lambda: compare_html(told),
-        "--markdown": lambda: compare_markdown(told),
-    }  # fmt: skip
-    outputs.tell(texts, lambda: print_rich(render_compare(told)))
-    if any(test["unlike"] for test in told["tests"]):  # systems that had other loads are no comparison
-        raise typer.Exit(FAILED)
+    compare_folders(Path(places[0]), [Path(other) for other in others], outputs)

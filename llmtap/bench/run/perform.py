@@ -227,6 +227,8 @@ class Bench:
     runs: int = 1
     """Of each test, independent of each other: every one is warmed up anew and has a seed of its own, which
     is the same for every system that is measured with `seed`."""
+    first_run: int = 1
+    """Run to begin with; earlier ones are in the folder."""
     again: bool = False
     """Measured anew, whatever the folder holds of a test: all runs of it are taken away. Without it, a test
     that was measured with other parameters is refused."""
@@ -297,9 +299,9 @@ class Bench:
         first: ConfigError | None = None
         if len(chosen) > 1:
             self.watcher.left(self._total([test for test in chosen if test.name not in later]))
-        begun = [(test, run) for run in range(1, self.runs + 1) for test in chosen]
+        begun = [(test, run) for run in range(self.first_run, self.runs + 1) for test in chosen]
         for i, (test, run) in enumerate(begun):
-            if run > 1 and test.name in {one["test"] for one in not_run}:
+            if run > self.first_run and test.name in {one["test"] for one in not_run}:
                 continue
             session, params = self._prepared(test, run)
             try:
@@ -339,7 +341,7 @@ class Bench:
         total = self.runs * sum(seconds or 0.0 for seconds in known.values())
         open_ = [name for name, seconds in known.items() if seconds is None]
         more = f", and the time of {', '.join(open_)}, which depends on the server" if open_ else ""
-        return f"{len(tests)} tests, {_time(total)} in all{more}"
+        return f"{len(tests)} tests, about {time_said(total)} in all{more}"
 
     def _partial(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
