@@ -133,7 +133,7 @@ def test_noise_is_within_the_intervals(tmp_path: Path) -> None:
         assert inflation["low"] < planted < inflation["high"]
 
 
-def test_a_mix_that_is_too_small_or_too_much_is_a_deviation(tmp_path: Path) -> None:
+def test_a_mix_that_is_too_much_is_a_deviation(tmp_path: Path) -> None:
     """In the mix a queue grows by a second a second: the load is twice what is served."""
     quick = served(lambda of, mixed, _: 0.1)
 
@@ -157,7 +157,6 @@ def test_a_mix_that_is_too_small_or_too_much_is_a_deviation(tmp_path: Path) -> N
         requests_per_class=2,
     )
     said = " ".join(found.deviations)
-    assert "requests of class long, 500 wanted" in said
     assert "the mix was above saturation" in said
     assert "alone was above" not in said
 
