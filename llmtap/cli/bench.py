@@ -15,6 +15,7 @@ from llmtap.cli.shared import (
     FAILED,
     ApiKeyEnv,
     Heard,
+    NoSelftest,
     Outputs,
     Seed,
     argument,
@@ -127,6 +128,7 @@ def _run(
             "requests, without a stability check. none: cold start.",
         ),
     ] = "auto",
+    no_selftest: NoSelftest = False,
     json: Annotated[str | None, option("FILE", "File for the report as JSON; - is stdout.")] = None,
     html: Annotated[
         str | None,
@@ -158,7 +160,7 @@ def _run(
     with watching_bench() as watcher:
         one = Bench(
             file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
-            command=command,
+            command=command, selftest=not no_selftest,
         )  # fmt: skip
         try:
             document = asyncio.run(_performed(one, watcher, names, heard))

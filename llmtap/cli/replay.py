@@ -19,16 +19,19 @@ from llmtap.cli.shared import (
     Heard,
     Json,
     ModelName,
+    NoSelftest,
     Outputs,
     Seed,
     SourceFormat,
     Stopped,
     argument,
     flag,
+    json_text,
     need_capture,
     need_warmup,
     option,
     option_duration,
+    print_rich,
     stoppable,
 )
 from llmtap.errors import ConfigError
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from llmtap.cli.progress import ReplayLines
     from llmtap.load.replay.perform import Replay
 
-__all__ = ["replay"]
+__all__ = ["replay", "selftest"]
 
 EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
 lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), unless
@@ -239,6 +242,7 @@ def replay(
     json: Json = None,
     html: Annotated[str | None, option("FILE", "File for an HTML report with charts; - is stdout.")] = None,
     markdown: Annotated[str | None, option("FILE", "File for the report as Markdown; - is stdout.")] = None,
+    no_selftest: NoSelftest = False,
     list_workloads: Annotated[bool, flag("--workloads", "List the workloads.")] = False,
 ) -> None:
     """Send a trace, a capture or a workload to a server, and measure the responses."""
@@ -313,7 +317,7 @@ def replay(
                     audience.reading,
                 )  # fmt: skip
                 one = Replay(plan, options, body, audience)
-                result = asyncio.run(_run(one, audience, heard))
+                result = asyncio.run(_run(one, audience, heard, selftest=not no_selftest and ray is None))
             if capture is not None:
                 write_beside(capture, result)
             tell_replay(outputs, result)
@@ -330,11 +334,49 @@ def replay(
         raise typer.Exit(FAILED)
 
 
-async def _run(one: "Replay", audience: "ReplayLines", heard: Heard) -> dict[str, Any]:
+async def _run(one: "Replay", audience: "ReplayLines", heard: Heard, *, selftest: bool) -> dict[str, Any]:
+    from llmtap.bench.selftest import run_selftest, selftest_load
     from llmtap.cli.progress import Answering
 
     heard.instead = Answering(one, audience, asyncio.get_running_loop())
-    return await one.run()
+    result = await one.run()
+    options = one.options
+    load = selftest_load(
+        result, options.target, processes=options.processes, realtime=options.realtime
+    )  # fmt: skip
+    if selftest and load is not None and not heard.numbers:
+        result["selftest"] = await run_selftest(load)
+    return result
+
+
+@app.command(
+    short_help="Measure the error of our own TTFT and ITL on this host.",
+    epilog="Example:\n\n  llmtap selftest --streams 64 --itl 10ms",
+)
+def selftest(
+    streams: Annotated[int, option("N", "Number of concurrent streams.", min=1, max=10_000)] = 32,
+    itl: Annotated[str, option("TIME", "Time between the tokens of a stream (varies by 30 %).")] = "20ms",
+    duration: Annotated[str, option("TIME", "Approximate duration; answers take about 1 s.")] = "3s",
+    processes: Annotated[int, option("N", "Number of sending processes.", min=1, max=256)] = 1,
+    json: Json = None,
+) -> None:
+    """Send a known schedule from an embedded server to the load generator, and report the error of our times.
+
+    The error is the difference between a measured time and the time in the log of the server.
+    """
+    from llmtap.bench.selftest import SelftestLoad, run_selftest
+    from llmtap.report.replay import render_selftest
+
+    itl_ns, duration_ns = option_duration("--itl", itl), option_duration("--duration", duration)
+    for name, ns, least in (("--itl", itl_ns, NS_PER_S // 1_000), ("--duration", duration_ns, 1)):
+        if not least <= ns <= 60 * NS_PER_S:
+            raise ConfigError(name, "expected a time from 1 ms to 60 s")
+    outputs = Outputs(json=json)
+    load = SelftestLoad(streams=streams, itl=itl_ns, duration=duration_ns, processes=processes)
+    result = asyncio.run(run_selftest(load))
+    outputs.tell({"--json": lambda: json_text(result)}, lambda: print_rich(render_selftest(result)))
+    if result["unmatched"] == result["n"]:
+        raise typer.Exit(FAILED)
 
 
 def _window(text: str | None) -> tuple[int, int | None]:

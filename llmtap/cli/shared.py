@@ -348,4 +348,8 @@ BodyFields = Annotated[
 ]
 AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete response.")]
 Seed = Annotated[int, option("N", "Random seed.", min=0)]
+NoSelftest = Annotated[
+    bool,
+    flag("--no-selftest", "Skip the self-test, which reports the error of our own times at the same load."),
+]
 Json = Annotated[str | None, option("FILE", "File for the result as JSON; - is stdout.")]

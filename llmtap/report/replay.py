@@ -40,12 +40,13 @@ from llmtap.report.replay_terms import (
     process_said,
     rests_on,
     retries_said,
+    selftest_said,
 )
 from llmtap.report.summary import summary_blocks, system_blocks, system_warnings
 from llmtap.report.values import FEW, MARK, METRIC_TITLES, at, counted, figures_text, milliseconds, number
 from llmtap.units import format_share
 
-__all__ = ["render_replay", "render_verdicts", "replay_html", "replay_markdown"]
+__all__ = ["render_replay", "render_selftest", "render_verdicts", "replay_html", "replay_markdown"]
 
 _UNJUDGED: Final = "Nobody has judged whether these figures may be believed."
 _NOTHING_FOUND: Final = (
@@ -329,6 +330,19 @@ def render_replay(result: _Json) -> RenderableType:
     return terminal([*blocks, *_verdict_lines(result.get("verdict"))])
 
 
+def render_selftest(result: _Json) -> RenderableType:
+    rows = [
+        [title, *figures_text(result[name], ("p50", "p99", "max"))]
+        for name, title in (("ttft", "TTFT"), ("itl", "ITL"))
+    ]
+    load, n = result["load"], result["n"]
+    said = (
+        f"{counted(load['streams'], 'stream')}, {number(load['tokens_per_second'])} tokens/s,"
+        f" {number(load['duration'], 2)} s; {n - result['unmatched']:,} of {n:,} answers compared"
+    )
+    return terminal([Note(said), Table(["error, ms", "n", "p50", "p99", "worst"], rows, nowrap=True)])
+
+
 def render_verdicts(verdicts: Mapping[str, _Json]) -> RenderableType:
     blocks: list[Note | Table] = []
     for name, verdict in verdicts.items():
@@ -410,5 +424,7 @@ def _lines(result: _Json) -> Iterator[str]:
     lengths = result.get("lengths") or {}
     if lengths.get("input_told"):
         yield f"usage      by the server's own count: {lengths_said(lengths)}"
+    if error := selftest_said(result.get("selftest") or {}):
+        yield f"our error  {error}"
     if "capture" in result:
         yield f"capture    {result['capture']['rows']:,} exchanges in {result['capture']['to']}"

@@ -31,6 +31,7 @@ from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, Test
 from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
+from llmtap.report.replay_terms import selftest_said
 from llmtap.units import NS_PER_S, to_seconds
 
 __all__ = [
@@ -110,6 +111,7 @@ def report_of(
     *,
     began_ns: int,
     ended_ns: int,
+    selftest: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report of one test, judged. Times are of the wall clock."""
     steps = _steps(session)
@@ -128,7 +130,10 @@ def report_of(
         "versions": versions(), "steps": steps, "warmups": session.warmups, "refused": session.refused,
         "measurements": found.measurements, "tables": msgspec.to_builtins(found.tables),
         "charts": msgspec.to_builtins(charts),
-        "configuration": found.configuration | _itl_line(option),
+        "configuration": found.configuration
+        | _itl_line(option)
+        | ({"error of our own times": selftest_said(selftest)} if selftest else {}),
+        "selftest": selftest,
         "notes": [*found.notes, *_warm_notes(session)],
         "deviations": [*found.deviations, *_unprobed(session)],
         "itl_option": option,

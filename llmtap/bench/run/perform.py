@@ -23,6 +23,7 @@ from llmtap.bench.report.report import ASKED, date_of, document_of, is_results, 
 from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.session import BASELINE, BenchSession, SessionWatcher
 from llmtap.bench.run.test import BenchTest, test_named
+from llmtap.bench.selftest import run_selftest, selftest_load
 from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
@@ -230,6 +231,8 @@ class Bench:
     that was measured with other parameters is refused."""
     command: str = ""
     """As it was typed, for who wants to do it again."""
+    selftest: bool = True
+    """Measure the error of our own times after each test, at its densest load."""
     clock: Clock = field(default_factory=SystemClock)
     _session: BenchSession | None = None
     _measured: bool = False
@@ -329,9 +332,23 @@ class Bench:
         finally:
             self._session = None
             self._measured = self._measured or any(not step.cached for step in session.steps)
-        report = report_of(test, params, session, found, began_ns=began_ns, ended_ns=self.clock.wall_ns())
+        ended_ns = self.clock.wall_ns()
+        checked = await self._selftest(session) if self.selftest and not self._stopped else None
+        report = report_of(
+            test, params, session, found, began_ns=began_ns, ended_ns=ended_ns, selftest=checked
+        )
         session.folder.write_json(RESULT, report)
         return report
+
+    async def _selftest(self, session: BenchSession) -> dict[str, Any] | None:
+        """Return the self-test at the load with the most tokens per second, or the earlier one."""
+        steps = session.steps
+        if all(step.cached for step in steps):
+            earlier: dict[str, Any] | None = (session.folder.read_json(RESULT) or {}).get("selftest")
+            return earlier
+        densest = max(steps, key=lambda step: step.result["tokens"]["output_per_second"] or 0)
+        load = selftest_load(densest.result, session.target.url, processes=session.target.processes)
+        return None if load is None else await run_selftest(load)
 
     def _prepared(self, test: BenchTest[Any], run: int = 1) -> tuple[BenchSession, msgspec.Struct]:
         params = self.file.params_of(test, quick=self.quick)

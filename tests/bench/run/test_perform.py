@@ -33,7 +33,7 @@ def url() -> Iterator[str]:
 
 def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",), **more: Any) -> Bench:
     file = load_bench(None, target=url, sets=[*QUICK, *sets], tests=tests)
-    return Bench(file, Folder(results), Silent(), **({"warmup": "3"} | more))
+    return Bench(file, Folder(results), Silent(), **({"warmup": "3", "selftest": False} | more))
 
 
 def run(one: Bench, *names: str) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def test_the_order_has_every_test_and_what_others_need_first() -> None:
 
 
 def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path, url: str) -> None:
-    told = run(bench(tmp_path, url, command="llmtap bench ttft"))
+    told = run(bench(tmp_path, url, command="llmtap bench ttft", selftest=True))
     asked = json.loads((tmp_path / "bench.json").read_text())
-    again = bench(tmp_path, url)
+    again = bench(tmp_path, url, selftest=True)
     cached = run(again)
     (report,) = told["tests"]
     assert (asked["command"], asked["asked"]) == ("llmtap bench ttft", ["ttft"])
@@ -71,6 +71,9 @@ def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_p
     assert "no measured prompt was sent to warm up" in report["notes"][-1]
     assert report["itl_option"] == "B (even)"
     assert report["configuration"]["ITL option (4.6.3)"].startswith("B (even): a chunk's gap spread evenly")
+    assert report["selftest"]["unmatched"] == 0
+    assert f"n {report['selftest']['n']:,}" in report["configuration"]["error of our own times"]
+    assert cached["tests"][0]["selftest"] == report["selftest"]
     assert report["versions"]["llmtap"]
     assert json.loads((tmp_path / "ttft/result.json").read_text())["measurements"] == report["measurements"]
     assert steps(again) == [("load", "measured before")]
