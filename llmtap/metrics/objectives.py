@@ -43,7 +43,7 @@ from llmtap.units import parse_duration_ns
 
 __all__ = [
     "BOUNDS", "REQUESTED", "STREAMED_BOUNDS", "Experience", "Fluidity", "Goodput", "GoodputCount",
-    "Objectives", "experience_of", "fluidity", "judge", "qoe_area_step",
+    "Objectives", "experience_of", "fluidity", "fluidity_of", "judge", "qoe_area_step",
 ]  # fmt: skip
 
 
@@ -393,6 +393,23 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
     The first token's bound is `ttft`, or else `ttft_any`; that of the others `tbc_max`, or else `tpot`.
     None without the two, without output or submit. A chunk whose tokens are not known counts as one token.
     """
+    bounded = _bounded(x, m, objectives)
+    if bounded is None:
+        return None
+    times_ns, submit_ns, ttft_ns, tbt_ns = bounded
+    counted = fluidity(times_ns, submit_ns, ttft_ns, tbt_ns)
+    area = qoe_area_step(times_ns, submit_ns, ttft_ns, m.benefit.reader_ns_per_token)
+    return None if counted is None or area is None else Experience(counted, area)
+
+
+def fluidity_of(x: Exchange, m: Measured, objectives: Objectives) -> Fluidity | None:
+    """Return the token deadlines of a stream alone, by the bounds that `experience_of` names."""
+    bounded = _bounded(x, m, objectives)
+    return None if bounded is None else fluidity(*bounded)
+
+
+def _bounded(x: Exchange, m: Measured, objectives: Objectives) -> tuple[list[int], int, int, int] | None:
+    """Return the stamps of the tokens, the time of submission, and the bounds of the first and later gaps."""
     bounds = dict(objectives.bounds)
     ttft_ns = bounds.get("ttft", bounds.get("ttft_any"))
     tbt_ns = bounds.get("tbc_max", bounds.get("tpot"))
@@ -402,6 +419,4 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
     times_ns = output_times_ns(x.timeline.events)
     if m.tokens_per_chunk is not None and m.itl_even_ns is not m.tbc_ns:
         times_ns = list(chain.from_iterable(map(repeat, times_ns, m.tokens_per_chunk)))
-    counted = fluidity(times_ns, submit_ns, ttft_ns, tbt_ns)
-    area = qoe_area_step(times_ns, submit_ns, ttft_ns, m.benefit.reader_ns_per_token)
-    return None if counted is None or area is None else Experience(counted, area)
+    return times_ns, submit_ns, ttft_ns, tbt_ns

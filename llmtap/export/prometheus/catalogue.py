@@ -140,6 +140,20 @@ COUNTERS: Final[Mapping[str, CounterFamily]] = {
     "after_cancel": CounterFamily(
         "llmtap_tokens_after_cancel", "Tokens that still came when the client had left"
     ),
+    "smooth_tokens": CounterFamily(
+        "llmtap_smooth_output_tokens",
+        "Output tokens of streams with a known user idle latency; the benefit is these minus the penalty",
+    ),
+    "smooth_penalty": CounterFamily(
+        "llmtap_smooth_penalty_tokens",
+        "Penalty of the user idle latency of these streams: alpha x f(l), in tokens",
+    ),
+    "deadlines": CounterFamily(
+        "llmtap_token_deadlines",
+        "Token deadlines of streams with bounds for the first token and the gaps; met / all is the fluidity"
+        " index of Etalon's code",
+        (*WHO, "result"),
+    ),
     "no_token": CounterFamily(
         "llmtap_no_token", "Exchanges that never produced a token, by reason", (*WHO, "reason")
     ),

@@ -27,6 +27,7 @@ from llmtap.export.prometheus.text import TextWriter, escape
 from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import TraceParent, parse_trace_parent
 from llmtap.metrics.latency import Measured
+from llmtap.metrics.objectives import Objectives, fluidity_of
 from llmtap.metrics.summary import ENDED_WELL
 
 __all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "by_series"]
@@ -72,10 +73,15 @@ Cell = tuple[tuple[str, ...], Sequence[int], int]
 
 
 class Exposition:
-    """Everything counted since the meter started; `bounds` (objective, ns) become edges of histograms."""
+    """Everything counted since the meter started.
 
-    def __init__(self, version: str, bounds: Sequence[tuple[str, int]] = ()) -> None:
+    Bounds of `objectives` (by class) become edges of histograms, and deadlines of the tokens of a stream.
+    """
+
+    def __init__(self, version: str, objectives: Mapping[str, Objectives] | None = None) -> None:
         self._version = version
+        self._objectives = objectives or {}
+        bounds = [bound for one in self._objectives.values() for bound in one.bounds]
         self._families = families_for(bounds)
         self._series: dict[_Who, Series] = {}
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
@@ -89,6 +95,9 @@ class Exposition:
         if series is None:
             series = self._series[who] = Series(self._families)
         series.add(x, m)
+        objectives = self._objectives.get(key.slo) if x.stream else None
+        if objectives is not None and (found := fluidity_of(x, m, objectives)) is not None:
+            series.deadlines(found)
         if x.uncertain:
             series.uncertain()
         self._unparsed += x.unparsed_events
@@ -193,8 +202,8 @@ class Frozen:
         yield ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
         yield LAG, self.lags
 
-    def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:
-        found: dict[str, list[tuple[tuple[str, ...], int]]] = {}
+    def _counters(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
+        found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
         for who, (_, _, counts) in self.series:
             labels = tuple(map(escape, who))
             for (name, more), n in counts.items():

@@ -12,6 +12,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.export.buckets import Buckets
 from llmtap.export.prometheus.catalogue import HISTOGRAMS, HistogramFamily
 from llmtap.metrics.latency import Measured
+from llmtap.metrics.objectives import Fluidity
 from llmtap.metrics.summary import (
     ENDED_WELL,
     NO_TOKEN_REASONS,
@@ -37,7 +38,7 @@ _FROM_THE_START: Final = (
 
 Key = tuple[str, tuple[str, ...]]
 """Of HISTOGRAMS or COUNTERS, and the labels beside tenant, model and arm."""
-FrozenSeries = tuple[list[Key], list[Any], dict[Key, int]]
+FrozenSeries = tuple[list[Key], list[Any], dict[Key, float]]
 """What `Series.freeze` gives."""
 
 
@@ -62,7 +63,7 @@ class Series:
         self._families = families
         self._cells: dict[Key, Buckets] = {}
         # A counter that appears with its first event hides that event from rate().
-        self.counts: dict[Key, int] = dict.fromkeys(_FROM_THE_START, 0)
+        self.counts: dict[Key, float] = dict.fromkeys(_FROM_THE_START, 0)
 
     def freeze(self) -> FrozenSeries:
         """A copy: the keys of the histograms; of each the counts by bucket, then the sum; the counters."""
@@ -119,6 +120,9 @@ class Series:
         ):  # fmt: skip
             if ns is not None:
                 self._in(key).record(ns)
+        if m.smooth_benefit is not None and x.tokens.output is not None:
+            self._count("smooth_tokens", x.tokens.output)
+            self._count("smooth_penalty", x.tokens.output - m.smooth_benefit)
         if m.tpot_ns is not None:
             self._in("tpot").record(round(m.tpot_ns))
         if m.tbc_ns:
@@ -146,11 +150,16 @@ class Series:
                 labels = ("other", "other")
         self._count("guardrail", 1, *labels)
 
+    def deadlines(self, found: Fluidity) -> None:
+        """Token deadlines of a stream were counted."""
+        self._count("deadlines", found.in_time, "met")
+        self._count("deadlines", found.missed, "missed")
+
     def uncertain(self) -> None:
         """An exchange with stamps that are too wide was counted."""
         self._count("uncertain", 1)
 
-    def _count(self, name: str, n: int, *labels: str) -> None:
+    def _count(self, name: str, n: float, *labels: str) -> None:
         key = (name, labels)
         self.counts[key] = self.counts.get(key, 0) + n
 

@@ -76,9 +76,9 @@ class ExchangePipeline:
         self.slos = SloBook(slos or {}, clock)
         reserved = [*tenants.names.values(), *self.slos.tenants]
         self.labels = Labels(tenants.max, options.models_max, options.series_max, reserved)
-        self.windows = Windows(clock, {name: slo.objectives for name, slo in self.slos.classes.items()})
-        bounds = [bound for slo in self.slos.classes.values() for bound in slo.objectives.bounds]
-        self.exposition = Exposition(__version__, bounds)
+        objectives = {name: slo.objectives for name, slo in self.slos.classes.items()}
+        self.windows = Windows(clock, objectives)
+        self.exposition = Exposition(__version__, objectives)
         self.recent = RecentExchanges(options.exchanges_kept, benefit=self.benefit)
         self.experiments = Experiments(experiment, clock)
         self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent]
