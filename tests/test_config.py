@@ -60,6 +60,7 @@ OF_A_SET = {
     "relay.clock": "mono", "relay.host": "client", "relay.request_id": "make", "log.level": "debug",
     "meter.admin": "127.0.0.1:1", "experiment.until": "1h",
     "otlp.endpoint": "http://127.0.0.1:4317", "otlp.headers": "a=b", "otlp.resource": "a=b",
+    "meter.upstream_metrics": "http://127.0.0.1:8000/metrics", "meter.buckets": '{"ttft": [1, 2]}',
     "meter.window": "5m", "meter.idle_cost": "tokens", "cost.gpus": "4", "tenants.names": '{"key-1": "acme"}',
     "tenants.rules": '[{"header": "x-team"}]',
     "capture.level": "none", "capture.fsync": "never", "capture.when_full": "oldest",

@@ -21,9 +21,13 @@ from llmtap.cli.shared import (
     ModelName,
     NoSelftest,
     Outputs,
+    Percentiles,
     Seed,
+    SeveralValues,
+    Slo,
     SourceFormat,
     Stopped,
+    VllmGoodput,
     argument,
     flag,
     json_text,
@@ -32,6 +36,8 @@ from llmtap.cli.shared import (
     option,
     option_duration,
     print_rich,
+    read_objectives,
+    read_percentiles,
     stoppable,
 )
 from llmtap.errors import ConfigError
@@ -71,7 +77,10 @@ _ENDPOINTS: Final = {
 }  # fmt: skip
 
 
-@app.command(short_help="Send a trace or a workload to a server, and measure the responses.", epilog=EPILOG)
+@app.command(
+    short_help="Send a trace or a workload to a server, and measure the responses.", epilog=EPILOG,
+    cls=SeveralValues,
+)  # fmt: skip
 def replay(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to send.")] = "",
     target: Annotated[
@@ -223,9 +232,9 @@ def replay(
     no_request_ids: Annotated[bool, flag("--no-request-ids", "Send no X-Request-Id.")] = False,
     ca: CaFile = None,
     insecure: Annotated[bool, flag("--insecure", "Do not verify the server's certificate.")] = False,
-    slo: Annotated[
-        str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:500ms tpot:50ms'.")
-    ] = None,
+    slo: Slo = None,
+    goodput: VllmGoodput = None,
+    percentiles: Percentiles = None,
     metrics: Annotated[
         str | None,
         option(
@@ -271,10 +280,8 @@ def replay(
     from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
     from llmtap.load.replay.plan import ReplayQuestion, make_plan
     from llmtap.load.run import parse_stop_errors
-    from llmtap.metrics.objectives import Objectives
 
-    if slo is not None:
-        Objectives.parse(slo, "--slo")
+    objectives = read_objectives(slo, goodput)
     refuse_meaningless(
         target,
         {
@@ -296,7 +303,7 @@ def replay(
         retries=retries, retry_wait=option_duration("--retry-wait", retry_wait), warmup=warmup,
         limit_in_flight=limit_in_flight, request_ids="" if no_request_ids else "llmtap",
         stop_errors=None if stop_errors is None else parse_stop_errors(stop_errors),
-        slo=slo, capture=capture, scrape=metrics,
+        slo=objectives, percentiles=read_percentiles(percentiles), capture=capture, scrape=metrics,
     )  # fmt: skip
     body = BodyOptions(
         endpoint=named, server=server, model=model, stream=not no_stream,  # type: ignore[arg-type]

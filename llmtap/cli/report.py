@@ -21,6 +21,10 @@ from llmtap.cli.shared import (
     FAILED,
     STDOUT,
     Outputs,
+    Percentiles,
+    SeveralValues,
+    Slo,
+    VllmGoodput,
     argument,
     flag,
     json_text,
@@ -28,6 +32,8 @@ from llmtap.cli.shared import (
     option,
     print_json,
     print_rich,
+    read_objectives,
+    read_percentiles,
     write_output,
 )
 from llmtap.errors import ConfigError, LlmtapError
@@ -66,7 +72,9 @@ Examples:
   llmtap report results/a --compare results/b --compare results/c --html page.html"""
 
 
-@app.command(short_help="Summarize a capture or results, or compare results.", epilog=EPILOG)
+@app.command(
+    short_help="Summarize a capture or results, or compare results.", epilog=EPILOG, cls=SeveralValues
+)
 def report(
     places: Annotated[
         list[str], argument("CAPTURE...", "Captures, or one trace, results folder or replay result.")
@@ -79,7 +87,9 @@ def report(
         list[str] | None,
         option("tenant|model|arm|session", "Label to break the report down by; may be repeated."),
     ] = None,
-    slo: Annotated[str | None, option(None, "Objectives, for example 'ttft:500ms tpot:50ms'.")] = None,
+    slo: Slo = None,
+    goodput: VllmGoodput = None,
+    percentiles: Percentiles = None,
     skip_broken: Annotated[
         bool, flag("--skip-broken", "Skip files that cannot be read, and list their names.")
     ] = False,
@@ -110,7 +120,8 @@ def report(
     result = load_result(places[0]) if len(places) == 1 else None
     if result is not None:
         for option, refused in (
-            ("--by", by), ("--slo", slo), ("--integrity", integrity), ("--skip-broken", skip_broken),
+            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--percentiles", percentiles),
+            ("--integrity", integrity), ("--skip-broken", skip_broken),
         ):  # fmt: skip
             if refused:
                 raise ConfigError(option, "is of a capture; the result of a replay is summed up already")
@@ -127,8 +138,11 @@ def report(
     for label in by or ():
         if label not in BY:
             raise ConfigError("--by", f"{label!r} is none of {', '.join(BY)}")
-    objectives = None if slo is None else Objectives.parse(slo, "--slo")
-    options: dict[str, Any] = {"by": by or (), "objectives": objectives}
+    text = read_objectives(slo, goodput)
+    options: dict[str, Any] = {
+        "by": by or (), "objectives": None if text is None else Objectives.parse(text),
+        "percentiles": read_percentiles(percentiles),
+    }  # fmt: skip
     told: dict[str, Any]
     if _is_trace(places):
         if integrity:

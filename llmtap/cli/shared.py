@@ -1,6 +1,7 @@
 """What commands share: options, files that they write, texts that they print, and signals."""
 
 import difflib
+import re
 import signal
 import sys
 import threading
@@ -8,9 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
+from typer.core import TyperCommand
 
 from llmtap.errors import ConfigError, install_hint
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
@@ -33,10 +35,15 @@ __all__ = [
     "Heard",
     "Json",
     "ModelName",
+    "NoSelftest",
     "Outputs",
+    "Percentiles",
     "Seed",
+    "SeveralValues",
+    "Slo",
     "SourceFormat",
     "Stopped",
+    "VllmGoodput",
     "argument",
     "check_known",
     "flag",
@@ -50,7 +57,9 @@ __all__ = [
     "print_json",
     "print_rich",
     "print_table",
+    "read_objectives",
     "read_pairs",
+    "read_percentiles",
     "stoppable",
     "write_output",
 ]
@@ -187,6 +196,24 @@ def option_duration(option: str, text: str) -> Duration:
     return Duration(ns)
 
 
+def read_objectives(slo: str | None, goodput: str | None) -> str | None:
+    """Return the objectives of `--slo` or `--goodput` in our own form. Raises ConfigError."""
+    from llmtap.metrics.objectives import Objectives
+
+    if slo is not None and goodput is not None:
+        raise ConfigError("--goodput", "--slo gives objectives, too", "one of the two")
+    if goodput is not None:
+        return Objectives.parse_vllm(goodput).text
+    return None if slo is None else Objectives.parse(slo, "--slo").text
+
+
+def read_percentiles(text: str | None) -> dict[str, float]:
+    """Return the shares of `--percentiles` by name. Raises ConfigError."""
+    from llmtap.metrics.statistics import parse_percentiles
+
+    return {} if text is None else parse_percentiles(text, "--percentiles")
+
+
 def read_pairs(
     option: str, items: Sequence[str] | None, form: str = "KEY=VALUE", *, once: bool = False
 ) -> dict[str, str]:
@@ -298,6 +325,31 @@ def stoppable() -> Iterator[Heard]:
                 signal.signal(each, handler)
 
 
+class SeveralValues(TyperCommand):
+    """A command some of whose options take several words: `--pp 512 4096` is `--pp 512,4096`."""
+
+    words: ClassVar[Mapping[str, str]] = {
+        "--pp": r"[\d,]+", "--tg": r"[\d,]+", "--concurrency": r"[\d,]+", "--goodput": r"[a-z0-9]+:[\d.]+",
+        "--percentiles": r"[\d.,]+",
+    }  # fmt: skip
+    """The form of a further word; other words are arguments of the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        joined: list[str] = []
+        form, has_value = None, False
+        for arg in args:
+            if form and has_value and re.fullmatch(form, arg):
+                joined[-1] += f",{arg}"
+                continue
+            joined.append(arg)
+            if form and not has_value:
+                has_value = True
+                continue
+            name, has_value = arg.partition("=")[0], "=" in arg
+            form = self.words.get(name)
+        return super().parse_args(ctx, joined)
+
+
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
     """Declare an option with a value. `metavar` is what the help shows for the value; None: its type."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
@@ -347,6 +399,17 @@ BodyFields = Annotated[
     option("NAME=JSON", "Field to add to every request body, for example top_p=0.9; may be repeated."),
 ]
 AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete response.")]
+Slo = Annotated[str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:500ms tpot:50ms'.")]
+VllmGoodput = Annotated[
+    str | None,
+    option("NAME:MS...", "Objectives in the form of vLLM, in ms: --goodput ttft:200 tpot:50 e2el:30000."),
+]
+Percentiles = Annotated[
+    str | None,
+    option(
+        "N...", "Further percentiles of each metric: --percentiles 25,75,99.5 (p50, p90, p95, p99, p99.9)."
+    ),
+]
 Seed = Annotated[int, option("N", "Random seed.", min=0)]
 NoSelftest = Annotated[
     bool,

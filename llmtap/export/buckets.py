@@ -8,11 +8,12 @@ value up to and including its edge.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import add
 from typing import Final
 
 from llmtap import native
+from llmtap.errors import ConfigError
 
 __all__ = [
     "ADDED_EDGES_NS",
@@ -21,8 +22,25 @@ __all__ = [
     "TOKEN_EDGES",
     "TTFT_EDGES_NS",
     "Buckets",
+    "check_edges",
+    "edges_as",
     "edges_ns",
 ]
+
+
+def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
+    """Raise ConfigError of edges that no kind of histogram can have."""
+    if kind not in _KINDS:
+        raise ConfigError(place, f"no kind of histogram is called {kind!r}", f"there are {', '.join(_KINDS)}")
+    ns = edges_ns(*seconds)
+    if not 1 <= len(ns) <= EDGES_MAX or ns[0] < 1 or list(ns) != sorted(set(ns)):
+        raise ConfigError(place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0")
+
+
+def edges_as(edges: tuple[int, ...], given: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
+    """Return the edges that are `given` in place of these: seconds, by kind."""
+    kind = next((name for name, own in _KINDS.items() if own is edges), "")
+    return edges_ns(*given[kind]) if kind in given else edges
 
 
 def edges_ns(*seconds: float) -> tuple[int, ...]:
@@ -30,19 +48,23 @@ def edges_ns(*seconds: float) -> tuple[int, ...]:
 
 
 TTFT_EDGES_NS: Final = edges_ns(
-    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 4, 5,
-    7.5, 10, 15, 20, 30, 60, 120,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 3,
+    4, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160, 640, 2560,
 )  # fmt: skip
-"""The edges of OpenTelemetry's server metric, vLLM and llm-d that matter, with those SLOs are set at."""
+"""The edges of vLLM, with those of OpenTelemetry's server metric and llm-d that SLOs are set at. The tail of
+TTFT has the wait in a queue, which has no bound (seed 002)."""
 GAP_EDGES_NS: Final = edges_ns(
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
-    0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10,
+    0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80,
 )  # fmt: skip
 """From half a millisecond: the common sets start at 10 ms and cannot see a model of 100 tokens/s."""
 DURATION_EDGES_NS: Final = edges_ns(
     0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240,
-    480, 960,
+    480, 960, 1920, 2560, 7680,
 )  # fmt: skip
+_KINDS: Final = {"ttft": TTFT_EDGES_NS, "gap": GAP_EDGES_NS, "duration": DURATION_EDGES_NS}
+EDGES_MAX: Final = 100
+"""Of a histogram: each is a series for every tenant and model."""
 ADDED_EDGES_NS: Final = edges_ns(
     0.00001, 0.00002, 0.00003, 0.00005, 0.000075, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.00075, 0.001,
     0.002, 0.005, 0.01, 0.02, 0.05,

@@ -3,12 +3,14 @@
 import re
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.refusal import TEXT_PATTERNS
+from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.units import NS_PER_S, Duration
@@ -128,6 +130,20 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "seconds, or tokens that could have been read."
         ),
     ] = "seconds"
+    upstream_metrics: Annotated[
+        str | None,
+        Meta(
+            description="URL of the metrics of the upstream (vLLM, SGLang, TGI), "
+            "read every 5 s; none: not read. For example http://127.0.0.1:8000/metrics."
+        ),
+    ] = None
+    buckets: Annotated[
+        dict[str, tuple[float, ...]],
+        Meta(
+            description="Upper edges of the histograms on /metrics in seconds, by kind: `ttft`, `gap` "
+            "or `duration`; others keep theirs."
+        ),
+    ] = {}
     priority: Annotated[
         Literal["normal", "idle"],
         Meta(description="CPU priority of the meter; `idle`: only unused CPU time, so the meter may starve."),
@@ -158,6 +174,9 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(
                 "meter.admin_token", "must be visible ASCII characters", "try: openssl rand -hex 24"
             )
+        _check_metrics_url(self.upstream_metrics)
+        for kind, edges in self.buckets.items():
+            check_edges(kind, edges, f"meter.buckets.{kind}")
         for i, pattern in enumerate(self.refusal_patterns):
             if pattern != OURS:
                 _check_pattern(pattern, f"meter.refusal_patterns[{i}]")
@@ -291,6 +310,22 @@ def _check_rule(rule: TenantRule, place: str) -> None:
                 f"{place}.path", "has no group to take the tenant from",
                 "such as /teams/([^/]+)/, or give the rule a name",
             )  # fmt: skip
+
+
+def _check_metrics_url(url: str | None) -> None:
+    if url is not None:
+        try:
+            parts = urlsplit(url)
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            # The URL may hold a key.
+            raise ConfigError(
+                "meter.upstream_metrics",
+                "expected http:// or https://",
+                "such as http://127.0.0.1:8000/metrics",
+            )
 
 
 def _check_pattern(text: str, place: str) -> re.Pattern[str]:

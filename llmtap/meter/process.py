@@ -207,6 +207,7 @@ async def _run(
     if not setup.takes_over:
         await opening
     renewing = None if tls is None else asyncio.create_task(tls.renew())
+    scraping = None if pipeline.upstream is None else asyncio.create_task(pipeline.upstream.run())
     announce()
     log.info(
         "event=meter_ready socket=%s admin=%s implementation=%r", setup.socket, site.name, native.describe()
@@ -214,8 +215,9 @@ async def _run(
 
     await ending.asked()
     opening.cancel()
-    if renewing is not None:
-        renewing.cancel()
+    for task in (renewing, scraping):
+        if task is not None:
+            task.cancel()
     closing = None
     successor = None
     if ending.successor is not None:

@@ -76,6 +76,8 @@ _FAILED: Final = frozenset(
 )
 _NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
 _NO_INFERENCE: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+_VLLM: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+"""Our names of vLLM's bounds."""
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
 
@@ -117,6 +119,21 @@ class Objectives:
                 place, "no objective is given", f"such as ttft:200ms tpot:50ms; known are {known}"
             )
         return cls(_ordered(bounds))
+
+    @classmethod
+    def parse_vllm(cls, text: str, place: str = "--goodput") -> "Objectives":
+        """Objectives as `vllm bench serve --goodput` takes them: `ttft:200 tpot:50`, in milliseconds.
+
+        Its names are ttft, tpot and e2el. Raises ConfigError. Source: seed 002, "Goodput".
+        """
+        pairs = []
+        for pair in text.replace(",", " ").split():
+            name, colon, number = pair.partition(":")
+            if name not in _VLLM or not colon or not number.replace(".", "", 1).isdigit():
+                hint = f"such as {place} ttft:200 tpot:50, in ms; known are {', '.join(_VLLM)}"
+                raise ConfigError(place, f"{pair!r} is no objective", hint)
+            pairs.append(f"{_VLLM[name]}:{number}ms")
+        return cls.parse(" ".join(pairs), place)
 
     @property
     def text(self) -> str:

@@ -381,14 +381,15 @@ class Summary:
         mode: str = "live",
         by: Mapping[str, Mapping[str, object]] | None = None,
         price: Price | None = None,
+        percentiles: Mapping[str, float] | None = None,
     ) -> dict[str, object]:
         """The summary as public JSON: stable names, seconds, null where nothing was seen.
 
         `window` says what span of time it is of, `seconds` how long that is, `mode` how the load was
         made (`live`, `open`, `closed`), `by` holds the same per tenant, model, arm and class; with a
-        `price` it says what the window cost.
+        `price` it says what the window cost. `percentiles`: further ones of each metric, by name.
         """
-        metrics = {name: summarise_ns(self._metrics.get(name, _NOTHING)) for name in METRICS}
+        metrics = {name: summarise_ns(self._metrics.get(name, _NOTHING), percentiles) for name in METRICS}
         metrics["itl"]["option"] = "+".join(sorted(+self._itl_samples)) or None
         metrics["itl"]["samples"] = dict(sorted((+self._itl_samples).items()))
         metrics["itl"]["policy"] = dict(sorted(self._itl_policies.items()))
@@ -408,6 +409,9 @@ class Summary:
             "tokens": {
                 # A Counter holds a name once somebody counted it: what nobody counted is null, not 0.
                 **{name: self._tokens.get(name) for name in _TOKENS},
+                "input_per_second": _rate(self._tokens["input"], seconds)
+                if "input" in self._tokens
+                else None,
                 "output_per_second": _rate(self._tokens["output"], seconds) if self._sources else None,
                 "source": dict(sorted(self._sources.items())),
                 "cancelled": self._counts.get("cancelled_tokens"),

@@ -43,7 +43,17 @@ from llmtap.report.replay_terms import (
     selftest_said,
 )
 from llmtap.report.summary import summary_blocks, system_blocks, system_warnings
-from llmtap.report.values import FEW, MARK, METRIC_TITLES, at, counted, figures_text, milliseconds, number
+from llmtap.report.values import (
+    FEW,
+    MARK,
+    METRIC_TITLES,
+    at,
+    counted,
+    figures_text,
+    milliseconds,
+    number,
+    percentile_titles,
+)
 from llmtap.units import format_share
 
 __all__ = ["render_replay", "render_selftest", "render_verdicts", "replay_html", "replay_markdown"]
@@ -58,7 +68,6 @@ _FINDINGS_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed", "prompt_
 _FIGURES: Final = {
     "mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max",
 }  # fmt: skip
-_HEADS: Final = ("", "n", *_FIGURES.values())
 _TERMINAL_FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
 _FROM_SCHEDULE: Final = ("ttft", "e2e", "user_idle")
 """Metrics that are also counted from the scheduled time."""
@@ -99,6 +108,14 @@ def _finding(finding: _Json) -> str:
     return f"{says} (limit {f'{number(limit * 100)} %' if what in _FINDINGS_IN_SHARES else number(limit)})"
 
 
+def _shown(result: _Json) -> dict[str, str]:
+    return percentile_titles(result.get("metrics") or {}, _FIGURES)
+
+
+def _heads(result: _Json) -> tuple[str, ...]:
+    return ("", "n", *_shown(result).values())
+
+
 def _latency_rows(result: _Json) -> list[list[str]]:
     """In ms, marked where too few samples carry them."""
     places = []
@@ -108,11 +125,12 @@ def _latency_rows(result: _Json) -> list[list[str]]:
         if name in _FROM_SCHEDULE:
             places.append((f"{title}, from schedule", ("corrected", name)))
     rows = []
+    shown = _shown(result)
     for title, place in (*places, ("dispatch lateness", ("dispatch_lateness",))):
         figures = at(result, *place) or {}
         if figures.get("n"):
             option = figures.get("option")
-            rows.append([f"{title} (option {option})" if option else title, *figures_text(figures, _FIGURES)])
+            rows.append([f"{title} (option {option})" if option else title, *figures_text(figures, shown)])
     return rows
 
 
@@ -123,7 +141,8 @@ def _share_rows(result: _Json) -> list[list[str]]:
         if figures.get("n"):
             marks = figures.get("marks") or ()
             cells = [
-                number(figures.get(f)) + MARK * (f in marks and figures.get(f) is not None) for f in _FIGURES
+                number(figures.get(f)) + MARK * (f in marks and figures.get(f) is not None)
+                for f in _shown(result)
             ]
             rows.append([METRIC_TITLES[name], f"{figures['n']:,}", *cells])
     return rows
@@ -176,9 +195,9 @@ def replay_markdown(result: _Json) -> str:
     pairs, outcomes = _pair_rows(baseline), result.get("outcomes") or {}
     found: list[tuple[str, list[Block]]] = []
     if rows:
-        found.append(("Latencies, ms", [Table(_HEADS, rows)]))
+        found.append(("Latencies, ms", [Table(_heads(result), rows)]))
     if shares:
-        found.append(("What readers had of the answers", [Table(_HEADS, shares)]))
+        found.append(("What readers had of the answers", [Table(_heads(result), shares)]))
     if found and _is_marked((*rows, *shares)):
         found[-1][1].append(Note(FEW))
     if pairs:
@@ -267,9 +286,9 @@ def _settings(result: _Json) -> list[Block]:
 
 def _figures(result: _Json) -> Iterator[Block]:
     rows, shares = _latency_rows(result), _share_rows(result)
-    yield Table(_HEADS, rows, "Latencies, ms", label="Figures")
+    yield Table(_heads(result), rows, "Latencies, ms", label="Figures")
     if shares:
-        yield Table(_HEADS, shares, "What readers had of the answers")
+        yield Table(_heads(result), shares, "What readers had of the answers")
     if _is_marked((*rows, *shares)):
         yield Note(FEW, css="few")
     yield from _rests(rests_on(result, "", ("ITL", "tokens", "smooth goodput", "sender")))

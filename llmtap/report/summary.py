@@ -21,6 +21,7 @@ from llmtap.report.values import (
     joined,
     milliseconds,
     number,
+    percentile_titles,
 )
 from llmtap.units import format_bytes, format_ns
 
@@ -57,14 +58,15 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
     """Parts that are missing are left out."""
     yield Note(_headline(summary), "bold")
     rows = []
+    shown = percentile_titles(summary.get("metrics") or {}, {name: name for name in _FIGURES})
     metrics = {name: METRIC_TITLES[name] for name in _METRICS}
     for group, titles in (("metrics", metrics), ("added", _ADDED)):
         for name, title in titles.items():
             figures = at(summary, group, name)
             if figures is not None and figures["n"]:
                 option = figures.get("option")
-                rows.append([f"{title} ({option})" if option else title, *figures_text(figures, _FIGURES)])
-    yield Table(("ms", "n", *_FIGURES), rows, nowrap=True)
+                rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
+    yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
     yield from map(Note, _lines(summary))
     if any(MARK in cell for row in rows for cell in row):
         yield Note(f"{MARK} from fewer than {SAMPLES_MIN['p99']:,} samples (IETF 5.1.4.3)", "yellow")
@@ -90,8 +92,9 @@ def _lines(summary: _Json) -> Iterator[str]:
         f"{name} {tokens[name]:,}" for name in ("input", "output", "reasoning", "cached") if tokens.get(name)
     ]
     if said:
-        rate = tokens.get("output_per_second")
-        yield "tokens     " + " · ".join(said + ([] if rate is None else [f"{number(rate, 3)} output/s"]))
+        rates = {name: tokens.get(f"{name}_per_second") for name in ("input", "output")}
+        said += [f"{number(rate, 3)} {name}/s" for name, rate in rates.items() if rate is not None]
+        yield "tokens     " + " · ".join(said)
     smooth = summary.get("smooth_goodput") or {}
     if smooth.get("tokens_per_second") is not None:
         of = "several readers"
@@ -114,6 +117,13 @@ def _lines(summary: _Json) -> Iterator[str]:
         yield "chunking   " + " · ".join(said)
     if at(summary, "refusals", "n"):
         yield f"refusals   {summary['refusals']['n']:,}: {joined(summary['refusals']['kinds'], ' · ')}"
+    if upstream := summary.get("upstream"):
+        said = [
+            f"{series_title(name)} {series_value(upstream['values'][name], unit)}"
+            for name, unit in (("running", "requests"), ("waiting", "requests"), ("kv_use", "share"))
+            if name in upstream["values"]
+        ]
+        yield "upstream   " + (" · ".join(said) or f"not known: {upstream['problem']}")
     for name, relay in (summary.get("relays") or {}).items():
         yield f"relay      {name}: {_relay(relay)}"
 

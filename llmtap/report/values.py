@@ -1,16 +1,18 @@
 """Numbers, times and other people's texts as every report writes them, and the titles of the metrics."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from math import floor, isfinite, log10
 from typing import Any, Final
 
-from llmtap.metrics.statistics import SAMPLES_MIN
+from llmtap.metrics.statistics import SAMPLES_MIN, SHARES
 
 __all__ = [
     "FEW", "MARK", "METRIC_TITLES", "at", "counted", "figure_text", "figures_text", "harmless", "is_words",
-    "joined", "leaves", "milliseconds", "number", "plain_text",
+    "joined", "leaves", "milliseconds", "number", "percentile_titles", "plain_text",
 ]  # fmt: skip
 
+_PERCENTILE: Final = re.compile(r"p\d+")
 MARK: Final = "*"
 """Beside a percentile of too few samples."""
 FEW: Final = (
@@ -70,6 +72,14 @@ def milliseconds(seconds: float | None) -> str:
         if abs(ms) >= limit:
             return f"{ms:.{digits}f}"
     return f"{ms:.4f}" if ms else "0"
+
+
+def percentile_titles(metrics: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of the figures to show: `known`, and further percentiles before `max`, by title."""
+    names = {name for figures in metrics.values() for name in figures or () if _PERCENTILE.fullmatch(name)}
+    more = {name: f"p{float(f'{name[1:3]}.{name[3:] or 0}'):g}" for name in names - {*SHARES, *known}}
+    order = {**SHARES, **{name: float(title[1:]) / 100 for name, title in more.items()}, "mean": 0, "max": 1}
+    return dict(sorted({**known, **more}.items(), key=lambda one: order[one[0]]))
 
 
 def figure_text(figures: Mapping[str, Any], name: str) -> str:

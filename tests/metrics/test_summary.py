@@ -75,7 +75,8 @@ def test_streams_fill_every_metric() -> None:
     }  # fmt: skip
     assert (out["goodput"], out["cost"], out["clock_disagreement"]) == (None, None, {})
     assert out["tokens"] == {
-        "input": 14, "output": 6, "reasoning": None, "cached": None, "output_per_second": 0.6,
+        "input": 14, "output": 6, "reasoning": None, "cached": None, "input_per_second": 1.4,
+        "output_per_second": 0.6,
         "source": {"token_ids": 2}, "cancelled": None, "after_cancel": None,
     }  # fmt: skip
 

@@ -22,10 +22,11 @@ import msgspec
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import server_of
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries
+from llmtap.load.monitor.timeseries import Columns
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.target import shown_url
 from llmtap.net.failures import failure_said
+from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S
 
 __all__ = ["KINDS", "ExoServed", "NodeMetrics", "Placement", "ask_served", "placement_of"]

@@ -1,7 +1,7 @@
 """A capture summed up: the Summary of its exchanges, and the shape of its workload, as public JSON."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -235,6 +235,7 @@ def describe(
     *,
     by: Collection[str] = (),
     objectives: Objectives | None = None,
+    percentiles: Mapping[str, float] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, object]:
     """A Summary as JSON, with `capture` (what it is) and `workload` beside it.
@@ -244,6 +245,7 @@ def describe(
         batches: all rows, in the whole schema.
         by: some of BY, to have the same for each tenant, model, ...
         objectives: what the exchanges are judged by.
+        percentiles: further ones of each metric, by name.
         progress: told the rows done, now and then.
     """
     wall = all(info.arrivals == "wall" for info in infos)
@@ -264,12 +266,12 @@ def describe(
     window, seconds, mode = workload.window(), workload.span_s, workload.mode
     parts = {
         label: {
-            name: summary.to_dict(window, seconds, mode)
+            name: summary.to_dict(window, seconds, mode, percentiles=percentiles)
             for name, summary in sorted(group.summaries.items(), key=lambda part: -part[1].n)
         }
         for label, group in groups.items()
     }
-    out = total.to_dict(window, seconds, mode, parts)
+    out = total.to_dict(window, seconds, mode, parts, percentiles=percentiles)
     if unknown:
         # A trace that tells no outcome says nothing of how its exchanges ended.
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]

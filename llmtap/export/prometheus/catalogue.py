@@ -138,7 +138,9 @@ COUNTERS: Final[Mapping[str, CounterFamily]] = {
     "cached": CounterFamily("llmtap_cached_input_tokens", "Those of the input tokens that were cached"),
     "reasoning": CounterFamily("llmtap_reasoning_tokens", "Those of the output tokens that were reasoning"),
     "after_cancel": CounterFamily(
-        "llmtap_tokens_after_cancel", "Tokens that still came when the client had left"
+        "llmtap_tokens_after_cancel",
+        "Output tokens that an application with the middleware still sent when the client had left. A relay"
+        " closes the upstream's connection then and cannot see more: see llmtap_upstream_output_tokens_total",
     ),
     "smooth_tokens": CounterFamily(
         "llmtap_smooth_output_tokens",
@@ -223,6 +225,17 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "goodput_requests_per_second": SelfMetric(
         _G, "Requests that met all their objectives, per second", _WINDOW
     ),
+    "upstream_running_requests": SelfMetric(_G, "Requests that the upstream runs, by its own /metrics"),
+    "upstream_waiting_requests": SelfMetric(_G, "Requests in the queue of the upstream"),
+    "upstream_kv_cache_usage_ratio": SelfMetric(_G, "Share of the KV cache of the upstream in use"),
+    "upstream_preemptions": SelfMetric(_C, "Requests that the upstream preempted"),
+    "upstream_input_tokens": SelfMetric(_C, "Prompt tokens that the upstream counted"),
+    "upstream_output_tokens": SelfMetric(
+        _C,
+        "Output tokens that the upstream counted; more than llmtap_output_tokens_total: generated for clients"
+        " that had left, or that do not come through llmtap",
+    ),
+    "upstream_scrape_failures": SelfMetric(_C, "Scrapes of the upstream's metrics that failed"),
     "window_uncertainty_seconds": SelfMetric(
         _G, "Worst lag of a relay's event loop in a window: no figure of it is more exact", _WINDOW
     ),

@@ -76,13 +76,19 @@ class Exposition:
     """Everything counted since the meter started.
 
     Bounds of `objectives` (by class) become edges of histograms, and deadlines of the tokens of a stream.
+    `edges`: other edges in seconds, by kind.
     """
 
-    def __init__(self, version: str, objectives: Mapping[str, Objectives] | None = None) -> None:
+    def __init__(
+        self,
+        version: str,
+        objectives: Mapping[str, Objectives] | None = None,
+        edges: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
         self._version = version
         self._objectives = objectives or {}
         bounds = [bound for one in self._objectives.values() for bound in one.bounds]
-        self._families = families_for(bounds)
+        self._families = families_for(bounds, edges)
         self._series: dict[_Who, Series] = {}
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
         self._unparsed = 0

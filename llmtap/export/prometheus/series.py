@@ -4,12 +4,13 @@ Recording happens once per exchange, when it ends. A histogram exists once it co
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.buckets import Buckets
+from llmtap.export.buckets import Buckets, edges_as
 from llmtap.export.prometheus.catalogue import HISTOGRAMS, HistogramFamily
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity
@@ -42,12 +43,14 @@ FrozenSeries = tuple[list[Key], list[Any], dict[Key, float]]
 """What `Series.freeze` gives."""
 
 
-def families_for(bounds: Sequence[tuple[str, int]]) -> dict[str, HistogramFamily]:
+def families_for(
+    bounds: Sequence[tuple[str, int]], edges: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, HistogramFamily]:
     """HISTOGRAMS, with an edge at each bound (name of an objective, ns) that operators set.
 
-    So that the share of exchanges within a bound can be read off exactly.
+    So that the share of exchanges within a bound can be read off exactly. `edges`: as `buckets.edges_as`.
     """
-    found = dict(HISTOGRAMS)
+    found = {key: replace(one, edges=edges_as(one.edges, edges or {})) for key, one in HISTOGRAMS.items()}
     for name, bound_ns in bounds:
         for key in _ALSO.get(name, ()):
             found[key] = found[key].with_edges((bound_ns,))

@@ -11,26 +11,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite, nan
 from threading import Lock
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
 from llmtap.metrics.statistics import mean, percentile
+from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import to_seconds
 
-__all__ = ["Columns", "MonitorSeries", "Ticks", "TimeSeries"]
+__all__ = ["Columns", "Ticks", "TimeSeries"]
 
 SAMPLES_MAX: Final = 100_000
 """More than a day at 1 Hz; 20 series then take 16 MB."""
-
-Kind = Literal["interval", "gauge", "counter"]
-
-
-@dataclass(frozen=True, slots=True)
-class MonitorSeries:
-    unit: str
-    """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
-    kind: Kind = "gauge"
-    """`interval`: average since the previous sample; `gauge`: current value; `counter`: only grows."""
 
 
 @dataclass(slots=True)

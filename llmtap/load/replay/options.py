@@ -68,6 +68,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup: str = "none"
     """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
     slo: str | None = None
+    percentiles: dict[str, float] = {}
+    """Further percentiles of each metric, by name."""
     capture: str | None = None
     scrape: str | None = None
     """`none`, a URL, or None: the target's /metrics, if any."""

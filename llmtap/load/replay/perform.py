@@ -186,6 +186,7 @@ class Replay:
         return result_of(
             outcome, seen, plan=plan, closed=options.closed is not None,
             clock="mono" if unstamped else options.clock, anchor=anchor, beside=beside,
+            percentiles=options.percentiles,
         )  # fmt: skip
 
     async def reach(self) -> None:

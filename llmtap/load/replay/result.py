@@ -244,6 +244,7 @@ def result_of(
     clock: str,
     anchor: WallAnchor,
     beside: Mapping[str, object],
+    percentiles: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the result as public JSON.
 
@@ -253,6 +254,7 @@ def result_of(
         clock: source of timestamps: `kernel` or `mono`.
         anchor: converts times to dates.
         beside: further parts by name.
+        percentiles: further ones of each metric, by name.
     """
     tally = outcome.tally
     seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
@@ -260,7 +262,8 @@ def result_of(
         "name": "replay", "seconds": seconds,
         "start": _date(anchor, outcome.began_ns), "end": _date(anchor, outcome.ended_ns),
     }  # fmt: skip
-    result = tally.summary.to_dict(window, seconds, "closed" if closed else "open")
+    mode = "closed" if closed else "open"
+    result = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
     planned_ns = array("q") if closed else seen.planned_ns()
     kept = tally.plan_dict()
     result["load"] = {

@@ -238,7 +238,7 @@ _SUMMARY: Final[dict[str, Schema]] = {
     "tokens": _object(
         {
             **dict.fromkeys(("input", "output", "reasoning", "cached"), _MAYBE_COUNT),
-            "output_per_second": _MAYBE,
+            "input_per_second": _MAYBE, "output_per_second": _MAYBE,
             "source": _map(COUNT),
             "cancelled": _MAYBE_COUNT,
             "after_cancel": _MAYBE_COUNT,
@@ -373,6 +373,10 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "relays": _map(reference("Relay"), "Each relay of itself."),
             "meter": _object({"version": TEXT, **_IMPLEMENTATION}, "The meter that answers."),
             "meter_errors": _map(COUNT, "What could not be measured, by kind."),
+            "upstream": _about(
+                "The upstream's own load by its /metrics; null where it is not read.",
+                _or_null(_object({"values": _map(NUMBER), "failures": COUNT, "problem": _MAYBE_TEXT})),
+            ),
             "capture": _about("What is kept, dropped and waiting; null without one.", _or_null(_ANYTHING)),
         }
     ),

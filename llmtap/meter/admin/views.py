@@ -14,8 +14,17 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY_DEFAULT
 from llmtap.meter.relays import RelayState
 from llmtap.meter.slo import FrozenSlos
+from llmtap.meter.upstream import UpstreamLoad
 
-__all__ = ["capture_values", "exporter_values", "lag_cells", "metrics_of", "relay_values", "summary_of"]
+__all__ = [
+    "capture_values",
+    "exporter_values",
+    "lag_cells",
+    "metrics_of",
+    "relay_values",
+    "summary_of",
+    "upstream_values",
+]
 
 
 _RELAY_COUNTERS: Final = {
@@ -29,6 +38,12 @@ _RELAY_GAUGES: Final = {
     "relay_rss_bytes": "rss_bytes",
 }  # fmt: skip
 """Metrics, and the fields of a status that they show."""
+_UPSTREAM: Final = {
+    "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
+    "upstream_kv_cache_usage_ratio": "kv_use", "upstream_preemptions": "preemptions",
+    "upstream_input_tokens": "prompt_tokens", "upstream_output_tokens": "generation_tokens",
+}  # fmt: skip
+"""Metrics, and the names of `net/server_metrics.py`."""
 Values = dict[str, Value]
 
 
@@ -53,6 +68,7 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
             name: r.goodput_rps for name, r in rates.items() if r.goodput_rps is not None
         },
         "window_uncertainty_seconds": {name: r.lag_ns / 1e9 for name, r in rates.items()},
+        **upstream_values(p.upstream),
         **relay_values(relays),
         **_slo_values(p.slos.freeze()),
         **exporter_values([exporter() for exporter in p.exporters]),
@@ -63,6 +79,14 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         f" of a reader of {p.benefit.speed:g} tokens/s, per second"
     )
     return p.exposition.freeze(values, lag_cells(relays), {"smooth_goodput_tokens_per_second": smooth})
+
+
+def upstream_values(upstream: UpstreamLoad | None) -> Values:
+    """Return the metrics of the upstream; none where it is not scraped, or did not say."""
+    if upstream is None:
+        return {}
+    said = {metric: upstream.values[name] for metric, name in _UPSTREAM.items() if name in upstream.values}
+    return {**said, "upstream_scrape_failures": upstream.failures}
 
 
 def relay_values(relays: Sequence[RelayState]) -> Values:
@@ -184,6 +208,7 @@ def summary_of(
     relays = p.relays.to_dict(p.clock.mono_ns())
     errors = dict(p.errors)
     capture = None if p.recorder is None else p.recorder.state().to_dict()
+    upstream = None if p.upstream is None else p.upstream.to_dict()
 
     def work() -> dict[str, object]:
         out = frozen.to_dict(by, certain=certain, price=p.price)
@@ -193,6 +218,7 @@ def summary_of(
             "relays": relays,
             "meter_errors": errors,
             "capture": capture,
+            "upstream": upstream,
             "meter": {
                 "version": __version__,
                 "implementation": native.NAME,

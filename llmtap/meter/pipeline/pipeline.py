@@ -25,6 +25,7 @@ from llmtap.meter.pipeline.windows import Windows
 from llmtap.meter.relays import RelayBook
 from llmtap.meter.slo import SloBook
 from llmtap.meter.tenants import Labels, Tenants
+from llmtap.meter.upstream import UpstreamLoad
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured, measure
 from llmtap.metrics.slo import SloOptions
@@ -78,7 +79,9 @@ class ExchangePipeline:
         self.labels = Labels(tenants.max, options.models_max, options.series_max, reserved)
         objectives = {name: slo.objectives for name, slo in self.slos.classes.items()}
         self.windows = Windows(clock, objectives)
-        self.exposition = Exposition(__version__, objectives)
+        self.exposition = Exposition(__version__, objectives, options.buckets)
+        url = options.upstream_metrics
+        self.upstream = None if url is None else UpstreamLoad(url)
         self.recent = RecentExchanges(options.exchanges_kept, benefit=self.benefit)
         self.experiments = Experiments(experiment, clock)
         self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent]

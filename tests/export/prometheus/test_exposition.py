@@ -158,6 +158,35 @@ def test_objectives_are_edges_of_the_histograms_that_show_them() -> None:
     assert of("llmtap_time_to_first_byte_seconds_bucket", **WHO, le="0.123") not in found
 
 
+CHAPTER_TTFT = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+"""The buckets of vLLM's TTFT as seed 002 prints them; "and ITL only to 80"."""
+
+
+def test_the_buckets_are_those_of_the_chapter_and_can_be_set() -> None:
+    found = scrape(stream([100, 140, 240]))
+    for edge in CHAPTER_TTFT:
+        bucket = of("llmtap_time_to_first_token_seconds_bucket", **WHO, kind="content", le=str(edge))
+        assert found[bucket] == (edge >= 0.1)
+    for name in ("llmtap_inter_chunk_seconds_bucket", "llmtap_request_duration_seconds_bucket"):
+        last = max(
+            float(dict(labels)["le"]) for n, labels in found if n == name and ("le", "+Inf") not in labels
+        )
+        assert last >= 80
+    exposition = Exposition("1", edges={"ttft": (0.05, 0.2)})
+    add(exposition, stream([100]))
+    found = parsed(exposition.freeze().render()[0])
+    name = "llmtap_time_to_first_token_seconds_bucket"
+    content = {
+        dict(labels)["le"]: n
+        for (m, labels), n in found.items()
+        if m == name and ("kind", "content") in labels
+    }
+    assert content == {"0.05": 0, "0.2": 1, "+Inf": 1}
+
+
 def test_smooth_goodput_and_fluidity_can_be_computed_from_counters() -> None:
     """By hand. A reader of 20 tokens/s wants tokens at 0, 50, 100 ms: those at 100, 140, 240 ms are 100, 90
     and 140 ms late. The idle latency is 140 ms, the penalty 5 x 0.14 = 0.7, the benefit 3 - 0.7 = 2.3 tokens.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 import llmtap.load.monitor.timeseries as module
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries, TimeSeries
-from llmtap.load.monitor.watch import SERIES
+from llmtap.load.monitor.timeseries import Columns, TimeSeries
+from llmtap.net.server_metrics import SERIES, MonitorSeries
 
 S = 1_000_000_000
 SPEC = {

@@ -12,9 +12,10 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-import llmtap.load.monitor.watch as module
+import llmtap.net.server_metrics as module
 from llmtap.clock import SystemClock
-from llmtap.load.monitor.watch import SERIES, ServerScraper, read_metrics
+from llmtap.load.monitor.watch import ServerScraper
+from llmtap.net.server_metrics import SERIES, read_metrics
 from tests.support.servers.peer import scene, wait_until
 
 SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
