@@ -121,6 +121,9 @@ METRICS: Final = (
     "fluidity_index_doc", "fluidity_index_code", "qoe_area_step", "tbc", "itl", "itl_server",
 )  # fmt: skip
 """Every name under `metrics`: those of an exchange, of its experience (shares), then the pooled gaps."""
+_NOT_DURATIONS: Final = frozenset({
+    "smooth_benefit", "fluidity_index_doc", "fluidity_index_code", "qoe_area_step",
+})  # fmt: skip
 ENDED_WELL: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 """Outcomes whose end to end time is that of an answer."""
 _ADDED: Final = ("request", "first_chunk", "chunk")
@@ -320,6 +323,10 @@ class Summary:
     def histogram(self, name: str) -> Histogram:
         """The values of one of `METRICS` so far, in ns; don't change it."""
         return self._metrics.get(name, _NOTHING)
+
+    def hdr_histograms(self) -> dict[str, str]:
+        """Each metric with values, in ns, as `Histogram.to_hdr`; without shares and tokens."""
+        return {name: h.to_hdr() for name, h in self._metrics.items() if h.n and name not in _NOT_DURATIONS}
 
     @property
     def benefit_n(self) -> int:

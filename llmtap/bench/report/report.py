@@ -100,7 +100,7 @@ _STREAMED: Final = frozenset({"ttft", "itl"})
 """Tests about single answers: what readers had of two of them is drawn, of the last load."""
 _REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
 """What a document has of a further run; the rest is in its result.json."""
-_LONG: Final = ("timeline",)
+_LONG: Final = ("timeline", "hdr_histograms")
 
 
 def report_of(

@@ -279,6 +279,7 @@ def result_of(
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
     result["quantiles"] = _quantiles(tally)
+    result["hdr_histograms"] = tally.summary.hdr_histograms()
     result["timeline"] = timeline_of(
         seen.sent_ns, seen.ended_ns, began_ns=outcome.began_ns, until_ns=outcome.ended_ns,
         planned_ns=planned_ns,

@@ -109,6 +109,14 @@ ROUTES: Final = (
         ),
     ),
     ApiRoute(
+        path="/api/v1/histograms", name="histograms",
+        text="The latencies of each tenant, model, arm and class in HdrHistogram's V2 encoding.",
+        answers={JSON: reference("Histograms")}, errors=_BAD_QUERY,
+        query=(
+            Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}), _CERTAIN,
+        ),
+    ),
+    ApiRoute(
         path="/api/v1/exchanges", name="exchanges",
         text=(
             "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"

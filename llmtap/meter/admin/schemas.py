@@ -328,6 +328,22 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Refusal": _REFUSAL,
     "Guardrail": _GUARDRAIL,
     "ServerTime": _SERVER_TIME,
+    "Histograms": _object(
+        {
+            "window": _object({"name": TEXT, "seconds": NUMBER, "start": DATE, "end": DATE}),
+            "unit": TEXT, "encoding": TEXT,
+            "series": _list(
+                _object(
+                    {
+                        **dict.fromkeys(("tenant", "model", "arm", "class"), _MAYBE_TEXT),
+                        "n": COUNT,
+                        "histograms": _map(TEXT, "By metric; those without values are omitted."),
+                    }
+                )
+            ),
+        },
+        "Histograms of latencies that other tools can merge.",
+    ),
     "Exchanges": _object(
         {
             "exchanges": _list(reference("Exchange")),

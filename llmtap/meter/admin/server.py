@@ -21,7 +21,7 @@ from llmtap.errors import ConfigError
 from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.admin.openapi import add_openapi_route
 from llmtap.meter.admin.page import PATHS, add_dashboard
-from llmtap.meter.admin.views import metrics_of, summary_of
+from llmtap.meter.admin.views import histograms_of, metrics_of, summary_of
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import WINDOWS, MeterOptions, is_loopback
 from llmtap.meter.pipeline import recent_exchanges as kept
@@ -159,6 +159,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_get("/readyz", api.readyz)
     app.router.add_get("/metrics", api.metrics)
     app.router.add_get("/api/v1/summary", api.summary)
+    app.router.add_get("/api/v1/histograms", api.histograms)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
     LiveFeed(pipeline).add_to(app)
     pipeline.streams.add_to(app)
@@ -208,6 +209,16 @@ class _Admin:
         for field in fields:
             raise BadQuery(field, "no such field; known: window, by, certain")
         work = summary_of(self._pipeline, window, by, certain=certain)
+        return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
+
+    async def histograms(self, request: web.Request) -> web.Response:
+        """The latencies of each series in `?window=` as HdrHistograms; `?certain=1` as for the summary."""
+        fields = read_fields(request.query.items())
+        window = _window(fields.pop("window", self._pipeline.options.window_name))
+        certain = kept.read_flag("certain", fields.pop("certain", "0"))
+        for field in fields:
+            raise BadQuery(field, "no such field; known: window, certain")
+        work = histograms_of(self._pipeline, window, certain=certain)
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
 
     async def exchanges(self, request: web.Request) -> web.Response:

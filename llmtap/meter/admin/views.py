@@ -11,7 +11,7 @@ from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.memory import resident_bytes
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.windows import BY_DEFAULT
+from llmtap.meter.pipeline.windows import BY_DEFAULT, names_of
 from llmtap.meter.relays import RelayState
 from llmtap.meter.slo import FrozenSlos
 from llmtap.meter.upstream import UpstreamLoad
@@ -19,6 +19,7 @@ from llmtap.meter.upstream import UpstreamLoad
 __all__ = [
     "capture_values",
     "exporter_values",
+    "histograms_of",
     "lag_cells",
     "metrics_of",
     "relay_values",
@@ -187,6 +188,25 @@ def capture_values(state: CaptureState | None) -> Values:
         "capture_spool_bytes": state.spool_bytes,
         "capture_local_bytes": state.local_bytes,
     }
+
+
+def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callable[[], dict[str, object]]:
+    """The histograms of each series of a window, as work for any thread."""
+    frozen = p.windows.freeze(window)
+
+    def work() -> dict[str, object]:
+        series = [
+            {**names_of(who), "n": summary.n, "histograms": summary.hdr_histograms()}
+            for who, summary in frozen.series(certain=certain)
+        ]
+        return {
+            "window": {
+                "name": frozen.name, "seconds": frozen.seconds, "start": frozen.start, "end": frozen.end,
+            },
+            "unit": "ns", "encoding": "HdrHistogram V2, compressed, base64", "series": series,
+        }  # fmt: skip
+
+    return work
 
 
 def summary_of(

@@ -34,6 +34,7 @@ __all__ = [
     "SliceLevel",
     "Slices",
     "Windows",
+    "names_of",
     "window_name",
 ]
 
@@ -401,18 +402,15 @@ class FrozenWindow:
         tenants: dict[str, object] = {}
         series: list[dict[str, object]] = []
         # Tenant by tenant, each told and forgotten: all of them opened at once would be a gigabyte.
-        for tenant, found in groupby(self._series(certain=certain), lambda one: one[0].tenant):
+        for tenant, found in groupby(self.series(certain=certain), lambda one: one[0].tenant):
             of_tenant = Summary()
-            for who, parts in found:
-                summary = Summary()
-                for part in parts:
-                    _add(summary, part)
+            for who, summary in found:
                 of_tenant.merge(summary)
                 for label, group in groups.items():
                     if name := getattr(who, _FEW[label]):
                         group[name].merge(summary)
                 if "series" in by:
-                    series.append(_named(who) | told(summary))
+                    series.append(names_of(who) | told(summary))
             total.merge(of_tenant)
             if "tenant" in by and tenant:
                 tenants[tenant] = told(of_tenant)
@@ -425,8 +423,8 @@ class FrozenWindow:
             out["by"] = {**labels, "series": series}
         return out
 
-    def _series(self, *, certain: bool) -> list[tuple[SeriesKey, list[Summary | bytes]]]:
-        """The parts of each series, in the order of their labels."""
+    def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
+        """Each series, in the order of their labels."""
         found: dict[SeriesKey, list[Summary | bytes]] = {}
         for tile in self.tiles:
             for who, part in tile.parts.items():
@@ -435,7 +433,11 @@ class FrozenWindow:
                         continue
                     who = who._replace(uncertain=False)
                 found.setdefault(who, []).append(part)
-        return sorted(found.items(), key=itemgetter(0))
+        for who, parts in sorted(found.items(), key=itemgetter(0)):
+            summary = Summary()
+            for part in parts:
+                _add(summary, part)
+            yield who, summary
 
 
 def window_name(text: str) -> str | None:
@@ -449,7 +451,8 @@ def window_name(text: str) -> str | None:
     return next((name for name, window_ns in WINDOWS.items() if window_ns == length_ns), None)
 
 
-def _named(who: SeriesKey) -> dict[str, object]:
+def names_of(who: SeriesKey) -> dict[str, object]:
+    """The labels of a series, as in public JSON."""
     return {"tenant": who.tenant, "model": who.model, "arm": who.arm or None, "class": who.slo or None}
 
 

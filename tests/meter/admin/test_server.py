@@ -120,6 +120,26 @@ def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -
     play(scene)
 
 
+def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
+    library = pytest.importorskip("hdrh.histogram", reason="hdrhistogram is not installed: make setup")
+    decode = library.HdrHistogram.decode
+
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        for tenant, times in (("a", (100, 140, 180)), ("b", (300, 340))):
+            x = streamed(*times)
+            x.tenant = tenant
+            tally.ended(x)
+        status, told = await get(client, "/api/v1/histograms?window=all")
+        assert (status, told["unit"], [one["tenant"] for one in told["series"]]) == (200, "ns", ["a", "b"])
+        merged, other = (decode(one["histograms"]["tbc"].encode()) for one in told["series"])
+        merged.add(other)
+        assert merged.get_total_count() == 3
+        assert merged.get_max_value() == pytest.approx(40_000_000, rel=0.002)
+        assert (await get(client, "/api/v1/histograms?by=x"))[0] == 400
+
+    play(scene)
+
+
 def test_a_wrong_path_or_method_is_json_too() -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await get(client, "/api/v2/summary"))[0] == 404
