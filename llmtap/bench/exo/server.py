@@ -29,7 +29,7 @@ from llmtap.net.failures import failure_said
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S
 
-__all__ = ["KINDS", "ExoServed", "NodeMetrics", "Placement", "ask_served", "placement_of"]
+__all__ = ["KINDS", "ExoServed", "NodeMetrics", "Placement", "ask_served", "placement_of", "side_session"]
 
 Kind = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "exo"]
 KINDS: Final = ("auto", "openai", "vllm", "sglang", "llamacpp", "exo")
@@ -91,15 +91,18 @@ async def ask_served(
     kind: Kind,
     use_prefix_cache: bool,
     tls: ssl.SSLContext | None = None,
+    instance: str | None = None,
 ) -> ExoServed:
     """Asks the server who it is. `tls` verifies it where that is not the system's trust.
+
+    `instance`: the one of exo's that is measured; None: the first of the model.
 
     Raises ConfigError that names `--target` or `--model`.
     """
     url = target.rstrip("/")
     root = url.removesuffix("/v1")
     try:
-        async with _session(headers, tls) as session:
+        async with side_session(headers, tls) as session:
             raw = await _get(session, f"{root}/v1/models")
             models = _models(raw)
             owner = _owner(models)
@@ -118,7 +121,7 @@ async def ask_served(
             return msgspec.structs.replace(
                 served, url=root, endpoint=BENCH_PATH, stream=False, bans_eos="its benchmark endpoint",
                 fields={"use_prefix_cache": _raw(use_prefix_cache)}, switches_cache=True,
-                placement=placement_of((state or {}).get("instances"), named),
+                placement=placement_of((state or {}).get("instances"), named, instance),
             )  # fmt: skip
         case "llamacpp":
             return msgspec.structs.replace(
@@ -130,8 +133,8 @@ async def ask_served(
     return served
 
 
-def placement_of(instances: Any, model: str) -> Placement:
-    """Of the first instance of the model in exo's state.
+def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
+    """Of the instance, or of the first one of the model in exo's state.
 
     An instance lies in an object with its kind as the only key, `MlxRingInstance`, and so does each shard,
     `PipelineShardMetadata`.
@@ -140,6 +143,8 @@ def placement_of(instances: Any, model: str) -> Placement:
         meta, inner = _untag(tagged)
         shards = inner.get("shardAssignments")
         if not isinstance(shards, dict) or shards.get("modelId") != model:
+            continue
+        if instance not in (None, inner.get("instanceId")):
             continue
         first = next(iter((shards.get("runnerToShard") or {}).values()), None)
         sharding, _ = _untag(first)
@@ -184,7 +189,7 @@ class NodeMetrics:
             columns.close()
 
     async def _run(self) -> None:
-        async with _session(self._headers, self._tls) as session:
+        async with side_session(self._headers, self._tls) as session:
             start_ns = self._clock.mono_ns()
             number = 0
             while True:
@@ -262,7 +267,7 @@ def _raw(value: bool) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
+def side_session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
     """For what is asked beside the load, with a name by which it can be told from it."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=_ASK_S), headers={**dict(headers), "User-Agent": USER_AGENT},
