@@ -59,6 +59,12 @@ def serve(
     grpc: Annotated[
         str | None, option("HOST:PORT", "HOST:PORT for vLLM's engine service over gRPC (default: none).")
     ] = None,
+    grpc_certificate: Annotated[
+        Path | None, option("FILE", "PEM file with the TLS certificate for --grpc (default: no TLS).")
+    ] = None,
+    grpc_key: Annotated[
+        Path | None, option("FILE", "PEM file with the private key of --grpc-certificate.")
+    ] = None,
     ttft: Annotated[
         str | None, option(None, "Time from a request to its first token; default 150ms.")
     ] = None,
@@ -165,13 +171,14 @@ def serve(
     except OSError as exc:
         raise ConfigError("--truth", f"cannot write {truth}: {exc.strerror}") from None
     if grpc is not None:
-        server.serve_grpc(grpc_host, grpc_port)
+        server.serve_grpc(grpc_host, grpc_port, _pem_pair(grpc_certificate, grpc_key))
     bound = sock.getsockname()
 
     def tell() -> None:
         print(f"llmtap sim: http://{bound[0]}:{bound[1]}/v1/chat/completions", flush=True)
         if grpc is not None:
-            print(f"llmtap sim: grpc://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
+            scheme = "grpc" if grpc_certificate is None else "grpcs"
+            print(f"llmtap sim: {scheme}://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
 
     async def drain(_app: web.Application) -> None:
         print("llmtap sim: stopping; streams may end within 60 s, a second signal cuts them", flush=True)
@@ -191,6 +198,18 @@ def serve(
         handler_cancellation=True,  # who leaves gives back what the engine holds for him
         print=lambda *_: tell(),
     )
+
+
+def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
+    """Return the contents of certificate and key; None without TLS. Raises ConfigError."""
+    from llmtap.net.tls import server_context
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("--grpc-key", "--grpc-certificate and --grpc-key go together")
+    server_context(str(certificate), str(key), "--grpc-")
+    return certificate.read_bytes(), key.read_bytes()
 
 
 @contextmanager

@@ -180,8 +180,8 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
     },
     "grpc": {
         "--endpoint": "there is one method", "--fresh": "one connection carries all calls", **_NEITHER,
-        "--server": "it is vLLM's engine service", "--ca": "it is spoken without TLS",
-        "--insecure": "it is spoken without TLS",
+        "--server": "it is vLLM's engine service", "--ca": "it is spoken without TLS (grpcs:// has it)",
+        "--insecure": "gRPC always verifies the certificate",
     },
 }  # fmt: skip
 
@@ -189,9 +189,9 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
 def refuse_meaningless(target: str, given: Mapping[str, bool]) -> None:
     """Raise ConfigError naming a `given` option that has no meaning for this target."""
     spoken = protocol_of(target)
+    scheme = urlsplit(target).scheme
     for option, why in _MEANINGLESS[spoken].items():
-        if given.get(option):
-            scheme = urlsplit(target).scheme
+        if given.get(option) and (scheme, option) != ("grpcs", "--ca"):
             raise ConfigError(
                 option, f"has no meaning for {scheme}:// ({_NAMES[spoken]}): {why}", "leave it out"
             )
@@ -226,7 +226,7 @@ def http_beside(target: str) -> str | None:
 async def reach(target: str) -> None:
     """Raise ConfigError if nobody listens: gRPC would wait for a server."""
     parts = urlsplit(target)
-    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    port = parts.port or (443 if parts.scheme in ("wss", "grpcs") else 80)
     try:
         async with asyncio.timeout(REACHED_WITHIN_S):
             _, writer = await asyncio.open_connection(parts.hostname, port)

@@ -182,7 +182,7 @@ class Replay:
             "ray": options.ray,
             "notes": [*self.plan.notes, *notes_of(options.target), *self.notes],
         }  # fmt: skip
-        unstamped = urlsplit(options.target).scheme in ("https", "wss", "grpc")
+        unstamped = urlsplit(options.target).scheme in ("https", "wss", "grpc", "grpcs")
         return result_of(
             outcome, seen, plan=plan, closed=options.closed is not None,
             clock="mono" if unstamped else options.clock, anchor=anchor, beside=beside,

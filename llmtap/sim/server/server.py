@@ -93,15 +93,15 @@ class SimServer:
         self.app.on_shutdown.append(self._leave)
         self.app.on_cleanup.append(self._close)
 
-    def serve_grpc(self, host: str, port: int) -> None:
+    def serve_grpc(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> None:
         """Also serve vLLM's engine service over gRPC, from when `app` starts to when it ends; `grpc_port` is
-        its port then."""
+        its port then. `tls`: certificate and key (PEM)."""
         from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
 
         service = GrpcService(self.reception)
 
         async def start(app: web.Application) -> None:
-            self.grpc_port = await service.start(host, port)
+            self.grpc_port = await service.start(host, port, tls)
 
         async def stop(app: web.Application) -> None:
             await service.stop()
