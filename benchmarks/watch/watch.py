@@ -39,7 +39,7 @@ from targets import TARGETS, installed  # noqa: E402
 GAP_P99_US = 20.0
 NGINX_SHARE = 0.35
 MOVED_P50_US = 5.0
-"""Bounds that are checked: of a gap's error, of the watching process beside nginx, of the traffic's median."""
+"""Bounds that are checked: a gap's error, the watching process beside nginx, the traffic's median."""
 GROWTH_MIB = 96
 """Of memory beside the ring: `watch.tap_bytes`, and early segments of all connections."""
 KEPT = ("opened", "measured", "dropped", "unsettled", "packets", "missing_bytes")
@@ -114,9 +114,8 @@ def run_case(case: str, seconds: float, rounds: int) -> dict:
             problems.append(f"the median latency of the traffic moved by {out['moved_p50_us']} us")
     if "nginx" in runs:
         nginx = middle("nginx", "cpu_us_per_event")
-        out["nginx_share"] = {
-            name: round(middle("with", name) / nginx, 3) for name in ("watcher_us_per_event", "cpu_us_per_event")
-        }  # fmt: skip
+        costs = ("watcher_us_per_event", "cpu_us_per_event")
+        out["nginx_share"] = {name: round(middle("with", name) / nginx, 3) for name in costs}
         if out["nginx_share"]["watcher_us_per_event"] > NGINX_SHARE:
             problems.append(f"an event costs {out['nginx_share']} times nginx's")
     elif case == "paced":

@@ -70,6 +70,13 @@ def watch(
             "FILE", "Packet capture (pcap or pcapng) to read instead of an interface; - is standard input."
         ),
     ] = None,
+    timestamps: Annotated[
+        str | None,
+        option(
+            "kernel|adapter",
+            "Clock that stamps received packets: kernel (default) or network card. [watch.timestamps]",
+        ),
+    ] = None,
     admin: AdminAddress = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
@@ -91,7 +98,8 @@ def watch(
     ports = None if port is None else _ports(port)
     flags: dict[str, Any] = {
         "watch.interfaces": interface, "watch.ports": ports, "watch.upstream_hosts": upstream_host,
-        "meter.admin": admin, "capture.to": capture, **read_pairs("--set", assign),
+        "watch.timestamps": timestamps, "meter.admin": admin, "capture.to": capture,
+        **read_pairs("--set", assign),
     }  # fmt: skip
     settings = load_settings(config, os.environ, flags)
     if read is not None:

@@ -31,7 +31,7 @@ from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
 from llmtap.supervisor.ports import notify
 from llmtap.supervisor.run import meter_setup, new_capture_id
 from llmtap.units import encode_special
-from llmtap.vantage.passive.ring import PORTS_MAX, open_ring
+from llmtap.vantage.passive.ring import PORTS_MAX, open_adapter_clock, open_ring
 from llmtap.vantage.passive.table import pack_addresses
 from llmtap.vantage.passive.watcher import WatchSetup
 
@@ -76,6 +76,11 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
     if settings.meter.socket is not None:
         need_no_meter(settings.meter.socket)
     packets = [open_ring(name, options.ports, options.ring_bytes) for name in options.interfaces]
+    adapters = []
+    if options.timestamps == "adapter":
+        adapters = [
+            open_adapter_clock(sock, name) for sock, name in zip(packets, options.interfaces, strict=True)
+        ]
     try:
         admin = bind(*parse_address(settings.meter.admin), shared=False)
     except OSError as exc:
@@ -85,7 +90,8 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
     set_up(settings.log)
     folder = tempfile.mkdtemp(prefix="llmtap-")
     try:
-        return asyncio.run(_Processes(settings, packets, admin, folder).run(lambda: announce(name_of(admin))))
+        processes = _Processes(settings, packets, adapters, admin, folder)
+        return asyncio.run(processes.run(lambda: announce(name_of(admin))))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -116,10 +122,16 @@ class _Processes:
     """The meter and the watching process."""
 
     def __init__(
-        self, settings: Settings, packets: list[socket.socket], admin: socket.socket, folder: str
+        self,
+        settings: Settings,
+        packets: list[socket.socket],
+        adapters: list[int],
+        admin: socket.socket,
+        folder: str,
     ) -> None:
         self._settings = settings
         self._packets = packets
+        self._adapters = adapters
         self._admin = admin
         self._path = settings.meter.socket or str(Path(folder) / "tap.sock")
         self._id = secrets.token_hex(2)
@@ -169,9 +181,9 @@ class _Processes:
         fds = [sock.fileno() for sock in self._packets]
         setup = WatchSetup(
             options=self._settings.watch, name=f"watch-{self._id}.0.{self._watchers}", packet_fds=fds,
-            tap_path=self._path, log=self._settings.log,
+            adapter_fds=self._adapters, tap_path=self._path, log=self._settings.log,
         )  # fmt: skip
-        return await self._start("watch", setup.name, setup, fds)
+        return await self._start("watch", setup.name, setup, fds + self._adapters)
 
     async def _start_meter(self) -> Child:
         fd = self._admin.fileno()

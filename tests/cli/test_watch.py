@@ -70,6 +70,7 @@ def refused(*args: str, **environ: str) -> ConfigError:
         (("--interface", "lo", "--port", "0"), "--port"), (("--interface", "lo", "--port", "80,"), "--port"),
         (("--interface", "lo", "--read", "x"), "--read"), (("--read", "/nowhere.pcap"), "/nowhere.pcap"),
         (("--read", __file__), __file__), (("--interface", "lo", "--port", "80", "--json"), "--json"),
+        (("--interface", "lo", "--port", "80", "--timestamps", "gps"), "watch.timestamps (command line)"),
         (("--interface", "lo", "--port", "80", "--upstream-host", "engine"), "watch.upstream_hosts"),
         (("--interface", "lo", "--port", "80", "--set", "experiment.enabled=true"), "experiment.enabled"),
     ],

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -21,11 +21,13 @@ import pytest
 
 from llmtap.capture.read.reader import read as read_capture
 from llmtap.channel.frames import FrameKind
-from llmtap.clock import ManualClock, SystemClock
+from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
+from llmtap.vantage.passive import ring as rings
 from llmtap.vantage.passive.options import WatchOptions
-from llmtap.vantage.passive.ring import PacketRing, open_ring
+from llmtap.vantage.passive.ring import PacketRing, open_adapter_clock, open_ring
 from llmtap.vantage.passive.watcher import LAST_PACKETS_S, Watcher, local_addresses
+from tests.support.clocks import HOUR_NS, SettableClock
 from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy, port_free
 from tests.support.servers.peer import play
 from tests.support.servers.proxy import FakeMeter
@@ -67,7 +69,11 @@ class Server:
 
 @asynccontextmanager
 async def watched(
-    server: Server, host: str = "127.0.0.1", ring_bytes: int = RING_BYTES
+    server: Server,
+    host: str = "127.0.0.1",
+    ring_bytes: int = RING_BYTES,
+    kind: type[PacketRing] = PacketRing,
+    adapters: Sequence[Clock] = (),
 ) -> AsyncIterator[tuple[int, FakeMeter, Watcher]]:
     """A server on loopback, and a watcher of its port that reports to a meter."""
     loop = asyncio.get_running_loop()
@@ -76,10 +82,10 @@ async def watched(
     with tempfile.TemporaryDirectory(prefix="tap-") as folder:
         meter = FakeMeter(f"{folder}/tap.sock")
         await meter.start()
-        ring_ = PacketRing(open_ring("lo", [port], ring_bytes), ring_bytes)
         watcher = Watcher(
-            loop, WatchOptions(ports=(port,)), [ring_], name="w", tap_path=meter.path, local=local_addresses()
-        )
+            loop, WatchOptions(ports=(port,)), [kind(open_ring("lo", [port], ring_bytes), ring_bytes)],
+            name="w", tap_path=meter.path, adapters=adapters, local=local_addresses(),
+        )  # fmt: skip
         watcher.start()
         try:
             yield port, meter, watcher
@@ -98,12 +104,25 @@ async def ask(port: int, times: int, host: str = "127.0.0.1") -> None:
     await writer.wait_closed()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+class OfAdapter(PacketRing):
+    """A ring whose packets of odd number have stamps of a clock that is 37 s ahead, as an adapter's is."""
+
+    def take(self) -> Iterator[tuple[int, int, int, int]]:
+        for number, (stamp_ns, which, start, stop) in enumerate(super().take()):
+            assert which == 0
+            odd = number % 2
+            yield stamp_ns + 37_000_000_000 * odd, odd, start, stop
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "adapter"])
 def test_packets_have_the_times_at_which_the_server_sent(host: str) -> None:
     server = Server(0.005)
+    how: dict[str, Any] = {"host": host}
+    if host == "adapter":
+        host, how = "127.0.0.1", {"kind": OfAdapter, "adapters": [SettableClock(37_000_000_000)]}
 
     async def run() -> None:
-        async with watched(server, host) as (port, meter, watcher):
+        async with watched(server, **how) as (port, meter, watcher):
             await ask(port, 2, host)
             exchange = await meter.closed(2)
             status = watcher.reporter.status()
@@ -159,22 +178,13 @@ def test_ring_that_overflows_tells_the_packets_and_measures_nothing_wrong() -> N
 def test_clock_that_is_set_does_not_move_a_stamp_out_of_order() -> None:
     server = Server(0.02)
 
-    class Moving(ManualClock):
-        """The machine's clocks, the wall clock `wall_offset_ns` ahead."""
-
-        def mono_ns(self) -> int:
-            return SystemClock.mono_ns()
-
-        def wall_ns(self) -> int:
-            return SystemClock.wall_ns() + self.wall_offset_ns
-
     async def run() -> None:
-        clock = Moving(wall_offset_ns=0)
+        clock = SettableClock()
         async with watched(server) as (port, meter, watcher):
             watcher._clock = watcher.reporter.timebase._clock = clock
             asking = asyncio.create_task(ask(port, 3))
             await asyncio.sleep(0.1)
-            clock.wall_offset_ns = 3_600_000_000_000
+            clock.ahead_ns = HOUR_NS
             await asking
             exchange = await meter.closed(3)
             now_ns = SystemClock.mono_ns()
@@ -184,6 +194,32 @@ def test_clock_that_is_set_does_not_move_a_stamp_out_of_order() -> None:
         assert exchange.closing.outcome == "complete"
 
     play(run(), LIMIT_S)
+
+
+def test_an_interface_without_stamps_of_its_adapter_is_told() -> None:
+    with open_ring("lo", [9], 512 << 10) as sock, pytest.raises(ConfigError) as told:
+        open_adapter_clock(sock, "lo")
+    assert told.value.place == "watch.timestamps" and "--timestamps adapter" in (told.value.hint or "")
+
+
+def test_an_adapter_that_stamps_is_told_to_stamp_all_packets_that_it_receives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, object]] = []
+
+    def answer(_sock: object, interface: str, request: int, data: Any) -> None:
+        if request == rings._SIOCETHTOOL:
+            data.raw = rings._TS_INFO.pack(rings._GET_TS_INFO, 0b1000100, 3, 0b11, 0b10)
+        elif request == rings._SIOCGHWTSTAMP:
+            data.raw = rings._CONFIG.pack(0, 1, 12)
+        else:
+            asked.append((interface, rings._CONFIG.unpack(data.raw)))
+
+    monkeypatch.setattr(rings, "_ask", answer)
+    monkeypatch.setattr(rings.os, "open", lambda path, _flags: asked.append((path, "opened")) or 7)
+    with open_ring("lo", [9], 512 << 10) as sock:
+        assert open_adapter_clock(sock, "eth7") == 7
+    assert asked == [("eth7", (0, 1, 1)), ("/dev/ptp3", "opened")]
 
 
 def test_a_second_reader_of_a_ring_continues_where_the_first_stopped() -> None:
