@@ -18,11 +18,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from parts import environments
 from parts.script import LOGS, REPOSITORY, carry_out, phase
-from parts.servers import Failure, tail
+from parts.servers import tail
 
 NAMES = ("chromium", "chromium-browser")
-INSTALL_S_MAX = 300  # 81 MB, and what it needs; 42 s were seen
 TESTS_S_MAX = 900  # 216 to 226 s were seen on two cores
 LAST_MOMENT_S = 20
 SKIPPED = "there is no chromium"
@@ -30,26 +30,6 @@ SKIPPED = "there is no chromium"
 
 def chromium() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
-
-
-def install() -> None:
-    """Debian's package. Raises Failure, with what apt-get said."""
-    if not shutil.which("apt-get"):
-        raise Failure(f"none of {', '.join(NAMES)} in PATH, and no apt-get to get Debian's: install it")
-    if os.geteuid() != 0:
-        raise Failure("no chromium in PATH, and only root can install it: apt-get install chromium")
-    get = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    log = LOGS / "chromium-install.log"
-    with log.open("wb") as out:
-        # The system's package lists do where they are there and fresh.
-        for command in (get, ["apt-get", "update"], get):
-            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=env)
-            if chromium():
-                return
-            if command[1] == "update" and done.returncode:
-                break
-    raise Failure(f"Debian's package `chromium` could not be installed\n{tail(log)}")
 
 
 def complaints(screenshots: str | None) -> Iterator[str]:
@@ -91,10 +71,7 @@ def end(tests: subprocess.Popen[bytes]) -> None:
 
 def run(screenshots: str | None) -> list[str]:
     if chromium() is None:
-        with phase("Debian's chromium"):
-            signal.alarm(INSTALL_S_MAX)
-            install()
-            signal.alarm(0)
+        environments.install("chromium", *NAMES)
     with phase("the dashboard's tests in a browser"):
         return list(complaints(screenshots))
 
