@@ -10,8 +10,8 @@ the server's log by its request id. Compared, all in CLOCK_MONOTONIC of this one
 Beside each error stands the uncertainty that the tap reported with that very exchange, and the share of
 errors that lie within it.
 
-With --packets (root or CAP_NET_RAW), two `llmtap watch` stand beside the relay, one on each side, and the time
-that the relay says it added to a request and to the chunks of its answer is compared with the packets' times.
+With --packets (root or CAP_NET_RAW), two `llmtap watch` stand beside the relay, one on each side, and the
+times that the relay says it added to a request and to its chunks are compared with the packets' times.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def measure(clock: str, streams: int, options: argparse.Namespace, real_time: bo
 
 @contextmanager
 def both_sides(there: Running, captures: list[Path]) -> Iterator[None]:
-    """Watch the packets between client and relay, and between relay and server, if there are captures to make."""
+    """Watch the packets on both sides of the relay, if there are captures to make."""
     with ExitStack() as stack:
         for url, capture in zip((there.url, there.upstream), captures, strict=False):
             stack.enter_context(watching(urlsplit(url).port, capture))
@@ -117,7 +117,7 @@ def packets(capture: Path) -> dict[str, dict]:
     return {row["request_id"]: row for row in rows}
 
 
-def compare_added(exchanges: list[dict], client: dict[str, dict], server: dict[str, dict]) -> dict[str, dict]:
+def compare_added(exchanges: list[dict], client: dict[str, dict], server: dict[str, dict]) -> dict:
     """Return, for each part of `added`, its values by the relay and by the packets, and their differences."""
     said, truth, errors = ({name: [] for name in ADDED} for _ in range(3))
     within = dict.fromkeys(ADDED, 0)
