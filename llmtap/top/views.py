@@ -311,6 +311,7 @@ _COUNTS: Final = {
     "unsettled": "under way, or not acknowledged yet", "lost": "went down with the relay",
     "connections": "of clients, open", "streams": "answers under way", "refused": "connections turned away",
 }  # fmt: skip
+_PACKETS: Final = {"packets": "lost: the kernel had no room for them", "watched": "connections, by kind"}
 
 
 def tap_table(documents: Shown, width: int) -> ViewTable:
@@ -338,7 +339,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     yield "stamps", "uncertain", _count(uncertain), f"exchanges above {milliseconds(limit)} ms"
     yield "loops", "lag max", _ms(at(summary, "window", "lag_max")), "ms; of any relay in the window"
     for name, relay in _items(summary.get("relays")):
-        yield from _relay(f"relay {name}", relay)
+        yield from _relay(f"{at(relay, 'vantage') or 'relay'} {name}", relay)
     for kind, n in _items(summary.get("meter_errors")):
         yield "meter", f"errors: {kind}", _count(n), "could not be measured"
     for name, value in _items(summary.get("capture")):
@@ -363,6 +364,13 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
     for name, about in _COUNTS.items():
         if at(relay, name) is not None:
             yield of, name, _count(at(relay, name)), about
+    for group, about in _PACKETS.items():
+        for kind, n in _items(at(relay, group)):
+            yield of, f"{group} {kind}", _count(n), about
+    missing = at(relay, "missing_bytes")
+    if isinstance(missing, int):
+        place = at(relay, "side") or "unknown"
+        yield of, "missing", Cell(format_bytes(missing), missing), f"bytes in no packet; side: {place}"
     dropped = at(relay, "dropped")
     if isinstance(dropped, Mapping):
         total = sum(n for n in dropped.values() if isinstance(n, int))

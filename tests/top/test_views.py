@@ -109,6 +109,21 @@ def test_the_tap_tells_of_itself() -> None:
     assert found["stamps/uncertainty"]["value"] != "-"
 
 
+def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
+    documents = some()
+    documents["summary"]["relays"]["w0"] = {
+        "vantage": "passive", "connected": True, "packets": {"captured": 900, "lost": 3}, "side": "server",
+        "watched": {"followed": 4, "encrypted": 1}, "missing_bytes": 70_000, "dropped": {"packets_lost": 1},
+    }  # fmt: skip
+    found = cells(table("tap", documents, 120))
+    mine = {key.removeprefix("passive w0/"): line for key, line in found.items() if "w0" in key}
+    assert {name: line["value"] for name, line in mine.items() if not line["about"].startswith("ms")} == {
+        "state": "connected", "packets captured": "900", "packets lost": "3", "watched followed": "4",
+        "watched encrypted": "1", "missing": "68.4 KiB", "dropped": "1",
+    }  # fmt: skip
+    assert "side: server" in mine["missing"]["about"]
+
+
 def test_names_of_others_are_harmless_in_every_view() -> None:
     evil = ["\x1b[31mred", "[bold]x[/bold]", "a\nb\r", "\u202egnp", "x" * 500, "[/]", "tenant'; drop"]
     documents = recorded(

@@ -152,11 +152,10 @@ export function losses(relays) {
 /** What a passive vantage saw; "" where there is none. */
 function packets(relays) {
   return relays.filter(({ relay }) => relay.packets).map(({ name, relay }) => {
-    const where = relay.side ? ` (seen at the ${relay.side})` : "";
     const parts = [`packets ${named(ranked(relay.packets)) || "none"}`];
     parts.push(`connections ${named(ranked(relay.watched)) || "none"}`);
     parts.push(`${bytes(relay.missing_bytes)} missing`);
-    return `${name}${where}: ${parts.join("; ")}.`;
+    return `${name}: ${parts.join("; ")}.`;
   }).join(" ");
 }
 
@@ -201,7 +200,7 @@ const RELAYS = [
   },
   {
     id: "vantage", head: "vantage", kind: "text",
-    text: (row) => row.relay.vantage ?? NONE, tip: (row) => row.relay.side ?? "",
+    text: (row) => [row.relay.vantage ?? NONE, row.relay.side].filter(Boolean).join(", "),
   },
   { id: "said", head: "spoke", title: "seconds ago", ...of("status_age", seconds) },
   { id: "clock", head: "stamps", kind: "text", text: (row) => row.relay.clock },
