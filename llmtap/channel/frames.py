@@ -172,33 +172,33 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
 class RelayStatus(msgspec.Struct, kw_only=True):
     """A relay about itself: counters since it started, gauges now."""
 
-    t_ns: int
-    opened: int
+    t_ns: int = 0
+    opened: int = 0
     """Exchanges begun: the highest seq given out."""
-    measured: int
+    measured: int = 0
     """Exchanges whose every frame a meter has acknowledged."""
-    dropped: dict[str, int]
+    dropped: dict[str, int] = {}
     """Exchanges not measured, by reason. opened = measured + dropped + unsettled, always."""
-    unsettled: int
+    unsettled: int = 0
     """Exchanges still running, or waiting for the meter's acknowledgement."""
-    connections: int
-    streams: int
-    upstream_idle: int
-    upstream_connects: int
-    upstream_reuses: int
-    accepted: int
-    refused: dict[str, int]
+    connections: int = 0
+    streams: int = 0
+    upstream_idle: int = 0
+    upstream_connects: int = 0
+    upstream_reuses: int = 0
+    accepted: int = 0
+    refused: dict[str, int] = {}
     """Connections and requests turned away, by limit."""
-    tap_pending_bytes: int
-    cpu_ns: int
-    rss_bytes: int
-    lag_ns_max: int
+    tap_pending_bytes: int = 0
+    cpu_ns: int = 0
+    rss_bytes: int = 0
+    lag_ns_max: int = 0
     """Worst event-loop lag since the last status."""
-    lag_buckets: list[int]
+    lag_buckets: list[int] = []
     """Samples of lag since start, one count for each bucket of LAG_EDGES_NS and one beyond."""
-    lag_sum_ns: int
-    bytes_up: int
-    bytes_down: int
+    lag_sum_ns: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
     draining: bool = False
     """It takes no more connections."""
     upstream_unsolicited: int = 0

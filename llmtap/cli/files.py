@@ -320,7 +320,7 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
     from llmtap.channel.frames import Frame, FrameKind
     from llmtap.config import Settings
     from llmtap.meter.offline import OfflineMeter
-    from llmtap.supervisor.run import offline_setup
+    from llmtap.supervisor.run import fresh_meter_setup
     from llmtap.vantage.passive.file_vantage import FileVantage
     from llmtap.vantage.passive.options import WatchOptions
     from llmtap.vantage.passive.pcap_file import PcapError
@@ -336,7 +336,9 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
 
     vantage = FileVantage(WatchOptions(), digest)
     meter = OfflineMeter(
-        offline_setup(Settings()), vantage.hello, lambda x: found.append((x, b"".join(parts.pop(x.seq, ()))))
+        fresh_meter_setup(Settings()),
+        vantage.hello,
+        lambda x: found.append((x, b"".join(parts.pop(x.seq, ())))),
     )
     try:
         vantage.read(io.BytesIO(data))

@@ -146,14 +146,14 @@ def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
     from llmtap.meter.offline import OfflineMeter
     from llmtap.report.summary import render_summary
     from llmtap.supervisor.checks import check_measuring
-    from llmtap.supervisor.run import offline_setup
+    from llmtap.supervisor.run import fresh_meter_setup
     from llmtap.supervisor.watching import check_hosts
     from llmtap.vantage.passive.file_vantage import FileVantage
 
     check_hosts(settings)
     check_measuring(settings)
     vantage = FileVantage(settings.watch, lambda frames, now_ns: meter.digest(frames, now_ns))
-    meter = OfflineMeter(offline_setup(settings), vantage.hello)
+    meter = OfflineMeter(fresh_meter_setup(settings), vantage.hello)
     read_packets(vantage, name)
     told = meter.finish(vantage.status())
     if as_json:

@@ -21,12 +21,12 @@ from llmtap.net.pool import parse_origin
 from llmtap.units import encode_special
 from llmtap.vantage.relay.relay import RelaySetup
 
-__all__ = ["ProxyRun", "meter_setup", "new_capture_id", "offline_setup"]
+__all__ = ["ProxyRun", "fresh_meter_setup"]
 
 log = logging.getLogger(__name__)
 
 
-def new_capture_id(wall_ns: int) -> str:
+def _new_capture_id(wall_ns: int) -> str:
     """Return the name of a capture that begins now."""
     began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
     return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
@@ -79,7 +79,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         of = _digest(settings.capture)
         if of != self.capture_of:
             self.capture_of = of
-            self.capture_id = new_capture_id(SystemClock.wall_ns())
+            self.capture_id = _new_capture_id(SystemClock.wall_ns())
             self.capture_salt = secrets.token_hex(32)
             self.capture_met = False
 
@@ -106,7 +106,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
         """Return the setup of a meter."""
-        setup = meter_setup(
+        setup = _meter_setup(
             settings,
             socket=self.tap_path(settings),
             admin_fd=admin_fd,
@@ -124,7 +124,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         )
 
 
-def meter_setup(
+def _meter_setup(
     settings: Settings,
     *,
     socket: str,
@@ -152,11 +152,11 @@ def meter_setup(
     )
 
 
-def offline_setup(settings: Settings) -> MeterSetup:
-    """Return the setup of a meter that reads a file, without processes."""
-    return meter_setup(
-        settings, socket="", admin_fd=None, tenant_salt=host_salt() or secrets.token_hex(16),
-        capture_id=new_capture_id(SystemClock.wall_ns()), capture_salt=secrets.token_hex(32),
+def fresh_meter_setup(settings: Settings, socket: str = "", admin_fd: int | None = None) -> MeterSetup:
+    """Return the setup of a meter without relays, with keys of its own; without `socket`: it reads a file."""
+    return _meter_setup(
+        settings, socket=socket, admin_fd=admin_fd, tenant_salt=host_salt() or secrets.token_hex(16),
+        capture_id=_new_capture_id(SystemClock.wall_ns()), capture_salt=secrets.token_hex(32),
     )  # fmt: skip
 
 

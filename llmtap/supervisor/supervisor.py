@@ -29,7 +29,7 @@ from llmtap.log import set_up
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
 from llmtap.net.listener import name_of
 from llmtap.supervisor.checks import check_settings
-from llmtap.supervisor.child import Child, back_off, is_ready, log_not_started, start_at_last
+from llmtap.supervisor.child import Child, back_off, encode_setup, is_ready, log_not_started, start_at_last
 from llmtap.supervisor.handover import (
     Handover,
     become,
@@ -41,7 +41,6 @@ from llmtap.supervisor.handover import (
 )
 from llmtap.supervisor.ports import Ports, notify
 from llmtap.supervisor.run import ProxyRun
-from llmtap.units import encode_special
 
 __all__ = ["Supervisor"]
 
@@ -55,7 +54,6 @@ ASIDE: Final = ".old"
 """Suffix of the old meter's socket while a new one begins to listen."""
 
 log = logging.getLogger(__name__)
-_encode = msgspec.json.Encoder(enc_hook=encode_special).encode
 
 
 class _Plan(NamedTuple):
@@ -269,7 +267,7 @@ class Supervisor:
             fds = [sock.fileno() for sock in ports.of(index, settings.relay.workers)]
             self._run.relays += 1  # here, whatever the plan: no two relays have one name
             setup = run.relay_setup(settings, index, self._run.relays, fds)
-            child = self._register(await Child.start("relay", setup.name, index, _encode(setup), fds))
+            child = self._register(await Child.start("relay", setup.name, index, setup, fds))
             child.drain_s = settings.relay.drain_timeout / 1e9
             return child
 
@@ -278,7 +276,7 @@ class Supervisor:
             settings, ports, run = plan or self._plan()
             fd = ports.admin.fileno()
             setup = run.meter_setup(settings, fd, takes_over=takes_over)
-            child = self._register(await Child.start("meter", "meter", 0, _encode(setup), [fd]))
+            child = self._register(await Child.start("meter", "meter", 0, setup, [fd]))
             child.told = setup
             run.capture_met = True
             return child
@@ -380,7 +378,7 @@ class Supervisor:
             meter.makes_way = True
             meter.signal(RENEW)
         elif meter.told.changeable != setup.changeable:
-            meter.tell(FROM_NOW_ON + _encode(setup.changeable))
+            meter.tell(FROM_NOW_ON + encode_setup(setup.changeable))
             meter.told = setup
 
     # ---------------------------------------------------------------- hot restart

@@ -19,18 +19,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from llmtap.clock import SystemClock
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.log import set_up
 from llmtap.meter.setup import need_no_meter
-from llmtap.meter.tenants import host_salt
-from llmtap.net.listener import bind, name_of, parse_address
+from llmtap.net.listener import name_of
 from llmtap.supervisor.checks import check_measuring
 from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
-from llmtap.supervisor.ports import notify
-from llmtap.supervisor.run import meter_setup, new_capture_id
-from llmtap.units import encode_special
+from llmtap.supervisor.ports import bind_for, notify
+from llmtap.supervisor.run import fresh_meter_setup
 from llmtap.vantage.passive.ring import PORTS_MAX, open_adapter_clock, open_ring
 from llmtap.vantage.passive.table import pack_addresses
 from llmtap.vantage.passive.watcher import WatchSetup
@@ -81,10 +78,7 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
         adapters = [
             open_adapter_clock(sock, name) for sock, name in zip(packets, options.interfaces, strict=True)
         ]
-    try:
-        admin = bind(*parse_address(settings.meter.admin), shared=False)
-    except OSError as exc:
-        raise ConfigError("meter.admin", f"cannot listen on {settings.meter.admin}: {exc.strerror}") from None
+    (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     drop_privileges(options.user)
     check_measuring(settings)
     set_up(settings.log)
@@ -130,14 +124,12 @@ class _Processes:
         folder: str,
     ) -> None:
         self._settings = settings
-        self._packets = packets
+        self._packets = [sock.fileno() for sock in packets]
         self._adapters = adapters
-        self._admin = admin
-        self._path = settings.meter.socket or str(Path(folder) / "tap.sock")
+        path = settings.meter.socket or str(Path(folder) / "tap.sock")
+        self._meter = fresh_meter_setup(settings, path, admin.fileno())
         self._id = secrets.token_hex(2)
         self._watchers = 0
-        self._salts = host_salt() or secrets.token_hex(16), secrets.token_hex(32)
-        self._capture_id = new_capture_id(SystemClock.wall_ns())
         self._at_work: dict[str, Child] = {}
 
     async def run(self, announce: Callable[[], None]) -> int:
@@ -178,25 +170,19 @@ class _Processes:
 
     async def _start_watcher(self) -> Child:
         self._watchers += 1
-        fds = [sock.fileno() for sock in self._packets]
         setup = WatchSetup(
-            options=self._settings.watch, name=f"watch-{self._id}.0.{self._watchers}", packet_fds=fds,
-            adapter_fds=self._adapters, tap_path=self._path, log=self._settings.log,
+            options=self._settings.watch, name=f"watch-{self._id}.0.{self._watchers}",
+            packet_fds=self._packets, adapter_fds=self._adapters, tap_path=self._meter.socket,
+            log=self._settings.log,
         )  # fmt: skip
-        return await self._start("watch", setup.name, setup, fds + self._adapters)
+        return await self._start("watch", setup.name, setup, self._packets + self._adapters)
 
     async def _start_meter(self) -> Child:
-        fd = self._admin.fileno()
-        tenant_salt, capture_salt = self._salts
-        setup = meter_setup(
-            self._settings, socket=self._path, admin_fd=fd, tenant_salt=tenant_salt,
-            capture_id=self._capture_id, capture_salt=capture_salt,
-        )  # fmt: skip
-        return await self._start("meter", "meter", setup, [fd])
+        assert self._meter.admin_fd is not None
+        return await self._start("meter", "meter", self._meter, [self._meter.admin_fd])
 
     async def _start(
         self, kind: Literal["watch", "meter"], name: str, setup: msgspec.Struct, fds: list[int]
     ) -> Child:
-        line = msgspec.json.encode(setup, enc_hook=encode_special)
-        child = self._at_work[kind] = await Child.start(kind, name, 0, line, fds)
+        child = self._at_work[kind] = await Child.start(kind, name, 0, setup, fds)
         return child

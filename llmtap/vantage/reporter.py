@@ -105,9 +105,6 @@ class Reporter:
         """Return gauges, and counters since the start. CPU and memory are the whole process's."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         tap = self.tap
-        none = dict.fromkeys(
-            ("connections", "upstream_idle", "upstream_connects", "upstream_reuses", "accepted"), 0
-        )
         return RelayStatus(
             t_ns=self.now_ns(),
             opened=tap.ledger.opened,
@@ -124,7 +121,7 @@ class Reporter:
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             draining=self.draining,
-            **{"refused": {}, **none, **self._counters()},
+            **self._counters(),
         )
 
     # ---------------------------------------------------------------- the loop's lag

@@ -4,7 +4,7 @@ Both clocks are one here: a stamp is the packet's wall time.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -72,15 +72,11 @@ class FileVantage:
     def status(self) -> RelayStatus:
         """Return the counts as of a relay."""
         ledger, counts = self._ledger, self._table.counts
-        none: dict[str, Any] = dict.fromkeys(
-            ("streams", "upstream_idle", "upstream_connects", "upstream_reuses", "accepted", "rss_bytes",
-             "tap_pending_bytes", "cpu_ns", "lag_ns_max", "lag_sum_ns", "bytes_up", "bytes_down"), 0
-        )  # fmt: skip
         return RelayStatus(
             t_ns=self.now_ns, opened=ledger.opened, measured=ledger.measured, dropped=dict(ledger.dropped),
-            unsettled=ledger.unsettled, connections=len(self._table), refused={}, lag_buckets=[],
-            draining=True, packets={"captured": self.packets}, watched=dict(counts.connections),
-            missing_bytes=counts.missing_bytes, **none,
+            unsettled=ledger.unsettled, connections=len(self._table), draining=True,
+            packets={"captured": self.packets}, watched=dict(counts.connections),
+            missing_bytes=counts.missing_bytes,
         )  # fmt: skip
 
     def _flush(self) -> None:
