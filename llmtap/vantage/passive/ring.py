@@ -70,9 +70,8 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
         request = struct.pack("=7I", BLOCK_BYTES, blocks, _FRAME_BYTES, frames, RETIRE_MS, 0, 0)
         sock.setsockopt(_SOL_PACKET, _RX_RING, request)
         if interface == LOOPBACK:
-            sock.setsockopt(
-                _SOL_PACKET, _IGNORE_OUTGOING, 1
-            )  # else each packet is seen going out and coming in
+            # Else each packet is seen going out and coming in.
+            sock.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
         if interface != ANY:
             sock.bind((interface, _ETH_P_ALL))
     except OSError as exc:
@@ -187,17 +186,8 @@ def _ask(sock: socket.socket, interface: str, request: int, data: ctypes.Array[c
 # ---------------------------------------------------------------- the filter: classic BPF
 
 _LD_H, _LD_B, _LD_H_X, _LD_B_X, _LDX_IMM, _LDX_IP = 0x28, 0x30, 0x48, 0x50, 0x01, 0xB1
-_JEQ, _JEQ_X, _JSET, _ADD, _ADD_X, _AND, _RSH, _TAX, _RET = (
-    0x15,
-    0x1D,
-    0x45,
-    0x04,
-    0x0C,
-    0x54,
-    0x74,
-    0x07,
-    0x06,
-)
+_JEQ, _JEQ_X, _JSET, _ADD, _ADD_X = 0x15, 0x1D, 0x45, 0x04, 0x0C
+_AND, _RSH, _TAX, _RET = 0x54, 0x74, 0x07, 0x06
 _PACKET_TYPE, _HARDWARE_TYPE = 0xFFFFF004, 0xFFFFF01C
 """Offsets of ancillary data (linux/filter.h)."""
 _OUTGOING, _LOOPBACK_TYPE = 4, 772

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ import pytest
 
 from llmtap.capture.read.reader import read as read_capture
 from llmtap.channel.frames import FrameKind
-from llmtap.clock import Clock, SystemClock
+from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.vantage.passive import ring as rings
 from llmtap.vantage.passive.options import WatchOptions
@@ -73,7 +73,7 @@ async def watched(
     host: str = "127.0.0.1",
     ring_bytes: int = RING_BYTES,
     kind: type[PacketRing] = PacketRing,
-    adapters: Sequence[Clock] = (),
+    **about: Any,
 ) -> AsyncIterator[tuple[int, FakeMeter, Watcher]]:
     """A server on loopback, and a watcher of its port that reports to a meter."""
     loop = asyncio.get_running_loop()
@@ -84,7 +84,7 @@ async def watched(
         await meter.start()
         watcher = Watcher(
             loop, WatchOptions(ports=(port,)), [kind(open_ring("lo", [port], ring_bytes), ring_bytes)],
-            name="w", tap_path=meter.path, adapters=adapters, local=local_addresses(),
+            name="w", tap_path=meter.path, local=local_addresses(), **about,
         )  # fmt: skip
         watcher.start()
         try:
@@ -180,8 +180,7 @@ def test_clock_that_is_set_does_not_move_a_stamp_out_of_order() -> None:
 
     async def run() -> None:
         clock = SettableClock()
-        async with watched(server) as (port, meter, watcher):
-            watcher._clock = watcher.reporter.timebase._clock = clock
+        async with watched(server, clock=clock) as (port, meter, _):
             asking = asyncio.create_task(ask(port, 3))
             await asyncio.sleep(0.1)
             clock.ahead_ns = HOUR_NS
