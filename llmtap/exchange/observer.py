@@ -174,7 +174,8 @@ class Observer:
         self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
         self._server.read_head(head.headers)
         content_type = header_value(head.headers, b"content-type")
-        self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share)
+        failed = head.status >= 400
+        self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share, failed=failed)
         if head.framing is Framing.CHUNKED:
             self._dechunk = ChunkedDecoder()
         # RFC 9110 5.3: several lines of one field are one list.

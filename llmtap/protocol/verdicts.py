@@ -58,8 +58,8 @@ _FILTERED: Final = frozenset(
     }
 )  # fmt: skip
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
-FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error"})
-"""Finish reasons that report a failure: OpenRouter and vLLM, DeepSeek, Zhipu."""
+FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error", "timeout"})
+"""Finish reasons that report a failure: OpenRouter and vLLM, DeepSeek, Zhipu, Cohere."""
 
 
 def reason_kind(reason: str) -> str:

@@ -195,8 +195,9 @@ def gather(
         delta.output = True
         delta.choices = choices
         delta.text = "".join(texts.get(first, ()))
-        delta.content = bool(content) and not content.isspace()
-        delta.blank = bool(content) and not delta.content
+        spoken = texts.get(EventClass.CONTENT, ())
+        delta.content = bool(spoken) and ("" in spoken or not content.isspace())  # audio has no text
+        delta.blank = bool(spoken) and not delta.content
         delta.reasoning = EventClass.REASONING in texts
         delta.tool_call = EventClass.TOOL_CALL in texts
         delta.refusal = EventClass.REFUSAL in texts

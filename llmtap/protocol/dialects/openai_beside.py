@@ -46,8 +46,8 @@ from llmtap.protocol.verdicts import (
 )
 
 __all__ = [
-    "BESIDE_NAMES", "Beside", "ChoicesReader", "ChunkFields", "add_beside", "build_chunk", "is_plain",
-    "read_beside", "read_failure",
+    "BESIDE_NAMES", "Beside", "ChoicesReader", "ChunkFields", "add_beside", "build_chunk", "is_alone",
+    "is_plain", "read_beside", "read_failure",
 ]  # fmt: skip
 
 BESIDE_NAMES: Final = (
@@ -238,6 +238,9 @@ class ChunkFields(msgspec.Struct, gc=False):
     timings: Any = None
     hook_results: Any = None
     warnings: Any = None
+    x_groq: Any = None
+    guardrails_data: Any = None
+    guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
 
 
 class ChoicesReader:
@@ -273,8 +276,7 @@ class ChoicesReader:
             return Delta(EventClass.KEEPALIVE)
         findings = Findings()
         choices = chunk.choices or ()
-        plain = is_plain(chunk, name) and not (b'"x_groq"' in data or b"guardrailAction" in data)
-        beside = None if plain else read_beside(data)
+        beside = None if is_plain(chunk, name) else read_beside(data)
         if choices:
             self._begin(chunk, data)
             verdict = None if beside is None else beside.replaced()
@@ -322,22 +324,30 @@ class ChoicesReader:
 
 
 def is_plain(chunk: Any, name: bytes | None) -> bool:
-    """Return whether nothing can stand beside the choices: there is one, and it goes on."""
+    """Return whether nothing stands beside the choices: there is one, and it goes on."""
     choices = chunk.choices
     return bool(
-        choices
-        and name is None
-        and not choices[0].finish_reason
-        and len(choices) == 1
-        and chunk.error is None
+        choices and name is None and not choices[0].finish_reason and len(choices) == 1 and is_alone(chunk)
+    )
+
+
+def is_alone(chunk: Any) -> bool:
+    """Return whether a chunk has no error and no verdict beside its choices."""
+    return (
+        chunk.error is None
         and chunk.moderation is None
         and chunk.hook_results is None
         and chunk.warnings is None
+        and chunk.x_groq is None
+        and chunk.guardrails_data is None
+        and chunk.guardrail_action is None
     )
 
 
 Built = TypeVar("Built")
-_ALSO: Final = ("error", "moderation", "timings", "hook_results", "warnings")
+_ALSO: Final = tuple(
+    (f.name, f.encode_name) for f in msgspec.structs.fields(ChunkFields) if f.name not in ("model", "usage")
+)
 
 
 def build_chunk(
@@ -362,7 +372,7 @@ def build_chunk(
         ] if isinstance(choices, list) else None,
         model=model if isinstance(model, str) else None,
         usage=usage if isinstance(usage, dict) else None,
-        **{name: get(name) for name in _ALSO},
+        **{name: get(key) for name, key in _ALSO},
     )  # fmt: skip
 
 

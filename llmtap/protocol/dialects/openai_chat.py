@@ -15,7 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, ChoicesReader, ChunkFields, build_chunk
+from llmtap.protocol.dialects.openai_beside import (
+    BESIDE_NAMES,
+    ChoicesReader,
+    ChunkFields,
+    build_chunk,
+    is_alone,
+)
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
@@ -148,15 +154,7 @@ class OpenAIChat(ChoicesReader):
         except BAD_JSON:
             return self._read_json(data, event.event, streamed=True)
         choices = chunk.choices
-        if (
-            choices is not None
-            and len(choices) == 1
-            and chunk.model == self._model
-            and chunk.error is None
-            and chunk.moderation is None
-            and chunk.hook_results is None
-            and chunk.warnings is None
-        ):
+        if choices is not None and len(choices) == 1 and chunk.model == self._model and is_alone(chunk):
             delta = self._read_usual(choices[0], chunk.usage)
             if delta is not None:
                 if chunk.timings is not None:
