@@ -95,7 +95,7 @@ bench: $(STAMP)  ## the relay beside nginx, HAProxy and LLM gateways (see benchm
 	$(BIN)/python benchmarks/relay/run.py
 
 e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap between them; clients of the simulated one
-	$(BIN)/python tests/e2e/together.py prometheus,fleet,middleware environments,browser,clients
+	$(BIN)/python tests/e2e/together.py prometheus,fleet,middleware,sdks environments,browser,clients
 	$(BIN)/python tests/e2e/run.py
 	$(BIN)/python tests/e2e/replay.py
 	$(BIN)/python tests/e2e/live_streams.py
