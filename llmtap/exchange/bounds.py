@@ -65,6 +65,7 @@ BOUNDS: Final = {
     "path": Bound(PATH_CHARS_MAX, "client", _cut_path),
     "endpoint": Bound(32, "llmtap"),
     "dialect": Bound(32, "llmtap"),
+    "call": Bound(160, "client", clean_name),
     "model": Bound(NAME_CHARS_MAX, "client", clean_name),
     "response_model": Bound(NAME_CHARS_MAX, "upstream", clean_name),
     # `meter/tenants.py` replaces a key by its hash; the operator's names stay as they are.

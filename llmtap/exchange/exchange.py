@@ -199,6 +199,8 @@ class Exchange:
     endpoint: str | None = None
     """`chat.completions`, `completions`, ... or None for a path we do not know."""
     dialect: str | None = None
+    call: str | None = None
+    """Of a request to an MCP server, which is no model traffic: its method, then its tool or prompt."""
     model: str | None = None
     response_model: str | None = None
     """The model that the answer names, which may be a more exact name."""

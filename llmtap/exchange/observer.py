@@ -174,6 +174,10 @@ class Observer:
         self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
         self._server.read_head(head.headers)
         content_type = header_value(head.headers, b"content-type")
+        if x.call is not None:
+            self._answer = AnswerReader(None, "", self._share)
+            self._answer.give_up()
+            return  # nothing is read of it
         failed = head.status >= 400
         self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share, failed=failed)
         if head.framing is Framing.CHUNKED:

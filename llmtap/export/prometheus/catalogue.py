@@ -14,8 +14,8 @@ from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.export.buckets import ADDED_EDGES_NS, DURATION_EDGES_NS, GAP_EDGES_NS, TOKEN_EDGES, TTFT_EDGES_NS
 
 __all__ = [
-    "ADDED", "COUNTERS", "HISTOGRAMS", "LAG", "SELF", "WHO", "CounterFamily", "HistogramFamily", "SelfMetric",
-    "Value", "collect",
+    "ADDED", "CALLS", "COUNTERS", "HISTOGRAMS", "LAG", "SELF", "WHO", "CounterFamily", "HistogramFamily",
+    "SelfMetric", "Value", "collect",
 ]  # fmt: skip
 
 WHO: Final = ("tenant", "model", "arm")
@@ -125,6 +125,12 @@ ADDED: Final = HistogramFamily(
     "What the tap itself added, from a read to the kernel's taking the bytes",
     ADDED_EDGES_NS,
     labels=("point",),
+)
+CALLS: Final = HistogramFamily(
+    "llmtap_mcp_request_duration_seconds",
+    "Submit to the end of the answer of a request to an MCP server; name: the tool or prompt",
+    DURATION_EDGES_NS,
+    labels=("tenant", "method", "name", "outcome"),
 )
 LAG: Final = HistogramFamily(
     "llmtap_tap_loop_lag_seconds", "How late the relay's event loop ran", LAG_EDGES_NS, labels=_RELAY

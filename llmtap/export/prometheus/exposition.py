@@ -20,8 +20,8 @@ from prometheus_client.samples import Exemplar
 
 from llmtap import native
 from llmtap.exchange.exchange import Exchange
-from llmtap.export.buckets import ADDED_EDGES_NS, Buckets
-from llmtap.export.prometheus.catalogue import ADDED, COUNTERS, LAG, HistogramFamily, Value, collect
+from llmtap.export.buckets import ADDED_EDGES_NS, DURATION_EDGES_NS, Buckets
+from llmtap.export.prometheus.catalogue import ADDED, CALLS, COUNTERS, LAG, HistogramFamily, Value, collect
 from llmtap.export.prometheus.series import FrozenSeries, Series, families_for
 from llmtap.export.prometheus.text import TextWriter, escape
 from llmtap.export.sinks import SeriesKey
@@ -34,6 +34,9 @@ __all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "by_series"]
 
 EXEMPLARS_MAX: Final = 20_000
 """The newest: 0.7 KB each, and 2,000 series of a histogram have 60,000 buckets, most with old news."""
+
+CALLS_MAX: Final = 1_000
+"""Tenants, methods, tools and outcomes of MCP together; the methods of more are `other`."""
 
 Place = tuple[str, tuple[str, ...], int]
 """Metric, labels and bucket."""
@@ -79,6 +82,7 @@ class Exposition:
         self._families = families_for(bounds)
         self._series: dict[_Who, Series] = {}
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
+        self._calls: dict[tuple[str, str, str, str], Buckets] = {}
         self._unparsed = 0
         self._exemplars = Exemplars()
 
@@ -100,6 +104,17 @@ class Exposition:
         self._added["chunk"].record_many(added.chunks_ns)
         if x.trace_parent is not None:
             self._note_trace(x, m, who)
+
+    def called(self, x: Exchange, m: Measured) -> None:
+        """Count a request to an MCP server."""
+        method, _, name = (x.call or "").partition(" ")
+        key = x.tenant, method, name, x.outcome.value
+        if key not in self._calls and len(self._calls) >= CALLS_MAX:
+            key = x.tenant, "other", "", x.outcome.value
+        cell = self._calls.get(key)
+        if cell is None:
+            cell = self._calls[key] = Buckets(DURATION_EDGES_NS)
+        cell.record(m.e2e_ns or 0)
 
     def _note_trace(self, x: Exchange, m: Measured, who: _Who) -> None:
         """Exemplars, where the caller records its trace."""
@@ -134,6 +149,7 @@ class Exposition:
         return Frozen(
             self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()},
+            [(labels, *buckets.read()) for labels, buckets in self._calls.items()],
             {"unparsed_events": self._unparsed, **(values or {})}, lags, helps or {},
             self._exemplars.freeze(),
         )  # fmt: skip
@@ -147,6 +163,7 @@ class Frozen:
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_Who, FrozenSeries]]
     added: Mapping[str, tuple[Sequence[int], int]]
+    calls: Sequence[Cell]
     values: Mapping[str, Value]
     lags: Sequence[Cell]
     helps: Mapping[str, str]
@@ -191,6 +208,8 @@ class Frozen:
         for name, rows in found.items():
             yield self.families[name], rows
         yield ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
+        if self.calls:
+            yield CALLS, [(tuple(map(escape, labels)), counts, total) for labels, counts, total in self.calls]
         yield LAG, self.lags
 
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:

@@ -72,7 +72,8 @@ class StreamsQuery:
         observer, arm = found
         x = observer.exchange
         return (
-            (self.id is None or x.id == self.id)
+            x.call is None
+            and (self.id is None or x.id == self.id)
             and (self.tenant is None or x.tenant == self.tenant)
             and (self.model is None or x.model == self.model)
             and (self.arm is None or arm == self.arm)

@@ -111,11 +111,14 @@ class ExchangePipeline:
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer:
         """Return the observer of an exchange that began now."""
-        return Observer(
+        observer = Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
             self.tenants.identify, self._patterns, self._count_tokens,
             None if self.recorder is None else self.recorder.hear, self._bodies,
         )  # fmt: skip
+        if observer.exchange.call is not None:
+            self.windows.opened(-1)
+        return observer
 
     def opened(self) -> None:
         """An exchange began."""
@@ -141,6 +144,11 @@ class ExchangePipeline:
         slo = self.slos.of(x.tenant)
         # Clients without a valid key could otherwise use up all the names.
         x.tenant = self.labels.tenant(x.tenant, trusted=x.status != UNAUTHORIZED)
+        if x.call is not None:
+            self.exposition.called(x, m)
+            if self.recorder is not None:
+                self.recorder.leave_out("mcp")
+            return
         tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm)
         met = self.slos.judge(x, m, slo, tenant)
         key = SeriesKey(tenant, model, arm, "" if slo is None else slo.name, x.uncertain)

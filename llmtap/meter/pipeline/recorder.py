@@ -152,6 +152,7 @@ class Recorder:
         self._batch_rows = 0
         self._kept = 0
         self._dropped: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
         self._unshaped = 0  # counted by the loop
         self._cut = 0  # prompts with too many parts, counted by the thread
         self._errors: dict[str, int] = {}
@@ -197,6 +198,10 @@ class Recorder:
             return
         self._taken_bytes += n_bytes
         self._inbox.append((x, None, b"", n_bytes))
+
+    def leave_out(self, reason: str) -> None:
+        """Count an exchange that is no model traffic: readers know then that its row is not missing."""
+        self._left_out[reason] = self._left_out.get(reason, 0) + 1
 
     def relay_said(
         self, relay: str, opened: int, dropped: dict[str, int], unsettled: int,
@@ -443,7 +448,7 @@ class Recorder:
 
     def _ledger(self, *, closed: bool = False) -> CaptureLedger:
         # The store adds what it deletes.
-        return CaptureLedger(self._relays, dict(self._dropped), self._meter, closed)
+        return CaptureLedger(self._relays, {**self._dropped, **self._left_out}, self._meter, closed)
 
     def _failed(self, error: BaseException) -> None:
         kind = type(error).__name__

@@ -295,9 +295,9 @@ class Windows:
             tile.met += met
         self._tidy(TIDY_EACH)
 
-    def opened(self) -> None:
-        """An exchange began just now."""
-        self._slices.current(self._clock.mono_ns()).opened += 1
+    def opened(self, n: int = 1) -> None:
+        """Exchanges began just now; -1 takes one back that is no model traffic."""
+        self._slices.current(self._clock.mono_ns()).opened += n
 
     def lagged(self, lag_ns: int) -> None:
         """A relay's event loop ran this late."""

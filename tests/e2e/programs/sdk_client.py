@@ -1,4 +1,4 @@
-"""The client's vantage: each vendor's own package reads a stream, and stamps each piece of text it hands over.
+"""The client's vantage: each vendor's own package reads a stream and stamps each piece of text.
 
     python sdk_client.py BASE_URL RECORDS
 

@@ -189,6 +189,20 @@ def test_what_a_relay_did_before_the_capture_began_is_not_missing_from_it(tmp_pa
     assert new.ranges == [(1, 2)] and new.unexplained == 0
 
 
+def test_what_is_no_model_traffic_is_neither_missing_nor_dropped(tmp_path: Path) -> None:
+    recorder = recording(tmp_path)
+    recorder.start()
+    play(recorder, 1)
+    recorder.leave_out("mcp")
+    play(recorder, 3)
+    recorder.relay_said("r", 3, {}, 0)
+    assert recorder.state().dropped == {}
+    recorder.close(60, whole=True)
+    integrity = llmtap.read(tmp_path).integrity()
+    (capture,) = integrity.captures
+    assert (integrity.ok, capture.not_kept, capture.missing, capture.unexplained) == (True, {"mcp": 1}, 1, 0)
+
+
 def test_of_apps_that_come_and_go_each_is_told_of_and_few_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
