@@ -293,11 +293,15 @@ class ChoicesReader:
             add_beside(findings, beside, data, name, finished=self._finished)
             usage = beside.counted()[0]
             known = known or beside.known
+            if not known and beside.type == "ping":
+                return Delta(EventClass.KEEPALIVE)
             verdict = findings.delta.verdict
             if findings.railed and verdict is not None and verdict.substituted and is_unused(usage):
                 verdict.kind, verdict.phase = INPUT, "input"  # NeMo: no model was asked
         if findings.delta.finish_reason is not None:
             self._finished = True
+        if usage is None and choices:
+            usage = getattr(choices[0], "usage", None)
         findings.usage(usage, self._running)
         if chunk.timings is not None:
             findings.timings(chunk.timings, self._predicted)

@@ -72,6 +72,8 @@ class _Choice(msgspec.Struct, gc=False):
     token_ids: list[int] | None = None
     content_filter_results: msgspec.Raw = NO_RAW
     message: _Delta | None = None
+    usage: Any = None
+    """Moonshot counts here, where a choice ends."""
 
 
 class _Chunk(ChunkFields, gc=False):
@@ -444,7 +446,9 @@ def _calls(delta: _Delta) -> Iterator[dict[str, Any]]:
 
 def _parts(get: Callable[[str], Any]) -> dict[str, Any]:
     """Return the fields of a choice that only chat has, for `build_chunk`."""
-    out: dict[str, Any] = {"content_filter_results": to_raw(get("content_filter_results"))}
+    out: dict[str, Any] = {
+        "content_filter_results": to_raw(get("content_filter_results")), "usage": get("usage"),
+    }  # fmt: skip
     for name in ("delta", "message"):
         part = get(name)
         if isinstance(part, dict):
