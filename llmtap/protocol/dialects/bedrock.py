@@ -61,7 +61,7 @@ class BedrockConverse(ObjectReader):
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        if ("stopReason" in value and isinstance(value.get("output"), dict)) or _named(value):
+        if "messageStart" in value or ("stopReason" in value and isinstance(value.get("output"), dict)):
             return 3
         if path.endswith("/converse-stream"):
             return 4  # its events have no type of their own, and are alone on this path

@@ -74,6 +74,7 @@ def event(value: Any, name: bytes | None = None) -> SseEvent:
         ({"finish_reason": "COMPLETE", "message": {"content": []}}, "/x", "cohere.v2"),
         ({"id": "1", "message": "no such model"}, "/v2/chat", "cohere.v2"),
         ({"messageStart": {}}, "/x", "bedrock.converse"),
+        ({"choices": [{"delta": {}}], "metadata": {}}, "/x", "openai.chat"),
         ({"outputText": "a"}, "/model/m/invoke-with-response-stream", "bedrock.invoke"),
         ({"generation": "a"}, "/model/m/invoke", "bedrock.invoke"),
         ({"generation": "a"}, "/x", None),
