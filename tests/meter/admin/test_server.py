@@ -138,7 +138,7 @@ def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPat
             return (b"in time\n" if healthy.wait(60) else b"too late\n"), "text/plain"
 
     async def scene(tally: ExchangePipeline, client: Client) -> None:
-        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, {}, (), {}, {}))
+        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, [], {}, (), {}, {}))
         rendering = asyncio.ensure_future(client.get("/metrics"))
         await asyncio.sleep(0.01)
         assert (await client.get("/healthz")).status == 200
