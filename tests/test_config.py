@@ -68,6 +68,8 @@ OF_A_SET = {
     "capture.redact": '["email"]', "capture.flush": "100ms",
     "watch.interfaces": '["lo"]', "watch.ports": "[8000]", "watch.upstream_hosts": '["10.0.0.1"]',
     "otlp.protocol": "http/protobuf", "otlp.semconv": "off", "otlp.sampler": "always",
+    "otlp.sample_ratio": "0.5", "otlp.histograms": "exponential", "otlp.interval": "5s", "otlp.timeout": "5s",
+    "otlp.queue_max": "7",
 }  # fmt: skip
 ONLY_BESIDE = {
     "capture.full_tenants": {"LLMTAP_CAPTURE_LEVEL": "full"},

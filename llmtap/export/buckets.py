@@ -6,6 +6,7 @@ is set aside for later, because there are tens of thousands of these. Counting i
 value up to and including its edge.
 """
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "TOKEN_EDGES",
     "TTFT_EDGES_NS",
     "Buckets",
+    "ExponentialBuckets",
     "edges_ns",
 ]
 
@@ -98,3 +100,61 @@ class Buckets:
     def read(self) -> tuple["array[int]", int]:
         """Counts per bucket (not cumulative, the last without upper edge) and the sum; a copy."""
         return self._counts[:], self._total
+
+
+EXPONENTIAL_SCALE: Final = 6
+"""64 buckets for every power of two: each 1.1 % wide."""
+_PER_OCTAVE: Final = 1 << EXPONENTIAL_SCALE
+_UPPER: Final = [2.0 ** (i / _PER_OCTAVE - 1) for i in range(_PER_OCTAVE)]
+"""Upper edges of buckets within [0.5, 1)."""
+
+
+class ExponentialBuckets:
+    """Counts of integers in buckets whose upper edges are powers of 2^(1/64), in units of `unit`.
+
+    Prometheus calls the scale a schema and counts the same buckets, from one above: its bucket `i` ends at
+    2^(i/64), as OpenTelemetry's bucket `i - 1` does. `counts` has the former's numbers.
+    """
+
+    __slots__ = ("_unit", "counts", "n", "total", "zeros")
+
+    def __init__(self, unit: float = 1.0) -> None:
+        self._unit = unit
+        self.counts: dict[int, int] = {}
+        self.zeros = self.n = self.total = 0
+
+    def record(self, value: int) -> None:
+        self.record_many((value,))
+
+    def record_many(self, values: Sequence[int]) -> None:
+        counts, unit = self.counts, self._unit
+        for value in values:
+            if value <= 0:
+                self.zeros += 1
+                continue
+            mantissa, exponent = math.frexp(value / unit)
+            i = (exponent - 1) * _PER_OCTAVE + bisect_left(_UPPER, mantissa)
+            counts[i] = counts.get(i, 0) + 1
+        self.n += len(values)
+        self.total += sum(values)
+
+    def merge(self, other: "ExponentialBuckets") -> None:
+        """Add the counts of another one with the same unit."""
+        for i, n in other.counts.items():
+            self.counts[i] = self.counts.get(i, 0) + n
+        self.zeros, self.n, self.total = self.zeros + other.zeros, self.n + other.n, self.total + other.total
+
+    def dense(self, most: int) -> tuple[int, int, list[int]]:
+        """Return scale, number of the first bucket as OpenTelemetry counts, and the counts of `most` at most.
+
+        The scale is reduced, which merges neighbours, until they are few enough.
+        """
+        if not self.counts:
+            return EXPONENTIAL_SCALE, 0, []
+        low, high, shift = min(self.counts) - 1, max(self.counts) - 1, 0
+        while (high >> shift) - (low >> shift) >= most:
+            shift += 1
+        found = [0] * ((high >> shift) - (low >> shift) + 1)
+        for i, n in self.counts.items():
+            found[((i - 1) >> shift) - (low >> shift)] += n
+        return EXPONENTIAL_SCALE - shift, low >> shift, found

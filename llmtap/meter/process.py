@@ -156,17 +156,16 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
 
 
 def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExporter | None":
-    # 25 MB and 100 ms, so only for who exports: protobuf and gRPC.
+    # 60 MB and half a second, so only for who exports: the SDK, protobuf and gRPC.
     from llmtap.export.opentelemetry.exporter import OtlpExporter
 
     try:
         exporter = OtlpExporter(setup.otlp, pipeline.clock, __version__, setup.servers)
-    except LlmtapError as exc:  # measuring goes on without
+    except Exception as exc:  # measuring goes on without
         pipeline.failed("otlp", exc)
         return None
     pipeline.sinks.append(exporter)
     pipeline.exporters.append(exporter.state)
-    exporter.start()
     log.info("event=otlp_exporter protocol=%s semconv=%s", setup.otlp.protocol, setup.otlp.semconv)
     return exporter
 
@@ -188,7 +187,7 @@ async def _run(
 
     ending = Ending(loop, setup.changeable.drain_s, change, supervised=sock is None)
     pipeline, encode = make_pipeline(setup, SystemClock())
-    exporter = _start_exporter(setup, pipeline) if setup.otlp.endpoint else None
+    exporter = _start_exporter(setup, pipeline) if setup.otlp.exports(os.environ) else None
     recorder = start_recorder(setup, pipeline, encode) if setup.capture.to else None
     receiver = Receiver(pipeline)
     await receiver.start(listen_on(setup.socket) if sock is None else sock)

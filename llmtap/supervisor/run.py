@@ -4,6 +4,7 @@ It continues across a hot restart, so that captures, arms of experiments and nam
 """
 
 import logging
+import os
 import secrets
 import tempfile
 from datetime import UTC, datetime
@@ -118,7 +119,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             setup,
             experiment=None if self.experiment is None else self.experiment.without_key(),
             # Totals that are exported name the server: those of one are not to become another's.
-            servers=_servers(settings) if settings.otlp.endpoint else {},
+            servers=_servers(settings) if settings.otlp.exports(os.environ) else {},
             capture_after=0 if self.capture_met else self.relays,
             takes_over=takes_over,
         )
