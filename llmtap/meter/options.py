@@ -88,6 +88,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=1, description="Maximum number of series (tenant, model, arm); above it the model is `other`."
         ),
     ] = 2_000
+    native_histograms: Annotated[
+        bool,
+        Meta(description="Count for Prometheus native histograms, and offer the protobuf format, too."),
+    ] = False
     uncertainty_limit: Annotated[
         Duration,
         Meta(

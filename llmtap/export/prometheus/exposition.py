@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import repeat
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -22,8 +23,9 @@ from llmtap import native
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.buckets import ADDED_EDGES_NS, Buckets
 from llmtap.export.prometheus.catalogue import ADDED, COUNTERS, LAG, HistogramFamily, Value, collect
+from llmtap.export.prometheus.protobuf import CONTENT_TYPE, ProtobufWriter, is_preferred
 from llmtap.export.prometheus.series import FrozenSeries, Series, families_for
-from llmtap.export.prometheus.text import TextWriter, escape
+from llmtap.export.prometheus.text import TextWriter
 from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import TraceParent, parse_trace_parent
 from llmtap.metrics.latency import Measured
@@ -67,15 +69,16 @@ def by_series(kept: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...],
 
 
 _Who = tuple[str, str, str]
-Cell = tuple[tuple[str, ...], Sequence[int], int]
-"""Labels, counts by bucket, and sum of a histogram's series."""
+Cell = tuple[Any, ...]
+"""Labels, counts by bucket, and sum of a histogram's series; then its native buckets, if it has some."""
 
 
 class Exposition:
     """Everything counted since the meter started; `bounds` (objective, ns) become edges of histograms."""
 
-    def __init__(self, version: str, bounds: Sequence[tuple[str, int]] = ()) -> None:
-        self._version = version
+    def __init__(self, version: str, bounds: Sequence[tuple[str, int]] = (), *, native: bool = False) -> None:
+        """`native`: count for native histograms, and offer the protobuf format, which has them."""
+        self._version, self._native = version, native
         self._families = families_for(bounds)
         self._series: dict[_Who, Series] = {}
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
@@ -87,7 +90,7 @@ class Exposition:
         who = key[:3]
         series = self._series.get(who)
         if series is None:
-            series = self._series[who] = Series(self._families)
+            series = self._series[who] = Series(self._families, native=self._native)
         series.add(x, m)
         if x.uncertain:
             series.uncertain()
@@ -114,8 +117,7 @@ class Exposition:
             (duration, who, m.e2e_ns if x.outcome in ENDED_WELL else None),
         ):
             if value is not None:
-                shown = tuple(map(escape, labels))
-                place = family.name, shown, bisect_left(family.edges, value)
+                place = family.name, labels, bisect_left(family.edges, value)
                 self._exemplars.note(place, value / family.unit, parent, wall_ns)
 
     def freeze(
@@ -135,7 +137,7 @@ class Exposition:
             self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()},
             {"unparsed_events": self._unparsed, **(values or {})}, lags, helps or {},
-            self._exemplars.freeze(),
+            self._exemplars.freeze(), self._native,
         )  # fmt: skip
 
 
@@ -151,19 +153,29 @@ class Frozen:
     lags: Sequence[Cell]
     helps: Mapping[str, str]
     exemplars: Mapping[Place, Exemplar]
+    native: bool = False
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the Accept header asks for."""
+        if self.native and is_preferred(accept):
+            protobuf = ProtobufWriter()
+            self._write(protobuf)
+            for metric in self.collect():
+                protobuf.metric(metric)
+            return protobuf.bytes(), CONTENT_TYPE
         encode, content_type = choose_encoder(accept)
         writer = TextWriter(openmetrics=content_type.startswith("application/openmetrics-text"))
+        self._write(writer)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return writer.bytes() + encode(registry), content_type
+
+    def _write(self, writer: TextWriter | ProtobufWriter) -> None:
         exemplars = by_series(self.exemplars)
         for family, cells in self._histograms():
             writer.histogram(family, cells, exemplars.get(family.name))
         for name, rows in self._counters().items():
             writer.counter(COUNTERS[name], rows)
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return writer.bytes() + encode(registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """The few series that are not of a tenant: a prometheus_client collector."""
@@ -180,12 +192,13 @@ class Frozen:
 
     def _histograms(self) -> Iterator[tuple[HistogramFamily, Sequence[Cell]]]:
         found: dict[str, list[Cell]] = {}
-        for who, (keys, read, _) in self.series:
-            labels = tuple(map(escape, who))
-            for (name, more), counts, total in zip(keys, read[::2], read[1::2], strict=True):
-                found.setdefault(name, []).append(((*labels, *more), counts, total))
+        for who, (keys, read, _, exact) in self.series:
+            for (name, more), counts, total, buckets in zip(
+                keys, read[::2], read[1::2], exact or repeat(None, len(keys)), strict=True
+            ):
+                found.setdefault(name, []).append(((*who, *more), counts, total, buckets))
         # Option A is the gap between chunks, counted once and shown by both names.
-        gaps = [((*labels, "A"), counts, total) for labels, counts, total in found.get("chunk_gap", ())]
+        gaps = [((*labels, "A"), *rest) for labels, *rest in found.get("chunk_gap", ())]
         if gaps:
             found["token_gap"] = gaps + found.get("token_gap", [])
         for name, rows in found.items():
@@ -195,8 +208,7 @@ class Frozen:
 
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:
         found: dict[str, list[tuple[tuple[str, ...], int]]] = {}
-        for who, (_, _, counts) in self.series:
-            labels = tuple(map(escape, who))
+        for who, (_, _, counts, _) in self.series:
             for (name, more), n in counts.items():
-                found.setdefault(name, []).append(((*labels, *map(escape, more)), n))
+                found.setdefault(name, []).append(((*who, *more), n))
         return found

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.buckets import Buckets
+from llmtap.export.buckets import Buckets, DualBuckets, ExponentialBuckets
 from llmtap.export.prometheus.catalogue import HISTOGRAMS, HistogramFamily
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import (
@@ -37,7 +37,7 @@ _FROM_THE_START: Final = (
 
 Key = tuple[str, tuple[str, ...]]
 """Of HISTOGRAMS or COUNTERS, and the labels beside tenant, model and arm."""
-FrozenSeries = tuple[list[Key], list[Any], dict[Key, int]]
+FrozenSeries = tuple[list[Key], list[Any], dict[Key, int], list[ExponentialBuckets] | None]
 """What `Series.freeze` gives."""
 
 
@@ -56,20 +56,23 @@ def families_for(bounds: Sequence[tuple[str, int]]) -> dict[str, HistogramFamily
 class Series:
     """The counts of one tenant, model and arm."""
 
-    __slots__ = ("_cells", "_families", "counts")
+    __slots__ = ("_cells", "_families", "_native", "counts")
 
-    def __init__(self, families: Mapping[str, HistogramFamily]) -> None:
-        self._families = families
+    def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
+        """`native`: count for native histograms as well."""
+        self._families, self._native = families, native
         self._cells: dict[Key, Buckets] = {}
         # A counter that appears with its first event hides that event from rate().
         self.counts: dict[Key, int] = dict.fromkeys(_FROM_THE_START, 0)
 
     def freeze(self) -> FrozenSeries:
-        """A copy: the keys of the histograms; of each the counts by bucket, then the sum; the counters."""
+        """A copy: the keys of the histograms; of each the counts by bucket, then the sum; the counters; the
+        native buckets of each histogram, where they are counted."""
         cells = self._cells.values()
         # Few objects that the garbage collector has to look at: there are 30,000 cells.
         read = chain.from_iterable(cell.read() for cell in cells)
-        return list(self._cells), list(read), self.counts.copy()
+        native = [cell.native.copy() for cell in cells if isinstance(cell, DualBuckets)]
+        return list(self._cells), list(read), self.counts.copy(), native if self._native else None
 
     def add(self, x: Exchange, m: Measured) -> None:
         """Counts one exchange."""
@@ -158,5 +161,7 @@ class Series:
         key = (name, labels)
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = Buckets(self._families[name].edges)
+            family = self._families[name]
+            cell = DualBuckets(family.edges, family.unit) if self._native else Buckets(family.edges)
+            self._cells[key] = cell
         return cell

@@ -97,7 +97,9 @@ ROUTES: Final = (
     ),
     ApiRoute(
         path="/metrics", name="metrics", text="The Prometheus exposition, as Accept asks for it.",
-        answers={"text/plain": TEXT, "application/openmetrics-text": TEXT},
+        answers={
+            "text/plain": TEXT, "application/openmetrics-text": TEXT, "application/vnd.google.protobuf": TEXT,
+        },
     ),
     ApiRoute(
         path="/api/v1/summary", name="summary", text="Every figure of a window.",

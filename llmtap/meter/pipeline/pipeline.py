@@ -78,7 +78,7 @@ class ExchangePipeline:
         self.labels = Labels(tenants.max, options.models_max, options.series_max, reserved)
         self.windows = Windows(clock, {name: slo.objectives for name, slo in self.slos.classes.items()})
         bounds = [bound for slo in self.slos.classes.values() for bound in slo.objectives.bounds]
-        self.exposition = Exposition(__version__, bounds)
+        self.exposition = Exposition(__version__, bounds, native=options.native_histograms)
         self.recent = RecentExchanges(options.exchanges_kept, benefit=self.benefit)
         self.experiments = Experiments(experiment, clock)
         self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent]
