@@ -40,10 +40,13 @@ _SERIES_TITLES: Final = {
     "server_memory": "server, memory", "host_cpu": "host, CPU", "host_stolen": "host, stolen",
     "host_memory": "host, memory", "kv_use": "KV use", "prefix_hit_share": "prefix hits",
     "prompt_tokens": "prompt tokens", "generation_tokens": "output tokens",
+    "ttft_mean": "its mean TTFT", "itl_mean": "its mean ITL",
 }  # fmt: skip
 """Of those whose name does not say it."""
-_UNTOLD: Final = frozenset({"prefix_queries", "prefix_hits"})
-"""Their share is reported."""
+_UNTOLD: Final = frozenset(
+    {"prefix_queries", "prefix_hits", "ttft_seconds", "ttft_values", "itl_seconds", "itl_values"}
+)
+"""Their ratio is reported."""
 _STOLEN_SHARE_MAX: Final = 0.01
 """Above this, others on the same hardware took a part of the CPU that shows in latencies."""
 _Json = Mapping[str, Any]
@@ -208,7 +211,8 @@ def scraped_said(told: _Json) -> str:
         return ""
     if scrape.get("gave_up"):
         return f"nothing: {scrape['url']} was asked once ({', '.join(scrape['failures'])})"
-    return f"{scrape['url']}, {scrape['scrapes']:,} times"
+    missing = ", ".join(map(series_title, scrape.get("missing") or ()))
+    return f"{scrape['url']}, {scrape['scrapes']:,} times" + (f"; not there: {missing}" if missing else "")
 
 
 def series_title(name: str) -> str:
@@ -233,4 +237,6 @@ def series_value(value: float | None, unit: str) -> str:
             return f"{value:.0f} °C"
         case "watts":
             return f"{number(value, 3)} W"
+        case "seconds":
+            return f"{milliseconds(value)} ms"
     return number(value, 3)

@@ -56,7 +56,10 @@ TOLD: dict[str, Any] = {
     },
     "gpu": {"devices": ["NVIDIA H100"], "unread": 0},
     "why_not": {},
-    "scrape": {"scrapes": 61, "failed": 0, "failures": {}, "skipped": 0, "period": 1.0},
+    "scrape": {
+        "url": "http://h/metrics", "missing": ["itl_values", "kv_use"], "scrapes": 61, "failed": 0,
+        "failures": {}, "skipped": 0, "period": 1.0,
+    },
     "system": {
         "sender_cpu": {**gauge("cpus", 0.4321, 1.0), "kind": "interval"},
         "server_memory": gauge("bytes", 3 << 30, 4 << 30),
@@ -71,6 +74,7 @@ TOLD: dict[str, Any] = {
         "generation_tokens": counter("tokens", 123_456, 2_057.6),
         "prefix_queries": counter("tokens", 10, 1),
         "prefix_hit_share": {"unit": "share", "kind": "ratio", "total": 0.42},
+        "itl_mean": {"unit": "seconds", "kind": "ratio", "total": 0.02},
         "preemptions": counter("requests", 0, 0),
     },
     "energy": {

@@ -213,6 +213,10 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
     hits = (found.get("prefix_hits") or {}).get("total")
     if queries and hits is not None:
         found["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
+    for name in ("ttft", "itl"):
+        seconds, n = ((found.get(f"{name}_{what}") or {}).get("total") for what in ("seconds", "values"))
+        if seconds is not None and n:
+            found[f"{name}_mean"] = {"unit": "seconds", "kind": "ratio", "total": seconds / n}
     return found
 
 

@@ -1,15 +1,17 @@
 """Monitor a run: samples of this host, and the server's own `/metrics` once per second.
 
-The metric names of vLLM, SGLang and TGI are mapped to ours; other lines are not parsed, so a scrape is cheap.
+The metric names of vLLM, SGLang, TGI and llm-d's router are mapped to ours, former ones too; other lines are
+not parsed, so a scrape is cheap.
 A sample is stamped with the middle of its request. A failed scrape is counted and never ends a run. Without
 an explicit URL (`optional`), a target that answers without metrics is asked once: it may be a relay, and
 further requests would be traffic in somebody's capture.
 
-Meanings differ: vLLM counts generated tokens as it makes them, SGLang and `llmtap sim` at the end of an
-answer, so that their rates come in steps.
+Meanings differ (metrics/DEFINITIONS.md, "Metrics of servers"): vLLM counts generated tokens as it makes them,
+SGLang and `llmtap sim` at the end of an answer, so that their rates come in steps.
 
-Sources: vLLM, vllm/v1/metrics/loggers.py; SGLang, python/sglang/srt/metrics/collector.py and its "Production
-Metrics"; TGI, "Metrics" of its reference.
+Sources: vLLM, vllm/v1/metrics/loggers.py, docs/usage/metrics.md, pull requests 29330 and 32661 (removed
+names); SGLang, python/sglang/srt/metrics/collector.py and its "Production Metrics"; TGI, "Metrics" of its
+reference; llm-d-router, docs of its metrics (prefix `llm_d_epp_`).
 """
 
 import asyncio
@@ -49,10 +51,11 @@ _MAP: Final[dict[str, tuple[MonitorSeries, str, str]]] = {
     "waiting": (
         MonitorSeries("requests"), "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size", "sum",
     ),
-    # vLLM renamed its own in 0.9 and says both for a while.
+    # vLLM renamed its own in 0.9 and removed the former.
     "kv_use": (
         MonitorSeries("share"),
-        "vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage", "mean",
+        ("vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage"
+         " llm_d_epp_average_kv_cache_utilization"), "mean",
     ),
     # SGLang looks for all tokens of a prompt.
     "prefix_queries": (
@@ -68,14 +71,37 @@ _MAP: Final[dict[str, tuple[MonitorSeries, str, str]]] = {
         MonitorSeries("requests", "counter"),
         "vllm:num_preemptions_total sglang:num_retracted_requests_total", "sum",
     ),
-    # TGI counts tokens only as the sums of its histograms.
+    # TGI and llm-d's router count tokens only as the sums of their histograms.
     "prompt_tokens": (
         MonitorSeries("tokens", "counter"),
-        "vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum", "sum",
+        ("vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum"
+         " llm_d_epp_request_input_tokens_sum"), "sum",
     ),
     "generation_tokens": (
         MonitorSeries("tokens", "counter"),
-        "vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum", "sum",
+        ("vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum"
+         " llm_d_epp_request_output_tokens_sum"), "sum",
+    ),
+    # The server's own times: a mean is the growth of the first by that of the second.
+    "ttft_seconds": (
+        MonitorSeries("seconds", "counter"),
+        ("vllm:time_to_first_token_seconds_sum sglang:time_to_first_token_seconds_sum"
+         " llm_d_epp_request_ttft_seconds_sum"), "sum",
+    ),
+    "ttft_values": (
+        MonitorSeries("requests", "counter"),
+        ("vllm:time_to_first_token_seconds_count sglang:time_to_first_token_seconds_count"
+         " llm_d_epp_request_ttft_seconds_count"), "sum",
+    ),
+    "itl_seconds": (
+        MonitorSeries("seconds", "counter"),
+        ("vllm:inter_token_latency_seconds_sum vllm:time_per_output_token_seconds_sum"
+         " sglang:inter_token_latency_seconds_sum llm_d_epp_request_streaming_itl_seconds_sum"), "sum",
+    ),
+    "itl_values": (
+        MonitorSeries("gaps", "counter"),
+        ("vllm:inter_token_latency_seconds_count vllm:time_per_output_token_seconds_count"
+         " sglang:inter_token_latency_seconds_count llm_d_epp_request_streaming_itl_seconds_count"), "sum",
     ),
 }  # fmt: skip
 """Our series, the names it is read from (the first one present counts), and how engines are combined."""
@@ -177,6 +203,7 @@ class ServerScraper:
             "skipped": self._skipped,
             "failed": self._failures.total(),
             "failures": dict(self._failures),
+            "missing": sorted(SERIES.keys() - set(self.columns.known())) if len(self.columns) else [],
         }
 
     async def _run(self) -> None:
@@ -202,7 +229,7 @@ class ServerScraper:
             self._fail(_reason(exc))
             return
         if not values:
-            self._fail("no metric of vLLM, SGLang or TGI")
+            self._fail("no metric of vLLM, SGLang, TGI or llm-d")
             return
         self.columns.add((before_ns + after_ns) // 2, after_ns - before_ns, values)
 
