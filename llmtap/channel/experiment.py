@@ -41,6 +41,10 @@ NO_ROOM: Final = "no_room"
 comparison."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_WORSE: Final = re.compile(
+    r"(ttft|ttft_any|tpot|tbc|itl|tbc_max|user_idle|e2e)(\.p(50|95|99))?|refused|failed|cancelled"
+)
+"""Figures of which more is worse."""
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING: Final = frozenset({
@@ -143,6 +147,20 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             description="Probability of a false positive over all looks; the confidence level is 1 - alpha."
         ),
     ] = 0.05
+    covariate: Annotated[
+        Literal["none", "request_bytes"],
+        Meta(
+            description="Covariate that adjusts differences of means; `request_bytes`: size of the unit's "
+            "first request, which stands for the length of its prompt."
+        ),
+    ] = "none"
+    stop_worse: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Figures that end the experiment when an arm is worse than the control in one "
+            "of them (`ttft`, `e2e.p95`, `failed`); `alpha` is the probability of a false stop."
+        ),
+    ] = ()
     disclosure: Annotated[
         dict[str, Any],
         Meta(description="Guardrails in use, copied into the result as required by IETF 4.8.1."),
@@ -155,6 +173,12 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if not 0 < self.alpha <= ALPHA_MAX:
             raise ConfigError("experiment.alpha", f"{self.alpha:g} is no risk", "0.05 is usual")
+        for name in self.stop_worse:
+            if _WORSE.fullmatch(name) is None:
+                raise ConfigError(
+                    "experiment.stop_worse", f"there is no figure {name!r}",
+                    "a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled",
+                )  # fmt: skip
         if self.key is not None and not self.key:
             raise ConfigError("experiment.key", "is empty", "try: openssl rand -hex 16, or leave it out")
         for key in ("conversation_headers", "tenant_headers"):
@@ -231,6 +255,8 @@ class Experiment(Struct, frozen=True, kw_only=True):
     body_bytes: int
     held_bytes: int
     alpha: float
+    covariate: str
+    stop_worse: list[str]
     disclosure: dict[str, Any]
 
     def over(self, wall_ns: int) -> bool:
@@ -276,6 +302,8 @@ def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> E
         body_bytes=int(options.body_bytes),
         held_bytes=int(options.held_bytes),
         alpha=options.alpha,
+        covariate=options.covariate,
+        stop_worse=list(options.stop_worse),
         disclosure=options.disclosure,
     )
 

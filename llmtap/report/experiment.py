@@ -32,7 +32,7 @@ def experiment_lines(told: _Json) -> list[str]:
     """The first line says what runs, the last whether more has to be seen."""
     if told.get("state") in (None, "none"):
         return ["no experiment is configured"]
-    return [_heading(told), _split(told), *_findings(told), *_bursts(told)]
+    return [_heading(told), *_stopped(told), _split(told), *_findings(told), *_bursts(told)]
 
 
 def arms_table(told: _Json) -> Table:
@@ -53,6 +53,13 @@ def _heading(told: _Json) -> str:
     aa = " (A/A: nothing is changed)" if told.get("aa") else ""
     dealt = f"dealt by {told.get('unit')}, control {told.get('control')}"
     return f"experiment {told.get('name')}: {told['state']}{aa}, {dealt}; {ended}"
+
+
+def _stopped(told: _Json) -> Iterator[str]:
+    if stopped := told.get("stopped"):
+        metric = stopped["figure"].partition(".")[0]
+        more = _signed(metric, stopped.get("difference"))
+        yield f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
 
 
 def _split(told: _Json) -> str:

@@ -74,6 +74,8 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         ("name = 'a b'\n" + TWO, "experiment.name", "'a b'"),
         ("key = ''\n" + TWO, "experiment.key", "empty"),
         ("alpha = 0.0\n" + TWO, "experiment.alpha", "0"),
+        ("stop_worse = ['ttft.p42']\n" + TWO, "experiment.stop_worse", "'ttft.p42'"),
+        ("stop_worse = ['output_tokens']\n" + TWO, "experiment.stop_worse", "'output_tokens'"),
         ("tenant_headers = ['a b']\n", "experiment.tenant_headers", "'a b'"),
         ("aa = true\n[[experiment.arms]]\nname = 'a'\n", "experiment.arms", "1 arms"),
         ("aa = true\n" + TWO.replace('"b"', '"a"'), "experiment.arms[1].name", "there already"),

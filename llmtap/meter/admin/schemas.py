@@ -423,13 +423,15 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "state": {"type": "string", "enum": ["none", "off", "running", "ended"]},
             "name": TEXT, "enabled": FLAG, "switched_by": TEXT, "since": _MAYBE_TEXT, "until": _MAYBE_TEXT,
             "unit": TEXT, "aa": FLAG, "control": TEXT, "key_fingerprint": TEXT, "alpha": NUMBER,
+            "covariate": TEXT, "stop_worse": _list(TEXT), "stopped": _ANYTHING,
             "arms": _map(_ANYTHING), "differences": _map(_ANYTHING), "comparisons": COUNT,
             "findings": _list(_ANYTHING), "sample_ratio": _ANYTHING, "disclosure": _ANYTHING,
         },
         "With `state` none nothing else is there.",
         optional=(
             "name", "enabled", "switched_by", "since", "until", "unit", "aa", "control", "key_fingerprint",
-            "alpha", "arms", "differences", "comparisons", "findings", "sample_ratio", "disclosure",
+            "alpha", "covariate", "stop_worse", "stopped", "arms", "differences", "comparisons", "findings",
+            "sample_ratio", "disclosure",
         ),
     ),
     "Error": _object(
