@@ -89,7 +89,7 @@ class Scenario:
 
     streams: float = 1_000_000
     events_per_s: float = 20
-    """Of a stream: 20 tokens/s, each in an event of its own, is a fast reader's pace (seed 001)."""
+    """Events per second of a stream: 20 tokens/s, one per event, is the pace of a fast reader."""
     busy: float = 0.6
     """Share of a core that is planned to be used: the rest is for bursts, and for those that fail."""
     pairs: float = 50

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -16,6 +17,7 @@ import typer
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 
+from llmtap.bench.compliance.judge import COMPARISON
 from llmtap.bench.run.test import TESTS, test_named
 from llmtap.cli.main import app, load_commands
 from llmtap.config import Settings
@@ -30,7 +32,15 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-__all__ = ["PAGES", "api_page", "commands_page", "on_files", "options_page"]
+__all__ = [
+    "PAGES",
+    "api_page",
+    "commands_page",
+    "on_files",
+    "on_page_markdown",
+    "options_page",
+    "requirements_table",
+]
 
 _OPTIONS: Final = """\
 # Options
@@ -105,7 +115,8 @@ def options_page() -> str:
     out.append(table(["key", "default", "header", "meaning"], told))
     out.append("### An engine that iterates\n\n`--serving NAME=VALUE`, also of `llmtap sim run`.\n\n")
     out.append(_named(explain_serving()))
-    out.append("### An engine of whole batches\n\n`--reading NAME=VALUE`: how seed 004 is read.\n\n")
+    choices = "`--reading NAME=VALUE`: open choices of the multi-bin batching paper."
+    out.append(f"### An engine of whole batches\n\n{choices}\n\n")
     out.append(_named(explain_model_options()))
     out.append("## llmtap bench\n\nBy `--set NAME=VALUE`, or in `[tests.TEST]` of the bench file.\n\n")
     for name in TESTS:
@@ -137,7 +148,7 @@ def _kind(kind: Any) -> str:
     if origin is Literal:
         return ", ".join(map(code, get_args(kind)))
     if origin in (Union, UnionType):
-        return " or ".join(_kind(one) for one in get_args(kind) if one is not type(None))
+        return " or ".join(_kind(_inner(one)) for one in get_args(kind) if one is not type(None))
     return _TYPES[origin or kind]
 
 
@@ -263,6 +274,25 @@ def _shape(schema: dict[str, Any]) -> str:
     return str(kind)
 
 
+# ---------------------------------------------------------------- compliance
+
+REQUIREMENTS_MARK: Final = "<!-- generated: requirements -->"
+
+
+def requirements_table() -> str:
+    """Every requirement of the draft, with the module of its check and the module of its cases."""
+    cases = {True: "test_judge.py", False: "test_requirements.py"}
+    rows = [
+        [
+            one.id, one.level, plain(one.says), code(f"llmtap/bench/compliance/{module}.py"),
+            code(f"tests/bench/compliance/{cases[one.subject == COMPARISON]}"),
+        ]
+        for module in ("preparation", "procedures", "comparison")
+        for one in import_module(f"llmtap.bench.compliance.{module}").ROWS
+    ]  # fmt: skip
+    return table(["id", "level", "requirement", "check", "test"], rows)
+
+
 # ---------------------------------------------------------------- mkdocs
 
 
@@ -276,6 +306,11 @@ PAGES: Final = {
     "reference/api.md": api_page,
     "reference/openapi.json": _openapi,
 }
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs for each page."""
+    return markdown.replace(REQUIREMENTS_MARK, requirements_table())
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,4 +1,4 @@
-"""llmtap: a tap for LLM traffic. ARCHITECTURE.md is the map of the code.
+"""Measure LLM traffic with a tap. ARCHITECTURE.md describes the packages.
 
 `llmtap.read(path_or_url)` gives a Capture: its rows as an Arrow table or as Exchanges.
 """

@@ -1,4 +1,4 @@
-"""The only reader of clocks, with `native/reading.c`.
+"""Clocks of the process: the only module, with `native/reading.c`, that reads them.
 
 Monotonic time is for measuring, wall time for labels; only a WallAnchor converts between them. Stamps are
 integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Clock", "ManualClock", "SystemClock", "WallAnchor"]
+__all__ = ["AdapterClock", "Clock", "ManualClock", "SystemClock", "WallAnchor"]
 
 
 class Clock(Protocol):
@@ -34,6 +34,23 @@ class SystemClock:
     mono_ns = staticmethod(time.monotonic_ns)
     wall_ns = staticmethod(time.time_ns)
     thread_cpu_ns = staticmethod(time.thread_time_ns)
+
+
+class AdapterClock:
+    """The machine's clocks, with that of a network adapter as the wall clock.
+
+    Args:
+        fd: of the adapter's /dev/ptpN.
+    """
+
+    mono_ns = staticmethod(time.monotonic_ns)
+    thread_cpu_ns = staticmethod(time.thread_time_ns)
+
+    def __init__(self, fd: int) -> None:
+        self._id = ~fd << 3 | 3  # FD_TO_CLOCKID of linux/posix-timers.h
+
+    def wall_ns(self) -> int:
+        return time.clock_gettime_ns(self._id)
 
 
 @dataclass(slots=True)

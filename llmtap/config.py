@@ -1,4 +1,4 @@
-"""All settings: defaults, then the config file, then the environment, then flags.
+"""Load all settings: defaults, configuration file, environment, flags.
 
 A TOML file has a table for each package (`[relay]`, `[meter]`, `[log]`), and for each class of tenants
 (`[slo.NAME]`). Every key is an environment variable too: `relay.idle_timeout` is `LLMTAP_RELAY_IDLE_TIMEOUT`,
@@ -8,26 +8,26 @@ A TOML file has a table for each package (`[relay]`, `[meter]`, `[log]`), and fo
 import difflib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.channel.experiment import ExperimentOptions
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, raise_all
 from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
 from llmtap.metrics.slo import SloOptions, check_slos
 from llmtap.units import encode_special, read_special
-from llmtap.user_files import decode_json, read_toml
+from llmtap.user_files import decode_json, key_lines, read_toml
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.relay.options import RelayOptions
 
-__all__ = ["Settings", "fingerprint", "keys", "load_settings"]
+__all__ = ["Loaded", "Settings", "fingerprint", "keys", "load_settings", "placed", "read_settings"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 ENV_PREFIX: Final = "LLMTAP_"
@@ -67,75 +67,119 @@ def keys() -> dict[str, str]:
     return found
 
 
+class Loaded(NamedTuple):
+    """Settings, where each key was set, and the mistakes, whose keys keep their defaults."""
+
+    settings: Settings
+    places: dict[str, str]
+    problems: list[ConfigError]
+
+
 def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     """Return settings from a file (or none), the environment, and flags as `{"relay.listen": ...}`.
 
-    Raises ConfigError, which names the key, the place where it was set, and the nearest key.
+    Raises ConfigError, which lists all mistakes: the key, the place where it was set, and the nearest key.
     """
+    loaded = read_settings(file, environ, flags)
+    raise_all(loaded.problems)
+    return loaded.settings
+
+
+def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loaded:
+    """Return what `load_settings` does, with all mistakes. Raises ConfigError for a file that is not TOML."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     classes: dict[str, dict[str, Any]] = {}
     places: dict[str, str] = {}
+    problems: list[ConfigError] = []
 
     def put(key: str, value: Any, place: str) -> None:
         table, _, name = key.rpartition(".")
         kind = _TABLES.get(table)
         if table.startswith(f"{SLO}."):
             kind, tables[table] = SloOptions, classes.setdefault(table.removeprefix(f"{SLO}."), {})
-        if kind is None or name not in kind.__struct_fields__:
-            if not name:
-                raise _names_a_table(table, place)
-            near = difflib.get_close_matches(key, _all_keys(classes), 1, 0.5)
-            raise ConfigError(
-                place, f"there is no key {key!r}", f"did you mean {near[0]!r}?" if near else None
-            )
-        tables[table][name] = _from_json(value) if isinstance(value, str) and place != str(file) else value
-        places[key] = place
+        if kind is not None and name in kind.__struct_fields__:
+            tables[table][name] = value
+            places[key] = place
+        elif name:
+            hint = _nearest_key(key, _all_keys(classes))
+            problems.append(ConfigError(place, f"there is no key {key!r}", hint))
+        else:
+            problems.append(_names_a_table(table, place))
 
     for variable, key in STANDARD_ENV.items():
         if environ.get(variable):
             put(key, environ[variable], f"environment variable {variable}")
     if file is not None:
-        for table, content in read_toml(file).items():
-            if not isinstance(content, dict):
-                raise ConfigError(
-                    str(file), f"{table!r} stands outside a table", f"tables: {', '.join(_TABLES)}"
-                )
-            if table == SLO:
-                _put_classes(content, put, str(file))
-                continue
-            if table not in _TABLES:
-                near = difflib.get_close_matches(table, (*_TABLES, SLO), 1, 0.5)
-                raise ConfigError(
-                    str(file), f"there is no table {table!r}", f"did you mean {near[0]!r}?" if near else None
-                )
-            for name, value in content.items():
-                if isinstance(value, datetime):
-                    value = value.isoformat()
-                put(f"{table}.{name}", value, str(file))
+        for key, value, line in _in_file(file, problems):
+            put(key, value, f"{file}, line {line}" if line else str(file))
     for variable, value in environ.items():
         if variable.startswith(ENV_PREFIX):
             table, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
             if table in _TABLES:
-                put(f"{table}.{name}", value, f"environment variable {variable}")
+                put(f"{table}.{name}", _from_json(value), f"environment variable {variable}")
             elif table == SLO:
-                put(f"{SLO}.{'.'.join(name.rsplit('_', 1))}", value, f"environment variable {variable}")
+                key = f"{SLO}.{'.'.join(name.rsplit('_', 1))}"
+                put(key, _from_json(value), f"environment variable {variable}")
     for key, value in flags.items():
         if value is not None:
-            put(key, value, "command line")
-    slos = {name: _convert(f"{SLO}.{name}", SloOptions, content, places) for name, content in classes.items()}
-    check_slos(slos)
-    made: dict[str, Any] = {
-        name: _convert(name, kind, tables[name], places) for name, kind in _TABLES.items()
+            put(key, _from_json(value) if isinstance(value, str) else value, "command line")
+    slos = {
+        name: slo
+        for name, content in classes.items()
+        if (slo := _convert(f"{SLO}.{name}", SloOptions, content, places, problems)) is not None
     }
-    return Settings(**made, slo=slos)
+    try:
+        check_slos(slos)
+    except ConfigError as exc:
+        problems.append(exc)
+    made: dict[str, Any] = {
+        name: _convert(name, kind, tables[name], places, problems) or kind() for name, kind in _TABLES.items()
+    }
+    return Loaded(Settings(**made, slo=slos), places, problems)
 
 
-def _put_classes(content: dict[str, Any], put: Callable[[str, Any, str], None], place: str) -> None:
-    for name, about in content.items():
-        if not isinstance(about, dict):
-            raise ConfigError(place, f"slo.{name} stands outside a class", "write [slo.default] before it")
-        for key, value in about.items():
-            put(f"{SLO}.{name}.{key}", value, place)
+def _in_file(file: Path, problems: list[ConfigError]) -> Iterator[tuple[str, Any, int]]:
+    """Yield each key, its value and its line (0: not found)."""
+    tables = read_toml(file)
+    lines = key_lines(file)
+
+    def report(name: str, problem: str, hint: str | None) -> None:
+        place = f"{file}, line {lines[name]}" if name in lines else str(file)
+        problems.append(ConfigError(place, problem, hint))
+
+    for table, content in tables.items():
+        if not isinstance(content, dict):
+            report(table, f"{table!r} stands outside a table", f"tables: {', '.join(_TABLES)}")
+        elif table == SLO:
+            for name, about in content.items():
+                if not isinstance(about, dict):
+                    hint = "write [slo.default] before it"
+                    report(f"{SLO}.{name}", f"slo.{name} stands outside a class", hint)
+                    continue
+                for key, value in about.items():
+                    full = f"{SLO}.{name}.{key}"
+                    yield full, value, lines.get(full, 0)
+        elif table not in _TABLES:
+            report(table, f"there is no table {table!r}", _nearest(table, (*_TABLES, SLO)))
+        else:
+            for name, value in content.items():
+                full = f"{table}.{name}"
+                yield full, value.isoformat() if isinstance(value, datetime) else value, lines.get(full, 0)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the hint that names the nearest key or table, if one is near enough to be meant."""
+    near = difflib.get_close_matches(name, known, 1, 0.8)
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+def _nearest_key(key: str, known: list[str]) -> str | None:
+    """The same for a key: in its own table, or of the same name in another one."""
+    table, _, name = key.rpartition(".")
+    own = _nearest(name, [k.removeprefix(f"{table}.") for k in known if k.rpartition(".")[0] == table])
+    if own is not None:
+        return own.replace("'", f"'{table}.", 1)
+    return next((f"did you mean {k!r}?" for k in known if k.rpartition(".")[2] == name), None)
 
 
 def _all_keys(classes: Iterable[str]) -> list[str]:
@@ -153,22 +197,66 @@ def _from_json(text: str) -> Any:
     return text
 
 
-def _convert(table: str, kind: type[T], values: dict[str, Any], places: dict[str, str]) -> T:
-    try:
+def _convert(
+    table: str, kind: type[T], values: dict[str, Any], places: dict[str, str], problems: list[ConfigError]
+) -> T | None:
+    """Return the options without those that do not fit; None if that makes no whole."""
+    types = get_type_hints(kind, include_extras=True)
+    good: dict[str, Any] = {}
+
+    def converted(content: Any, wanted: Any, key: str) -> Any:
         # Not strict: a variable of the environment is text, whatever its key wants.
-        return msgspec.convert(values, kind, strict=False, dec_hook=read_special)
-    except msgspec.ValidationError as exc:
-        text = str(exc)
-        m = re.search(r"`\$\.([a-z_]+)([^`]*)", text)
-        key, place, hint = table, None, None
-        if m is not None:
-            key += f".{m[1]}{m[2]}"
-            place = places.get(f"{table}.{m[1]}")
-            if not m[2]:
-                wanted = get_type_hints(kind).get(m[1])
-                hint = _choices(wanted) or _as_list(wanted, values.get(m[1]))
-        problem = re.sub(r"\s*- at `.*`$", "", text)
-        raise ConfigError(f"{key} ({place})" if place else key, problem, hint) from None
+        try:
+            return msgspec.convert(content, wanted, strict=False, dec_hook=read_special)
+        except msgspec.ValidationError as exc:
+            path = re.search(r"`\$(.*)`$", str(exc))
+            hint = None if path else _choices(plain.get(key)) or _as_list(plain.get(key), content)
+            error = ConfigError(key + (path[1] if path else ""), _in_words(str(exc)), hint)
+        except ConfigError as exc:
+            error = exc
+        problems.append(placed(error, places, key))
+        return None
+
+    plain = {f"{table}.{name}": wanted for name, wanted in get_type_hints(kind).items()}
+    for name, value in values.items():
+        before = len(problems)
+        converted(value, types[name], f"{table}.{name}")
+        if len(problems) == before:
+            good[name] = value
+    before = len(problems)
+    whole = cast("T | None", converted(good, kind, table))
+    if len(good) < len(values):
+        del problems[before:]  # it may lack what was wrong
+    return whole
+
+
+def placed(error: ConfigError, places: Mapping[str, str], key: str = "") -> ConfigError:
+    """Return the error with the place where its key, or `key`, was set."""
+    place = places.get(error.place, places.get(key))
+    return error if place is None else ConfigError(f"{error.place} ({place})", error.problem, error.hint)
+
+
+_KINDS: Final = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+    "object": "a table", "null": "nothing",
+}  # fmt: skip
+_BOUNDS: Final = {" >= ": " of at least ", " <= ": " of at most ", " > ": " above ", " < ": " below "}
+
+
+def _in_words(text: str) -> str:
+    """Return msgspec's message in words of this project."""
+    text = re.sub(r"\s*- at `.*`$", "", text)
+    text = text.replace("Object contains unknown field ", "there is no key ")
+    text = re.sub(r"Object missing required field (`.*?`)", r"the key \1 is missing", text)
+    text = text.replace("Invalid enum value ", "unknown value ")
+    for bound, words in _BOUNDS.items():
+        text = text.replace(bound, words)
+    if text.startswith("Expected"):
+        text = text.replace(" | null`", "`")  # a key that can be left out
+        text = re.sub(
+            r"`([a-z |]+)`", lambda m: " or ".join(_KINDS.get(kind, kind) for kind in m[1].split(" | ")), text
+        )
+    return text[0].lower() + text[1:]
 
 
 def _choices(kind: Any) -> str | None:

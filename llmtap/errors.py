@@ -1,11 +1,13 @@
-"""llmtap's exceptions.
+"""Exceptions of llmtap.
 
 Our own mistake is an `assert`. A fault of a peer (it breaks the protocol, or is away) becomes an outcome of
 one exchange. A user's mistake (a bad option, an unreadable file) is one sentence that names the place, with a
 hint, and exit code 2.
 """
 
-__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "install_hint"]
+from collections.abc import Iterable
+
+__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "install_hint", "raise_all"]
 
 
 class LlmtapError(Exception):
@@ -20,6 +22,15 @@ class ConfigError(LlmtapError):
         self.place = place
         self.problem = problem
         self.hint = hint
+
+
+def raise_all(errors: Iterable[ConfigError]) -> None:
+    """Raise one ConfigError whose text lists all of these; nothing if there are none."""
+    found = list(errors)
+    if found:
+        first = ConfigError(found[0].place, found[0].problem, found[0].hint)
+        first.args = ("\n".join(map(str, found)),)
+        raise first
 
 
 def install_hint(name: str) -> str:

@@ -1,4 +1,4 @@
-"""How much memory this process has."""
+"""Memory size of this process."""
 
 import resource
 

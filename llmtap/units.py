@@ -1,4 +1,4 @@
-"""Durations and sizes, from and to text.
+"""Parse and format durations and sizes.
 
 Inside, a duration is an `int` of nanoseconds and a size an `int` of bytes. In config files and on the command
 line a duration is a number of seconds or text (`"500ms"`, `"2m"`), a size a number of bytes or text

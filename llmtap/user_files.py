@@ -1,4 +1,4 @@
-"""TOML and JSON of users, read with bounds on size and nesting."""
+"""Read TOML and JSON files of users with limits on size and nesting."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ import msgspec
 
 from llmtap.errors import ConfigError
 
-__all__ = ["DEPTH_MAX", "TOML_BYTES_MAX", "decode_json", "read_toml"]
+__all__ = ["DEPTH_MAX", "TOML_BYTES_MAX", "decode_json", "key_lines", "read_toml"]
 
 TOML_BYTES_MAX: Final = 512 << 10
 """`tomllib` takes 2.4 s for 1 MB of table headers."""
@@ -58,6 +58,24 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
     except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or an integer of too many digits
         what = str(exc).partition(";")[0]
         raise ConfigError(str(path), f"is not TOML: {what}") from None
+
+
+_TOML_KEY: Final = re.compile(r"^[ \t]*(?:\[{1,2}([^\]\n]+)\]|([\w.\-\"' \t]+?)[ \t]*=)", re.MULTILINE)
+
+
+def key_lines(path: Path) -> dict[str, int]:
+    """Return the first line of each key and table of a TOML file that can be read, by full name."""
+    text = path.read_bytes().decode(errors="replace")
+    lines: dict[str, int] = {}
+    table = ""
+    for found in _TOML_KEY.finditer(text):
+        name = re.sub(r"[\"' \t]", "", found[1] or found[2])
+        if found[1]:
+            table = name
+        elif table:
+            name = f"{table}.{name}"
+        lines.setdefault(name, text.count("\n", 0, found.start()) + 1)
+    return lines
 
 
 def _check_depth(text: str, path: Path) -> None:

@@ -49,11 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_ray_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Two Rays that start beside each other on two CPUs give up waiting for their own processes.
-
-    Tests run in several processes, so a module that says STARTS_RAY has the machine's only one.
-    """
-    if not getattr(request.module, "STARTS_RAY", False):
+    """Keep tests of other processes from starting Ray: on two CPUs, two that start together time out."""
+    items = (item for item in request.session.items if item.getparent(pytest.Module) is request.node)
+    if not any(item.get_closest_marker("ray") for item in items):
         yield
         return
     with (Path(tempfile.gettempdir()) / "llmtap-tests-ray.lock").open("w") as lock:

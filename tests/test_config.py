@@ -60,6 +60,7 @@ OF_A_SET = {
     "relay.clock": "mono", "relay.host": "client", "relay.request_id": "make", "log.level": "debug",
     "meter.admin": "127.0.0.1:1", "experiment.until": "1h",
     "otlp.endpoint": "http://127.0.0.1:4317", "otlp.headers": "a=b", "otlp.resource": "a=b",
+    "meter.upstream_metrics": "http://127.0.0.1:8000/metrics", "meter.buckets": '{"ttft": [1, 2]}',
     "meter.window": "5m", "meter.idle_cost": "tokens", "cost.gpus": "4", "tenants.names": '{"key-1": "acme"}',
     "tenants.rules": '[{"header": "x-team"}]',
     "capture.level": "none", "capture.fsync": "never", "capture.when_full": "oldest",
@@ -68,6 +69,8 @@ OF_A_SET = {
     "capture.redact": '["email"]', "capture.flush": "100ms",
     "watch.interfaces": '["lo"]', "watch.ports": "[8000]", "watch.upstream_hosts": '["10.0.0.1"]',
     "otlp.protocol": "http/protobuf", "otlp.semconv": "off", "otlp.sampler": "always",
+    "otlp.sample_ratio": "0.5", "otlp.histograms": "exponential", "otlp.interval": "5s", "otlp.timeout": "5s",
+    "otlp.queue_max": "7",
 }  # fmt: skip
 ONLY_BESIDE = {
     "capture.full_tenants": {"LLMTAP_CAPTURE_LEVEL": "full"},
@@ -170,8 +173,8 @@ def test_a_classs_keys_are_variables_and_flags_too(tmp_path: Path) -> None:
     ("text", "place", "said"),
     [
         ('[slo.gold]\ntarget = 0.9\n', "slo.gold", "objectives"),
-        ('[slo.gold]\nobjectives = 5\n', "slo.gold.objectives", "str"),
-        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = "high"\n', "slo.gold.target", "float"),
+        ('[slo.gold]\nobjectives = 5\n', "slo.gold.objectives", "expected text, got a whole number"),
+        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = "high"\n', "slo.gold.target", "expected a number"),
         ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 1.0\n', "slo.gold.target", "share"),
         ('[slo.gold]\nobjectives = "ttft:fast"\n', "slo.gold.objectives", "ttft"),
         ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 0.9\nburn = {"1h" = 15}\n', "slo.gold.burn.1h", "10"),
@@ -187,6 +190,7 @@ def test_what_tenants_and_classes_cannot_be(tmp_path: Path, text: str, place: st
     told = refused(written(tmp_path, text))
     assert place in told.place
     assert said in told.problem
+    assert str(told) == str(ConfigError(told.place, told.problem, told.hint)), "one mistake is told once"
     if "traget" in text:
         assert told.hint == "did you mean 'slo.gold.target'?"
 
@@ -203,7 +207,7 @@ def test_a_tokenizer_that_is_not_there_is_found_before_the_start() -> None:
 def test_an_unknown_key_names_the_nearest_and_the_place(tmp_path: Path) -> None:
     file = written(tmp_path, "[relay]\nidle_timout = 5\n")
     told = refused(file)
-    assert told.place == str(file)
+    assert told.place == f"{file}, line 2"
     assert "relay.idle_timout" in told.problem
     assert told.hint == "did you mean 'relay.idle_timeout'?"
     told = refused(environ={"LLMTAP_RELAY_UPSTREEM": "x"})
@@ -211,6 +215,8 @@ def test_an_unknown_key_names_the_nearest_and_the_place(tmp_path: Path) -> None:
     assert told.hint == "did you mean 'relay.upstream'?"
     told = refused(relay__wrkers=2)
     assert (told.place, told.hint) == ("command line", "did you mean 'relay.workers'?")
+    assert refused(relay__size=2).hint is None, "nothing near"
+    assert refused(relay__admin="x").hint == "did you mean 'meter.admin'?"
 
 
 @pytest.mark.parametrize(
@@ -283,6 +289,39 @@ def test_a_value_that_does_not_fit_names_its_key_and_place(tmp_path: Path, key: 
     told = refused(**{key.replace(".", "__"): value})
     assert key in told.place
     assert "command line" in told.place
+
+
+MISTAKES = """[relay]
+workers = "many"   # 2
+clock = "sundial"
+via = 'maybe'
+idle_timout = 5
+
+[slo.gold]
+objectives = "ttft:1s"
+target = "high"
+[[tenants.rules]]
+headr = "a"
+[zzz]
+[log]
+level = 3
+"""
+
+
+def test_all_mistakes_are_listed_with_their_lines(tmp_path: Path) -> None:
+    file = written(tmp_path, MISTAKES)
+    told = str(refused(file, {"LLMTAP_RELAY_STREAMS": "-1"}, relay__streams=None)).splitlines()
+    assert [line for line in told if not line.startswith("hint: ")] == [
+        f"{file}, line 5: there is no key 'relay.idle_timout'",
+        f"{file}, line 12: there is no table 'zzz'",
+        f"slo.gold.target ({file}, line 9): expected a number, got text",
+        f"relay.workers ({file}, line 2): expected a whole number, got text",
+        f"relay.clock ({file}, line 3): unknown value 'sundial'",
+        f"relay.via ({file}, line 4): expected true or false, got text",
+        "relay.streams (environment variable LLMTAP_RELAY_STREAMS): expected a whole number of at least 1",
+        f"tenants.rules[0] ({file}, line 10): there is no key `headr`",
+        f"log.level ({file}, line 14): expected text, got a whole number",
+    ]
 
 
 def test_the_source_that_won_is_the_one_that_is_named(tmp_path: Path) -> None:
@@ -367,7 +406,7 @@ def test_the_commented_example_shows_every_key_with_its_default() -> None:
         ),
         ({"relay.upstream": "https://gw", "relay.upstream_ca": "/none"}, "relay.upstream_ca"),
         ({"relay.upstream": "http://gw", "meter.admin": "0.0.0.0:9464"}, "meter.admin_token"),
-        ({"relay.upstream": "http://gw", "meter.admin": "9464"}, "meter.admin"),
+        ({"relay.upstream": "http://gw", "meter.admin": "9464"}, "meter.admin (command line)"),
         ({"relay.upstream": "http://gw", "cost.gpu_hour": 2.5}, "cost.gpus"),
     ],
 )

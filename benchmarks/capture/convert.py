@@ -22,7 +22,7 @@ from rich.table import Table
 ROWS_MAX = 50_000_000
 """Some 2 GB of CSV."""
 SHAPE = 1 / 13.28**2
-"""Of the gamma distribution of gaps: its CV is that of BurstGPT (seed 004, 3.1)."""
+"""Of the gamma distribution of gaps: its CV is that of BurstGPT (multi-bin batching paper, 3.1)."""
 RATE_RPS = 0.27
 PROGRAM = """
 import json, resource, sys

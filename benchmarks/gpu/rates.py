@@ -7,9 +7,9 @@ tests 5.1, 5.3 and 5.4 of the draft at their full sample sizes.
 
 `vllm serve --load-format dummy` fills the shape with random weights; `transformers serve` has them made and
 saved first. Rates are run `--repeats` times in an order drawn anew each time, so that drift is no effect of
-the rate. The curves are those of seed 001, Fig. 5: goodput and smooth goodput over the request rate, TTFT
-and time between chunks beside them. Results go to `--results` as JSON, as a page with the curves, and as the
-bench's own reports.
+the rate. The curves are those of the smooth goodput paper, Fig. 5: goodput, smooth goodput, TTFT and time
+between chunks over the rate. Results go to `--results` as JSON, as a page with the curves, and as the bench's
+own reports.
 """
 
 import argparse

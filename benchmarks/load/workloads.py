@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/load/workloads.py [--requests 10000] [--seed 42] [WORKLOAD ...]
 
-Prints Markdown, which `WORKLOADS.md` here holds. `documented` is what seed 000 says (or whom the row names);
+Prints Markdown, as in `WORKLOADS.md`. `documented` is the value of the IETF draft or the named source;
 `ours` is the figure of the distribution that we draw from, after rounding and cutting; `found` is what the
 requests have, with its 95 % interval by theory. A row is marked where the interval does not hold `ours` (of a
 hundred right ones five) or `documented`. WORKLOAD may be any name that `llmtap replay` takes and that claims

@@ -7,7 +7,7 @@ deterministic, no network, nothing needed beyond llmtap itself.
     python benchmarks/metrics/output_delay.py [--svg FILE] [--seed N]
 
 Exit 1 if the claim does not hold: for paces up to the reader's, P99 TBT must not rise and user idle latency
-must not move. Source: seed 001, 3.4 and 5.3 (figure 8).
+must not move. Source: smooth goodput paper, 3.4 and 5.3 (figure 8).
 """
 
 import argparse

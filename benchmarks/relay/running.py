@@ -50,12 +50,14 @@ class Running:
 
 
 def role_of(command: str) -> str:
-    """What a process of a target does: relay carries bytes, meter analyses them, supervisor tends both.
+    """What a process of a target does: relay carries bytes, watcher reads packets, meter analyses them,
+    supervisor tends all.
 
     Only llmtap has more than relays.
     """
-    if "llmtap.meter" in command:
-        return "meter"
+    for module, role in (("llmtap.meter", "meter"), ("llmtap.vantage.passive", "watcher")):
+        if module in command:
+            return role
     if "llmtap" in command and "llmtap.vantage.relay" not in command:
         return "supervisor"
     return "relay"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from instrument import load
 from running import Running, role_of
 
-__all__ = ["SCENARIOS", "Options", "Sample", "Scenario", "short"]
+__all__ = ["SCENARIOS", "Options", "Sample", "Scenario", "short", "streaming"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ def _note(result: dict) -> str:
     return "; ".join(problems)
 
 
-def _streaming(target: Running, options: Options, streams: int, *more: object) -> list[Sample]:
+def streaming(target: Running, options: Options, streams: int, *more: object) -> list[Sample]:
+    """A load of streams. `more`: further arguments of sse_load."""
     shape = ("--concurrency", streams, "--itl-ms", options.itl_ms, "--tokens", options.tokens)
     result = _run(target, options, *shape, "--warmup-s", 1.5, "--drain-s", 0.2, *more)
     events = result["events"]
@@ -121,12 +122,12 @@ def _streaming(target: Running, options: Options, streams: int, *more: object) -
 
 def paced(target: Running, options: Options) -> list[Sample]:
     """Many streams at a chat engine's pace: what an event costs, and when it arrives."""
-    return _streaming(target, options, options.streams)
+    return streaming(target, options, options.streams)
 
 
 def gateway(target: Running, options: Options) -> list[Sample]:
     """A load that even a slow gateway keeps. All have their stamps in the text, so all carry the same."""
-    return _streaming(target, options, options.gateway_streams, "--stamp-content", "--rebuilt")
+    return streaming(target, options, options.gateway_streams, "--stamp-content", "--rebuilt")
 
 
 def short(target: Running, options: Options) -> list[Sample]:

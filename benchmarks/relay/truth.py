@@ -9,6 +9,9 @@ the server's log by its request id. Compared, all in CLOCK_MONOTONIC of this one
 
 Beside each error stands the uncertainty that the tap reported with that very exchange, and the share of
 errors that lie within it.
+
+With --packets (root or CAP_NET_RAW), two `llmtap watch` stand beside the relay, one on each side, and the
+times that the relay says it added to a request and to its chunks are compared with the packets' times.
 """
 
 from __future__ import annotations
@@ -21,17 +24,25 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import instrument
-from running import running
+from running import Running, running
 from targets import Target, find_llmtap, llmtap
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "watch"))
+from watch import captured, watching
 
 ITL_MS = 20
 TTFT_MS = 50
 TOKENS = 100
 PAGE = 500
+ADDED = ("request", "first_chunk", "chunk_max")
+ROUNDING_US = 2
+"""Two offsets in a capture are whole microseconds."""
 
 
 def main() -> int:
@@ -42,6 +53,7 @@ def main() -> int:
     parser.add_argument("--clock", default="kernel,mono")
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--meter-cpu", type=int, default=instrument.TARGET_CPU)
+    parser.add_argument("--packets", action="store_true", help="compare `added` with packets")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     reason = find_llmtap()
@@ -56,6 +68,8 @@ def main() -> int:
                 print(f"{clock}, {streams} streams ...", file=sys.stderr, flush=True)
                 rows.append(measure(clock, streams, options, real_time))
     print(table(rows))
+    if options.packets:
+        print("\n" + table_of_added(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return 0
@@ -67,24 +81,68 @@ def measure(clock: str, streams: int, options: argparse.Namespace, real_time: bo
         log = Path(folder) / "sent.csv"
         more = ("--set", f"relay.clock={clock}", "--set", "meter.exchanges_kept=20000")
         target = Target(f"llmtap {clock}", llmtap(*more), find_llmtap)
+        sides = [Path(folder) / side for side in ("client", "server")] if options.packets else []
         with (
             instrument.server(real_time, "--schedule-log", str(log)) as upstream,
             running(target, upstream, meter_cpu=options.meter_cpu) as there,
         ):
-            result = instrument.load(
-                [
-                    *there.arguments(),
-                    *("--concurrency", str(streams), "--itl-ms", str(ITL_MS), "--ttft-ms", str(TTFT_MS)),
-                    *("--tokens", str(TOKENS), "--warmup-s", "1", "--drain-s", "3"),
-                    *("--duration-s", str(options.seconds)),
-                ],
-                real_time=real_time,
-                within_s=options.seconds + 60,
-            )
-            time.sleep(1.5)
+            with both_sides(there, sides):
+                result = instrument.load(
+                    [
+                        *there.arguments(),
+                        *("--concurrency", str(streams), "--itl-ms", str(ITL_MS), "--ttft-ms", str(TTFT_MS)),
+                        *("--tokens", str(TOKENS), "--warmup-s", "1", "--drain-s", "3"),
+                        *("--duration-s", str(options.seconds)),
+                    ],
+                    real_time=real_time,
+                    within_s=options.seconds + 60,
+                )
+                time.sleep(1.5)
             exchanges = list(all_exchanges(there.admin))
-        sent = read_log(log)
-    return compare(clock, streams, exchanges, sent, result)
+        row = compare(clock, streams, exchanges, read_log(log), result)
+        return row | {"added": compare_added(exchanges, *map(packets, sides))} if sides else row
+
+
+@contextmanager
+def both_sides(there: Running, captures: list[Path]) -> Iterator[None]:
+    """Watch the packets on both sides of the relay, if there are captures to make."""
+    with ExitStack() as stack:
+        for url, capture in zip((there.url, there.upstream), captures, strict=False):
+            stack.enter_context(watching(urlsplit(url).port, capture))
+        yield
+
+
+def packets(capture: Path) -> dict[str, dict]:
+    rows = captured(capture, "arrival_ns", "submit_us", "event_us", "uncertainty_us")
+    return {row["request_id"]: row for row in rows}
+
+
+def compare_added(exchanges: list[dict], client: dict[str, dict], server: dict[str, dict]) -> dict:
+    """Return, for each part of `added`, its values by the relay and by the packets, and their differences."""
+    said, truth, errors = ({name: [] for name in ADDED} for _ in range(3))
+    within = dict.fromkeys(ADDED, 0)
+    for x in exchanges:
+        near, far = client.get(x["request_id"] or ""), server.get(x["request_id"] or "")
+        if near is None or far is None or len(near["event_us"]) != len(far["event_us"]):
+            continue
+        shift_us = (near["arrival_ns"] - far["arrival_ns"]) / 1e3
+        chunks = [shift_us + a - b for a, b in zip(near["event_us"], far["event_us"], strict=True)]
+        seen = (far["submit_us"] - near["submit_us"] - shift_us, chunks[0], max(chunks))
+        width_us = x["uncertainty"] * 1e6 + near["uncertainty_us"] + far["uncertainty_us"] + ROUNDING_US
+        for name, us in zip(ADDED, seen, strict=True):
+            said[name].append(x["added"][name] * 1e6)
+            truth[name].append(us)
+            errors[name].append(said[name][-1] - us)
+            within[name] += abs(errors[name][-1]) <= width_us
+    if not truth["request"]:
+        raise SystemExit(f"no exchange of {len(exchanges)} is in both captures")
+    return {
+        name: {
+            "n": len(errors[name]), "relay_us": spread(said[name]), "packets_us": spread(truth[name]),
+            "difference_us": spread(errors[name]), "within": within[name] / len(errors[name]),
+        }
+        for name in ADDED
+    }  # fmt: skip
 
 
 def all_exchanges(admin: str) -> Iterable[dict]:
@@ -170,6 +228,20 @@ def table(rows: list[dict]) -> str:
             *(f"{width[k]:.0f}" for k in ("p50", "max")),
         ]  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def table_of_added(rows: list[dict]) -> str:
+    heads = "clock, streams, added, exchanges, by the relay us: p50, p99, by packets us: p50, p99, "
+    heads += "relay - packets us: p50, p99, max, within"
+    names = heads.split(", ")
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for r in rows:
+        for name, part in r["added"].items():
+            cells = [r["clock"], r["streams"], name, part["n"]]
+            cells += [f"{part[of][q]:.0f}" for of in ("relay_us", "packets_us") for q in ("p50", "p99")]
+            cells += [f"{part['difference_us'][q]:.0f}" for q in ("p50", "p99", "max")]
+            lines.append("| " + " | ".join(map(str, [*cells, f"{part['within']:.2%}"])) + " |")
     return "\n".join(lines)
 
 

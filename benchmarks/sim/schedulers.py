@@ -1,4 +1,4 @@
-"""Seed 004's comparison of schedulers, under each way to read it; and what simulating it costs.
+"""Compare the schedulers of the multi-bin batching paper under each reading of it; measure their cost.
 
 Prints Markdown, which `README.md` here holds. Everything but the costs is the same on every machine.
 
@@ -144,7 +144,7 @@ def readings_crossed(trace: Trace, count: int) -> None:
             for by, counts in seen.items()
             for text, n in counts.most_common()
         ]
-    table(("load", "by", "ranking", "combinations", "as the seed claims"), rows)
+    table(("load", "by", "ranking", "combinations", "as the paper claims"), rows)
 
 
 def band(trace: Trace, count: int) -> None:

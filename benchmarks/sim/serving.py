@@ -1,4 +1,4 @@
-"""Seed 001's two claims, in virtual time: what they say, and where they hold.
+"""The smooth goodput paper's two claims, in virtual time: what they say, and where they hold.
 
     .venv/bin/python benchmarks/sim/serving.py                 # five seeds, some minutes
     .venv/bin/python benchmarks/sim/serving.py --seeds 2 --requests 500

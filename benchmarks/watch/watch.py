@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Is the passive tap right, cheap and honest? Against a server that logs when it sent each event.
 
-- paced: 200 streams, 50 events/s each, no proxy. Every exchange, the error of each gap, CPU per event, and in
-  alternating rounds without the tap: how far it moves the latency of the traffic itself.
+- paced: 200 streams, 50 events/s each, no proxy. Every exchange, the error of each gap; in alternating runs
+  without the tap, how far it moves the latency of the traffic, and through nginx, what an event costs there.
 - stop: a ring of 4 MiB, and the watching process stopped for 1 s: what is lost is told, and what is measured
   is right.
-- flood: more events than it can follow: packets lost are told, memory stays bounded.
+- flood: more events than it can follow: packets lost are told, memory stays bounded, traffic is not slowed.
 
 Needs root, or CAP_NET_RAW; uses the loopback interface only.
 """
@@ -25,19 +25,41 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "relay"))
 import instrument  # noqa: E402
+from running import Running, descendants, role_of, running  # noqa: E402
+from scenarios import Options, Sample, streaming  # noqa: E402
+from targets import TARGETS, installed  # noqa: E402
 
 GAP_P99_US = 20.0
-"""The bound that `paced` checks."""
+NGINX_SHARE = 0.35
+MOVED_P50_US = 5.0
+"""Bounds that are checked: a gap's error, the watching process beside nginx, the traffic's median."""
+GROWTH_MIB = 96
+"""Of memory beside the ring: `watch.tap_bytes`, and early segments of all connections."""
 KEPT = ("opened", "measured", "dropped", "unsettled", "packets", "missing_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A load, and the ways it takes in turn."""
+
+    streams: int
+    itl_ms: int
+    tokens: int
+    ring_mib: int
+    ways: tuple[str, ...]
+
+
 CASES = {
-    "paced": {"streams": 200, "itl_ms": 20, "tokens": 250, "ring": "64MiB"},
-    "stop": {"streams": 100, "itl_ms": 10, "tokens": 200, "ring": "4MiB"},
-    "flood": {"streams": 400, "itl_ms": 2, "tokens": 400, "ring": "8MiB"},
+    "paced": Case(200, 20, 250, 64, ("without", "with", "nginx")),
+    "stop": Case(100, 10, 200, 4, ("with",)),
+    "flood": Case(400, 2, 400, 8, ("without", "with")),
 }
 
 
@@ -46,124 +68,152 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--case", choices=CASES, action="append", help="default: all")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of load in each round")
-    parser.add_argument("--rounds", type=int, default=3, help="of `paced`, with the tap and without")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of load in each run")
+    parser.add_argument("--rounds", type=int, default=3, help="of each case but `stop`, which has one")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args()
     instrument.compile_all()
-    out = {case: run_case(case, options.seconds, options.rounds) for case in options.case or CASES}
+    out = {}
+    for case in options.case or CASES:
+        out[case] = run_case(case, options.seconds, 1 if case == "stop" else options.rounds)
     print(json.dumps(out, indent=1))
     if options.json:
         Path(options.json).write_text(json.dumps(out, indent=1) + "\n")
-    bad = [name for name, told in out.items() if not told["ok"]]
-    for name in bad:
-        print(f"failed: {name}", file=sys.stderr)
+    bad = [f"{case}: {problem}" for case, told in out.items() for problem in told["problems"]]
+    for line in bad:
+        print(f"failed: {line}", file=sys.stderr)
     return 1 if bad else 0
 
 
 def run_case(case: str, seconds: float, rounds: int) -> dict:
-    real_time = instrument.real_time_allowed()
     about = CASES[case]
+    ways = [way for way in about.ways if way != "nginx" or not installed(TARGETS["nginx"])]
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     told: list[dict] = []
-    with_tap, without = [], []
-    for _ in range(rounds if case == "paced" else 1):
-        with tempfile.TemporaryDirectory(prefix="watch-") as name, instrument.spinner():
-            folder = Path(name)
-            log = folder / "schedule.csv"
-            if case == "paced":
-                with instrument.server(real_time) as port:
-                    without.append(
-                        instrument.load(
-                            arguments(about, port, seconds), real_time=real_time, within_s=seconds + 40
-                        )
-                    )
-            with (
-                instrument.server(real_time, "--schedule-log", str(log)) as port,
-                watching(port, folder, about["ring"]) as tap,
-            ):
+    with instrument.spinner():
+        for number in range(rounds):
+            for way in ways if number % 2 == 0 else reversed(ways):
+                figures, seen = run_way(case, way, seconds, number)
+                runs[way].append(figures)
+                told += seen
+    problems = [text for seen in told for text in problems_of(case, seen)]
+    out = {
+        "machine": os.uname().release, "cpus": os.cpu_count(), "load_average": os.getloadavg()[0],
+        "runs": runs, "tap": told, "problems": problems,
+    }  # fmt: skip
+
+    def middle(way: str, name: str) -> float:
+        return median(run[name] for run in runs[way])
+
+    if "without" in runs:
+        out["moved_p50_us"] = round(middle("with", "p50_us") - middle("without", "p50_us"), 2)
+        out["events_per_s_ratio"] = round(
+            middle("with", "events_per_s") / middle("without", "events_per_s"), 3
+        )
+        if out["moved_p50_us"] > MOVED_P50_US:
+            problems.append(f"the median latency of the traffic moved by {out['moved_p50_us']} us")
+    if "nginx" in runs:
+        nginx = middle("nginx", "cpu_us_per_event")
+        costs = ("watcher_us_per_event", "cpu_us_per_event")
+        out["nginx_share"] = {name: round(middle("with", name) / nginx, 3) for name in costs}
+        if out["nginx_share"]["watcher_us_per_event"] > NGINX_SHARE:
+            problems.append(f"an event costs {out['nginx_share']} times nginx's")
+    elif case == "paced":
+        problems.append(f"not compared with nginx: {installed(TARGETS['nginx'])}")
+    return out
+
+
+def run_way(case: str, way: str, seconds: float, number: int) -> tuple[dict[str, float], list[dict]]:
+    """One run: figures of the load, and what the tap saw of it if there was one."""
+    about, real_time = CASES[case], instrument.real_time_allowed()
+    options = Options(seconds, number, real_time, itl_ms=about.itl_ms, tokens=about.tokens)
+
+    def load(target: Running) -> dict[str, float]:
+        return figures_of(streaming(target, options, about.streams, "--drain-s", 8))
+
+    with tempfile.TemporaryDirectory(prefix="watch-") as name:
+        folder = Path(name)
+        log = folder / "schedule.csv"
+        with instrument.server(real_time, "--schedule-log", str(log)) as upstream:
+            if way != "with":
+                with running(TARGETS["nginx" if way == "nginx" else "direct"], upstream) as target:
+                    return load(target), []
+            with watching(upstream, folder / "capture", f"{about.ring_mib}MiB") as tap:
                 if case == "stop":
-                    stopping = threading.Timer(seconds / 2, tap.stop_for_a_second)
-                    stopping.start()
-                with_tap.append(
-                    instrument.load(
-                        arguments(about, port, seconds), real_time=real_time, within_s=seconds + 40
-                    )
-                )
+                    threading.Timer(seconds / 2, tap.stop_for_a_second).start()
+                url = f"http://127.0.0.1:{upstream}/v1/chat/completions"
+                figures = load(Running(TARGETS["direct"], url, [], tap.pid))
                 time.sleep(1.5)
-                figures = tap.figures()
-            told.append(figures | compare(folder / "capture", log))
-    relays = told[-1]
-    ok = relays["wrong"] == 0 and relays["accounted"]
-    out = {"rounds": told, "machine": os.uname().release, "cpus": os.cpu_count()}
+                seen = tap.figures()
+        return figures, [seen | compare(folder / "capture", log)]
+
+
+def figures_of(samples: list[Sample]) -> dict[str, float]:
+    """The figures of all processes of a target, and the CPU of each kind."""
+    out = {name: round(value, 2) for name, value in samples[0].metrics.items()}
+    for sample in samples[1:]:
+        kind = sample.target.split(": ")[1].split()[0]
+        out[f"{kind}_us_per_event"] = round(sample.metrics["cpu_us_per_event"], 2)
+    return out
+
+
+def problems_of(case: str, seen: dict) -> list[str]:
+    """What is wrong with what the tap saw."""
+    out = []
+    if seen["wrong"] or not seen["matched"]:
+        out.append(f"{seen['wrong']} of {seen['matched']} exchanges have not the events that were sent")
+    settled = seen["measured"] + sum(seen["dropped"].values()) + seen["unsettled"]
+    if seen["opened"] != settled:
+        out.append(f"{seen['opened']} exchanges were opened, {settled} are accounted for")
+    if seen["rss_growth_mib"] > CASES[case].ring_mib + GROWTH_MIB:
+        out.append(f"memory grew by {seen['rss_growth_mib']} MiB")
     if case == "paced":
-        ok = ok and all(t["gap_error_us"]["p99"] <= GAP_P99_US and not t["packets"].get("lost") for t in told)
-        out["traffic_p50_us"] = {"without": p50(without), "with": p50(with_tap)}
-    else:
-        ok = ok and (case == "stop" or relays["packets"]["lost"] > 0)
-    return out | {"ok": ok}
-
-
-def arguments(about: dict, port: int, seconds: float) -> list[str]:
-    """Those of sse_load."""
-    return [
-        "--url", f"http://127.0.0.1:{port}/v1/chat/completions", "--concurrency", str(about["streams"]),
-        "--itl-ms", str(about["itl_ms"]), "--tokens", str(about["tokens"]), "--warmup-s", "1",
-        "--duration-s", str(seconds), "--drain-s", "8", "--pid", str(os.getpid()),
-    ]  # fmt: skip
-
-
-def p50(results: list[dict]) -> list[float]:
-    return [round(r["latency_us"]["p50"], 1) for r in results if r.get("latency_us")]
+        if seen["packets"]["lost"] or seen["matched"] != seen["sent"]:
+            out.append(f"{seen['matched']} of {seen['sent']} exchanges, packets {seen['packets']}")
+        if seen["gap_error_us"]["p99"] > GAP_P99_US:
+            out.append(f"gap error {seen['gap_error_us']} us")
+    elif not seen["packets"]["lost"]:
+        out.append("no packet was lost: the load is too small for this machine")
+    return out
 
 
 class Tap:
     """A running `llmtap watch`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], admin: int) -> None:
-        self.admin = admin
-        self._process = process
-        self.children = {
-            ("watcher" if b"vantage.passive" in Path(f"/proc/{pid}/cmdline").read_bytes() else "meter"): int(
-                pid
-            )
-            for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        }
-        self._cpu_ns = {name: cpu_ns(pid) for name, pid in self.children.items()}
+    def __init__(self, pid: int, admin: int) -> None:
+        self.pid = pid
+        self._admin = admin
+        kinds = {role_of(Path(f"/proc/{child}/cmdline").read_text()): child for child in descendants(pid)}
+        self._watcher = kinds["watcher"]
+        self._rss_kib = self._memory_kib("VmRSS")
+
+    def _memory_kib(self, name: str) -> int:
+        status = Path(f"/proc/{self._watcher}/status").read_text()
+        return int(status.partition(f"{name}:")[2].split()[0])
 
     def stop_for_a_second(self) -> None:
-        os.kill(self.children["watcher"], signal.SIGSTOP)
+        os.kill(self._watcher, signal.SIGSTOP)
         time.sleep(1.0)
-        os.kill(self.children["watcher"], signal.SIGCONT)
+        os.kill(self._watcher, signal.SIGCONT)
 
     def figures(self) -> dict:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.admin}/api/v1/summary?window=all&by=none", timeout=30
-        ) as answer:
+        url = f"http://127.0.0.1:{self._admin}/api/v1/summary?window=all&by=none"
+        with urllib.request.urlopen(url, timeout=30) as answer:
             summary = json.load(answer)
         (relay,) = summary["relays"].values()
-        status = Path(f"/proc/{self.children['watcher']}/status").read_text()
-        (rss,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-        settled = relay["measured"] + sum(relay["dropped"].values()) + relay["unsettled"]
-        cpu = {name: (cpu_ns(pid) - self._cpu_ns[name]) / 1e6 for name, pid in self.children.items()}
         return {
             **{name: relay[name] for name in KEPT},
-            "accounted": relay["opened"] == settled,
             "uncertainty_us": None if summary["uncertainty"] is None else summary["uncertainty"] * 1e6,
-            "watcher_rss_mib_max": round(int(rss) / 1024, 1),
-            "cpu_ms": {name: round(ms, 1) for name, ms in cpu.items()},
-            "watcher_us_per_packet": round(cpu["watcher"] * 1e3 / max(1, relay["packets"]["captured"]), 2),
+            "rss_growth_mib": round((self._memory_kib("VmHWM") - self._rss_kib) / 1024, 1),
         }
-
-
-def cpu_ns(pid: int) -> int:
-    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
 @contextmanager
-def watching(port: int, folder: Path, ring: str) -> Iterator[Tap]:
+def watching(port: int, capture: Path, ring: str = "64MiB") -> Iterator[Tap]:
+    """`llmtap watch` of a port of the loopback interface, ready; its capture is whole at the end."""
     admin = instrument.free_port()
     argv = [sys.executable, "-P", "-m", "llmtap.cli", "watch", "--interface", "lo", "--port", str(port)]
-    argv += ["--admin", f"127.0.0.1:{admin}", "--capture", str(folder / "capture")]
+    argv += ["--admin", f"127.0.0.1:{admin}", "--capture", str(capture)]
     argv += ["--set", f"watch.ring_bytes={ring}", "--set", "log.level=warning"]
     process = subprocess.Popen(argv, preexec_fn=lambda: os.sched_setaffinity(0, {instrument.TARGET_CPU}))
     try:
@@ -176,16 +226,24 @@ def watching(port: int, folder: Path, ring: str) -> Iterator[Tap]:
                 if process.poll() is not None or time.monotonic() > end:
                     raise SystemExit("llmtap watch did not start") from None
                 time.sleep(0.1)
-        yield Tap(process, admin)
+        yield Tap(process.pid, admin)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
 
 
-def compare(capture: Path, log: Path) -> dict:
-    """Gaps of the tap against those of the server; the capture's offsets are whole microseconds."""
+def captured(capture: Path, *columns: str) -> Iterator[dict]:
+    """Rows of a capture's complete exchanges."""
     import pyarrow.parquet as pq
 
+    for path in capture.glob("*.parquet"):
+        for row in pq.read_table(path, columns=["request_id", "outcome", *columns]).to_pylist():
+            if row["outcome"] == "complete":
+                yield row
+
+
+def compare(capture: Path, log: Path) -> dict:
+    """Gaps of the tap against those of the server; the capture's offsets are whole microseconds."""
     sent: dict[str, list[int]] = {}
     with log.open() as file:
         for row in csv.reader(file):
@@ -193,27 +251,22 @@ def compare(capture: Path, log: Path) -> dict:
                 sent.setdefault(row[0], []).append(int(row[2]))
     errors: list[float] = []
     wrong = events = matched = 0
-    for path in capture.glob("*.parquet"):
-        columns = ["request_id", "outcome", "event_us", "event_class"]
-        for row in pq.read_table(path, columns=columns).to_pylist():
-            truth = sent.get(row["request_id"] or "")
-            if truth is None or row["outcome"] != "complete":
-                continue
-            matched += 1
-            mine = [
-                us for us, kind in zip(row["event_us"], row["event_class"], strict=True) if kind == "content"
-            ]
-            events += len(mine)
-            if len(mine) != len(truth):
-                wrong += 1
-                continue
-            errors += [
-                abs((b - a) - (d - c) / 1e3)
-                for a, b, c, d in zip(mine, mine[1:], truth, truth[1:], strict=False)
-            ]
+    for row in captured(capture, "event_us", "event_class"):
+        truth = sent.get(row["request_id"] or "")
+        if truth is None:
+            continue
+        matched += 1
+        mine = [us for us, kind in zip(row["event_us"], row["event_class"], strict=True) if kind == "content"]
+        events += len(mine)
+        if len(mine) != len(truth):
+            wrong += 1
+            continue
+        errors += [
+            abs((b - a) - (d - c) / 1e3) for a, b, c, d in zip(mine, mine[1:], truth, truth[1:], strict=False)
+        ]
     errors.sort()
     at = {name: quantile(errors, q) for name, q in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))}
-    return {"matched": matched, "events": events, "wrong": wrong, "gap_error_us": at}
+    return {"sent": len(sent), "matched": matched, "events": events, "wrong": wrong, "gap_error_us": at}
 
 
 def quantile(ordered: list[float], q: float) -> float:

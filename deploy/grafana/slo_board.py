@@ -83,6 +83,41 @@ def slo_board() -> Board:
             width=12,
         ),
     )
+    missed = rate("llmtap_token_deadlines_total", f'{WHO},result="missed"', "tenant")
+    readers = (
+        lines(
+            "Smooth goodput",
+            "Tokens per second minus the penalty for waits of readers, by tenant. Below 0 the waits outweigh"
+            " the tokens.",
+            (
+                rate("llmtap_smooth_output_tokens_total", WHO, "tenant")
+                + " - "
+                + rate("llmtap_smooth_penalty_tokens_total", WHO, "tenant"),
+                "{{tenant}}",
+            ),
+            unit="short",
+            low=None,
+        ),
+        lines(
+            "User idle latency",
+            "Mean time per stream that a reader waits with nothing to read.",
+            (
+                ratio(
+                    rate("llmtap_user_idle_seconds_sum", WHO, "tenant"),
+                    rate("llmtap_user_idle_seconds_count", WHO, "tenant"),
+                ),
+                "{{tenant}}",
+            ),
+        ),
+        lines(
+            "Fluidity",
+            "Share of the token deadlines that were met, of classes with bounds for the first token and for"
+            " the gaps.",
+            (f"1 - {ratio(missed, rate('llmtap_token_deadlines_total', WHO, 'tenant'))}", "{{tenant}}"),
+            unit="percentunit",
+            low=None,
+        ),
+    )
     why = (
         lines(
             "Time to first token",
@@ -114,5 +149,5 @@ def slo_board() -> Board:
             variable("slo", 'label_values(llmtap_slo_target_ratio{job=~"$job"}, slo)', label="Class"),
             *WHOSE,
         ),
-        (Row("Now", now), Row("Kept", kept), Row("Why", why)),
+        (Row("Now", now), Row("Kept", kept), Row("Readers", readers), Row("Why", why)),
     )

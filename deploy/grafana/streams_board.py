@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panels import Board, Panel, Row, bars, datasource, heatmap, lines, quantiles
-from queries import JOB_VARIABLE, RANGE, WHO, WHOSE, rate, ratio
+from queries import JOB, JOB_VARIABLE, RANGE, WHO, WHOSE, p99, rate, ratio
 
 __all__ = ["streams_board"]
 
@@ -127,10 +127,19 @@ def _ends() -> tuple[Panel, ...]:
             WHO,
         ),
         lines(
-            "After the client had left",
-            "Tokens a second that still came: work for nobody.",
-            (rate("llmtap_tokens_after_cancel_total", WHO), "tokens/s"),
+            "Generated and not delivered",
+            "Output tokens per second that the upstream counted (meter.upstream_metrics) beyond those that we"
+            " saw: generated for clients that had left, if all of its traffic comes through llmtap."
+            " Middleware: tokens that the application sent after the client had left.",
+            (
+                rate("llmtap_upstream_output_tokens_total", JOB)
+                + " - "
+                + rate("llmtap_output_tokens_total", JOB),
+                "upstream - delivered",
+            ),
+            (rate("llmtap_tokens_after_cancel_total", WHO), "middleware"),
             unit="short",
+            low=None,
         ),
         lines(
             "Two clocks",
@@ -155,6 +164,29 @@ def _ends() -> tuple[Panel, ...]:
     )
 
 
+def _load() -> tuple[Panel, ...]:
+    return (
+        lines(
+            "First token by tenant",
+            "p99, to be seen beside the load of the upstream.",
+            (p99("llmtap_time_to_first_token_seconds", f'{WHO},kind="content"', "tenant"), "{{tenant}}"),
+        ),
+        lines(
+            "Requests in the upstream",
+            "By its own /metrics (meter.upstream_metrics). Where the queue grows, latency does, too.",
+            (f"sum(llmtap_upstream_running_requests{{{JOB}}})", "running"),
+            (f"sum(llmtap_upstream_waiting_requests{{{JOB}}})", "waiting"),
+            unit="short",
+        ),
+        lines(
+            "KV cache of the upstream",
+            "Share in use. Near 1 the upstream cannot admit a request without evicting another.",
+            (f"max(llmtap_upstream_kv_cache_usage_ratio{{{JOB}}})", "in use"),
+            unit="percentunit",
+        ),
+    )
+
+
 def streams_board() -> Board:
     return Board(
         "llmtap-streams",
@@ -164,6 +196,7 @@ def streams_board() -> Board:
         (
             Row("The first", _first_times()),
             Row("Between", _gaps()),
+            Row("Load of the upstream", _load()),
             Row("Chunks and tokens", _chunks()),
             Row("The end", _ends()),
         ),

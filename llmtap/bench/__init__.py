@@ -1,1 +1,1 @@
-"""The benchmarking tests of IETF seed 000, their statistics, and what they may claim."""
+"""Benchmarks by the IETF draft: tests, runs, reports and the compliance with its requirements."""

@@ -1,1 +1,1 @@
-"""Exchanges kept: a spool that survives kills, Parquet files, what privacy allows, other people's formats."""
+"""Captures of exchanges: crash-safe spool, Parquet files, privacy, and the reader."""

@@ -1,4 +1,4 @@
-"""The options of capture, each with the line of help that flags, config file and reference page show."""
+"""Options of the capture, with the descriptions that flags, configuration and reference show."""
 
 import difflib
 import re
@@ -124,7 +124,7 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.level == "full" and not self.full_tenants:
             raise ConfigError(
-                "capture.full_tenants", "is empty: at the level full, somebody must have agreed to it",
+                "capture.full_tenants", "is empty. The level full needs tenants who agreed to it",
                 'name tenants, or ["*"] for all',
             )  # fmt: skip
         for i, rule in enumerate(self.redact):

@@ -1,4 +1,4 @@
-"""The columns of a capture: one row per Exchange. FORMAT.md says what each means.
+"""Columns of a capture: one row per Exchange. FORMAT.md describes each.
 
 Flat columns, because every reader can filter on them; offsets are whole microseconds from `arrival`. Times
 that a reader needs to the nanosecond are in `arrival_ns`; `arrival` is the same moment as a date.

@@ -1,4 +1,4 @@
-"""Counting tokens ourselves, where neither the provider nor the stream tells: optional, and local.
+"""Count tokens locally if neither usage nor stream has a count (optional).
 
 Nothing is fetched: a `tokenizer.json` is read from a path, and tiktoken's encodings from the folder that
 TIKTOKEN_CACHE_DIR names. The packages come with the extra `tokenizers` and are imported only when asked for.

@@ -1,4 +1,4 @@
-"""The relay's end of the channel to the meter: bounded, never blocking; and the ledger of what was measured.
+"""Relay's end of the bounded, non-blocking channel to the meter, and the ledger of measured exchanges.
 
 The relay appends; a timer or a size packs the frames into one batch and hands it to a local socket. When the
 meter is slow, stopped or dead the channel fills to its bound; from then on exchanges that want to add are

@@ -1,4 +1,4 @@
-"""An experiment: its options, how units are assigned to arms, and what relays and meter share while it runs.
+"""Options of an experiment, assignment of units to arms, and the state that relays and meter share.
 
 The `[experiment]` table of the config file names arms with weights, of which each changes one thing (the
 upstream, some request headers, or some top-level fields of the JSON body) or nothing: then it is a control.
@@ -41,6 +41,10 @@ NO_ROOM: Final = "no_room"
 comparison."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_WORSE: Final = re.compile(
+    r"(ttft|ttft_any|tpot|tbc|itl|tbc_max|user_idle|e2e)(\.p(50|95|99))?|refused|failed|cancelled"
+)
+"""Figures of which more is worse."""
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING: Final = frozenset({
@@ -143,6 +147,20 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             description="Probability of a false positive over all looks; the confidence level is 1 - alpha."
         ),
     ] = 0.05
+    covariate: Annotated[
+        Literal["none", "request_bytes"],
+        Meta(
+            description="Covariate that adjusts differences of means; `request_bytes`: size of the unit's "
+            "first request, which stands for the length of its prompt."
+        ),
+    ] = "none"
+    stop_worse: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Figures that end the experiment when an arm is worse than the control in one "
+            "of them (`ttft`, `e2e.p95`, `failed`); `alpha` is the probability of a false stop."
+        ),
+    ] = ()
     disclosure: Annotated[
         dict[str, Any],
         Meta(description="Guardrails in use, copied into the result as required by IETF 4.8.1."),
@@ -155,6 +173,12 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if not 0 < self.alpha <= ALPHA_MAX:
             raise ConfigError("experiment.alpha", f"{self.alpha:g} is no risk", "0.05 is usual")
+        for name in self.stop_worse:
+            if _WORSE.fullmatch(name) is None:
+                raise ConfigError(
+                    "experiment.stop_worse", f"there is no figure {name!r}",
+                    "a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled",
+                )  # fmt: skip
         if self.key is not None and not self.key:
             raise ConfigError("experiment.key", "is empty", "try: openssl rand -hex 16, or leave it out")
         for key in ("conversation_headers", "tenant_headers"):
@@ -173,7 +197,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for i, arm in enumerate(self.arms):
             _check_arm(arm, f"experiment.arms[{i}]")
             if names.index(arm.name) < i:
-                raise ConfigError(f"experiment.arms[{i}].name", f"{arm.name!r} is there already")
+                raise ConfigError(f"experiment.arms[{i}].name", f"{arm.name!r} already exists")
         changing = [arm.name for arm in self.arms if arm.changes]
         if not self.aa:
             if not changing:
@@ -195,9 +219,7 @@ def _check_arm(arm: Arm, place: str) -> None:
         raise ConfigError(f"{place}.weight", f"{arm.weight:g} is not above 0", "leave the arm out instead")
     said = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
     if len(said) > 1:
-        raise ConfigError(
-            place, f"changes {' and '.join(said)}", "one at a time, or nobody knows which one it was"
-        )
+        raise ConfigError(place, f"changes {' and '.join(said)}", "change one thing per arm")
     for name, value in arm.headers.items():
         if _FIELD.fullmatch(name) is None or name.lower() in _FRAMING:
             raise ConfigError(f"{place}.headers", f"{name!r} cannot be set")
@@ -231,6 +253,8 @@ class Experiment(Struct, frozen=True, kw_only=True):
     body_bytes: int
     held_bytes: int
     alpha: float
+    covariate: str
+    stop_worse: list[str]
     disclosure: dict[str, Any]
 
     def over(self, wall_ns: int) -> bool:
@@ -276,6 +300,8 @@ def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> E
         body_bytes=int(options.body_bytes),
         held_bytes=int(options.held_bytes),
         alpha=options.alpha,
+        covariate=options.covariate,
+        stop_worse=list(options.stop_worse),
         disclosure=options.disclosure,
     )
 

@@ -1,4 +1,4 @@
-"""What the relay tells the meter: frames, packed in batches by column.
+"""Frames from a relay to the meter, packed in batches by column.
 
 A frame is one thing that happened in one exchange: `(kind, seq, t_ns, extra_ns, data)`. Frames of one
 batch travel as columns, because the relay then packs a thousand of them with a handful of C calls and
@@ -113,6 +113,8 @@ class Hello(msgspec.Struct, kw_only=True):
     """How often the wall clock was set since the relay started."""
     switch: int = 0
     """The last switch word it was told: a meter that has just started learns it from its relays."""
+    skipped: int = 0
+    """Requests that it had skipped before this connection."""
     guest: bool = False
     """An app with the middleware in it, and no process of this proxy: nobody waits for it at the end."""
     elsewhere: bool = False
@@ -172,33 +174,37 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
 class RelayStatus(msgspec.Struct, kw_only=True):
     """A relay about itself: counters since it started, gauges now."""
 
-    t_ns: int
-    opened: int
+    t_ns: int = 0
+    opened: int = 0
     """Exchanges begun: the highest seq given out."""
-    measured: int
+    measured: int = 0
     """Exchanges whose every frame a meter has acknowledged."""
-    dropped: dict[str, int]
+    dropped: dict[str, int] = {}
     """Exchanges not measured, by reason. opened = measured + dropped + unsettled, always."""
-    unsettled: int
+    unsettled: int = 0
     """Exchanges still running, or waiting for the meter's acknowledgement."""
-    connections: int
-    streams: int
-    upstream_idle: int
-    upstream_connects: int
-    upstream_reuses: int
-    accepted: int
-    refused: dict[str, int]
+    connections: int = 0
+    streams: int = 0
+    upstream_idle: int = 0
+    upstream_connects: int = 0
+    upstream_reuses: int = 0
+    accepted: int = 0
+    refused: dict[str, int] = {}
     """Connections and requests turned away, by limit."""
-    tap_pending_bytes: int
-    cpu_ns: int
-    rss_bytes: int
-    lag_ns_max: int
+    tap_pending_bytes: int = 0
+    cpu_ns: int = 0
+    rss_bytes: int = 0
+    lag_ns_max: int = 0
     """Worst event-loop lag since the last status."""
-    lag_buckets: list[int]
+    lag_buckets: list[int] = []
     """Samples of lag since start, one count for each bucket of LAG_EDGES_NS and one beyond."""
-    lag_sum_ns: int
-    bytes_up: int
-    bytes_down: int
+    lag_sum_ns: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    upstream_up: bool | None = None
+    """The upstream accepted a connection when asked last; None: readiness does not depend on it."""
+    skipped: dict[str, int] = {}
+    """Requests that are not inference, by rule (`protocol/inference.py`): they are not among `opened`."""
     draining: bool = False
     """It takes no more connections."""
     upstream_unsolicited: int = 0

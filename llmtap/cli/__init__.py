@@ -1,1 +1,1 @@
-"""One file per command; thin."""
+"""Commands: one file per command; they parse options, call packages and render results."""

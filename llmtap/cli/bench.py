@@ -1,11 +1,11 @@
-"""`llmtap bench`: the ten tests of IETF seed 000, a file of what is tested, and the list of demands."""
+"""`llmtap bench`: the ten tests of the IETF draft, the bench file, and the list of requirements."""
 
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -15,6 +15,7 @@ from llmtap.cli.shared import (
     FAILED,
     ApiKeyEnv,
     Heard,
+    NoSelftest,
     Outputs,
     Seed,
     argument,
@@ -31,9 +32,10 @@ from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.bench.run.perform import Bench
+    from llmtap.bench.sut.file import BenchFile
     from llmtap.cli.progress import BenchLines
 
-__all__ = ["bench", "bench_texts"]
+__all__ = ["bench", "bench_texts", "compare_folders"]
 
 _ALL: Final = "all"
 
@@ -41,7 +43,7 @@ GROUP_EPILOG = """Examples:
 
   llmtap bench init --target http://127.0.0.1:8000
 
-  llmtap bench ttft --config bench.toml --set rate=10 --html ttft.html
+  llmtap bench ttft --config bench.toml --set rate=10 --quick --html ttft.html
 
   llmtap bench all --target http://127.0.0.1:8000 --quick --results results/today
 
@@ -50,6 +52,8 @@ GROUP_EPILOG = """Examples:
   llmtap bench ttft --config bench.toml --runs 3 --results results/a
 
   llmtap report results/a --compare results/b
+
+  llmtap bench ttft --config a.toml --against b.toml --results results/ab
 
 Test parameters are read from a file (`llmtap bench init` writes one, config/bench.toml explains it) and from
 --set; `llmtap bench list` shows the parameters of every test."""
@@ -91,6 +95,14 @@ def _run(
     again: Annotated[
         bool, flag("--again", "Repeat the tests: their existing results in --results are removed first.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        option(
+            "FILE",
+            "Bench file of a second system: runs of both alternate, 3 of each or more, and the "
+            "report compares them. The results folder has a folder of each system.",
+        ),
+    ] = None,
     quick: Annotated[
         bool,
         flag(
@@ -127,6 +139,7 @@ def _run(
             "requests, without a stability check. none: cold start.",
         ),
     ] = "auto",
+    no_selftest: NoSelftest = False,
     json: Annotated[str | None, option("FILE", "File for the report as JSON; - is stdout.")] = None,
     html: Annotated[
         str | None,
@@ -155,22 +168,43 @@ def _run(
     place = results if results is not None else _fresh_folder(name)
     command = _command(place)
     heard = Heard()
+    if against is not None:
+        other = load_bench(against, target=None, sets=assign or (), tests=names)
+        how: dict[str, Any] = {"seed": seed, "quick": quick, "warmup": warmup, "command": command}
+        systems = {"a": file, "b": other}
+        with watching_bench() as watcher:
+            _alternate(systems, place, names, watcher, heard, runs=max(runs, 3), again=again, **how)
+        if heard.code is not None:
+            _stopped(place, command, heard)
+        compare_folders(place / "a", [place / "b"], outputs)
+        return
+
+    def keep(document: dict[str, Any]) -> None:
+        """Write the pages in the folder, which cover all of its tests, including earlier runs."""
+        whole = document
+        if document["tests"] and not document.get("stopped"):
+            whole = load_document(place) | {"not_run": document["not_run"]}
+        write_output("--results", place / "report.md", bench_texts(whole)["--markdown"]())
+        write_output("--results", place / "minimum.txt", minimum_text(whole).rstrip("\n"))
+
+    def written(document: dict[str, Any]) -> None:
+        keep(document)
+        outputs.write(bench_texts(document))
+
     with watching_bench() as watcher:
         one = Bench(
             file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
-            command=command,
+            command=command, selftest=not no_selftest, reported=written,
         )  # fmt: skip
         try:
             document = asyncio.run(_performed(one, watcher, names, heard))
         except Interrupted:
-            print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {command}", file=sys.stderr)
-            assert heard.code is not None
-            raise typer.Exit(heard.code) from None
-    # The report files in the folder cover all of its tests, including earlier runs.
-    whole = load_document(place) | {"not_run": document["not_run"]} if document["tests"] else document
-    write_output("--results", place / "report.md", bench_texts(whole)["--markdown"]())
-    write_output("--results", place / "minimum.txt", minimum_text(whole).rstrip("\n"))
-    outputs.tell(bench_texts(document), lambda: _show(document, place))
+            document = {"tests": [], "stopped": True}
+    if document["tests"] or not document["stopped"]:
+        keep(document)
+        outputs.tell(bench_texts(document), lambda: _show(document, place))
+    if document.get("stopped"):
+        _stopped(place, command, heard)
     if not document["verdict"]["valid"] or any(one["begun"] for one in document["not_run"]):
         raise typer.Exit(FAILED)
 
@@ -252,6 +286,51 @@ async def _performed(one: "Bench", watcher: "BenchLines", names: list[str], hear
 
     loop_signals(heard, stop)
     return await one.run(names)
+
+
+def _alternate(
+    systems: "dict[str, BenchFile]", place: Path, names: list[str], watcher: "BenchLines", heard: Heard, *,
+    runs: int, again: bool, **how: Any,
+) -> None:  # fmt: skip
+    """Measure one run of each system after the other, in turn first; until a signal stops it."""
+    from llmtap.bench.run.folder import Folder
+    from llmtap.bench.run.perform import Bench
+    from llmtap.bench.run.session import Interrupted
+
+    for run in range(1, runs + 1):
+        for label in sorted(systems, reverse=run % 2 == 0):
+            watcher.left(f"run {run} of {runs}, system {label}")
+            one = Bench(
+                systems[label], Folder(place / label), watcher, runs=run, first_run=run,
+                again=again and run == 1, **how,
+            )  # fmt: skip
+            try:
+                asyncio.run(_performed(one, watcher, names, heard))
+            except Interrupted:
+                pass
+            if heard.code is not None:
+                return
+
+
+def _stopped(place: Path, command: str, heard: Heard) -> NoReturn:
+    print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {command}", file=sys.stderr)
+    assert heard.code is not None
+    raise typer.Exit(heard.code)
+
+
+def compare_folders(base: Path, others: Sequence[Path], outputs: Outputs) -> None:
+    """Report results folders against the first; exit 1 where their loads differ."""
+    from llmtap.bench.report.compare import compare_results
+    from llmtap.report.bench import compare_html, compare_markdown, render_compare
+
+    told = compare_results(base, others)
+    texts = {
+        "--json": lambda: json_text(told), "--html": lambda: compare_html(told),
+        "--markdown": lambda: compare_markdown(told),
+    }  # fmt: skip
+    outputs.tell(texts, lambda: print_rich(render_compare(told)))
+    if any(test["unlike"] for test in told["tests"]):  # systems that had other loads are no comparison
+        raise typer.Exit(FAILED)
 
 
 def _fresh_folder(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""`llmtap bench exo`: prefill and generation rates over a grid, as exo-bench measures them."""
+"""`llmtap bench exo`: prefill and generation rates over a grid, as defined by exo-bench."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,7 @@ from llmtap.cli.shared import (
     Json,
     ModelName,
     Outputs,
+    SeveralValues,
     flag,
     loop_signals,
     option,
@@ -25,6 +26,7 @@ from llmtap.cli.shared import (
     print_rich,
 )
 from llmtap.errors import ConfigError
+from llmtap.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +42,11 @@ client's clock; each run reports which.
 
 Examples:
 
-  llmtap bench exo --target http://127.0.0.1:8000 --pp 512,4096 --tg 128 --repeat 3 --warmup 1
+  llmtap bench exo --target http://127.0.0.1:8000 --pp 512 4096 --tg 128 --repeat 3 --warmup 1
+
+  llmtap bench exo --target http://127.0.0.1:52415 --model mlx-community/Qwen3.5-27B-4bit
+  --instance-meta jaccl --sharding tensor --min-nodes 2 --max-nodes 2 --pp 512 4096 --tg 128
+  --repeat 3 --warmup 1
 
   llmtap bench exo --target http://127.0.0.1:52415 --model NAME --tokenizer models/mine --pp 1000,5000
   --tg 128 --concurrency 1,4 --use-prefix-cache --json result.json
@@ -49,12 +55,12 @@ Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid o
 143 by SIGTERM, with the results of the completed part."""
 
 
-@bench.command(epilog=EPILOG)
+@bench.command(epilog=EPILOG, cls=SeveralValues)
 def exo(
     target: Annotated[str, option("URL", "URL of the server: http://host:port[/prefix].")] = "",
-    pp: Annotated[str, option("N,..", "Prompt lengths in tokens, including the chat template.")] = "",
-    tg: Annotated[str, option("N,..", "Response lengths in tokens, at least 2.")] = "",
-    concurrency: Annotated[str, option("N,..", "Numbers of concurrent requests.")] = "1",
+    pp: Annotated[str, option("N...", "Prompt lengths in tokens, including the chat template.")] = "",
+    tg: Annotated[str, option("N...", "Response lengths in tokens, at least 2.")] = "",
+    concurrency: Annotated[str, option("N...", "Numbers of concurrent requests.")] = "1",
     repeat: Annotated[int, option("N", "Number of measurements of each point.", min=1, max=10_000)] = 1,
     warmup: Annotated[
         int,
@@ -73,6 +79,25 @@ def exo(
             "rates of hits are approximate (default: every prompt is computed).",
         ),
     ] = False,
+    distinct_prompts: Annotated[
+        bool,
+        flag(
+            "--distinct-prompts",
+            "Give each request of a batch a prompt of its own (default: the requests of a batch share one).",
+        ),
+    ] = False,
+    instance_meta: Annotated[
+        str | None, option("ring|jaccl|both", "exo: place the model anew, with this kind of instance.")
+    ] = None,
+    sharding: Annotated[
+        str | None, option("pipeline|tensor|both", "exo: place the model anew, with this sharding.")
+    ] = None,
+    min_nodes: Annotated[
+        int | None, option("N", "exo: place the model anew, on at least N nodes (default: 1).", min=1)
+    ] = None,
+    max_nodes: Annotated[
+        int | None, option("N", "exo: place the model anew, on at most N nodes (default: 4).", min=1)
+    ] = None,
     model: ModelName = None,
     server: Annotated[
         str,
@@ -112,6 +137,7 @@ def exo(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     outputs = Outputs(json=json)
     from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
+    from llmtap.bench.exo.placement import PlacementWish
     from llmtap.bench.exo.server import KINDS
     from llmtap.cli.progress import watching_bench
     from llmtap.load.bodies import parse_body_fields
@@ -121,13 +147,24 @@ def exo(
         raise ConfigError("--server", f"{server!r} is none of {', '.join(KINDS)}")
     grid = ExoGrid(
         pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--concurrency", concurrency),
-        repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache,
+        repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache, distinct_prompts=distinct_prompts,
     )  # fmt: skip
     grid.check()
+    for name, given, choices in (
+        ("--instance-meta", instance_meta, ("ring", "jaccl", "both")),
+        ("--sharding", sharding, ("pipeline", "tensor", "both")),
+    ):
+        if given is not None and given not in choices:
+            raise ConfigError(name, f"{given!r} is none of {', '.join(choices)}")
+    wish = {
+        "instance_meta": instance_meta, "sharding": sharding, "nodes_min": min_nodes, "nodes_max": max_nodes
+    }  # fmt: skip
+    told = {name: value for name, value in wish.items() if value is not None}
     options = ExoOptions(
         target=target, model=model, server=server, tokenizer=tokenizer,  # type: ignore[arg-type]
         headers=read_headers(header or [], None, api_key_env), fields=parse_body_fields(body_field or []),
         ca=ca, timeout=option_duration("--timeout", timeout), metrics=metrics, seed=seed,
+        placement=PlacementWish(**told) if told else None,  # type: ignore[arg-type]
     )  # fmt: skip
     heard = Heard()
     with watching_bench() as watcher:
@@ -210,6 +247,7 @@ _COLUMNS: Final[Sequence[tuple[str, Callable[["ExoRow"], str]]]] = (
     ("all/wall", lambda row: _spread(row.wall_gen_tps)),
     ("wall", lambda row: _spread(row.wall_s)),
     ("energy", lambda row: _spread(row.joules)),
+    ("peak memory", lambda row: "" if row.memory_bytes is None else format_bytes(row.memory_bytes)),
     ("cache hits", _hits),
     ("clock", lambda row: row.timing),
     ("failed", lambda row: f"{row.failed:,}" if row.failed else ""),

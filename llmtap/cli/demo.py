@@ -1,10 +1,11 @@
-"""`llmtap demo`: everything at once, on the simulated engine."""
+"""`llmtap demo`: simulated engine, proxy and load in one command."""
 
 import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -13,6 +14,7 @@ import typer
 
 from llmtap.cli.demo_stage import (
     ENGINE,
+    GUARDRAIL,
     OBJECTIVES,
     RATE_RPS,
     TENANT_HEADER,
@@ -21,10 +23,23 @@ from llmtap.cli.demo_stage import (
     demo_plan,
 )
 from llmtap.cli.main import app
-from llmtap.cli.shared import SourceFormat, Stopped, argument, flag, option, stoppable
+from llmtap.cli.shared import (
+    Alpha,
+    IdleCost,
+    ReaderGrace,
+    ReaderSpeed,
+    SourceFormat,
+    Stopped,
+    argument,
+    flag,
+    option,
+    reader_of,
+    stoppable,
+)
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.meter.tenants import DEFAULT
+from llmtap.metrics.deadlines import Benefit
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -56,6 +71,10 @@ LINE_NS: Final = 5 * NS_PER_S
 SETTLED_NS: Final = 5 * NS_PER_S
 SECONDS_MAX: Final = 86_400
 NOBODY: Final[Mapping[str, Any]] = {"n": 0, "outcomes": {}}
+EXCHANGES_MAX: Final = 1_000
+"""Asked of the admin API, for their uncertainties: as many as it returns at once."""
+COLUMNS: Final = 100
+"""Width of the report where standard output is no terminal."""
 _CUT: Final = "client_cancelled"
 
 T = TypeVar("T")
@@ -72,8 +91,16 @@ def demo(
         float, option("X", f"Speed factor; a workload has {RATE_RPS} requests/s times X.")
     ] = 10.0,
     from_format: SourceFormat = None,
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     keep: Annotated[
-        bool, flag("--keep", "Keep the engine and the tap running after the load until Ctrl-C.")
+        bool,
+        flag(
+            "--keep",
+            "Keep the engine and the tap running after the report, and repeat the load, until Ctrl-C.",
+        ),
     ] = False,
     as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
 ) -> None:
@@ -86,11 +113,13 @@ def demo(
         raise ConfigError("--seconds", str(exc)) from None
     if not 0 < seconds_ns <= SECONDS_MAX * NS_PER_S:
         raise ConfigError("--seconds", f"{seconds} is not between 0 and a day")
+    reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
             one = _Demo(
-                Path(folder), trace, from_format, seconds_ns, requests, speed, keep=keep, as_json=as_json
-            )
+                Path(folder), trace, from_format, seconds_ns, requests, speed, keep=keep, as_json=as_json,
+                reader=reader,
+            )  # fmt: skip
             code = asyncio.run(one.run())
     except Stopped as exc:
         raise typer.Exit(exc.code) from None
@@ -115,6 +144,7 @@ class _Demo:
         *,
         keep: bool,
         as_json: bool,
+        reader: Benefit,
     ) -> None:
         from rich.console import Console
 
@@ -128,6 +158,7 @@ class _Demo:
         self._speed = speed
         self._keep = keep
         self._as_json = as_json
+        self._reader = reader
         self._told = Console(stderr=True, highlight=False)
         self._sent = LatestProgress()
         self._tenants: set[str] = set()
@@ -147,12 +178,12 @@ class _Demo:
         try:
             # What was given may be wrong: it is read before anything is started.
             plan = await self._unless_over(asyncio.to_thread(self._plan)) if self._source else None
-            with DemoStage(self._folder) as stage:
+            with DemoStage(self._folder, self._reader) as stage:
                 async with aiohttp.ClientSession() as session:
                     code = await self._play(stage, session, plan)
                     if self._keep and not self._over.is_set():
-                        self._say("it stays up until Ctrl-C")
-                        await self._over.wait()
+                        self._say("it stays up until Ctrl-C, and the load repeats")
+                        await self._repeat(stage)
                         self._say(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
         except _Over:
             self._say("stopped before there was anything to show")
@@ -174,9 +205,11 @@ class _Demo:
         """From the first line to the last figure. Raises _Over where a signal came before there was any."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
-        self._say(f"engine     {stage.engine}   (simulated: {ENGINE}; half of the requests pass a guardrail)")
-        self._say(f"tap        {stage.proxy}   (OpenAI's API; model: sim)")
-        self._say(f"dashboard  {stage.admin}/   or: llmtap top --admin {stage.admin}")
+        self._say(f"engine     {stage.engine}   simulated: {ENGINE}")
+        self._say(f"tap        {stage.proxy}   llmtap's proxy, which measures (OpenAI's API, model: sim)")
+        self._say(f"dashboard  {stage.admin}/  or in a terminal: llmtap top --admin {stage.admin}")
+        load = "bursts of chat requests" if not self._source else Path(self._source).name
+        self._say(f"load       {load}; half pass a guardrail ({GUARDRAIL})")
         # Prompts are drawn while the processes start.
         made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
@@ -191,15 +224,26 @@ class _Demo:
             await asyncio.gather(sending, return_exceptions=True)
         summary = await self._settled(session, stage, result["load"]["sent"])
         others = self._others(summary)
-        async with session.get(f"{stage.admin}/api/v1/experiment") as response:
-            experiment = await response.json()
-        self._show(summary, experiment, result)
+        experiment = await _get(session, f"{stage.admin}/api/v1/experiment")
+        newest = await _get(session, f"{stage.admin}/api/v1/exchanges?limit={EXCHANGES_MAX}")
+        self._show(summary, experiment, newest["exchanges"], result)
         if others["n"]:
             self._say(f"{others['n']:,} exchanges were not the demo's; they are in the figures, too")
         problems = _problems(summary, others, result)
         for problem in problems:
             self._say(f"failed: {problem}")
+        self._look_next(stage)
         return 1 if problems else 0
+
+    async def _repeat(self, stage: DemoStage) -> None:
+        """Send the load again and again until a signal comes. Raises LlmtapError if a process has ended."""
+        from llmtap.load.replay.perform import ReplayStopped as Unsent
+
+        with suppress(_Over, Unsent):
+            while not self._over.is_set():
+                self._replay = await self._unless_over(asyncio.to_thread(self._make, stage.proxy, None))
+                await self._replay.run()
+                stage.check()
 
     def _plan(self) -> "ReplayPlan":
         return demo_plan(
@@ -218,7 +262,7 @@ class _Demo:
             target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
             connect_timeout=Duration(10 * NS_PER_S), duration=self._seconds,
             drain=Duration(DRAIN_S * NS_PER_S), retry_wait=Duration(0), request_ids="demo", slo=OBJECTIVES,
-            scrape="none",
+            reader=self._reader, scrape="none",
         )  # fmt: skip
         body = BodyOptions(server="openai", model="sim", temperature=0.0)
         return Replay(plan, options, body, self._sent)
@@ -299,36 +343,44 @@ class _Demo:
         return found
 
     def _show(
-        self, summary: dict[str, Any], experiment: Mapping[str, Any], result: Mapping[str, Any]
-    ) -> None:
+        self, summary: Mapping[str, Any], experiment: Mapping[str, Any],
+        exchanges: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        import msgspec
         from rich.console import Console
-        from rich.text import Text
 
-        from llmtap.report.experiment import arms_table, experiment_lines
-        from llmtap.report.render import rich_table
-        from llmtap.report.summary import render_summary
-        from llmtap.report.values import milliseconds
+        from llmtap.report.experiment import demo_blocks
+        from llmtap.report.render import terminal
+        from llmtap.report.values import joined
 
-        outcomes, metrics = result["outcomes"], result["metrics"]
+        outcomes = result["outcomes"]
         if self._as_json:
-            import msgspec
-
-            clients = {"n": result["n"], "outcomes": outcomes, "metrics": metrics}
+            clients = {"n": result["n"], "outcomes": outcomes, "metrics": result["metrics"]}
             told = {**summary, "experiment": experiment, "clients": clients}
             print(msgspec.json.format(msgspec.json.encode(told)).decode())
             return
-        # In a file, lines of 80 columns would be cut that a terminal shows whole.
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-        console.print(render_summary(summary))
-        console.print(rich_table(arms_table(experiment)))
-        for line in experiment_lines(experiment):
-            console.print(Text(line), soft_wrap=True)
-        said = ", ".join(f"{name} {n:,}" for name, n in outcomes.items())
-        ttft, tbc = milliseconds(metrics["ttft"]["p50"]), milliseconds(metrics["tbc"]["p50"])
-        self._say(f"the clients' view: TTFT p50 {ttft} ms, TBC p50 {tbc} ms, {said or 'nothing was sent'}")
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else COLUMNS)
+        console.print(terminal(demo_blocks(summary, experiment, exchanges)))
+        self._say(f"clients      {joined(outcomes) or 'nothing was sent'}")
         if outcomes.get(_CUT):
             why = "at the signal" if self._signal else f"{DRAIN_S} s after the last request"
-            self._say(f"{outcomes[_CUT]:,} answers were cut {why}")
+            self._say(f"             {outcomes[_CUT]:,} responses were cancelled {why}")
+
+    def _look_next(self, stage: DemoStage) -> None:
+        self._say("Look next:")
+        if self._keep:
+            self._say(f"  {stage.admin}/#experiment   both arms; #streams: each stream as it is sent")
+            self._say(f"  curl {stage.admin}/metrics   the same figures for Prometheus")
+        else:
+            self._say("  llmtap demo --keep                        repeat the load, and open the dashboard")
+        self._say("  llmtap proxy --upstream http://HOST:PORT  measure your own server")
+        self._say("  llmtap --help                             all commands")
+
+
+async def _get(session: Any, url: str) -> dict[str, Any]:
+    async with session.get(url) as response:
+        told: dict[str, Any] = await response.json()
+        return told
 
 
 async def _summary(session: Any, stage: DemoStage) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The demo's processes: the simulated engine with a guardrail, and the tap in front of it.
+"""Processes of the demo: the simulated engine with a guardrail, and the proxy in front of it.
 
 They run in a session of their own, so that a Ctrl-C of the terminal reaches the demo alone, which then ends
 them in order.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.metrics.deadlines import Benefit
 from llmtap.net.listener import keep_port
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENGINE",
+    "GUARDRAIL",
     "OBJECTIVES",
     "RATE_RPS",
     "TENANT_HEADER",
@@ -34,7 +36,7 @@ __all__ = [
 
 
 RATE_RPS: Final = 0.27
-"""Of BurstGPT's trace in its own time (seed 004, 3.1)."""
+"""Of BurstGPT's trace in its own time (multi-bin paper, 3.1)."""
 TOKENS_MAX: Final = 512
 """Answers are cut there, so that the demo ends: of what is drawn, one in twenty is longer."""
 SEED: Final = 280
@@ -50,7 +52,7 @@ TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
 
 _WORKLOAD: Final = f"""
 name = "burstgpt"
-about = "seed 004, 3.1: prompts of median 251 and mean 611 tokens, answers of 34 and 123, a CV of 13.28"
+about = "BurstGPT: prompts of median 251 and mean 611 tokens, answers of 34 and 123, a CV of 13.28"
 arrivals = "gamma:cv=13.28"
 [input]                     # lognormal: mu = ln median, sigma = sqrt(2 ln(mean / median))
 distribution = "lognormal"
@@ -117,7 +119,8 @@ LOOK_S: Final = 0.05
 SAID_CHARS_MAX: Final = 2_000
 TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
-ENGINE: Final = "TTFT 150 ms, ITL 20 ms, each answer varies by 30 %"
+ENGINE: Final = "150 ms to the first token, then 20 ms a token, +-30 %"
+GUARDRAIL: Final = "+40 ms, refuses 5 %, holds text back"
 
 _CONFIG: Final = f"""
 [relay]
@@ -154,10 +157,12 @@ class DemoStage:
 
     Args:
         folder: for the tap's configuration.
+        reader: of the meter's smooth goodput.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, reader: Benefit) -> None:
         self._folder = folder
+        self._reader = reader
         self.log = folder / "log"
         """What they say on standard error: announcements, and then warnings."""
         self._children: list[subprocess.Popen[bytes]] = []
@@ -169,7 +174,10 @@ class DemoStage:
 
     def __enter__(self) -> Self:
         config = self._folder / "llmtap.toml"
-        config.write_text(_CONFIG, encoding="utf-8")
+        reader = self._reader
+        meter = f"alpha = {reader.alpha:g}\nreader_tokens_per_second = {reader.speed:g}\n"
+        meter += f'idle_cost = "{reader.f}"\nreader_grace_tokens = {reader.grace_tokens}\n'
+        config.write_text(f"[meter]\n{meter}{_CONFIG}", encoding="utf-8")
         serve = ["sim", "serve", "--listen", _address(self.engine)]
         serve += ["--spread", "0.3", "--tokens", str(TOKENS_MAX)]
         proxy = ["proxy", "--upstream", self.engine, "--listen", _address(self.proxy)]

@@ -1,4 +1,4 @@
-"""`llmtap convert` and `llmtap inspect`: traces from one format to another, and a saved answer explained."""
+"""`llmtap convert` and `llmtap inspect`: convert traces, and explain one saved answer."""
 
 import io
 import os
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from llmtap.cli.main import app
 from llmtap.cli.shared import argument, flag, option, print_json, print_table, read_pairs
 from llmtap.errors import ConfigError
+from llmtap.report.document import Table
 
 if TYPE_CHECKING:
     from llmtap.exchange.exchange import Exchange
@@ -201,7 +202,7 @@ def _show_formats(name: str, *, as_json: bool) -> None:
     columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs", "styles")
     if sys.stdout.isatty():  # the rest is too much for its width
         columns = columns[:3]
-    print_table(columns, [[_cell(f[c]) for c in columns] for f in listed])
+    print_table(Table(columns, [[_cell(f[c]) for c in columns] for f in listed]))
     if sys.stdout.isatty():
         print("\nllmtap convert --list NAME tells what one holds, needs, and the styles it has.")
 
@@ -243,9 +244,9 @@ def _show_report(report: Any, *, as_json: bool, beside: bool) -> None:
         file=out,
     )
     told = [a for a in report.aspects if a.fate != "absent"]
-    cells = [[a.name, f"{a.written:,} of {a.rows:,}", a.fate, a.why or ""] for a in told]
+    cells = [[a.name, f"{a.written:,} of {a.rows:,}", a.fate, a.why or "", a.keep or ""] for a in told]
     fates = {"lost": "yellow", "partly": "yellow", "changed": "yellow", "kept": "green"}
-    print_table(("aspect", "rows", "fate", "why"), cells, right=frozenset({"rows"}), style=fates, out=out)
+    print_table(Table(("aspect", "rows", "fate", "why", "to keep it"), cells, styles=fates), out)
     for reason, n in report.dropped.items():
         print(f"dropped: {n:,} rows: {reason}", file=out)
     for note in (*report.notes_read, *report.notes_written):
@@ -320,7 +321,7 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
     from llmtap.channel.frames import Frame, FrameKind
     from llmtap.config import Settings
     from llmtap.meter.offline import OfflineMeter
-    from llmtap.supervisor.run import offline_setup
+    from llmtap.supervisor.run import fresh_meter_setup
     from llmtap.vantage.passive.file_vantage import FileVantage
     from llmtap.vantage.passive.options import WatchOptions
     from llmtap.vantage.passive.pcap_file import PcapError
@@ -334,9 +335,11 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
                 parts.setdefault(seq, []).append(part)
         meter.digest(frames, now_ns)
 
-    vantage = FileVantage(WatchOptions(), digest)
+    vantage = FileVantage(WatchOptions(skip=()), digest)
     meter = OfflineMeter(
-        offline_setup(Settings()), vantage.hello, lambda x: found.append((x, b"".join(parts.pop(x.seq, ()))))
+        fresh_meter_setup(Settings()),
+        vantage.hello,
+        lambda x: found.append((x, b"".join(parts.pop(x.seq, ())))),
     )
     try:
         vantage.read(io.BytesIO(data))
@@ -368,7 +371,7 @@ def _list(found: "list[tuple[Exchange, bytes]]", *, as_json: bool) -> None:
             ttft, e2e, str(len(x.timeline.events)), str(x.tokens.output or "-"),
         ])  # fmt: skip
     columns = ("#", "at s", "request", "status", "outcome", "TTFT ms", "E2E ms", "events", "tokens")
-    print_table(columns, rows, right=frozenset({"#", "at s", "TTFT ms", "E2E ms", "events", "tokens"}))
+    print_table(Table(columns, rows))
 
 
 def _read(file: str) -> bytes:
@@ -389,26 +392,21 @@ def _read(file: str) -> bytes:
 def _show(saved: Any, explained: Any, *, text: bool) -> None:
     from llmtap.report.stream import EVENT_COLUMNS, event_cells, headline, story
 
-    def columns() -> None:
-        print_table(
-            EVENT_COLUMNS, list(event_cells(explained.events, text=text)),
-            right=frozenset({"#", "bytes", "tokens"}), nowrap=lambda column: column != "adds",
-        )  # fmt: skip
-
+    events = Table(EVENT_COLUMNS, list(event_cells(explained.events, text=text)))
     if not sys.stdout.isatty():
         print(headline(saved, explained))
-        columns()
+        print_table(events)
         for subject, said in story(saved, explained):
             print(f"{subject}: {said}")
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
     console = Console(highlight=False)
     console.print(Text(headline(saved, explained), style="bold"))
-    columns()
-    facts = Table.grid(padding=(0, 2, 0, 0))
+    print_table(events)
+    facts = Grid.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="bold", no_wrap=True)
     for subject, said in story(saved, explained):
         facts.add_row(Text(subject), Text(said))

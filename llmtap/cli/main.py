@@ -1,4 +1,4 @@
-"""The `llmtap` command: what the subcommands share, and how errors leave the program."""
+"""The `llmtap` command: shared code of the subcommands, and the handling of errors."""
 
 import importlib
 import sys
@@ -15,7 +15,8 @@ __all__ = ["app", "load_commands", "main"]
 _INTERRUPTED: Final = 130
 _MODULES: Final = ("tap", "watch", "sim", "replay", "files", "demo", "report", "bench", "bench_exo")
 _COMMANDS: Final = (
-    "proxy", "watch", "replay", "inspect", "demo", "convert", "report", "meter", "top", "sim", "bench", "slo",
+    "proxy", "watch", "replay", "selftest", "inspect", "demo", "convert", "report", "meter", "top", "sim",
+    "bench", "slo",
 )  # fmt: skip
 """In the order of the help text."""
 

@@ -1,4 +1,4 @@
-"""How far a replay is: a bar with live figures where somebody sees it, else a line now and then."""
+"""Progress of a replay: a bar with live figures on a terminal, otherwise log lines."""
 
 import asyncio
 import os
@@ -31,6 +31,10 @@ class ReplayLines:
         self._told_ns = SystemClock.mono_ns()
         self._under_way = 0
         self._stops = 0
+        self._load_ns = 0
+        """Start of the load under way; 0 before its first report."""
+        self._load_s: float | None = None
+        """Time of the load; None where only the number of requests is known."""
 
     def reading(self, done: int, of: int | None) -> None:
         pass
@@ -47,7 +51,21 @@ class ReplayLines:
         now_ns = SystemClock.mono_ns()
         if now_ns - self._told_ns >= EVERY_NS or not (progress.left or progress.under_way):
             self._told_ns = now_ns
-            print(f"llmtap: {figures(progress, planned)}", file=sys.stderr)
+            print(f"llmtap: {figures(progress, planned)}{self._left(progress, planned)}", file=sys.stderr)
+
+    def _left(self, progress: Progress, planned: int) -> str:
+        """Format the time left, such as `, 2:05 left`, by the load's time or by the rate of answers."""
+        now_ns = SystemClock.mono_ns()
+        if not self._load_ns or not progress.ended:
+            self._load_ns = self._load_ns or now_ns
+        passed_s = (now_ns - self._load_ns) / NS_PER_S
+        if self._load_s is not None:
+            left_s = self._load_s - passed_s
+        elif progress.ended:
+            left_s = passed_s * (planned - progress.ended) / progress.ended
+        else:
+            return ""
+        return f", {left_s // 60:.0f}:{left_s % 60:02.0f} left" if left_s >= 1 else ""
 
     def writing(self, done: int, of: int) -> None:
         pass
@@ -117,7 +135,8 @@ class Bars(ReplayLines):
 
     def sending(self, progress: Progress, planned: int) -> None:
         self._under_way = progress.under_way
-        self._show("sending", progress.ended, planned, figures(progress, None))
+        said = figures(progress, None) + self._left(progress, planned)
+        self._show("sending", progress.ended, planned, said)
 
     def writing(self, done: int, of: int) -> None:
         self._show("writing", done, of)
@@ -218,7 +237,8 @@ class BenchLines(ReplayLines):
         super().__init__()
         self._began_ns = SystemClock.mono_ns()
 
-    def step(self, name: str, said: str) -> None:
+    def step(self, name: str, said: str, seconds: float | None = None) -> None:
+        self._load_ns, self._load_s = 0, seconds
         print(f"llmtap: {self._passed()} {name}: {said}", file=sys.stderr, flush=True)
 
     def left(self, said: str) -> None:
@@ -234,7 +254,8 @@ class BenchLines(ReplayLines):
 class _BenchBars(Bars, BenchLines):
     """Loads, and what is left of them, scroll by; the line at the bottom is painted over."""
 
-    def step(self, name: str, said: str) -> None:
+    def step(self, name: str, said: str, seconds: float | None = None) -> None:
+        self._load_ns, self._load_s = 0, seconds
         self._print(f"{name}: {said}", "dim" if said.startswith(_MEASURED_BEFORE) else "none")
         self.hide()
 

@@ -1,4 +1,4 @@
-"""`llmtap replay`: a trace, a capture or a workload sent to a server, on time."""
+"""`llmtap replay`: send a trace, a capture or a workload to a server on time."""
 
 import asyncio
 import sys
@@ -11,24 +11,38 @@ from llmtap.cli.main import app
 from llmtap.cli.report import tell_replay, write_beside
 from llmtap.cli.shared import (
     FAILED,
+    Alpha,
     AnswerTimeout,
     ApiKeyEnv,
     BodyFields,
     CaFile,
     Headers,
     Heard,
+    IdleCost,
     Json,
     ModelName,
+    NoSelftest,
     Outputs,
+    Percentiles,
+    ReaderGrace,
+    ReaderSpeed,
     Seed,
+    SeveralValues,
+    Slo,
     SourceFormat,
     Stopped,
+    VllmGoodput,
     argument,
     flag,
+    json_text,
     need_capture,
     need_warmup,
     option,
     option_duration,
+    print_rich,
+    read_objectives,
+    read_percentiles,
+    reader_of,
     stoppable,
 )
 from llmtap.errors import ConfigError
@@ -38,7 +52,7 @@ if TYPE_CHECKING:
     from llmtap.cli.progress import ReplayLines
     from llmtap.load.replay.perform import Replay
 
-__all__ = ["replay"]
+__all__ = ["replay", "selftest"]
 
 EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
 lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), unless
@@ -68,7 +82,10 @@ _ENDPOINTS: Final = {
 }  # fmt: skip
 
 
-@app.command(short_help="Send a trace or a workload to a server, and measure the responses.", epilog=EPILOG)
+@app.command(
+    short_help="Send a trace or a workload to a server, and measure the responses.", epilog=EPILOG,
+    cls=SeveralValues,
+)  # fmt: skip
 def replay(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to send.")] = "",
     target: Annotated[
@@ -220,9 +237,9 @@ def replay(
     no_request_ids: Annotated[bool, flag("--no-request-ids", "Send no X-Request-Id.")] = False,
     ca: CaFile = None,
     insecure: Annotated[bool, flag("--insecure", "Do not verify the server's certificate.")] = False,
-    slo: Annotated[
-        str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:500ms tpot:50ms'.")
-    ] = None,
+    slo: Slo = None,
+    goodput: VllmGoodput = None,
+    percentiles: Percentiles = None,
     metrics: Annotated[
         str | None,
         option(
@@ -231,6 +248,10 @@ def replay(
             "available). Requests outside the load have the User-Agent llmtap-replay/VERSION.",
         ),
     ] = None,
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     capture: Annotated[
         str | None,
         option("DIR", "Folder for a capture of the exchanges; the result is stored in the same folder."),
@@ -239,6 +260,7 @@ def replay(
     json: Json = None,
     html: Annotated[str | None, option("FILE", "File for an HTML report with charts; - is stdout.")] = None,
     markdown: Annotated[str | None, option("FILE", "File for the report as Markdown; - is stdout.")] = None,
+    no_selftest: NoSelftest = False,
     list_workloads: Annotated[bool, flag("--workloads", "List the workloads.")] = False,
 ) -> None:
     """Send a trace, a capture or a workload to a server, and measure the responses."""
@@ -267,10 +289,8 @@ def replay(
     from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
     from llmtap.load.replay.plan import ReplayQuestion, make_plan
     from llmtap.load.run import parse_stop_errors
-    from llmtap.metrics.objectives import Objectives
 
-    if slo is not None:
-        Objectives.parse(slo, "--slo")
+    objectives = read_objectives(slo, goodput)
     refuse_meaningless(
         target,
         {
@@ -292,7 +312,8 @@ def replay(
         retries=retries, retry_wait=option_duration("--retry-wait", retry_wait), warmup=warmup,
         limit_in_flight=limit_in_flight, request_ids="" if no_request_ids else "llmtap",
         stop_errors=None if stop_errors is None else parse_stop_errors(stop_errors),
-        slo=slo, capture=capture, scrape=metrics,
+        slo=objectives, percentiles=read_percentiles(percentiles),
+        reader=reader_of(reader_speed, alpha, idle_cost, reader_grace), capture=capture, scrape=metrics,
     )  # fmt: skip
     body = BodyOptions(
         endpoint=named, server=server, model=model, stream=not no_stream,  # type: ignore[arg-type]
@@ -313,7 +334,7 @@ def replay(
                     audience.reading,
                 )  # fmt: skip
                 one = Replay(plan, options, body, audience)
-                result = asyncio.run(_run(one, audience, heard))
+                result = asyncio.run(_run(one, audience, heard, selftest=not no_selftest and ray is None))
             if capture is not None:
                 write_beside(capture, result)
             tell_replay(outputs, result)
@@ -330,11 +351,49 @@ def replay(
         raise typer.Exit(FAILED)
 
 
-async def _run(one: "Replay", audience: "ReplayLines", heard: Heard) -> dict[str, Any]:
+async def _run(one: "Replay", audience: "ReplayLines", heard: Heard, *, selftest: bool) -> dict[str, Any]:
+    from llmtap.bench.selftest import run_selftest, selftest_load
     from llmtap.cli.progress import Answering
 
     heard.instead = Answering(one, audience, asyncio.get_running_loop())
-    return await one.run()
+    result = await one.run()
+    options = one.options
+    load = selftest_load(
+        result, options.target, processes=options.processes, realtime=options.realtime
+    )  # fmt: skip
+    if selftest and load is not None and not heard.numbers:
+        result["selftest"] = await run_selftest(load)
+    return result
+
+
+@app.command(
+    short_help="Measure the error of our own TTFT and ITL on this host.",
+    epilog="Example:\n\n  llmtap selftest --streams 64 --itl 10ms",
+)
+def selftest(
+    streams: Annotated[int, option("N", "Number of concurrent streams.", min=1, max=10_000)] = 32,
+    itl: Annotated[str, option("TIME", "Time between the tokens of a stream (varies by 30 %).")] = "20ms",
+    duration: Annotated[str, option("TIME", "Approximate duration; answers take about 1 s.")] = "3s",
+    processes: Annotated[int, option("N", "Number of sending processes.", min=1, max=256)] = 1,
+    json: Json = None,
+) -> None:
+    """Send a known schedule from an embedded server to the load generator, and report the error of our times.
+
+    The error is the difference between a measured time and the time in the log of the server.
+    """
+    from llmtap.bench.selftest import SelftestLoad, run_selftest
+    from llmtap.report.replay import render_selftest
+
+    itl_ns, duration_ns = option_duration("--itl", itl), option_duration("--duration", duration)
+    for name, ns, least in (("--itl", itl_ns, NS_PER_S // 1_000), ("--duration", duration_ns, 1)):
+        if not least <= ns <= 60 * NS_PER_S:
+            raise ConfigError(name, "expected a time from 1 ms to 60 s")
+    outputs = Outputs(json=json)
+    load = SelftestLoad(streams=streams, itl=itl_ns, duration=duration_ns, processes=processes)
+    result = asyncio.run(run_selftest(load))
+    outputs.tell({"--json": lambda: json_text(result)}, lambda: print_rich(render_selftest(result)))
+    if result["unmatched"] == result["n"]:
+        raise typer.Exit(FAILED)
 
 
 def _window(text: str | None) -> tuple[int, int | None]:

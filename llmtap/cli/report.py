@@ -1,4 +1,4 @@
-"""`llmtap report`: a capture, a trace, a replay or a benchmark in numbers.
+"""`llmtap report`: summarise a capture, a trace, a replay or a benchmark.
 
 `llmtap replay` and `llmtap report RESULT` print the same. A replay leaves its result in the folder of its
 capture, too, so that `llmtap report` of the capture knows whether its figures are valid.
@@ -20,7 +20,15 @@ from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
     STDOUT,
+    Alpha,
+    IdleCost,
     Outputs,
+    Percentiles,
+    ReaderGrace,
+    ReaderSpeed,
+    SeveralValues,
+    Slo,
+    VllmGoodput,
     argument,
     flag,
     json_text,
@@ -28,6 +36,9 @@ from llmtap.cli.shared import (
     option,
     print_json,
     print_rich,
+    read_objectives,
+    read_percentiles,
+    reader_of,
     write_output,
 )
 from llmtap.errors import ConfigError, LlmtapError
@@ -66,7 +77,9 @@ Examples:
   llmtap report results/a --compare results/b --compare results/c --html page.html"""
 
 
-@app.command(short_help="Summarize a capture or results, or compare results.", epilog=EPILOG)
+@app.command(
+    short_help="Summarize a capture or results, or compare results.", epilog=EPILOG, cls=SeveralValues
+)
 def report(
     places: Annotated[
         list[str], argument("CAPTURE...", "Captures, or one trace, results folder or replay result.")
@@ -79,7 +92,9 @@ def report(
         list[str] | None,
         option("tenant|model|arm|session", "Label to break the report down by; may be repeated."),
     ] = None,
-    slo: Annotated[str | None, option(None, "Objectives, for example 'ttft:500ms tpot:50ms'.")] = None,
+    slo: Slo = None,
+    goodput: VllmGoodput = None,
+    percentiles: Percentiles = None,
     skip_broken: Annotated[
         bool, flag("--skip-broken", "Skip files that cannot be read, and list their names.")
     ] = False,
@@ -89,6 +104,10 @@ def report(
     markdown: Annotated[
         str | None, option("FILE", "File for a Markdown report of benchmark or replay results.")
     ] = None,
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     compare: Annotated[
         list[str] | None,
         option(
@@ -110,7 +129,10 @@ def report(
     result = load_result(places[0]) if len(places) == 1 else None
     if result is not None:
         for option, refused in (
-            ("--by", by), ("--slo", slo), ("--integrity", integrity), ("--skip-broken", skip_broken),
+            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--percentiles", percentiles),
+            ("--integrity", integrity), ("--skip-broken", skip_broken),
+            ("--reader-speed", reader_speed), ("--alpha", alpha), ("--idle-cost", idle_cost),
+            ("--reader-grace", reader_grace),
         ):  # fmt: skip
             if refused:
                 raise ConfigError(option, "is of a capture; the result of a replay is summed up already")
@@ -127,8 +149,12 @@ def report(
     for label in by or ():
         if label not in BY:
             raise ConfigError("--by", f"{label!r} is none of {', '.join(BY)}")
-    objectives = None if slo is None else Objectives.parse(slo, "--slo")
-    options: dict[str, Any] = {"by": by or (), "objectives": objectives}
+    text = read_objectives(slo, goodput)
+    options: dict[str, Any] = {
+        "by": by or (), "objectives": None if text is None else Objectives.parse(text),
+        "percentiles": read_percentiles(percentiles),
+        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
+    }  # fmt: skip
     told: dict[str, Any]
     if _is_trace(places):
         if integrity:
@@ -341,14 +367,6 @@ def _compare(
         )
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_extra("--compare", "scipy", "bench")
-    from llmtap.bench.report.compare import compare_results
-    from llmtap.report.bench import compare_html, compare_markdown, render_compare
+    from llmtap.cli.bench import compare_folders
 
-    told = compare_results(Path(places[0]), [Path(other) for other in others])
-    texts = {
-        "--json": lambda: json_text(told), "--html": lambda: compare_html(told),
-        "--markdown": lambda: compare_markdown(told),
-    }  # fmt: skip
-    outputs.tell(texts, lambda: print_rich(render_compare(told)))
-    if any(test["unlike"] for test in told["tests"]):  # systems that had other loads are no comparison
-        raise typer.Exit(FAILED)
+    compare_folders(Path(places[0]), [Path(other) for other in others], outputs)

@@ -1,6 +1,8 @@
-"""What commands share: options, files that they write, texts that they print, and signals."""
+"""Shared code of commands: options, output files, texts and signals."""
 
 import difflib
+import math
+import re
 import signal
 import sys
 import threading
@@ -8,9 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
+from typer.core import TyperCommand
 
 from llmtap.errors import ConfigError, install_hint
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
@@ -18,10 +21,14 @@ from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from llmtap.metrics.deadlines import Benefit
+    from llmtap.report.document import Table
+
 __all__ = [
     "FAILED",
     "STDOUT",
     "AdminAddress",
+    "Alpha",
     "AnswerTimeout",
     "ApiKeyEnv",
     "BodyFields",
@@ -31,12 +38,20 @@ __all__ = [
     "ConfigFile",
     "Headers",
     "Heard",
+    "IdleCost",
     "Json",
     "ModelName",
+    "NoSelftest",
     "Outputs",
+    "Percentiles",
+    "ReaderGrace",
+    "ReaderSpeed",
     "Seed",
+    "SeveralValues",
+    "Slo",
     "SourceFormat",
     "Stopped",
+    "VllmGoodput",
     "argument",
     "check_known",
     "flag",
@@ -50,7 +65,10 @@ __all__ = [
     "print_json",
     "print_rich",
     "print_table",
+    "read_objectives",
     "read_pairs",
+    "read_percentiles",
+    "reader_of",
     "stoppable",
     "write_output",
 ]
@@ -59,6 +77,9 @@ __all__ = [
 FAILED: Final = 1
 """Exit code of a check that failed."""
 STDOUT: Final = "-"
+_SPEED_MAX: Final = 1e6
+_LINE_MAX: Final = 10_000
+"""Longer than any row of a table."""
 _DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
 """Longer than any run, and short of what timestamps can hold."""
 _SIGNAL_EXIT: Final = 128
@@ -96,10 +117,14 @@ class Outputs:
             except OSError as exc:
                 raise _unwritten(option, place, exc) from None
 
-    def tell(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
-        """Write the files, and print the text that is wanted on stdout, or what `show` prints."""
+    def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
+        """Write the files."""
         for option, place in self.files.items():
             write_output(option, place, texts[option]())
+
+    def tell(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
+        """Write the files, and print the text that is wanted on stdout, or what `show` prints."""
+        self.write(texts)
         if self.stdout is None:
             show()
         else:
@@ -150,27 +175,22 @@ def print_rich(shown: "RenderableType") -> None:
         Console(highlight=False, width=200).print(shown, soft_wrap=True)
 
 
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset(),
-    nowrap: Callable[[str], bool] = lambda column: False, style: Mapping[str, str] | None = None,
-    out: Any = None,
-) -> None:  # fmt: skip
-    """A table in a terminal; in a pipe columns are separated by tabs, for grep and awk."""
-    out = out or sys.stdout
-    if not out.isatty():
-        for cells in (columns, *rows):
-            print("\t".join(cells), file=out)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def print_table(table: "Table", out: Any = None) -> None:
+    """Print aligned columns. In a pipe, which may be searched, a row is a line of any length."""
+    from rich.console import Console, Group
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=nowrap(column))
-    for cells in rows:
-        table.add_row(*(Text(cell, style=(style or {}).get(cell, "")) for cell in cells))
-    Console(file=out, highlight=False, markup=False).print(table)
+    from llmtap.report.render import rich_table, tables_that_fit
+
+    out = out or sys.stdout
+    if out.isatty():
+        console = Console(file=out, highlight=False)
+        parts = tables_that_fit(table, console.width) if table.keys else [table]
+        console.print(Group(*map(rich_table, parts)))
+        return
+    console = Console(width=_LINE_MAX, highlight=False)
+    with console.capture() as captured:
+        console.print(rich_table(table))
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), file=out)
 
 
 # ---------------------------------------------------------------- options
@@ -185,6 +205,24 @@ def option_duration(option: str, text: str) -> Duration:
     if ns > _DURATION_NS_MAX:
         raise ConfigError(option, f"{text!r} is longer than 1,000 days")
     return Duration(ns)
+
+
+def read_objectives(slo: str | None, goodput: str | None) -> str | None:
+    """Return the objectives of `--slo` or `--goodput` in our own form. Raises ConfigError."""
+    from llmtap.metrics.objectives import Objectives
+
+    if slo is not None and goodput is not None:
+        raise ConfigError("--goodput", "--slo gives objectives, too", "one of the two")
+    if goodput is not None:
+        return Objectives.parse_vllm(goodput).text
+    return None if slo is None else Objectives.parse(slo, "--slo").text
+
+
+def read_percentiles(text: str | None) -> dict[str, float]:
+    """Return the shares of `--percentiles` by name. Raises ConfigError."""
+    from llmtap.metrics.statistics import parse_percentiles
+
+    return {} if text is None else parse_percentiles(text, "--percentiles")
 
 
 def read_pairs(
@@ -298,6 +336,31 @@ def stoppable() -> Iterator[Heard]:
                 signal.signal(each, handler)
 
 
+class SeveralValues(TyperCommand):
+    """A command some of whose options take several words: `--pp 512 4096` is `--pp 512,4096`."""
+
+    words: ClassVar[Mapping[str, str]] = {
+        "--pp": r"[\d,]+", "--tg": r"[\d,]+", "--concurrency": r"[\d,]+", "--goodput": r"[a-z0-9]+:[\d.]+",
+        "--percentiles": r"[\d.,]+",
+    }  # fmt: skip
+    """The form of a further word; other words are arguments of the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        joined: list[str] = []
+        form, has_value = None, False
+        for arg in args:
+            if form and has_value and re.fullmatch(form, arg):
+                joined[-1] += f",{arg}"
+                continue
+            joined.append(arg)
+            if form and not has_value:
+                has_value = True
+                continue
+            name, has_value = arg.partition("=")[0], "=" in arg
+            form = self.words.get(name)
+        return super().parse_args(ctx, joined)
+
+
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
     """Declare an option with a value. `metavar` is what the help shows for the value; None: its type."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
@@ -347,5 +410,68 @@ BodyFields = Annotated[
     option("NAME=JSON", "Field to add to every request body, for example top_p=0.9; may be repeated."),
 ]
 AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete response.")]
+Slo = Annotated[str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:500ms tpot:50ms'.")]
+VllmGoodput = Annotated[
+    str | None,
+    option("NAME:MS...", "Objectives in the form of vLLM, in ms: --goodput ttft:200 tpot:50 e2el:30000."),
+]
+Percentiles = Annotated[
+    str | None,
+    option(
+        "N...", "Further percentiles of each metric: --percentiles 25,75,99.5 (p50, p90, p95, p99, p99.9)."
+    ),
+]
+ReaderSpeed = Annotated[
+    float | None,
+    option("TOKENS/S", "Reading speed for user idle latency and smooth goodput; default 20."),
+]
+Alpha = Annotated[
+    float | None,
+    option(
+        "NUMBER",
+        "Penalty of user idle latency in smooth goodput, in tokens per unit of --idle-cost; default 5.",
+    ),
+]
+IdleCost = Annotated[
+    str | None,
+    option(
+        "seconds|tokens",
+        "Unit of user idle latency in smooth goodput; tokens: those that could have been read.",
+    ),
+]
+ReaderGrace = Annotated[
+    int | None,
+    option(
+        "TOKENS",
+        "Reading time, in tokens, added to all deadlines: with 1 token i is due at V x i; default 0.",
+    ),
+]
+
+
+def reader_of(
+    speed: float | None, alpha: float | None, idle_cost: str | None, grace: int | None
+) -> "Benefit":
+    """Return the reader of the four options. Raise ConfigError that names the option."""
+    from llmtap.metrics.deadlines import ALPHA, IDLE_COSTS, READER_NS_PER_TOKEN, Benefit
+
+    speed = 1e9 / READER_NS_PER_TOKEN if speed is None else speed
+    alpha = ALPHA if alpha is None else alpha
+    if not 0 < speed <= _SPEED_MAX:
+        raise ConfigError(
+            "--reader-speed", f"expected a number above 0, at most {_SPEED_MAX:g}, got {speed:g}"
+        )
+    if not 0 <= alpha < math.inf:
+        raise ConfigError("--alpha", f"expected a number of at least 0, got {alpha:g}")
+    if idle_cost is not None:
+        check_known("--idle-cost", "unit", idle_cost, IDLE_COSTS)
+    if grace is not None and grace < 0:
+        raise ConfigError("--reader-grace", f"expected a number of at least 0, got {grace}")
+    return Benefit.at_speed(speed, alpha, idle_cost or "seconds", grace or 0)
+
+
 Seed = Annotated[int, option("N", "Random seed.", min=0)]
+NoSelftest = Annotated[
+    bool,
+    flag("--no-selftest", "Skip the self-test, which reports the error of our own times at the same load."),
+]
 Json = Annotated[str | None, option("FILE", "File for the result as JSON; - is stdout.")]

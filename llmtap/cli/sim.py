@@ -1,4 +1,4 @@
-"""`llmtap sim`: the simulated engine as a server, and a trace through schedulers in virtual time."""
+"""`llmtap sim`: the simulated engine as a server, and schedulers in virtual time."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,11 @@ import typer
 from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
+    Alpha,
+    IdleCost,
     Outputs,
+    ReaderGrace,
+    ReaderSpeed,
     SourceFormat,
     Stopped,
     argument,
@@ -21,6 +25,7 @@ from llmtap.cli.shared import (
     option,
     print_table,
     read_pairs,
+    reader_of,
     stoppable,
 )
 from llmtap.errors import ConfigError
@@ -58,6 +63,12 @@ def serve(
     listen: Annotated[str, option(None, "HOST:PORT to listen on.")] = "127.0.0.1:8000",
     grpc: Annotated[
         str | None, option("HOST:PORT", "HOST:PORT for vLLM's engine service over gRPC (default: none).")
+    ] = None,
+    grpc_certificate: Annotated[
+        Path | None, option("FILE", "PEM file with the TLS certificate for --grpc (default: no TLS).")
+    ] = None,
+    grpc_key: Annotated[
+        Path | None, option("FILE", "PEM file with the private key of --grpc-certificate.")
     ] = None,
     ttft: Annotated[
         str | None, option(None, "Time from a request to its first token; default 150ms.")
@@ -97,7 +108,7 @@ def serve(
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Option of a scheduler that serves whole batches (seed 004); may be "
+            "Option of a scheduler that serves whole batches; may be "
             "repeated. For example, bin_edges=1,30,117 sets the lower edge of each bin "
             "of multi_bin_dynamic. `llmtap sim run --readings` lists the options.",
         ),
@@ -165,13 +176,14 @@ def serve(
     except OSError as exc:
         raise ConfigError("--truth", f"cannot write {truth}: {exc.strerror}") from None
     if grpc is not None:
-        server.serve_grpc(grpc_host, grpc_port)
+        server.serve_grpc(grpc_host, grpc_port, _pem_pair(grpc_certificate, grpc_key))
     bound = sock.getsockname()
 
     def tell() -> None:
         print(f"llmtap sim: http://{bound[0]}:{bound[1]}/v1/chat/completions", flush=True)
         if grpc is not None:
-            print(f"llmtap sim: grpc://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
+            scheme = "grpc" if grpc_certificate is None else "grpcs"
+            print(f"llmtap sim: {scheme}://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
 
     async def drain(_app: web.Application) -> None:
         print("llmtap sim: stopping; streams may end within 60 s, a second signal cuts them", flush=True)
@@ -191,6 +203,18 @@ def serve(
         handler_cancellation=True,  # who leaves gives back what the engine holds for him
         print=lambda *_: tell(),
     )
+
+
+def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
+    """Return the contents of certificate and key; None without TLS. Raises ConfigError."""
+    from llmtap.net.tls import server_context
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("--grpc-key", "--grpc-certificate and --grpc-key go together")
+    server_context(str(certificate), str(key), "--grpc-")
+    return certificate.read_bytes(), key.read_bytes()
 
 
 @contextmanager
@@ -245,9 +269,9 @@ def tokenizer(
 # ---------------------------------------------------------------- llmtap sim run
 
 _RUN_EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a synthetic workload
-(--presets lists them). Results come from a latency model of a GPU: the model of seed 004, unless --latency
-fits another one. Seed 004 leaves several choices open, and the ranking of schedulers depends on them;
---readings lists the choices.
+(--presets lists them). Results come from a latency model of a GPU: that of the multi-bin batching paper,
+unless --latency fits another one. The paper leaves several choices open, and the ranking of schedulers
+depends on them; --readings lists the choices.
 
 Every combination of the given values is run. The runs are distributed over processes, or over a Ray cluster:
 
@@ -267,7 +291,7 @@ def run(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to simulate.")] = "",
     source_format: SourceFormat = None,
     scheduler: Annotated[
-        str | None, option("NAME,...", "Schedulers (default: the three of seed 004).")
+        str | None, option("NAME,...", "Schedulers (default: the three of the multi-bin batching paper).")
     ] = None,
     scale: Annotated[
         str | None, option("X,...", "Factors that multiply the arrival rate; the shape of bursts is kept.")
@@ -291,7 +315,7 @@ def run(
     ] = None,
     reading: Annotated[
         list[str] | None,
-        option("NAME=VALUE", "Open choice of seed 004 (--readings lists them); may be repeated."),
+        option("NAME=VALUE", "Model option (--readings lists them); may be repeated."),
     ] = None,
     serving: Annotated[
         list[str] | None, option("NAME=VALUE", "Option of the iteration-level schedulers; may be repeated.")
@@ -328,18 +352,25 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Maximum fraction of requests outside the SLA; the "
+            "Maximum fraction of requests outside their bounds; the "
             "highest rate within it is searched for as well.",
         ),
     ] = None,
+    capacity_by: Annotated[
+        str, option("BOUNDS,...", "Bounds of --capacity: request (SLA), token (SLA), or slo (--slo).")
+    ] = "request",
     slo: Annotated[
         str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:1s tbc_max:200ms'.")
     ] = None,
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     measure: Annotated[
         bool | None,
         option(
             None,
-            "All metrics of live traffic, or only those of seed 004 "
+            "All metrics of live traffic, or only those of the multi-bin batching paper "
             "(default: all for iteration-level schedulers).",
             "--measure/--no-measure",
         ),
@@ -360,23 +391,28 @@ def run(
             "Address of a Ray cluster that runs the simulations; local starts a cluster on this host.",
         ),
     ] = None,
+    table: Annotated[Path | None, option("FILE", "File for a row of each run: .csv or .parquet.")] = None,
     json: Annotated[str | None, option("FILE", "File for the summaries as JSON; - is stdout.")] = None,
     html: Annotated[str | None, option("FILE", "File for an HTML report with curves; - is stdout.")] = None,
 ) -> None:
     """Simulate a trace with several schedulers in virtual time, and compare them."""
+    from llmtap.cli.sim_sweep import show_presets, show_readings
+
     if readings or presets:
-        (_show_readings if readings else _show_presets)()
+        (show_readings if readings else show_presets)()
         return
     if not trace:
         raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
     from llmtap.cli.sim_sweep import (
         AxesRead,
+        capacity_bounds,
         models_fitted,
         objectives_text,
         preset_named,
         run_sweep,
         scheduler_names,
     )
+    from llmtap.sim.sweep.table import SUFFIXES, write_runs
 
     given = AxesRead()
     given.schedulers(scheduler)
@@ -385,6 +421,9 @@ def run(
         given.numbers(name, text, int)
     if capacity is not None and not 0 <= capacity < 1:
         raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {capacity:g}")
+    bounds = capacity_bounds(capacity_by)
+    if table is not None and table.suffix not in SUFFIXES:
+        raise ConfigError("--table", f"{table} ends neither in .csv nor in .parquet")
     given.settings(reading or [], "--reading")
     given.text("bin_edges" if bins and "," in bins else "bins", bins, "--bins")
     given.text("eps", eps, "--eps")
@@ -395,13 +434,17 @@ def run(
     axes = given.whole(named, preset or "")
     common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
         "objectives": objectives_text(slo, named), "measure": measure, "capacity": capacity,
+        "capacity_by": bounds,
         "capture": capture,
+        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
     }  # fmt: skip
     if measure is False and (common["objectives"] or capture is not None):
         what = "objectives are" if common["objectives"] else "a capture is"
         raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
     if ray is not None and ray != "local" and jobs is not None:
         raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
+    if capacity is not None and "slo" in bounds and not common["objectives"]:
+        raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=json, html=html)
     if capture is not None:
         if ray in (None, "local"):
@@ -411,6 +454,7 @@ def run(
                 "--capture", f"each node of --ray has a folder {capture} of its own",
                 "a URL, or an absolute path of a folder that all nodes share",
             )  # fmt: skip
+    sla = named is not None or capacity is not None or bool(axes.keys() & {"request_sla", "token_sla", "eps"})
     swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
     loud = swept or named is not None or results is not None
     sweepers: list[SweepRunner] = []
@@ -423,8 +467,10 @@ def run(
             if not told:  # a page of nothing cannot be made
                 outputs.files.pop("--html", None)
                 outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
-            texts = {"--json": lambda: json_text(told), "--html": lambda: _page(told)}
-            outputs.tell(texts, lambda: _show(told, notes))
+            if table is not None:
+                write_runs(table, told)
+            texts = {"--json": lambda: json_text(told), "--html": lambda: _page(told, sla=sla)}
+            outputs.tell(texts, lambda: _show(told, notes, sla=sla))
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
         print(f"llmtap: {_stopped(done, results)}", file=sys.stderr)
@@ -439,69 +485,19 @@ def _stopped(done: int, results: Path | None) -> str:
     return f"stopped; what is done is in {results} ({done:,}): the same command goes on from there"
 
 
-def _page(told: list[dict[str, Any]]) -> str:
+def _page(told: list[dict[str, Any]], *, sla: bool) -> str:
     from llmtap.cli.sim_sweep import option_defaults
     from llmtap.report.sweep_page import sweep_html
 
-    return sweep_html(told, defaults=option_defaults())
+    return sweep_html(told, defaults=option_defaults(), sla=sla)
 
 
-def _show(told: list[dict[str, Any]], notes: list[str]) -> None:
+def _show(told: list[dict[str, Any]], notes: list[str], *, sla: bool) -> None:
     from llmtap.report.sweep import sweep_lines, sweep_table
 
     if told:
-        _figures_table(*sweep_table(told))
-        for line in sweep_lines(told):
+        print_table(sweep_table(told, sla=sla))
+        for line in sweep_lines(told, sla=sla):
             print(line)
     for note in notes:
         print(f"note: {note}")
-
-
-def _show_readings() -> None:
-    from llmtap.sim.model_options import explain_model_options, explain_serving
-
-    print_table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()])
-    print()
-    print_table(["serving", "default", "meaning"], [list(row) for row in explain_serving()])
-
-
-def _show_presets() -> None:
-    from llmtap.sim.sweep.grid import PRESETS
-    from llmtap.workload.registry import workloads
-
-    rows = []
-    for name, preset in PRESETS.items():
-        axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
-        rows.append([name, preset.about, preset.source, axes])
-    print_table(["preset", "about", "source", "axes"], rows)
-    print()
-    print_table(["workload", "about"], [list(one) for one in workloads().items()])
-
-
-def _figures_table(columns: list[str], rows: list[list[str]]) -> None:
-    """As many tables as it takes to cut no figure."""
-    parts = [list(range(len(columns)))]
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        parts = _parts_that_fit(columns, rows, Console().width)
-    for part in parts:
-        print_table(
-            [columns[i] for i in part], [[row[i] for i in part] for row in rows],
-            right=frozenset(columns[1:]), nowrap=lambda column: True,
-        )  # fmt: skip
-
-
-def _parts_that_fit(columns: list[str], rows: list[list[str]], width: int) -> list[list[int]]:
-    """Columns by number, in as many tables as it takes to cut no figure; each begins with the settings."""
-    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
-    keys = list(range(columns.index("req/s"))) if "req/s" in columns else [0]
-    parts: list[list[int]] = []
-    left = 0
-    for i in range(len(keys), len(columns)):
-        if not parts or widths[i] > left:
-            parts.append(keys.copy())
-            left = width + 2 - sum(widths[k] for k in keys)
-        parts[-1].append(i)
-        left -= widths[i]
-    return parts

@@ -1,4 +1,4 @@
-"""A sweep on the command line: its axes from options, and how far it is.
+"""Sweeps on the command line: axes from options, and progress.
 
 Progress is a bar in a terminal, else a line for each job that is done. A job is named by its scheduler, its
 size, what the sweep varies, and what else differs from its default.
@@ -12,18 +12,27 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.cli.shared import check_known
+from llmtap.cli.shared import check_known, print_table
 from llmtap.errors import ConfigError
 from llmtap.metrics.objectives import Objectives
-from llmtap.report.sweep import setting_text
-from llmtap.report.values import number
-from llmtap.sim.model_options import ModelOptions, Serving, read_model_options, read_serving, settled
+from llmtap.report.document import Table
+from llmtap.report.values import number, setting_text
+from llmtap.sim.model_options import (
+    ModelOptions,
+    Serving,
+    explain_model_options,
+    explain_serving,
+    read_model_options,
+    read_serving,
+    settled,
+)
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
 from llmtap.sim.sweep.fitting import GridError, fit_batches, fit_capture, load_grid
 from llmtap.sim.sweep.grid import LOADS, PRESETS, READINGS, SERVING, GridSource, SweepGrid, points, read_at
 from llmtap.sim.sweep.runner import Results, SweepRunner
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
+from llmtap.sim.sweep.sweep import CAPACITY_BY, SweepAttempt, SweepJob
 from llmtap.units import encode_seconds
+from llmtap.workload.registry import workloads
 
 __all__ = [
     "AxesRead",
@@ -31,12 +40,15 @@ __all__ = [
     "SweepLabels",
     "SweepLines",
     "axes_of",
+    "capacity_bounds",
     "models_fitted",
     "objectives_text",
     "option_defaults",
     "preset_named",
     "run_sweep",
     "scheduler_names",
+    "show_presets",
+    "show_readings",
     "watching_sweep",
 ]
 
@@ -232,6 +244,15 @@ def objectives_text(slo: str | None, preset: Any) -> str:
         raise ConfigError("--slo", "names no objective", "such as --slo 'ttft:1s tbc_max:200ms'")
     text = slo if slo is not None else preset.objectives if preset is not None else ""
     return Objectives.parse(text, "--slo").text if text else ""
+
+
+def capacity_bounds(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(_parts(text)))
+    for name in names:
+        check_known("--capacity-by", "bound", name, CAPACITY_BY)
+    if not names:
+        raise ConfigError("--capacity-by", "names none")
+    return names
 
 
 def option_defaults() -> dict[str, dict[str, dict[str, Any]]]:
@@ -456,3 +477,22 @@ def run_sweep(
     for job, error in failed:
         print(f"llmtap: {job.name} {job.id}: {error}", file=sys.stderr)
     return [one.summary for one in told if one.summary is not None], source.notes, bool(failed)
+
+
+# ---------------------------------------------------------------- lists
+
+
+def show_readings() -> None:
+    print_table(Table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()]))
+    print()
+    print_table(Table(["serving", "default", "meaning"], [list(row) for row in explain_serving()]))
+
+
+def show_presets() -> None:
+    rows = []
+    for name, preset in PRESETS.items():
+        axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
+        rows.append([name, preset.about, preset.source, axes])
+    print_table(Table(["preset", "about", "source", "axes"], rows))
+    print()
+    print_table(Table(["workload", "about"], [list(one) for one in workloads().items()]))

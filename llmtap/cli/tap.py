@@ -1,4 +1,4 @@
-"""The tap's commands: `llmtap proxy`, `llmtap meter`, `llmtap top`, and its objectives, `llmtap slo`."""
+"""Commands of the tap: `llmtap proxy`, `llmtap meter`, `llmtap top` and `llmtap slo`."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from llmtap.cli.shared import (
     read_pairs,
     write_output,
 )
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:
     from llmtap.capture.options import CaptureOptions
@@ -69,7 +69,7 @@ def proxy(
     list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
     """Forward traffic to a gateway unmodified, and measure the time of every token."""
-    from llmtap.config import fingerprint, keys, load_settings
+    from llmtap.config import fingerprint, keys, load_settings, placed, read_settings
 
     if list_keys:
         for key, text in keys().items():
@@ -87,29 +87,37 @@ def proxy(
     def load() -> "Settings":
         return load_settings(config, os.environ, flags)
 
-    settings = load()
+    loaded = read_settings(config, os.environ, flags)
+    settings, problems = loaded.settings, loaded.problems
     import asyncio
 
     from llmtap.export.rules.prometheus import missing_alarms
     from llmtap.log import set_up
     from llmtap.metrics.slo import SloClass
-    from llmtap.supervisor.checks import check_settings
+    from llmtap.supervisor.checks import problems_of, warnings_of
     from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
 
+    # A proxy that is to become this program asks whether it can.
+    asking = take_handover(os.environ, os.getppid()) if check else None
+    reported = {problem.place.partition(" ")[0] for problem in problems}
+    for problem in problems_of(settings, None if asking is None else asking.pid):
+        if problem.place not in reported:  # a key with a mistake has its default here
+            problems.append(placed(problem, loaded.places))
+    raise_all(problems)
+    warnings = list(warnings_of(settings))
     if check:
-        # A proxy that is to become this program asks whether it can.
-        asking = take_handover(os.environ, os.getppid())
-        check_settings(settings, None if asking is None else asking.pid)
         print(f"ok (config {fingerprint(settings)})")
         for name, options in settings.slo.items():
-            for told in missing_alarms(SloClass.of(name, options).with_tickets()):
-                print(f"warning: {told}")
+            warnings += missing_alarms(SloClass.of(name, options).with_tickets())
+        for told in warnings:
+            print(f"warning: {told}")
         if settings.capture.to is not None:
             to, spool = capture_places(settings.capture)
             print(f"capture: {to} (level {settings.capture.level})\nspool: {spool}")
         return
-    check_settings(settings)
+    for told in warnings:
+        print(f"llmtap: warning: {told}", file=sys.stderr)
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
 
@@ -230,7 +238,9 @@ def generate(
     settings = load_settings(config, os.environ, {})
     if not settings.slo:
         if config is None:
-            raise ConfigError("--config", "is missing: no file tells objectives", "config/slo.toml shows how")
+            raise ConfigError(
+                "--config", "is missing: no objectives are configured", "config/slo.toml shows how"
+            )
         raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
     classes = [SloClass.of(name, options).with_tickets() for name, options in settings.slo.items()]
     for slo in classes:

@@ -1,4 +1,4 @@
-"""`llmtap watch`: traffic measured from its packets, with no proxy in its way."""
+"""`llmtap watch`: measure traffic from its packets, without a proxy."""
 
 import os
 import sys
@@ -70,6 +70,13 @@ def watch(
             "FILE", "Packet capture (pcap or pcapng) to read instead of an interface; - is standard input."
         ),
     ] = None,
+    timestamps: Annotated[
+        str | None,
+        option(
+            "kernel|adapter",
+            "Clock that stamps received packets: kernel (default) or network card. [watch.timestamps]",
+        ),
+    ] = None,
     admin: AdminAddress = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
@@ -91,7 +98,8 @@ def watch(
     ports = None if port is None else _ports(port)
     flags: dict[str, Any] = {
         "watch.interfaces": interface, "watch.ports": ports, "watch.upstream_hosts": upstream_host,
-        "meter.admin": admin, "capture.to": capture, **read_pairs("--set", assign),
+        "watch.timestamps": timestamps, "meter.admin": admin, "capture.to": capture,
+        **read_pairs("--set", assign),
     }  # fmt: skip
     settings = load_settings(config, os.environ, flags)
     if read is not None:
@@ -138,14 +146,14 @@ def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
     from llmtap.meter.offline import OfflineMeter
     from llmtap.report.summary import render_summary
     from llmtap.supervisor.checks import check_measuring
-    from llmtap.supervisor.run import offline_setup
+    from llmtap.supervisor.run import fresh_meter_setup
     from llmtap.supervisor.watching import check_hosts
     from llmtap.vantage.passive.file_vantage import FileVantage
 
     check_hosts(settings)
     check_measuring(settings)
     vantage = FileVantage(settings.watch, lambda frames, now_ns: meter.digest(frames, now_ns))
-    meter = OfflineMeter(offline_setup(settings), vantage.hello)
+    meter = OfflineMeter(fresh_meter_setup(settings), vantage.hello)
     read_packets(vantage, name)
     told = meter.finish(vantage.status())
     if as_json:

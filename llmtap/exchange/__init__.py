@@ -1,1 +1,1 @@
-"""The noun: an Exchange, and the sans-IO observer that builds one from stamped bytes."""
+"""The Exchange, and the sans-IO observer that builds one from timestamped bytes."""

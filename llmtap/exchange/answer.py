@@ -1,4 +1,4 @@
-"""The body of an answer, decoded: payload bytes to Deltas.
+"""Decode the body of an answer: payload bytes to Deltas.
 
 The content type and the first bytes decide whether it is an event stream, lines of JSON or one JSON value,
 never the request: errors come as JSON where a stream was wanted, and the other way round. Of any other body
@@ -57,17 +57,21 @@ class AnswerReader:
         content_type: of the response, or None.
         path: of the request, for the choice of dialect.
         share: where room for a JSON body is taken; without it there is always some.
+        failed: whether the status is that of an error. Its body is an error, then, in whatever shape.
     """
 
     __slots__ = (
-        "_body", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path", "_repeats",
-        "_share", "_size", "_type", "dialect", "kind",
+        "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path",
+        "_repeats", "_share", "_size", "_type", "dialect", "kind",
     )  # fmt: skip
 
-    def __init__(self, content_type: bytes | None, path: str, share: Share | None = None) -> None:
+    def __init__(
+        self, content_type: bytes | None, path: str, share: Share | None = None, *, failed: bool = False
+    ) -> None:
         self.kind = BodyKind.UNDECIDED
         self.dialect = Undecided(path)
         self._path = path
+        self._failed = failed
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self._repeats = RepetitionFinder()
@@ -163,6 +167,8 @@ class AnswerReader:
             delta = self.dialect.read_body(bytes(self._body))
             if not (whole or delta.parsed):
                 return []  # the part of a value that was cut off says nothing
+            if self._failed and not delta.parsed:
+                delta = Delta(EventClass.ERROR)
         delta.size = self._size
         self._let_go()
         self._size = 0
@@ -269,7 +275,7 @@ class AnswerReader:
             if self._type.endswith(_LINES):
                 self._held = b""
                 return out + self._begin_lines(held)
-            if text.startswith(b"[") and self._path.endswith(_ARRAY_PATH):
+            if text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._failed:
                 self._held = b""
                 return out + self._begin_lines(held, ArrayParser())
             self.kind = BodyKind.JSON

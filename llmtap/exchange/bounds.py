@@ -1,4 +1,4 @@
-"""Maximum length of every string in an Exchange, its memory, and the memory of bodies under way.
+"""Maximum length of every string in an Exchange, its memory size, and the memory limit of open bodies.
 
 A string is bounded before it is stored: `bounded` where one enters, and `bound` for all of them when the
 exchange is complete. What clients and upstreams choose is cut KEY_CHARS behind its bound, searched for keys,
@@ -65,6 +65,7 @@ BOUNDS: Final = {
     "path": Bound(PATH_CHARS_MAX, "client", _cut_path),
     "endpoint": Bound(32, "llmtap"),
     "dialect": Bound(32, "llmtap"),
+    "call": Bound(160, "client", clean_name),
     "model": Bound(NAME_CHARS_MAX, "client", clean_name),
     "response_model": Bound(NAME_CHARS_MAX, "upstream", clean_name),
     # `meter/tenants.py` replaces a key by its hash; the operator's names stay as they are.

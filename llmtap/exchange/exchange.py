@@ -1,4 +1,4 @@
-"""The noun of the project: one request and its answer, with the timeline of what passed.
+"""The Exchange: one request and its answer, with the timeline of events.
 
 All stamps are integer nanoseconds of the host's monotonic clock; None where a point was never reached.
 Seconds appear only in `to_dict`, the public form. `RequestShape`, `Turn` and `CapturedText` are filled in by
@@ -131,7 +131,7 @@ class Timeline:
     request_end_ns: int | None = None
     """Last byte of the request read."""
     submit_ns: int | None = None
-    """Last byte of the request handed to the upstream's socket (IETF seed 000, B.1.1: T_submit)."""
+    """Last byte of the request handed to the upstream's socket (IETF draft, B.1.1: T_submit)."""
     head_ns: int | None = None
     """Response head complete."""
     first_byte_ns: int | None = None
@@ -144,7 +144,7 @@ class Timeline:
     first_tool_call_ns: int | None = None
     first_refusal_ns: int | None = None
     first_content_ns: int | None = None
-    """First content that is not only white space (IETF seed 000, 5.1.3.1: T_first)."""
+    """First content that is not only white space (IETF draft, 5.1.3.1: T_first)."""
     last_token_ns: int | None = None
     response_end_ns: int | None = None
     """Last byte read from the upstream."""
@@ -199,6 +199,8 @@ class Exchange:
     endpoint: str | None = None
     """`chat.completions`, `completions`, ... or None for a path we do not know."""
     dialect: str | None = None
+    call: str | None = None
+    """Of a request to an MCP server, which is no model traffic: its method, then its tool or prompt."""
     model: str | None = None
     response_model: str | None = None
     """The model that the answer names, which may be a more exact name."""

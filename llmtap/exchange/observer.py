@@ -1,4 +1,4 @@
-"""Builds one Exchange from stamped bytes: sans-IO, so that a live relay and a saved file use it alike.
+"""Build an Exchange from timestamped bytes (sans-IO), for live relays and saved files.
 
 It reads the heads, undoes HTTP framing and content-encoding, classifies events, and sets the points of the
 timeline. Every event has the stamp of the read that completed it. Bad bytes never raise: where a body cannot
@@ -174,7 +174,12 @@ class Observer:
         self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
         self._server.read_head(head.headers)
         content_type = header_value(head.headers, b"content-type")
-        self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share)
+        if x.call is not None:
+            self._answer = AnswerReader(None, "", self._share)
+            self._answer.give_up()
+            return  # nothing is read of it
+        failed = head.status >= 400
+        self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share, failed=failed)
         if head.framing is Framing.CHUNKED:
             self._dechunk = ChunkedDecoder()
         # RFC 9110 5.3: several lines of one field are one list.

@@ -1,4 +1,4 @@
-"""How an exchange ended: the closed set. EventClass and TokenSource come from the room below."""
+"""Outcomes of an exchange (closed set)."""
 
 from enum import StrEnum
 from typing import Final

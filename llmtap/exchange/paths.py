@@ -1,4 +1,4 @@
-"""A request's path, with what may be a secret or a person left out.
+"""Remove secrets and personal data from the path of a request.
 
 Some gateways take keys in the path, most APIs ids. A path is written to captures at every level, so a segment
 stays only if it reads like words: API words, versions, names of models and deployments. All else becomes `*`.

@@ -1,4 +1,4 @@
-"""What a request's body asks: its messages, in one form for all endpoints, and its parameters.
+"""Parse prompts: the messages of a request body, in one form for all endpoints, and its parameters.
 
 A message is a role and parts. Text is text and token ids are ids; what has no length of its own (a picture,
 the border between a function's name and its arguments) is a mark: it counts no bytes, and still two prompts

@@ -1,5 +1,4 @@
-"""Who refused, and how it is known: the verdicts of an exchange's events, its status and headers, and the
-words its answer began with, put together.
+"""Determine refusals: combines the verdicts of an exchange's events, its status, headers and first words.
 
 What acts goes before what only flags, the first before the later, and signs before words. A flag alone is no
 refusal. An intervention behind tokens that the client already has is marked `late`: the answer was cut off,
@@ -139,8 +138,11 @@ class Interventions:
                 verdict.kind, verdict.phase = INPUT, "input"
                 verdict.detail = {"why": "no text and completion_tokens 0"}
         if verdict.phase is None:
+            # A code that is used for both: by whether text came. Whole answers may be withheld.
+            coded = verdict.signal.endswith("error.code") and status < 400
+            withheld = x.stream and not coded
             verdict.phase = self._phase_of_header() or (
-                "output" if x.stream or said.tokens_before else "input"
+                "output" if withheld or said.tokens_before else "input"
             )
         if verdict.kind is None:
             verdict.kind = INPUT if verdict.phase == "input" else OUTPUT

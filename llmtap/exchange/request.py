@@ -1,9 +1,13 @@
-"""What a request says of itself: its head, and of its body as much as an exchange needs.
+"""Parse a request: its head, and the fields of its body that an exchange needs.
 
 A body is kept only until it was read once; who is asking (the tenant) is told by a function handed in,
 because the rules for it are an operator's.
 
-Source: shared/dialects/dialects.md section 8; W3C Trace Context; llm-d's request headers for objectives.
+Requests to MCP servers tell themselves by their headers. Their bodies are not read.
+
+Source: shared/dialects/dialects.md section 8; W3C Trace Context; llm-d's request headers for objectives;
+modelcontextprotocol.io SEP-2243 (`Mcp-Method`, `Mcp-Name`), streamable HTTP (`Mcp-Session-Id`,
+`MCP-Protocol-Version`); a2a-protocol.org (`A2A-Version`).
 """
 
 import re
@@ -49,6 +53,12 @@ _ENDPOINTS: Final = (
     ("/invoke", "bedrock.invoke"),
 )
 """By the end of the path; the first that fits."""
+
+_MCP: Final = (b"mcp-method", b"mcp-name", b"mcp-session-id", b"mcp-protocol-version")
+_NAMED: Final = ("tools/call", "prompts/get")
+"""Methods whose name is one of a tool or prompt, and no address of somebody's document."""
+_method: Final = re.compile(r"[a-z][a-zA-Z]{0,31}(?:/[a-zA-Z_]{1,31}){0,3}").fullmatch
+_name: Final = re.compile(r"[A-Za-z0-9_./-]{1,96}").fullmatch
 
 _MODEL_PATH: Final = re.compile(
     r"/models/([^/:]{1,256}):(?:streamG|g)enerateContent$"
@@ -135,6 +145,12 @@ class RequestReader:
                     x.slo_tpot_ns = _ms(value)
                 case b"content-encoding":
                     self._coding = value
+                case b"a2a-version":
+                    x.endpoint = "a2a"
+        told = {name.lower(): value.decode("latin-1") for name, value in head.headers if name.lower() in _MCP}
+        if told:
+            self._keeps = False
+            x.endpoint, x.call = "mcp", bounded("call", _call(told, x.method))
 
     def feed(self, data: bytes) -> None:
         """Body bytes, HTTP framing included."""
@@ -168,7 +184,7 @@ class RequestReader:
         self.wants_stream = request.stream is True
         if self._identify is not None:
             self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
-        if self._hear is not None:
+        if self._hear is not None and self._x.call is None:
             self.wants_text = self._hear(self._x, head, body)
 
     def _let_go(self) -> None:
@@ -186,6 +202,16 @@ class RequestReader:
             return Decoder(self._coding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body) if body else b""
         except PeerProtocolError:
             return b""
+
+
+def _call(told: dict[bytes, str], method: str) -> str:
+    """Return the method and name of an MCP request; the HTTP method where no header has its own."""
+    called, name = told.get(b"mcp-method", method), told.get(b"mcp-name", "")
+    if b"mcp-method" in told and not _method(called):
+        return "other"
+    if called not in _NAMED or not name:
+        return called
+    return f"{called} {name}" if _name(name) else f"{called} other"
 
 
 def _json(body: bytes) -> Any:

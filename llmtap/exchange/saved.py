@@ -1,4 +1,4 @@
-"""A saved answer back into an Exchange, with every event and where in the body it lies.
+"""Build an Exchange from a saved answer, with every event and its place in the body.
 
 Taken are a whole HTTP response (head and body, as `curl -i` or a packet tool writes it), a HAR file or one
 entry of it, and a bare body: an event stream, NDJSON or JSON. Bytes only: nobody noted when they came, so

@@ -1,4 +1,4 @@
-"""One WebSocket session of the Responses or the Realtime API, taken apart: an Exchange for each response.
+"""Split a WebSocket session of the Responses or Realtime API into one Exchange per response.
 
 An exchange begins when the client's message that asks for it was read (`response.create`), or what else makes
 the server answer: committed audio, or a `response.steer`, whose continuation the server creates by itself. It

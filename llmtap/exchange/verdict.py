@@ -1,4 +1,4 @@
-"""The end of an exchange: its outcome, its token counts, its usage, and what the server reported of its work.
+"""Close an exchange: its outcome, token counts, usage, and the server's own times.
 
 Of texts from outside only figures and single words are kept (names of errors, of reasons, of counts): other
 text might be anybody's.
@@ -13,7 +13,7 @@ is none, enters no figure: it is removed from its exchange, and counted by reaso
 | `server_time_too_long` | a duration, or a sum of durations, that is longer than its exchange |
 | `token_count` | of usage: negative, not whole, above `USAGE_TOKENS_MAX`, no number |
 
-Source: IETF seed 000, 4.4 and 4.6.3; shared/dialects/dialects.md section 6.
+Source: IETF draft, 4.4 and 4.6.3; shared/dialects/dialects.md section 6.
 """
 
 import re
@@ -222,7 +222,7 @@ _GAPS_MAX: Final = 1 << 18
 
 
 class TokenLadder:
-    """Counts the tokens of one answer by the best source that tells them (IETF seed 000, 4.4).
+    """Counts the tokens of one answer by the best source that tells them (IETF draft, 4.4).
 
     Args:
         tokenizer: counts the tokens in a text; None: only what the events declare is used.

@@ -1,1 +1,1 @@
-"""Numbers for other systems: the Prometheus exposition."""
+"""Exports of metrics and spans to other systems: Prometheus and OpenTelemetry."""

@@ -1,4 +1,4 @@
-"""Histogram buckets with fixed edges, as Prometheus and OpenTelemetry have them, counted cheaply.
+"""Histogram buckets with fixed edges, for Prometheus and OpenTelemetry.
 
 `prometheus_client.Histogram.observe` costs 0.7 us a value and a gap passes for every token, so the gaps of
 an exchange are counted together: sort once, then one binary search for each edge (0.1 us a value). Nothing
@@ -6,23 +6,47 @@ is set aside for later, because there are tens of thousands of these. Counting i
 value up to and including its edge.
 """
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import add
 from typing import Final
 
+import numpy as np
+
 from llmtap import native
+from llmtap.errors import ConfigError
 
 __all__ = [
     "ADDED_EDGES_NS",
     "DURATION_EDGES_NS",
+    "EXPONENTIAL_SCALE",
     "GAP_EDGES_NS",
     "TOKEN_EDGES",
     "TTFT_EDGES_NS",
     "Buckets",
+    "DualBuckets",
+    "ExponentialBuckets",
+    "check_edges",
+    "edges_as",
     "edges_ns",
 ]
+
+
+def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
+    """Raise ConfigError of edges that no kind of histogram can have."""
+    if kind not in _KINDS:
+        raise ConfigError(place, f"no kind of histogram is called {kind!r}", f"there are {', '.join(_KINDS)}")
+    ns = edges_ns(*seconds)
+    if not 1 <= len(ns) <= EDGES_MAX or ns[0] < 1 or list(ns) != sorted(set(ns)):
+        raise ConfigError(place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0")
+
+
+def edges_as(edges: tuple[int, ...], given: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
+    """Return the edges that are `given` in place of these: seconds, by kind."""
+    kind = next((name for name, own in _KINDS.items() if own is edges), "")
+    return edges_ns(*given[kind]) if kind in given else edges
 
 
 def edges_ns(*seconds: float) -> tuple[int, ...]:
@@ -30,19 +54,23 @@ def edges_ns(*seconds: float) -> tuple[int, ...]:
 
 
 TTFT_EDGES_NS: Final = edges_ns(
-    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 4, 5,
-    7.5, 10, 15, 20, 30, 60, 120,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 3,
+    4, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160, 640, 2560,
 )  # fmt: skip
-"""The edges of OpenTelemetry's server metric, vLLM and llm-d that matter, with those SLOs are set at."""
+"""The edges of vLLM, with those of OpenTelemetry's server metric and llm-d that SLOs are set at. The tail of
+TTFT has the wait in a queue, which has no bound (chapter on SLO metrics)."""
 GAP_EDGES_NS: Final = edges_ns(
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
-    0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10,
+    0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80,
 )  # fmt: skip
 """From half a millisecond: the common sets start at 10 ms and cannot see a model of 100 tokens/s."""
 DURATION_EDGES_NS: Final = edges_ns(
     0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240,
-    480, 960,
+    480, 960, 1920, 2560, 7680,
 )  # fmt: skip
+_KINDS: Final = {"ttft": TTFT_EDGES_NS, "gap": GAP_EDGES_NS, "duration": DURATION_EDGES_NS}
+EDGES_MAX: Final = 100
+"""Of a histogram: each is a series for every tenant and model."""
 ADDED_EDGES_NS: Final = edges_ns(
     0.00001, 0.00002, 0.00003, 0.00005, 0.000075, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.00075, 0.001,
     0.002, 0.005, 0.01, 0.02, 0.05,
@@ -50,6 +78,8 @@ ADDED_EDGES_NS: Final = edges_ns(
 """What the tap adds: 10 us to 50 ms."""
 TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 
+_NUMPY_MIN: Final = 96
+"""So many values are put into exponential buckets faster by NumPy than one by one (measured)."""
 _SORT_MIN: Final = 24
 """So many values are counted faster by one sort and one search for each edge than one by one (measured)."""
 
@@ -98,3 +128,95 @@ class Buckets:
     def read(self) -> tuple["array[int]", int]:
         """Counts per bucket (not cumulative, the last without upper edge) and the sum; a copy."""
         return self._counts[:], self._total
+
+
+EXPONENTIAL_SCALE: Final = 6
+"""64 buckets for every power of two: each 1.1 % wide."""
+_PER_OCTAVE: Final = 1 << EXPONENTIAL_SCALE
+_UPPER: Final = [2.0 ** (i / _PER_OCTAVE - 1) for i in range(_PER_OCTAVE)]
+"""Upper edges of buckets within [0.5, 1)."""
+
+
+class ExponentialBuckets:
+    """Counts of integers in buckets whose upper edges are powers of 2^(1/64), in units of `unit`.
+
+    Prometheus calls the scale a schema and counts the same buckets, from one above: its bucket `i` ends at
+    2^(i/64), as OpenTelemetry's bucket `i - 1` does. `counts` has the former's numbers.
+    """
+
+    __slots__ = ("_unit", "counts", "n", "total", "zeros")
+
+    def __init__(self, unit: float = 1.0) -> None:
+        self._unit = unit
+        self.counts: dict[int, int] = {}
+        self.zeros = self.n = self.total = 0
+
+    def record(self, value: int) -> None:
+        self.record_many((value,))
+
+    def record_many(self, values: Sequence[int]) -> None:
+        counts, unit = self.counts, self._unit
+        if len(values) >= _NUMPY_MIN:
+            found = np.asarray(values, dtype=float)
+            positive = found[found > 0] / unit
+            mantissas, exponents = np.frexp(positive)
+            places = (exponents - 1) * _PER_OCTAVE + np.searchsorted(_UPPER, mantissas)
+            for i, n in zip(*(part.tolist() for part in np.unique(places, return_counts=True)), strict=True):
+                counts[i] = counts.get(i, 0) + n
+            self.zeros += len(found) - len(positive)
+            self.n += len(values)
+            self.total += sum(values)
+            return
+        for value in values:
+            if value <= 0:
+                self.zeros += 1
+                continue
+            mantissa, exponent = math.frexp(value / unit)
+            i = (exponent - 1) * _PER_OCTAVE + bisect_left(_UPPER, mantissa)
+            counts[i] = counts.get(i, 0) + 1
+        self.n += len(values)
+        self.total += sum(values)
+
+    def copy(self) -> "ExponentialBuckets":
+        twin = ExponentialBuckets(self._unit)
+        twin.merge(self)
+        return twin
+
+    def merge(self, other: "ExponentialBuckets") -> None:
+        """Add the counts of another one with the same unit."""
+        for i, n in other.counts.items():
+            self.counts[i] = self.counts.get(i, 0) + n
+        self.zeros, self.n, self.total = self.zeros + other.zeros, self.n + other.n, self.total + other.total
+
+    def dense(self, most: int) -> tuple[int, int, list[int]]:
+        """Return scale, number of the first bucket as OpenTelemetry counts, and the counts of `most` at most.
+
+        The scale is reduced, which merges neighbours, until they are few enough. `most` is at least 2.
+        """
+        if not self.counts:
+            return EXPONENTIAL_SCALE, 0, []
+        low, high, shift = min(self.counts) - 1, max(self.counts) - 1, 0
+        while (high >> shift) - (low >> shift) >= most:
+            shift += 1
+        found = [0] * ((high >> shift) - (low >> shift) + 1)
+        for i, n in self.counts.items():
+            found[((i - 1) >> shift) - (low >> shift)] += n
+        return EXPONENTIAL_SCALE - shift, low >> shift, found
+
+
+class DualBuckets(Buckets):
+    """Counts by fixed edges and in exponential buckets at once."""
+
+    __slots__ = ("native",)
+
+    def __init__(self, edges: Sequence[int], unit: float) -> None:
+        super().__init__(edges)
+        self.native = ExponentialBuckets(unit)
+
+    def record(self, value: int) -> None:
+        super().record(value)
+        self.native.record(value)
+
+    def record_many(self, values: Sequence[int]) -> None:
+        super().record_many(values)
+        self.native.record_many(values)

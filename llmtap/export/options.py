@@ -1,5 +1,6 @@
-"""The exporters' options, each with the line of help that flags, config file and reference page show."""
+"""Options of the exporters, with the descriptions that flags, configuration and reference show."""
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -9,24 +10,21 @@ from llmtap.errors import ConfigError
 from llmtap.export.opentelemetry.semconv import Version
 from llmtap.units import NS_PER_S, Duration
 
-__all__ = ["STANDARD_ENV", "OtlpOptions", "parse_pairs"]
+__all__ = ["STANDARD_ENV", "OtlpOptions"]
 
 STANDARD_ENV: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp.endpoint",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "otlp.protocol",
-    "OTEL_EXPORTER_OTLP_HEADERS": "otlp.headers",
-    "OTEL_EXPORTER_OTLP_CERTIFICATE": "otlp.ca",
-    "OTEL_SERVICE_NAME": "otlp.service_name",
-    "OTEL_RESOURCE_ATTRIBUTES": "otlp.resource",
 }
-"""OpenTelemetry's own variables, which count as long as nothing of ours says otherwise.
-
-Source: OpenTelemetry specification, "OpenTelemetry Protocol Exporter", "Environment Variable Specification".
-"""
+"""Variables of OpenTelemetry that are also keys of ours: they decide whether and how to export. All others
+are read by its SDK."""
 
 
 class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where spans and metrics go by OTLP. Raises ConfigError for what cannot be."""
+    """Where spans and metrics go by OTLP. Raises ConfigError for invalid values.
+
+    A key that is None is left to OpenTelemetry's SDK, which reads its own `OTEL_*` variables.
+    """
 
     endpoint: Annotated[
         str | None,
@@ -49,28 +47,25 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="Version of OpenTelemetry's GenAI semantic "
             "conventions; `off`: only llmtap's own names."
         ),
-    ] = "1.41"
+    ] = "0.1.0"
+    histograms: Annotated[
+        Literal["explicit", "exponential"] | None,
+        Meta(description="Buckets of histograms: explicit limits, or exponential histograms of base 2."),
+    ] = None
     sampler: Annotated[
-        Literal["parent", "always"],
+        Literal["parent", "always"] | None,
         Meta(description="Sampling; `parent`: no span for a request whose traceparent is not sampled."),
-    ] = "parent"
+    ] = None
     sample_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="Fraction of the requests without a parent span that get a span.")
-    ] = 1.0
-    interval: Annotated[Duration, Meta(description="Interval between exports of metrics.")] = Duration(
-        60 * NS_PER_S
-    )
-    timeout: Annotated[Duration, Meta(description="Maximum duration of one export.")] = Duration(
-        10 * NS_PER_S
-    )
+        float | None,
+        Meta(description="Fraction of the requests without a parent span that get a span."),
+    ] = None
+    interval: Annotated[Duration | None, Meta(description="Interval between exports of metrics.")] = None
+    timeout: Annotated[Duration | None, Meta(description="Maximum duration of one export.")] = None
     queue_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="Maximum number of queued spans (2.5 KB each); "
-            "spans above it are dropped and counted.",
-        ),
-    ] = 4_096
+        int | None,
+        Meta(description="Maximum number of queued spans; spans above it are dropped and counted."),
+    ] = None
     series_max: Annotated[
         int,
         Meta(
@@ -83,7 +78,9 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str | None,
         Meta(description="Provider name of the upstream (default: detected from its host and dialect)."),
     ] = None
-    service_name: Annotated[str, Meta(description="service.name of exported spans and metrics.")] = "llmtap"
+    service_name: Annotated[
+        str | None, Meta(description="service.name of exported spans and metrics; default: llmtap.")
+    ] = None
     resource: Annotated[
         str,
         Meta(description="Additional resource attributes: `name=value,name=value`, values percent-encoded."),
@@ -93,13 +90,44 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.endpoint:
             _check_endpoint(self.endpoint)
         for key in ("headers", "resource"):
-            parse_pairs(getattr(self, key), f"otlp.{key}")
-        for name, value in parse_pairs(self.headers, "otlp.headers"):
-            if not (name.isascii() and value.isascii() and (name + value).isprintable()):
-                raise ConfigError("otlp.headers", f"{name!r} is not visible ASCII")
+            _check_pairs(getattr(self, key), f"otlp.{key}")
+        if self.sample_ratio is not None and not 0 <= self.sample_ratio <= 1:
+            raise ConfigError("otlp.sample_ratio", "must be between 0 and 1")
+        if self.queue_max is not None and self.queue_max < 1:
+            raise ConfigError("otlp.queue_max", "must be at least 1")
         for key in ("interval", "timeout"):
-            if getattr(self, key) < NS_PER_S // 10:
+            if (value := getattr(self, key)) is not None and value < NS_PER_S // 10:
                 raise ConfigError(f"otlp.{key}", "must be at least 100ms")
+
+    def exports(self, environ: Mapping[str, str]) -> bool:
+        """Return whether anything is exported; the environment may name the endpoint of one signal."""
+        own = (environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") for signal in ("TRACES", "METRICS"))
+        return any(own) if self.endpoint is None else bool(self.endpoint)
+
+    def environment(self) -> dict[str, str]:
+        """Return these options as the variables of OpenTelemetry's SDK."""
+        named = {
+            "EXPORTER_OTLP_ENDPOINT": self.endpoint,
+            "EXPORTER_OTLP_HEADERS": self.headers,
+            "EXPORTER_OTLP_CERTIFICATE": self.ca,
+            "EXPORTER_OTLP_TIMEOUT": None if self.timeout is None else str(self.timeout / 1e9),
+            "METRIC_EXPORT_INTERVAL": None if self.interval is None else str(self.interval / 1e6),
+            "BSP_MAX_QUEUE_SIZE": self.queue_max and str(self.queue_max),
+            "EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": self.histograms
+            and _AGGREGATIONS[self.histograms],
+            "SERVICE_NAME": self.service_name,
+            "RESOURCE_ATTRIBUTES": self.resource,
+        }
+        if self.sampler is not None or self.sample_ratio is not None:
+            named["TRACES_SAMPLER"] = "parentbased_traceidratio"
+            named["TRACES_SAMPLER_ARG"] = str(1.0 if self.sample_ratio is None else self.sample_ratio)
+        return {f"OTEL_{name}": value for name, value in named.items() if value}
+
+
+_AGGREGATIONS: Final = {
+    "explicit": "explicit_bucket_histogram",
+    "exponential": "base2_exponential_bucket_histogram",
+}
 
 
 def _check_endpoint(url: str) -> None:
@@ -115,15 +143,12 @@ def _check_endpoint(url: str) -> None:
         )  # fmt: skip
 
 
-def parse_pairs(text: str, place: str) -> list[tuple[str, str]]:
-    """Names and values of `name=value,name=value`.
-
-    Raises ConfigError, naming `place` and not the values: they may be secrets.
-    """
-    pairs = []
+def _check_pairs(text: str, place: str) -> None:
+    """Raise ConfigError for what is not `name=value,name=value`; values may be secrets and are not named."""
     for i, item in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         name, equals, value = item.partition("=")
         if not equals or not name.strip():
             raise ConfigError(place, f"item {i} is not name=value")
-        pairs.append((name.strip(), unquote(value.strip())))
-    return pairs
+        shown = name + unquote(value)
+        if place == "otlp.headers" and not (shown.isascii() and shown.isprintable()):
+            raise ConfigError(place, f"{name!r} is not visible ASCII")

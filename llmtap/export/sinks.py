@@ -1,4 +1,4 @@
-"""The interface of everything that receives finished exchanges, and what exporters and captures report."""
+"""Interface of consumers of finished exchanges, and their status reports."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""W3C Trace Context: what a request's `traceparent` says.
+"""Parse W3C Trace Context (`traceparent`).
 
 Source: https://www.w3.org/TR/trace-context/, sections 3.2 and 3.2.2.
 """

@@ -4,7 +4,7 @@ Long because `Call` and `LoadSender` share state on the time-critical path. Time
 kernel's where available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
 `load/run.py` decides when to send.
 
-Source: IETF seed 000, B.1.1 (T_submit: the kernel has the last byte of the request).
+Source: IETF draft, B.1.1 (T_submit: the kernel has the last byte of the request).
 """
 
 import asyncio
@@ -460,7 +460,7 @@ class Call:
                     return
                 head, end = found
                 if head.status == 101:
-                    raise PeerProtocolError("the server switched protocols unasked", 502)
+                    raise PeerProtocolError("the server switched protocols without a request", 502)
                 observer.response_head(data[:end], t_ns, 0)
                 if head.status >= 200:
                     break

@@ -1,4 +1,4 @@
-"""What senders of one loop share: deferred work, lateness of the loop, and the interface to a run.
+"""Shared code of the senders on one loop: deferred work, loop lateness, and the interface to a run.
 
 Requests are sent and sockets read first; other work is done in slices. Kernel timestamps do not age, so with
 many streams the loop sleeps for a moment and reads together what has arrived. The uncertainty of timestamps

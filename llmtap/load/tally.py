@@ -1,7 +1,7 @@
 """Counts of a run: Summary of its exchanges, dispatch lateness, and corrected latencies.
 
 Latency counts from `submit`. Where a schedule exists, `corrected` latencies count from the scheduled time,
-which avoids coordinated omission (Tene; seed 000, 4.3.1 asks for an open loop). Both differ by submit -
+which avoids coordinated omission (Tene; the IETF draft, 4.3.1 asks for an open loop). Both differ by submit -
 scheduled.
 """
 
@@ -13,8 +13,9 @@ from typing import Final
 import msgspec
 
 from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
-from llmtap.metrics.latency import Measured, measure
+from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
@@ -42,8 +43,9 @@ _decode = msgspec.msgpack.Decoder(_Packed).decode
 class LoadTally:
     """Counts exchanges as they end. Times are monotonic ns."""
 
-    def __init__(self, objectives: Objectives | None = None) -> None:
-        self.summary = Summary(objectives)
+    def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
+        self.summary = Summary(objectives, reader)
+        self._reader = reader
         self.lateness = Histogram()
         """Dispatch - scheduled."""
         self.corrected = {name: Histogram() for name in CORRECTED}
@@ -57,7 +59,7 @@ class LoadTally:
         self.retries: Counter[str] = Counter()
 
     def add(self, x: Exchange) -> Measured:
-        m = measure(x)
+        m = measure(x, self._reader)
         self.summary.add(x, m)
         sent_ns = x.timeline.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:

@@ -1,1 +1,1 @@
-"""The analysis plane: tap frames to Exchanges to windows, /metrics and the admin API."""
+"""The analysis plane: builds Exchanges from frames; windows, /metrics and the admin API."""

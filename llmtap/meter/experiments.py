@@ -54,6 +54,8 @@ RATIO_ALPHA: Final = 0.001
 rings: so it rings seldom."""
 RATIO_EVERY: Final = 64
 """Units between two looks at the ratio."""
+WORSE_EVERY: Final = 64
+"""Exchanges between two looks for a worse arm."""
 UNITS_MAX: Final = 100_000
 """Units counted one by one for the ratio, of conversations or tenants: 10 MB. Later ones are not counted."""
 
@@ -116,6 +118,8 @@ class Experiments:
         self._units: set[int] | None = None if single else set()
         self._counted = 0
         self._ratio_p = 1.0
+        self._ended = 0
+        self._stopped: dict[str, object] | None = None
 
     # ---------------------------------------------------------------- the switch
 
@@ -206,7 +210,10 @@ class Experiments:
         values["refused"] = (int(refused),)
         values["failed"] = (int(x.outcome in _FAILED),)
         values["cancelled"] = (int(x.outcome is Outcome.CLIENT_CANCELLED),)
-        arm.sample.add(int(x.unit, 16), values)
+        arm.sample.add(int(x.unit, 16), values, x.request_bytes)
+        self._ended += 1
+        if self._ended % WORSE_EVERY == 0:
+            self._stop_worse()
         if x.stream:
             sizes = m.tokens_per_chunk or ()
             arm.chunking["events"] += len(x.timeline.events)
@@ -214,6 +221,33 @@ class Experiments:
             arm.chunking["reads"] += x.reads
             arm.chunking["sized_chunks"] += len(sizes)
             arm.chunking["single_token_chunks"] += sum(1 for size in sizes if size == 1)
+
+    def _stop_worse(self) -> None:
+        """End the experiment if an arm is worse than the control; wrongly with probability alpha at most."""
+        e = self.experiment
+        if e is None or not e.stop_worse or self.state != "running":
+            return
+        figures = {name: arm.sample.figures for name, arm in self._arms.items()}
+        others = [name for name in figures if name != e.control]
+        alpha = e.alpha / (len(e.stop_worse) * len(others))  # Bonferroni's bound
+        for name in others:
+            for figure in e.stop_worse:
+                metric, _, quantile = figure.partition(".")
+                arm, control = figures[name][metric], figures[e.control][metric]
+                if metric in SHARES:
+                    d = share_difference(arm, control, (e.shares[name], e.shares[e.control]), alpha)
+                elif quantile:
+                    d = quantile_difference(arm, control, QUANTILES[quantile], alpha)
+                else:
+                    d = mean_difference(arm, control, alpha, adjust=e.covariate != "none")
+                if d is not None and _is_worse(d, alpha):
+                    log.warning("event=experiment_stopped name=%s arm=%s figure=%s", e.name, name, figure)
+                    self._stopped = {
+                        "arm": name, "figure": figure, "at": _rfc3339(self._clock.wall_ns()),
+                        **_difference(d, METRICS.get(metric, 1)),
+                    }  # fmt: skip
+                    self.switch(False, "stop_worse")
+                    return
 
     # ---------------------------------------------------------------- results
 
@@ -226,7 +260,7 @@ class Experiments:
             "name": e.name, "state": self.state, "enabled": self._on, "switched_by": self._by,
             "since": _rfc3339(self._since_ns), "until": _rfc3339(e.until_wall_ns),
             "unit": e.unit, "aa": e.aa, "control": e.control, "key_fingerprint": e.key_fingerprint,
-            "alpha": e.alpha,
+            "alpha": e.alpha, "covariate": e.covariate, "stop_worse": e.stop_worse, "stopped": self._stopped,
         }  # fmt: skip
         arms = {name: arm.copy() for name, arm in self._arms.items()}
         ratio_p, capped = self._ratio_p, self._units is not None and len(self._units) >= UNITS_MAX
@@ -331,7 +365,7 @@ def _differences(
     out: dict[str, dict[str, dict[str, object]]] = {}
     for metric, scale in METRICS.items():
         mine, theirs = arm.figures[metric], control.figures[metric]
-        found = {"mean": mean_difference(mine, theirs, e.alpha)}
+        found = {"mean": mean_difference(mine, theirs, e.alpha, adjust=e.covariate != "none")}
         for q, share in QUANTILES.items():
             found[q] = quantile_difference(mine, theirs, share, e.alpha)
         out[metric] = {what: _difference(d, scale) for what, d in found.items() if d is not None}
@@ -352,7 +386,16 @@ def _difference(d: Difference, scale: float) -> dict[str, object]:
     }
     if d.p is not None:
         said["p"] = d.p
+    if d.unadjusted is not None:
+        said |= {"unadjusted_difference": d.unadjusted / scale, "variance_left": d.variance_left}
     return said
+
+
+def _is_worse(d: Difference, alpha: float) -> bool:
+    """Whether more of it was found, at a risk of alpha over all looks."""
+    if d.p is not None:
+        return d.p <= alpha and d.estimate > 0
+    return d.anytime is not None and d.anytime[0] > 0
 
 
 def _ratio_p(units: Mapping[str, int], shares: Mapping[str, float]) -> float:

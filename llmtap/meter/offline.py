@@ -1,4 +1,4 @@
-"""A meter in this process for frames that come from a file, in the file's time."""
+"""Meter in this process for frames from a file, in the time of the file."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,14 +1,16 @@
-"""The meter's options, each with the line of help that flags, config file and reference page show."""
+"""Options of the meter, with the descriptions that flags, configuration and reference show."""
 
 import re
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.refusal import TEXT_PATTERNS
+from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.units import NS_PER_S, Duration
@@ -88,6 +90,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=1, description="Maximum number of series (tenant, model, arm); above it the model is `other`."
         ),
     ] = 2_000
+    native_histograms: Annotated[
+        bool,
+        Meta(description="Count for Prometheus native histograms, and offer the protobuf format, too."),
+    ] = False
     uncertainty_limit: Annotated[
         Duration,
         Meta(
@@ -128,6 +134,27 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "seconds, or tokens that could have been read."
         ),
     ] = "seconds"
+    upstream_metrics: Annotated[
+        str | None,
+        Meta(
+            description="URL of the metrics of the upstream (vLLM, SGLang, TGI), "
+            "read every 5 s; none: not read. For example http://127.0.0.1:8000/metrics."
+        ),
+    ] = None
+    buckets: Annotated[
+        dict[str, tuple[float, ...]],
+        Meta(
+            description="Upper edges of the histograms on /metrics in seconds, by kind: `ttft`, `gap` "
+            "or `duration`; others keep theirs."
+        ),
+    ] = {}
+    reader_grace_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Reading time, in tokens, added to all deadlines; with 1 token i is due at V x i.",
+        ),
+    ] = 0
     priority: Annotated[
         Literal["normal", "idle"],
         Meta(description="CPU priority of the meter; `idle`: only unused CPU time, so the meter may starve."),
@@ -158,6 +185,9 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(
                 "meter.admin_token", "must be visible ASCII characters", "try: openssl rand -hex 24"
             )
+        _check_metrics_url(self.upstream_metrics)
+        for kind, edges in self.buckets.items():
+            check_edges(kind, edges, f"meter.buckets.{kind}")
         for i, pattern in enumerate(self.refusal_patterns):
             if pattern != OURS:
                 _check_pattern(pattern, f"meter.refusal_patterns[{i}]")
@@ -173,7 +203,9 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def benefit(self) -> Benefit:
         """Who reads, and what waiting costs."""
-        return Benefit.at_speed(self.reader_tokens_per_second, self.alpha, self.idle_cost)
+        return Benefit.at_speed(
+            self.reader_tokens_per_second, self.alpha, self.idle_cost, self.reader_grace_tokens
+        )
 
     @property
     def window_name(self) -> str:
@@ -291,6 +323,22 @@ def _check_rule(rule: TenantRule, place: str) -> None:
                 f"{place}.path", "has no group to take the tenant from",
                 "such as /teams/([^/]+)/, or give the rule a name",
             )  # fmt: skip
+
+
+def _check_metrics_url(url: str | None) -> None:
+    if url is not None:
+        try:
+            parts = urlsplit(url)
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            # The URL may hold a key.
+            raise ConfigError(
+                "meter.upstream_metrics",
+                "expected http:// or https://",
+                "such as http://127.0.0.1:8000/metrics",
+            )
 
 
 def _check_pattern(text: str, place: str) -> re.Pattern[str]:

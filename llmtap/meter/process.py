@@ -1,4 +1,4 @@
-"""The meter as a process: told what to do in one line on stdin, ends after its relays when that pipe does.
+"""The meter process: configured by one line on stdin, ends after its relays when stdin closes.
 
 Run by the supervisor as `python -m llmtap.meter`. The line is a MeterSetup as JSON. The admin socket is
 inherited where there is one, so that it outlives this process and scrapes wait while it restarts.
@@ -156,17 +156,18 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
 
 
 def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExporter | None":
-    # 25 MB and 100 ms, so only for who exports: protobuf and gRPC.
+    # 60 MB and half a second, so only for who exports: the SDK, protobuf and gRPC.
     from llmtap.export.opentelemetry.exporter import OtlpExporter
 
     try:
-        exporter = OtlpExporter(setup.otlp, pipeline.clock, __version__, setup.servers)
-    except LlmtapError as exc:  # measuring goes on without
+        exporter = OtlpExporter(
+            setup.otlp, pipeline.clock, __version__, setup.servers, reader=pipeline.benefit
+        )
+    except Exception as exc:  # measuring continues without
         pipeline.failed("otlp", exc)
         return None
     pipeline.sinks.append(exporter)
     pipeline.exporters.append(exporter.state)
-    exporter.start()
     log.info("event=otlp_exporter protocol=%s semconv=%s", setup.otlp.protocol, setup.otlp.semconv)
     return exporter
 
@@ -188,7 +189,7 @@ async def _run(
 
     ending = Ending(loop, setup.changeable.drain_s, change, supervised=sock is None)
     pipeline, encode = make_pipeline(setup, SystemClock())
-    exporter = _start_exporter(setup, pipeline) if setup.otlp.endpoint else None
+    exporter = _start_exporter(setup, pipeline) if setup.otlp.exports(os.environ) else None
     recorder = start_recorder(setup, pipeline, encode) if setup.capture.to else None
     receiver = Receiver(pipeline)
     await receiver.start(listen_on(setup.socket) if sock is None else sock)
@@ -207,6 +208,7 @@ async def _run(
     if not setup.takes_over:
         await opening
     renewing = None if tls is None else asyncio.create_task(tls.renew())
+    scraping = None if pipeline.upstream is None else asyncio.create_task(pipeline.upstream.run())
     announce()
     log.info(
         "event=meter_ready socket=%s admin=%s implementation=%r", setup.socket, site.name, native.describe()
@@ -214,8 +216,9 @@ async def _run(
 
     await ending.asked()
     opening.cancel()
-    if renewing is not None:
-        renewing.cancel()
+    for task in (renewing, scraping):
+        if task is not None:
+            task.cancel()
     closing = None
     successor = None
     if ending.successor is not None:

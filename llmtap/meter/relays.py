@@ -1,4 +1,4 @@
-"""What the meter knows of each relay: who they are, what they last said of themselves, who went away."""
+"""Registry of relays: identity, last status, and disconnects."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ GONE_NS: Final = 5 * NS_PER_S
 """A relay that comes back within this time has counted what it lost by itself."""
 _COUNTS: Final = (
     "opened", "measured", "dropped", "unsettled", "connections", "streams", "upstream_idle",
-    "upstream_connects", "upstream_reuses", "upstream_unsolicited", "accepted", "refused",
+    "upstream_connects", "upstream_reuses", "upstream_unsolicited", "accepted", "refused", "skipped",
     "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
 )  # fmt: skip
 """What the API shows of a status: its fields, three of them converted."""
@@ -99,6 +99,8 @@ class _Relay:
     status_at_ns: int = 0
     left_at_ns: int = 0
     open_when_left: int = 0
+    skipped: int = 0
+    """Requests that are not inference, of those that were told."""
 
 
 class RelayBook:
@@ -112,18 +114,24 @@ class RelayBook:
         """A relay said hello. Returns the number of this connection, to be given to `leave`."""
         self._epoch += 1
         known = self._relays.get(hello.relay)
-        fresh = _Relay(hello, self._epoch)
+        fresh = _Relay(hello, self._epoch, skipped=hello.skipped)
         if known is not None:
             fresh.status, fresh.status_at_ns = known.status, known.status_at_ns
         self._relays[hello.relay] = fresh
         self._forget_some()
         return self._epoch
 
-    def say(self, name: str, status: RelayStatus, now_ns: int) -> None:
-        """A relay's status came. On its way through other meters an older one may come after a newer one."""
+    def say(self, name: str, status: RelayStatus, now_ns: int) -> int:
+        """Note a relay's status; return the requests that it has skipped since the one before.
+
+        On its way through other meters an older one may come after a newer one.
+        """
         relay = self._relays.get(name)
         if relay is not None and not (relay.hello.elsewhere and _is_older(status, relay.status)):
             relay.status, relay.status_at_ns = status, now_ns
+            before, relay.skipped = relay.skipped, sum(status.skipped.values())
+            return relay.skipped - before
+        return 0
 
     def has_come_again(self, name: str, epoch: int) -> bool:
         """The relay has a newer connection than this one: so it lives."""
@@ -172,11 +180,12 @@ class RelayBook:
             yield relay.hello, status, relay.connected
 
     def ready(self, now_ns: int) -> bool:
-        """At least one relay is connected, spoke lately and takes connections."""
+        """At least one relay is connected, spoke lately, takes connections and has the upstream it needs."""
         return any(
             r.connected
             and r.status is not None
             and not r.status.draining
+            and r.status.upstream_up is not False
             and now_ns - r.status_at_ns <= STATUS_FRESH_NS
             for r in self._relays.values()
         )

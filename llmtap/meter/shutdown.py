@@ -1,4 +1,4 @@
-"""The end of the meter: once its relays have left, so that exchanges that end while they drain are measured.
+"""Shutdown of the meter: waits for its relays, so that draining exchanges are measured.
 
 | what happens | what it means | the meter waits for its relays |
 |---|---|---|

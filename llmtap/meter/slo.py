@@ -1,4 +1,4 @@
-"""What tenants were promised, how far that was kept, and how fast the rest of the patience goes.
+"""Objectives in the meter: attainment and burn rates by class and tenant.
 
 A class has objectives (bounds for each exchange) and a target (the share that must meet them). Exchanges are
 judged as they end, and counted by class and tenant over the windows that burn-rate alarms look at: 5 and 30
@@ -68,7 +68,7 @@ class SloBook:
                 log.warning(
                     "event=alarm_unreachable slo=%s target=%g burn_rate=%g burn_rate_max=%.4g hint=%r",
                     slo.name, slo.target, alarm.factor, burn_rate_max(slo.target),
-                    "it can never ring, and is left out",
+                    "the alarm can never fire and is omitted",
                 )  # fmt: skip
 
     @property
@@ -110,11 +110,12 @@ class SloBook:
     def freeze(self) -> "FrozenSlos":
         """What the windows hold now."""
         now_ns = self._clock.mono_ns()
-        windows = {}
+        windows, seconds = {}, {}
         for level, name in enumerate(BURN_WINDOWS):
             tables = self._slices.window(level, now_ns)
             windows[name] = [*tables[:-1], dict(tables[-1])]
-        return FrozenSlos(self.classes, dict(self._total), windows)
+            seconds[name] = (now_ns - self._slices.window_start_ns(level, now_ns)) / NS_PER_S
+        return FrozenSlos(self.classes, dict(self._total), windows, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ class FrozenSlos:
     total: Mapping[Key, tuple[int, int]]
     """Since the start."""
     _windows: Mapping[str, Sequence[_Counts]]
+    _seconds: Mapping[str, float]
+    """Measured time of each window, shorter than the window after the start."""
 
     def windows(self) -> dict[str, _Counts]:
         """Counts by window."""
@@ -143,11 +146,16 @@ class FrozenSlos:
     def to_dict(self) -> dict[str, object]:
         """Public JSON, by class."""
         windows = self.windows()
-        return {name: _class_to_dict(slo, windows) for name, slo in self.classes.items()}
+        return {name: _class_to_dict(slo, windows, self._seconds) for name, slo in self.classes.items()}
 
 
-def _class_to_dict(slo: SloClass, windows: Mapping[str, _Counts]) -> dict[str, object]:
-    all_of = {window: _window_to_dict(slo, *_good_counted(c, slo.name)) for window, c in windows.items()}
+def _class_to_dict(
+    slo: SloClass, windows: Mapping[str, _Counts], seconds: Mapping[str, float]
+) -> dict[str, object]:
+    all_of = {
+        window: _window_to_dict(slo, seconds[window], *_good_counted(c, slo.name))
+        for window, c in windows.items()
+    }
     tenants = sorted({tenant for counts in windows.values() for name, tenant in counts if name == slo.name})
     return {
         "objectives": slo.objectives.text,
@@ -159,8 +167,9 @@ def _class_to_dict(slo: SloClass, windows: Mapping[str, _Counts]) -> dict[str, o
         "by": {
             "tenant": {
                 tenant: {
-                    window: _window_to_dict(slo, *reversed(counts.get((slo.name, tenant), (0, 0))))
+                    window: _window_to_dict(slo, seconds[window], good, counted)
                     for window, counts in windows.items()
+                    for counted, good in (counts.get((slo.name, tenant), (0, 0)),)
                 }
                 for tenant in tenants
             }
@@ -168,9 +177,10 @@ def _class_to_dict(slo: SloClass, windows: Mapping[str, _Counts]) -> dict[str, o
     }
 
 
-def _window_to_dict(slo: SloClass, good: int, counted: int) -> dict[str, object]:
+def _window_to_dict(slo: SloClass, seconds: float, good: int, counted: int) -> dict[str, object]:
     rate = burn_rate(error_ratio(good, counted), slo.target)
     return {
+        "seconds": seconds,
         "counted": counted,
         "good": good,
         "attainment": good / counted if counted else None,

@@ -1,4 +1,4 @@
-"""Who asks: the tenant of a request, by an operator's rules.
+"""Determine the tenant of a request by the rules of the operator.
 
 The first rule that finds a value decides. Values come from clients, so they are cut to a length, stripped of
 what cannot be shown, and never trusted to be few: how many names there may be is the labels' business. An API

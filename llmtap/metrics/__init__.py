@@ -1,1 +1,1 @@
-"""Numbers from Exchanges: pure maths, one function per term, each defined in DEFINITIONS.md."""
+"""Metrics of Exchanges: pure functions, each defined in DEFINITIONS.md."""

@@ -1,4 +1,4 @@
-"""Figures of a sequence of arrival times: do they follow a plan, or a Poisson process.
+"""Statistics of arrival times: comparison with a plan, or with a Poisson process.
 
 The gaps of a Poisson process are exponential and independent: their coefficient of variation is 1, and the
 Kolmogorov-Smirnov distance to the exponential and the autocorrelations are small. Each stands with its limit

@@ -15,7 +15,7 @@ values have 50 to 100 million.
 
 `reduction`, `increase` and `difference` are None where the base is 0 or a figure is missing.
 
-Source: IETF seed 000, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
+Source: IETF draft, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
 3.3 and 4.2; Brunner and Munzel 2000 (samples of unequal spread).
 """
 

@@ -7,8 +7,9 @@ Between two samples power is taken to go in a straight line (the trapezoid rule)
 `GAP_NS_MAX` apart. Before the first and after the last it is held for that long. Time without a sample is
 left out of the energy and of the time that averages divide by, and is reported.
 
-Source: seed 002; IETF seed 000, 5.2.4.2 and 6.2; seed 003, "System Metrics": power at 1 Hz, trapezoids over
-the window of each request or batch; average power is total joules / total seconds.
+Source: chapter on SLO metrics; IETF draft, 5.2.4.2 and 6.2; exo-bench's methodology, "System Metrics":
+power at 1 Hz, trapezoids over the window of each request or batch; average power is total joules / total
+seconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,7 +57,7 @@ class Cost:
 
 
 def tokens_per_gpu_second(output_tokens: int, seconds: float, gpus: int) -> float | None:
-    """Output tokens per second and GPU; None without GPUs or time. Source: IETF seed 000, 5.2.4.2."""
+    """Output tokens per second and GPU; None without GPUs or time. Source: IETF draft, 5.2.4.2."""
     return _ratio(output_tokens, seconds * gpus)
 
 

@@ -1,7 +1,8 @@
-"""The reader who waits for tokens, and what an answer is worth to that reader.
+"""Model of a reader who waits for tokens: deadlines, user idle latency, benefit of an answer.
 
-A reader's speed sets a deadline for each token (seed 001, eq. 4). The longest delay behind these deadlines is
-the user idle latency (eq. 6), from which follow benefit (eq. 7) and smooth goodput (eq. 8).
+A reader's speed sets a deadline for each token (smooth goodput paper, eq. 4). The longest delay behind
+these deadlines is the user idle latency (eq. 6), from which follow benefit (eq. 7) and smooth goodput (eq.
+8).
 
 The paper leaves open from where the deadlines count and whether the first token has one of its own; the
 parameters `origin_ns` (submit, or the first token's timestamp) and `grace_tokens` state it. The default is
@@ -11,18 +12,20 @@ is the paper's V i.
 Timestamps and durations are ns of one clock; V is ns per token, though the paper calls it a speed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
 from operator import sub
 from typing import Final
 
-__all__ = ["ALPHA", "READER_NS_PER_TOKEN", "Benefit", "user_idle_ns"]
+__all__ = ["ALPHA", "IDLE_COSTS", "READER_NS_PER_TOKEN", "Benefit", "user_idle_ns"]
 
 READER_NS_PER_TOKEN: Final = 50_000_000
-"""V of seed 001, eq. 4: a reader of 20 tokens per second (5.1) needs 50 ms for each."""
+"""V of the smooth goodput paper, eq. 4: a reader of 20 tokens per second (5.1) needs 50 ms for each."""
 ALPHA: Final = 5.0
-"""Weight of a second of waiting against one token (seed 001, 5.1)."""
+"""Weight of a second of waiting against one token (smooth goodput paper, 5.1)."""
+IDLE_COSTS: Final = ("seconds", "tokens")
+"""Names of f in eq. 7."""
 
 
 def user_idle_ns(
@@ -40,8 +43,9 @@ def user_idle_ns(
     tokens each chunk brings: one number for all of them, or one for each. All tokens of a chunk share its
     stamp, so only the first of each can decide. None without an origin or without output.
 
-    Source: seed 001, eq. 4 and 6, in the reading that equals a simulated reader. With `grace_tokens=1` it is
-    the paper's V i, smaller by V. With the first token's stamp as origin TTFT is forgiven.
+    Source: smooth goodput paper, eq. 4 and 6, in the reading that equals a simulated reader. With
+    `grace_tokens=1` it is the paper's V i, smaller by V. With the first token's stamp as origin TTFT is
+    forgiven.
     """
     if origin_ns is None or not times_ns:
         return None
@@ -58,44 +62,43 @@ def user_idle_ns(
 
 @dataclass(frozen=True, slots=True)
 class Benefit:
-    """The parameters of eq. 7, which stand beside every figure made with them."""
+    """The reader and the parameters of eq. 7, which stand beside every figure made with them."""
 
     alpha: float = ALPHA
     """Weight of f against one token."""
     reader_ns_per_token: int = READER_NS_PER_TOKEN
     """V: ns that the reader needs for a token."""
-    f: str | Callable[[float], float] = "seconds"
+    f: str = "seconds"
     """`seconds`: f(l) = l in seconds; `tokens`: f(l) = l / V, the tokens that could have been read
-    meanwhile; or a function of l in seconds."""
+    meanwhile."""
+    grace_tokens: int = 0
+    """Tokens whose reading time all deadlines are later; with 1 token i is due at V i (eq. 4)."""
 
     def __post_init__(self) -> None:
         if self.reader_ns_per_token <= 0:
             raise ValueError("a reader's time per token is above 0")
-        if isinstance(self.f, str) and self.f not in ("seconds", "tokens"):
-            raise ValueError(f"f is 'seconds', 'tokens' or a function, got {self.f!r}")
+        if self.f not in IDLE_COSTS:
+            raise ValueError(f"f is {' or '.join(IDLE_COSTS)}, got {self.f!r}")
 
     @classmethod
     def at_speed(
-        cls, tokens_per_s: float, alpha: float = ALPHA, f: str | Callable[[float], float] = "seconds"
+        cls, tokens_per_s: float, alpha: float = ALPHA, f: str = "seconds", grace_tokens: int = 0
     ) -> "Benefit":
         """For a reader of so many tokens per second. Raises ValueError unless that is above 0."""
         if not tokens_per_s > 0:
             raise ValueError(f"a reader's speed is above 0 tokens per second, got {tokens_per_s!r}")
-        return cls(alpha, round(1e9 / tokens_per_s), f)
+        return cls(alpha, round(1e9 / tokens_per_s), f, grace_tokens)
 
     def tokens(self, output_tokens: int | None, idle_ns: float | None) -> float | None:
         """n - alpha f(l): what an answer is worth, in tokens; below 0 when the wait outweighs them.
 
-        None where the tokens or the wait are not known. Source: seed 001, eq. 7.
+        None where the tokens or the wait are not known. Source: smooth goodput paper, eq. 7.
         """
         if output_tokens is None or idle_ns is None:
             return None
-        if self.f == "seconds":
-            return output_tokens - self.alpha * idle_ns / 1e9
-        if self.f == "tokens":
-            return output_tokens - self.alpha * idle_ns / self.reader_ns_per_token
-        assert callable(self.f)
-        return output_tokens - self.alpha * self.f(idle_ns / 1e9)
+        return output_tokens - self.alpha * idle_ns / (
+            1e9 if self.f == "seconds" else self.reader_ns_per_token
+        )
 
     @property
     def speed(self) -> float:
@@ -105,6 +108,9 @@ class Benefit:
     @property
     def f_text(self) -> str:
         """f in words, for people."""
-        if callable(self.f):
-            return f"f(l) = {getattr(self.f, '__name__', 'a function')}(l in seconds)"
         return "f(l) = l in seconds" if self.f == "seconds" else "f(l) = l / V in tokens"
+
+    @property
+    def due_text(self) -> str:
+        """Deadline of token i after submit."""
+        return {0: "V(i-1)", 1: "V i"}.get(self.grace_tokens, f"V(i+{self.grace_tokens - 1})")

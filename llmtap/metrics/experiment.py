@@ -1,4 +1,4 @@
-"""The arms of an experiment in numbers: figures of each arm, and differences between arms.
+"""Statistics of an experiment: figures of each arm, and differences between arms.
 
 An arm is assigned to units (a request, a conversation, a tenant), and units are independent. The values of
 one unit (the gaps of a stream, the requests of a conversation) are alike. So a mean is a ratio of sums over
@@ -11,15 +11,23 @@ differences of quantiles and shares from the two single intervals (MOVER).
 Intervals named `anytime` stay valid however often one looks. A confidence sequence is wrong at any moment
 with probability alpha at most; 1 / e of an e-value is a p-value at any stopping time (Ville's inequality).
 Means have asymptotic confidence sequences: Robbins' normal mixture with estimated variance, which holds from
-`FIRST_LOOK` units on. Counts have the Dirichlet mixture, which is exact.
+`FIRST_LOOK` units on. Counts have the Dirichlet mixture, which is exact for independent units. So have
+quantiles, because the number of values up to a quantile is a count with a known share.
+
+A difference of means can be adjusted by a covariate of the units that no arm can change (the length of the
+prompt): the part of the difference that follows from unlike units is subtracted, and with it the variance
+that the covariate explains. The slope is the one that leaves the least variance. Adjusted estimates are
+asymptotically linear, so the same sequences hold.
 
 Student's t is computed here, because the meter imports this module and SciPy takes as long as its start.
 
 Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952 (quantiles by way
 of the distribution function); Kish 1965 (design effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021,
 "Time-uniform central limit theory and asymptotic confidence sequences", theorem 2.2; Lindon and Malek 2020,
-"Anytime-valid inference for multinomial count data"; Abramowitz and Stegun 26.7.1 and 26.5.8 (Student's t by
-the incomplete beta function).
+"Anytime-valid inference for multinomial count data"; Howard and Ramdas 2022, "Sequential estimation of
+quantiles"; Deng, Xu, Kohavi and Walker 2013 (CUPED); Lindon, Ham, Tingley and Bojinov 2022, "Anytime-valid
+linear models and regression adjusted causal inference"; Abramowitz and Stegun 26.7.1 and 26.5.8 (Student's t
+by the incomplete beta function).
 """
 
 from array import array
@@ -28,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappush, heapreplace
-from math import exp, lgamma, log, log1p, sqrt
+from math import ceil, exp, floor, lgamma, log, log1p, sqrt
 from random import Random
 from statistics import NormalDist
 from typing import Final
@@ -36,12 +44,16 @@ from typing import Final
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 
 __all__ = [
-    "FIRST_LOOK", "TIGHTEST_AT", "ArmSample", "Difference", "Figure", "anytime_p", "mean_difference",
-    "mean_interval", "mixture_e_log", "mixture_width", "multinomial_e_log", "quantile_difference",
-    "quantile_interval", "share_difference", "share_interval", "t_quantile", "t_tail",
+    "FIRST_LOOK", "TIGHTEST_AT", "ArmSample", "Difference", "Figure", "anytime_p", "count_range",
+    "mean_difference", "mean_interval", "mixture_e_log", "mixture_width", "multinomial_e_log",
+    "quantile_difference", "quantile_interval", "share_difference", "share_interval", "t_quantile", "t_tail",
 ]  # fmt: skip
 
 
+Interval = tuple[float, float]
+
+_COUNT_EXACT: Final = 0.01
+"""Units by which a bound of a count may be too wide."""
 _TINY: Final = 1e-300
 _NEAR: Final = 1e-15
 _STEPS_MAX: Final = 10_000
@@ -138,7 +150,7 @@ def mixture_e_log(z: float, n: int, alpha: float) -> float:
     return z * z * v / (2 * (v + 1)) - log(v + 1) / 2
 
 
-def multinomial_e_log(counts: Sequence[int], shares: Sequence[float]) -> float:
+def multinomial_e_log(counts: Sequence[float], shares: Sequence[float]) -> float:
     """Logarithm of the e-value against "each unit falls into cell i with probability shares[i]".
 
     The Bayes factor of a Dirichlet(PRIOR_WEIGHT shares) mixture over the shares themselves. It depends
@@ -150,6 +162,28 @@ def multinomial_e_log(counts: Sequence[int], shares: Sequence[float]) -> float:
         prior = PRIOR_WEIGHT * share
         e += lgamma(prior + count) - lgamma(prior) - count * log(share)
     return e
+
+
+def count_range(n: float, share: float, alpha: float) -> Interval:
+    """Range of the counts of `n` units that, at any number of units, leave it only with probability `alpha`.
+
+    A unit counts with probability `share`. The e-value of `multinomial_e_log` stays below 1 / alpha in it.
+    """
+    limit, expected = log(1 / alpha), n * share
+
+    def end(far: float) -> float:
+        inside, outside = expected, far
+        if multinomial_e_log((far, n - far), (share, 1 - share)) <= limit:
+            return far
+        while abs(outside - inside) > _COUNT_EXACT:
+            middle = (inside + outside) / 2
+            if multinomial_e_log((middle, n - middle), (share, 1 - share)) <= limit:
+                inside = middle
+            else:
+                outside = middle
+        return outside
+
+    return end(0.0), end(n)
 
 
 def anytime_p(e_log: float) -> float:
@@ -167,8 +201,6 @@ SAMPLE_VALUES: Final = 128
 EVENTS_MIN: Final = 20
 """Of a share, in both arms together, before its normal approximation is used."""
 
-Interval = tuple[float, float]
-
 
 class Figure:
     """One metric of one arm: its values as a histogram, and their sums over units.
@@ -180,10 +212,14 @@ class Figure:
         "_grown",
         "_kept",
         "_nn",
+        "_nx",
         "_order",
         "_random",
         "_sn",
         "_ss",
+        "_sx",
+        "_x",
+        "_xx",
         "histogram",
         "units",
         "units_with",
@@ -197,6 +233,8 @@ class Figure:
         """Units whose values are not all 0: for a share, those in which it happened."""
         # Over units, with N values and S their sum: sums of S S, S N and N N.
         self._ss = self._sn = self._nn = 0
+        # With the covariate X: sums of X, X X, S X and N X.
+        self._x = self._xx = self._sx = self._nx = 0
         self._grown = False  # some unit has more than one value
         # The units with the smallest ids: as good as drawn by lot, because ids are hashes.
         self._kept: dict[int, tuple[list[int], array[int]]] = {}
@@ -211,8 +249,13 @@ class Figure:
     def mean(self) -> float | None:
         return self.histogram.mean
 
-    def add(self, unit: int, values: Sequence[int], before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-        """Counts a unit's values; `before` is what this returned for the same unit last time."""
+    def add(
+        self, unit: int, values: Sequence[int], before: tuple[int, int] = (0, 0), covariate: int = 0
+    ) -> tuple[int, int]:
+        """Counts a unit's values; `before` is what this returned for the same unit last time.
+
+        `covariate` is the same each time.
+        """
         n0, s0 = before
         n, s = n0 + len(values), s0 + sum(values)
         if n == n0:
@@ -220,6 +263,11 @@ class Figure:
         self._ss += s * s - s0 * s0
         self._sn += s * n - s0 * n0
         self._nn += n * n - n0 * n0
+        self._sx += covariate * (s - s0)
+        self._nx += covariate * (n - n0)
+        if not n0:
+            self._x += covariate
+            self._xx += covariate * covariate
         self.units += not n0
         self.units_with += bool(s) and not s0
         self.histogram.record_many(values)
@@ -239,6 +287,23 @@ class Figure:
         # Times N^2 all of it is whole numbers: the difference of large squares is exact.
         squares = self._ss * n * n - 2 * total * n * self._sn + total * total * self._nn
         return sqrt(squares * k / (k - 1)) / (n * n) if squares > 0 else 0.0
+
+    @property
+    def covariate_mean(self) -> float:
+        """Over units."""
+        return self._x / self.units
+
+    def explained(self) -> tuple[float, float]:
+        """Covariance of the mean with the covariate's mean over units, and the variance of the latter.
+
+        Of at least two units. With residuals r_u = S_u - m N_u: K / (K - 1) sum r_u (x_u - x) / (N K), and
+        K / (K - 1) sum (x_u - x)^2 / K^2.
+        """
+        k, n, total = self.units, self.n, self.histogram.total
+        # As whole numbers: the difference of large products is exact.
+        covariance = (self._sx * n - total * self._nx) / n
+        variance = (self._xx * k - self._x * self._x) / k
+        return covariance / ((k - 1) * n), variance / ((k - 1) * k)
 
     def design_effect(self, value: float) -> float:
         """By how much the variance of "share of values up to `value`" exceeds that of independent values.
@@ -263,7 +328,7 @@ class Figure:
         """The same numbers in an object of their own, to be read in another thread."""
         twin = Figure()
         twin.histogram = self.histogram.copy()
-        for name in ("_grown", "_nn", "_sn", "_ss", "units", "units_with"):
+        for name in ("_grown", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with"):
             setattr(twin, name, getattr(self, name))
         twin._kept = {unit: (n[:], values[:]) for unit, (n, values) in self._kept.items()}
         return twin
@@ -307,25 +372,27 @@ class ArmSample:
         self.forgotten = 0
         """Units that were forgotten to make room."""
         self._single = single
-        self._units: OrderedDict[int, dict[str, tuple[int, int]]] = OrderedDict()
+        self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
 
-    def add(self, unit: int, values: Mapping[str, Sequence[int]]) -> None:
-        """Counts an exchange of this unit: for each metric the values it brings, maybe none."""
+    def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
+        """Counts an exchange of this unit: for each metric the values it brings, maybe none.
+
+        Of the covariate that of the unit's first exchange counts: an arm may change what follows.
+        """
         figures = self.figures
         if self._single:
             for name, some in values.items():
-                figures[name].add(unit, some)
+                figures[name].add(unit, some, covariate=covariate)
             return
-        known = self._units.get(unit)
-        if known is None:
-            known = self._units[unit] = {}
+        first, known = self._units.setdefault(unit, (covariate, {}))
+        if not known:
             if len(self._units) > UNITS_MAX:
                 self._units.popitem(last=False)
                 self.forgotten += 1
         else:
             self._units.move_to_end(unit)
         for name, some in values.items():
-            known[name] = figures[name].add(unit, some, known.get(name, (0, 0)))
+            known[name] = figures[name].add(unit, some, known.get(name, (0, 0)), first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +406,10 @@ class Difference:
     """At 1 - alpha for all looks together."""
     p: float | None = None
     """Of "there is no difference", valid whenever one looks."""
+    unadjusted: float | None = None
+    """The estimate before it was adjusted by the covariate; None where it is not adjusted."""
+    variance_left: float = 1.0
+    """Share of the estimate's variance that the covariate does not explain."""
 
 
 def mean_interval(figure: Figure, alpha: float) -> Interval | None:
@@ -350,8 +421,8 @@ def mean_interval(figure: Figure, alpha: float) -> Interval | None:
     return mean - reach, mean + reach
 
 
-def mean_difference(arm: Figure, control: Figure, alpha: float) -> Difference | None:
-    """The difference of means; None while one of them has no value."""
+def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool = False) -> Difference | None:
+    """The difference of means; None while one of them has no value. `adjust`: by the covariate."""
     if arm.mean is None or control.mean is None:
         return None
     estimate = arm.mean - control.mean
@@ -359,9 +430,18 @@ def mean_difference(arm: Figure, control: Figure, alpha: float) -> Difference | 
     if errors[0] is None or errors[1] is None:
         return Difference(estimate, None, None)
     va, vc = errors[0] ** 2, errors[1] ** 2
+    unadjusted, left = None, 1.0
+    if adjust and va + vc > 0:
+        (ca, xa), (cc, xc) = arm.explained(), control.explained()
+        if xa + xc > 0:
+            slope = (ca + cc) / (xa + xc)
+            unadjusted = estimate
+            estimate -= slope * (arm.covariate_mean - control.covariate_mean)
+            left = max(0.0, 1 - slope * (ca + cc) / (va + vc))
+            va, vc = va * left, vc * left
     error = sqrt(va + vc)
     if error == 0:
-        return Difference(estimate, None, None)
+        return Difference(estimate, None, None, None, unadjusted, left)
     # Welch and Satterthwaite.
     df = (va + vc) ** 2 / (va**2 / (arm.units - 1) + vc**2 / (control.units - 1))
     reach = t_quantile(alpha, df) * error
@@ -372,7 +452,7 @@ def mean_difference(arm: Figure, control: Figure, alpha: float) -> Difference | 
         far = mixture_width(n, alpha) * error
         anytime = (estimate - far, estimate + far)
         p = anytime_p(mixture_e_log(z, n, alpha))
-    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p)
+    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, unadjusted, left)
 
 
 def quantile_interval(
@@ -380,19 +460,28 @@ def quantile_interval(
 ) -> Interval | None:
     """The interval of the value below which `share` lies, by order statistics of the histogram.
 
-    The ranks are share +- c sqrt(d share (1 - share) / n), with the design effect d; c is of Student's t
-    for one look, or of the confidence sequence of "a value lies below it", which is a mean. None where a
-    rank lies outside the sample. Both ends are moved out by the histogram's own error.
+    For one look, the ranks are share +- t sqrt(d share (1 - share) / n), with the design effect d and
+    Student's t. For all looks they are the ends of the counts of values up to the quantile that the Dirichlet
+    mixture does not reject (`count_range`), of n / d independent values. None where a rank lies outside the
+    sample. Both ends are moved out by the histogram's own error.
     """
     n, units = figure.n, figure.units
     value = figure.histogram.percentile(share)
-    if value is None or units < (FIRST_LOOK if anytime else 2):
+    if value is None or units < 2:
         return None
-    c = mixture_width(units, alpha) if anytime else t_quantile(alpha, units - 1)
-    reach = c * sqrt(figure.design_effect(value) * share * (1 - share) / n)
-    if share - reach <= 0 or share + reach >= 1:
-        return None
-    low, high = figure.histogram.percentiles((share - reach, share + reach))
+    d = figure.design_effect(value)
+    if anytime:
+        below, upto = (d * count for count in count_range(n / d, share, alpha))
+        # With k values up to the quantile it lies from the k-th value to the next.
+        first, last = (ceil(below) - 1) / (n - 1), floor(upto) / (n - 1)
+        if first < 0 or last > 1:
+            return None
+    else:
+        reach = t_quantile(alpha, units - 1) * sqrt(d * share * (1 - share) / n)
+        first, last = share - reach, share + reach
+        if first <= 0 or last >= 1:
+            return None
+    low, high = figure.histogram.percentiles((first, last))
     assert low is not None and high is not None
     return low - RELATIVE_ERROR * abs(low), high + RELATIVE_ERROR * abs(high)
 

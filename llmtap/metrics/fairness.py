@@ -1,4 +1,4 @@
-"""Whether classes of requests were served evenly. Source: IETF seed 000, 5.6.4."""
+"""Fairness between classes of requests. Source: IETF draft, 5.6.4."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Confidence intervals of figures of one run.
+"""Confidence intervals for figures of one run.
 
 They cover the luck of the draw: with other requests of the same kind the figure would differ. Values are
 taken as independent. Gaps of one request are not, so `clustered_quantile_interval` draws whole requests.
@@ -6,7 +6,7 @@ Requests of one run are not quite independent either, because a queue makes the 
 here covers that, nor the difference between runs (`comparison.compare_runs`). `benchmarks/statistics/` shows
 the size of these effects.
 
-Source: IETF seed 000, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927.
+Source: IETF draft, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927.
 """
 
 from collections.abc import Sequence
@@ -207,7 +207,7 @@ def samples_needed(p: float) -> int:
     The draft gives the two for an error of 10 % at 95 % confidence. How wrong a percentile may be depends on
     the distribution, so that is true of some and not of others; its interval says how it is here.
 
-    Source: IETF seed 000, 5.1.4.3.
+    Source: IETF draft, 5.1.4.3.
     """
     assert 0 < p < 1
     # 1 - 0.99 is a little less than 0.01 in binary.

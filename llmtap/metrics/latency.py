@@ -1,4 +1,4 @@
-"""Latency terms, one pure function each, from the stamps of one exchange; and the bursts of its stream.
+"""Latency metrics of an exchange, one pure function each; and the bursts of its stream.
 
 Every function returns nanoseconds, and None where its term does not apply; never 0 for "unknown". `measure`
 works all of them out once per exchange; `metrics_of` and `chunking_of` give the public names, in seconds.
@@ -98,7 +98,7 @@ def ttft_ns(t: Timeline) -> int | None:
 
     Of an answer that was not streamed it is the time to the whole answer; summaries leave those out.
 
-    Source: IETF seed 000, 5.1.3.1 and B.1.1.
+    Source: IETF draft, 5.1.3.1 and B.1.1.
     """
     return _since_submit(t, t.first_content_ns)
 
@@ -126,7 +126,7 @@ def first_event_ns(t: Timeline) -> int | None:
 def e2e_ns(t: Timeline) -> int | None:
     """End to end: last byte of the response - submit. None when the response never ended.
 
-    Source: seed 002.
+    Source: chapter on SLO metrics.
     """
     return _since_submit(t, t.response_end_ns)
 
@@ -134,8 +134,8 @@ def e2e_ns(t: Timeline) -> int | None:
 def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
     """Time per output token after the first: (last token - first token) / (output tokens - 1).
 
-    None with fewer than two tokens, or when all came at once in a single event: one stamp spans no
-    time. The last output stands in place of the response's end (seed 002), so that a trailing usage
+    None with fewer than two tokens, or when all came at once in a single event: one stamp spans no time.
+    The last output stands in place of the response's end (chapter on SLO metrics), so that a trailing usage
     event does not count as generation.
     """
     if t.first_token_ns is None or t.last_token_ns is None or output_tokens is None or output_tokens < 2:
@@ -156,7 +156,7 @@ def tbc_ns(times_ns: Sequence[int]) -> list[int]:
     Events that came in one read share its stamp, so the gap between them is 0. The time before the
     first is TTFT and not among them: n events give n - 1 gaps.
 
-    Source: IETF seed 000, 4.6.3 option A.
+    Source: IETF draft, 4.6.3 option A.
     """
     return list(map(sub, times_ns[1:], times_ns))
 
@@ -166,7 +166,7 @@ def itl_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
 
     A chunk of k tokens gives one full gap and k - 1 zeros. `tokens` holds the tokens of each chunk.
 
-    Source: IETF seed 000, 4.6.3 option B.
+    Source: IETF draft, 4.6.3 option B.
     """
     return tbc_ns(list(chain.from_iterable(map(repeat, times_ns, tokens))))
 
@@ -194,7 +194,7 @@ def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
 def itl_c_ns(x: Exchange) -> list[int] | None:
     """Inter-token latency by option C: gaps by the server's own clock; None where it tells none.
 
-    Source: IETF seed 000, 4.6.3 option C.
+    Source: IETF draft, 4.6.3 option C.
     """
     return None if x.server_gaps_ns is None else list(x.server_gaps_ns)
 
@@ -204,7 +204,7 @@ def jitter_ns(gaps_ns: Sequence[int]) -> float | None:
 
     The population's (divided by n): an exchange's gaps are all there are, not a sample of more.
 
-    Source: IETF seed 000, 5.4.3 step e.
+    Source: IETF draft, 5.4.3 step e.
     """
     n = len(gaps_ns)
     if n < 2:
@@ -214,7 +214,7 @@ def jitter_ns(gaps_ns: Sequence[int]) -> float | None:
 
 
 def tbc_max_ns(gaps_ns: Sequence[int]) -> int | None:
-    """The longest pause between chunks. Source: IETF seed 000, 5.4.3 step f."""
+    """The longest pause between chunks. Source: IETF draft, 5.4.3 step f."""
     return max(gaps_ns, default=None)
 
 
@@ -297,7 +297,8 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         longest_ns = user_idle_ns(times, 0, tokens, v_ns, clamped=False)
     idle = reading = None
     if longest_ns is not None:
-        idle = None if t.submit_ns is None else max(0, longest_ns - t.submit_ns)
+        grace_ns = benefit.grace_tokens * v_ns
+        idle = None if t.submit_ns is None else max(0, longest_ns - t.submit_ns - grace_ns)
         reading = max(0, longest_ns - times[0])
     c = itl_c_ns(x)
     return Measured(
@@ -347,7 +348,7 @@ def metrics_of(x: Exchange) -> dict[str, float | None]:
 
 
 def chunking_of(x: Exchange) -> dict[str, object]:
-    """How the answer was cut (IETF seed 000, B.2): events, those that carry output, reads, tokens in each.
+    """How the answer was cut (IETF draft, B.2): events, those that carry output, reads, tokens in each.
 
     `tokens_per_chunk_mean` needs a token count that is not itself a count of chunks;
     `single_token_share` needs the tokens of each chunk. Both are None otherwise.
@@ -405,7 +406,7 @@ def _since_submit(t: Timeline, t_ns: int | None) -> int | None:
 
 
 def _itl_policy(tokens: list[int] | None, single: bool, server: bool, source: TokenSource) -> str:
-    """The delivery pattern, and so which option may be called ITL (IETF seed 000, 4.6.3 and B.2.1)."""
+    """The delivery pattern, and so which option may be called ITL (IETF draft, 4.6.3 and B.2.1)."""
     if tokens is None:
         option = "A (time between chunks)"
     elif single or tokens.count(1) > 0.9 * len(tokens):

@@ -1,6 +1,6 @@
-"""The shape of a distribution: one mode or several, their places, and the tail.
+"""Shape of a distribution: number and position of modes, and the tail.
 
-IETF seed 000, 5.4.4.3, asks whether a distribution is unimodal and what its tail is like, and uses P99 / P50
+IETF draft, 5.4.4.3, asks whether a distribution is unimodal and what its tail is like, and uses P99 / P50
 for the latter. A constant part of the latency lowers that ratio, so the shape of the tail stands beside it.
 
 Hartigans' dip is the least distance, over all unimodal distributions, between the sample's distribution

@@ -1,4 +1,4 @@
-"""Objectives: bounds that an exchange must meet all at once, which exchanges count, and how many met them.
+"""Objectives: limits that an exchange must all meet, which exchanges count, and how many met them.
 
 Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
 bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
@@ -23,9 +23,9 @@ the same request again: it was right, and was not served.
 `Goodput` keeps one count for each set of objectives, so that tenants with different bounds can be summed.
 `fluidity` and `qoe_area_step` are two rivals of user idle latency under the same bounds.
 
-Source: seed 002 (goodput as a conjunction), seed 001 section 2.2 and eq. 5; Etalon (arXiv:2407.07000, docs
-and code of project-etalon/etalon); the area ratio is in the manner of Andes (arXiv:2404.16283), whose text
-was not at hand, so it does not carry that name.
+Source: chapter on SLO metrics (goodput as a conjunction), the smooth goodput paper section 2.2 and eq. 5;
+Etalon (arXiv:2407.07000, docs and code of project-etalon/etalon); the area ratio is in the manner of Andes
+(arXiv:2404.16283), whose text was not at hand, so it does not carry that name.
 """
 
 from collections import Counter
@@ -39,11 +39,12 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.latency import Measured, output_times_ns
 from llmtap.metrics.statistics import percentile
+from llmtap.protocol.inference import NOT_INFERENCE_METHODS
 from llmtap.units import parse_duration_ns
 
 __all__ = [
     "BOUNDS", "REQUESTED", "STREAMED_BOUNDS", "Experience", "Fluidity", "Goodput", "GoodputCount",
-    "Objectives", "experience_of", "fluidity", "judge", "qoe_area_step",
+    "Objectives", "experience_of", "fluidity", "fluidity_of", "judge", "qoe_area_step",
 ]  # fmt: skip
 
 
@@ -75,7 +76,8 @@ _FAILED: Final = frozenset(
     {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED}
 )
 _NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
-_NO_INFERENCE: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+_VLLM: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+"""Our names of vLLM's bounds."""
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
 
@@ -118,6 +120,21 @@ class Objectives:
             )
         return cls(_ordered(bounds))
 
+    @classmethod
+    def parse_vllm(cls, text: str, place: str = "--goodput") -> "Objectives":
+        """Objectives as `vllm bench serve --goodput` takes them: `ttft:200 tpot:50`, in milliseconds.
+
+        Its names are ttft, tpot and e2el. Raises ConfigError. Source: chapter on SLO metrics, "Goodput".
+        """
+        pairs = []
+        for pair in text.replace(",", " ").split():
+            name, colon, number = pair.partition(":")
+            if name not in _VLLM or not colon or not number.replace(".", "", 1).isdigit():
+                hint = f"such as {place} ttft:200 tpot:50, in ms; known are {', '.join(_VLLM)}"
+                raise ConfigError(place, f"{pair!r} is no objective", hint)
+            pairs.append(f"{_VLLM[name]}:{number}ms")
+        return cls.parse(" ".join(pairs), place)
+
     @property
     def text(self) -> str:
         """The canonical form: names in a fixed order, each duration in its largest whole unit."""
@@ -145,7 +162,7 @@ class Objectives:
     def meets(self, m: Measured, x: Exchange) -> bool | None:
         """Whether the exchange met every bound; None if it does not count (see the module)."""
         outcome = x.outcome
-        if outcome in _NOT_COUNTED or (x.method in _NO_INFERENCE and not x.stream):
+        if outcome in _NOT_COUNTED or (x.method in NOT_INFERENCE_METHODS and not x.stream):
             return None
         if outcome in _FAILED:
             return False
@@ -393,6 +410,23 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
     The first token's bound is `ttft`, or else `ttft_any`; that of the others `tbc_max`, or else `tpot`.
     None without the two, without output or submit. A chunk whose tokens are not known counts as one token.
     """
+    bounded = _bounded(x, m, objectives)
+    if bounded is None:
+        return None
+    times_ns, submit_ns, ttft_ns, tbt_ns = bounded
+    counted = fluidity(times_ns, submit_ns, ttft_ns, tbt_ns)
+    area = qoe_area_step(times_ns, submit_ns, ttft_ns, m.benefit.reader_ns_per_token)
+    return None if counted is None or area is None else Experience(counted, area)
+
+
+def fluidity_of(x: Exchange, m: Measured, objectives: Objectives) -> Fluidity | None:
+    """Return the token deadlines of a stream alone, by the bounds that `experience_of` names."""
+    bounded = _bounded(x, m, objectives)
+    return None if bounded is None else fluidity(*bounded)
+
+
+def _bounded(x: Exchange, m: Measured, objectives: Objectives) -> tuple[list[int], int, int, int] | None:
+    """Return the stamps of the tokens, the time of submission, and the bounds of the first and later gaps."""
     bounds = dict(objectives.bounds)
     ttft_ns = bounds.get("ttft", bounds.get("ttft_any"))
     tbt_ns = bounds.get("tbc_max", bounds.get("tpot"))
@@ -402,6 +436,4 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
     times_ns = output_times_ns(x.timeline.events)
     if m.tokens_per_chunk is not None and m.itl_even_ns is not m.tbc_ns:
         times_ns = list(chain.from_iterable(map(repeat, times_ns, m.tokens_per_chunk)))
-    counted = fluidity(times_ns, submit_ns, ttft_ns, tbt_ns)
-    area = qoe_area_step(times_ns, submit_ns, ttft_ns, m.benefit.reader_ns_per_token)
-    return None if counted is None or area is None else Experience(counted, area)
+    return times_ns, submit_ns, ttft_ns, tbt_ns

@@ -1,4 +1,4 @@
-"""Where a service stops keeping up at rising load, and how its latency grows with the context.
+"""Detect saturation at rising load, and fit the growth of latency with context length.
 
 Levels are given in ascending order of offered load. Every rule is answered by itself, because the draft's
 own example (Table 5) calls the level of highest throughput its saturation point, as none of its rules does.
@@ -7,7 +7,7 @@ The draft asks for k in TTFT proportional to L^k and does not say how to fit it:
 ln TTFT on ln L, with the interval, and the linear and quadratic fits beside it, because a constant part
 bends the exponent.
 
-Source: IETF seed 000, 5.2.3.1 (saturation), 5.3.4 (knee, saturation and operating point), 5.5.3 (capacity),
+Source: IETF draft, 5.2.3.1 (saturation), 5.3.4 (knee, saturation and operating point), 5.5.3 (capacity),
 5.9.4 (context length).
 """
 

@@ -10,11 +10,12 @@ Source: SRE Workbook, chapter 5 (multi-window, multi-burn-rate alerts).
 import re
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
+from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.objectives import Objectives
 
 __all__ = [
@@ -148,6 +149,27 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             '"1h" = 14.4 }; the short window is 1/12.'
         ),
     ] = {}
+    reader_tokens_per_second: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
+        Meta(description="Reading speed of these tenants (default: the meter's)."),
+    ] = None
+    alpha: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="Penalty in smooth goodput of these tenants (default: the meter's)."),
+    ] = None
+    idle_cost: Annotated[
+        Literal["seconds", "tokens"] | None,
+        Meta(description="Unit of idle latency of these tenants (default: the meter's)."),
+    ] = None
+
+    def reader(self, usual: Benefit) -> Benefit:
+        """Return the reader of the class; `usual` has what the class does not set."""
+        speed = self.reader_tokens_per_second
+        return Benefit(
+            usual.alpha if self.alpha is None else self.alpha,
+            usual.reader_ns_per_token if speed is None else round(1e9 / speed),
+            self.idle_cost or usual.f, usual.grace_tokens,
+        )  # fmt: skip
 
     @property
     def parsed(self) -> Objectives:

@@ -1,4 +1,4 @@
-"""What a distribution is summed up by, and when a figure of it rests on too little.
+"""Summary statistics of a distribution, and marks for figures with too few samples.
 
 One rule for percentiles, everywhere: linear interpolation between order statistics at rank (n - 1) p
 (numpy's default, type 7 of Hyndman and Fan). `percentile` applies it to values, `Histogram` to its
@@ -6,20 +6,22 @@ buckets. `percentile_by` has the rules of others, for comparing with them. Nothi
 never as 0.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 from typing import Final
 
+from llmtap.errors import ConfigError
 from llmtap.metrics.histogram import Histogram
 
 __all__ = [
     "PERCENTILE_RULES", "SAMPLES_MIN", "SHARES", "deviation",
-    "marks", "mean", "percentile", "percentile_by", "summarise_ns", "tail_ratio",
+    "marks", "mean", "parse_percentiles", "percentile", "percentile_by", "summarise_ns", "tail_ratio",
 ]  # fmt: skip
 
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 SAMPLES_MIN: Final = {"p99": 1_000, "p999": 10_000}
-"""Samples that a percentile needs to be right within 10 % at 95 % confidence (IETF seed 000, 5.1.4.3)."""
+"""Samples that a percentile needs to be right within 10 % at 95 % confidence (IETF draft, 5.1.4.3)."""
 
 
 def percentile(ordered: Sequence[float], p: float) -> float | None:
@@ -86,25 +88,40 @@ def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
 def tail_ratio(p50: float | None, p99: float | None) -> float | None:
     """P99 / P50, how heavy the tail is; None when either is missing or the median is 0.
 
-    Source: IETF seed 000, 5.4.4.3.
+    Source: IETF draft, 5.4.4.3.
     """
     return None if p99 is None or not p50 else p99 / p50
 
 
 def marks(n: int) -> list[str]:
-    """The percentiles that `n` samples are too few for, by name (IETF seed 000, 5.1.4.3)."""
+    """The percentiles that `n` samples are too few for, by name (IETF draft, 5.1.4.3)."""
     return [name for name, least in SAMPLES_MIN.items() if n < least]
 
 
-def summarise_ns(histogram: Histogram) -> dict[str, object]:
+def parse_percentiles(text: str, place: str) -> dict[str, float]:
+    """Return the shares of `25,75,99.5` by name: `p25`, `p75`, `p995`. Raises ConfigError."""
+    found = {}
+    for word in text.replace(",", " ").split():
+        number = float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else 0.0
+        if not 0 < number < 100:
+            raise ConfigError(place, f"{word!r} is no percentile", f"such as {place} 25,75,99.5")
+        # Two digits before the point, so that 9.95 and 99.5 differ.
+        whole, point, rest = f"{number:g}".partition(".")
+        found[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100
+    return found
+
+
+def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) -> dict[str, object]:
     """The summary of a histogram of nanoseconds, in seconds.
 
     Returns `n, mean, min, max, p50, p90, p95, p99, p999` and `marks`, the names of the percentiles
-    that rest on too few samples. With no samples every figure is None and `marks` is empty.
+    that rest on too few samples. With no samples every figure is None and `marks` is empty. `more`: further
+    percentiles, as from `parse_percentiles`.
     """
     n = histogram.n
-    values = histogram.percentiles(tuple(SHARES.values()))
+    shares = {**SHARES, **(more or {})}
+    values = histogram.percentiles(tuple(shares.values()))
     figures = {"mean": histogram.mean, "min": histogram.min, "max": histogram.max}
-    figures.update(zip(SHARES, values, strict=True))
+    figures.update(zip(shares, values, strict=True))
     seconds = {name: None if value is None else value / 1e9 for name, value in figures.items()}
     return {"n": n, **seconds, "marks": marks(n) if n else []}

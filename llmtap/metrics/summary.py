@@ -1,4 +1,4 @@
-"""Summary of many exchanges: one set of numbers, with what makes them believable.
+"""Summary of many exchanges: metrics with sample counts, windows and uncertainty.
 
 Built by adding exchanges, and mergeable: the sum of two summaries is the summary of both sets. Pooled are:
 
@@ -12,7 +12,7 @@ Built by adding exchanges, and mergeable: the sum of two summaries is the summar
 A histogram exists once something was recorded in it: a meter keeps thousands of summaries, most of them
 small.
 
-Source: IETF seed 000, 4.6.3 option C (the server's clock; its durations are those of
+Source: IETF draft, 4.6.3 option C (the server's clock; its durations are those of
 `Exchange.server_timing`).
 """
 
@@ -121,11 +121,16 @@ METRICS: Final = (
     "fluidity_index_doc", "fluidity_index_code", "qoe_area_step", "tbc", "itl", "itl_server",
 )  # fmt: skip
 """Every name under `metrics`: those of an exchange, of its experience (shares), then the pooled gaps."""
+_NOT_DURATIONS: Final = frozenset({
+    "smooth_benefit", "fluidity_index_doc", "fluidity_index_code", "qoe_area_step",
+})  # fmt: skip
 ENDED_WELL: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 """Outcomes whose end to end time is that of an answer."""
 _ADDED: Final = ("request", "first_chunk", "chunk")
 _TOKENS: Final = ("input", "output", "reasoning", "cached")
 _NOTHING: Final = Histogram()
+_UNCERTAINTIES: Final = "uncertainties"
+"""The uncertainty of each exchange, beside the metrics."""
 _COUNTERS: Final = (
     "_counts", "_itl_policies", "_itl_samples", "_no_token", "_outcomes", "_refusals", "_sources", "_tokens",
 )  # fmt: skip
@@ -137,7 +142,7 @@ class _Packed(Struct, array_like=True):
     n: int
     opened: int | None
     benefit: float
-    readers: list[tuple[float, int, str]]
+    readers: list[tuple[float, int, str, int]]
     metrics: dict[str, bytes]
     added: dict[str, bytes]
     clocks: dict[str, bytes]
@@ -154,15 +159,19 @@ _decode: Final = msgpack.Decoder(_Packed).decode
 
 
 class Summary:
-    """Sums and histograms over exchanges. `objectives` are those that its exchanges are judged by."""
+    """Sums and histograms over exchanges.
+
+    `objectives` are those that its exchanges are judged by; `reader` is of exchanges that come without terms.
+    """
 
     __slots__ = (
-        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_metrics", "_readers",
-        "_uncertainty_ns", "benefit", "goodput", "n", "objectives", "opened",
+        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_metrics", "_reader",
+        "_readers", "_uncertainty_ns", "benefit", "goodput", "n", "objectives", "opened",
     )  # fmt: skip
 
-    def __init__(self, objectives: Objectives | None = None) -> None:
+    def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.objectives = objectives
+        self._reader = reader
         self.n = 0
         """Exchanges added."""
         self.opened: int | None = None
@@ -191,12 +200,13 @@ class Summary:
 
     def add(self, x: Exchange, measured: Measured | None = None) -> None:
         """Counts one exchange. `measured` spares working its terms out again."""
-        m = measure(x) if measured is None else measured
+        m = measure(x, self._reader) if measured is None else measured
         self.n += 1
         self._outcomes[x.outcome.value] += 1
         if x.refusal is not None or x.outcome is Outcome.REFUSED:
             self._refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
         self.saw_uncertainty(x.uncertainty_ns)
+        _in(self._metrics, _UNCERTAINTIES).record(x.uncertainty_ns)
         self.goodput.add(self.objectives, m, x)
         self._add_tokens(x)
         self._add_added(x)
@@ -321,6 +331,10 @@ class Summary:
         """The values of one of `METRICS` so far, in ns; don't change it."""
         return self._metrics.get(name, _NOTHING)
 
+    def hdr_histograms(self) -> dict[str, str]:
+        """Each metric with values, in ns, as `Histogram.to_hdr`; without shares and tokens."""
+        return {name: h.to_hdr() for name, h in self._metrics.items() if h.n and name not in _NOT_DURATIONS}
+
     @property
     def benefit_n(self) -> int:
         return self._metrics.get("smooth_benefit", _NOTHING).n
@@ -330,7 +344,7 @@ class Summary:
         return _encode(
             _Packed(
                 self.n, self.opened, self.benefit,
-                [(r.alpha, r.reader_ns_per_token, r.f) for r in self._readers if isinstance(r.f, str)],
+                [(r.alpha, r.reader_ns_per_token, r.f, r.grace_tokens) for r in self._readers],
                 {name: h.to_bytes() for name, h in self._metrics.items()},
                 {name: h.to_bytes() for name, h in self._added.items()},
                 {name: h.to_bytes() for name, h in self._clocks.items()},
@@ -362,15 +376,15 @@ class Summary:
             count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken))
             self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
         self.benefit += p.benefit
-        for alpha, reader_ns, f in p.readers:
-            reader = Benefit(alpha, reader_ns, f)
+        for given in p.readers:
+            reader = Benefit(*given)
             if reader not in self._readers:
                 self._readers = (*self._readers, reader)
         self._held(p.burst_hold_max_ns)
         self.saw_uncertainty(p.uncertainty_ns)
 
     def copy(self) -> "Summary":
-        twin = Summary(self.objectives)
+        twin = Summary(self.objectives, self._reader)
         twin.merge(self)
         return twin
 
@@ -381,14 +395,15 @@ class Summary:
         mode: str = "live",
         by: Mapping[str, Mapping[str, object]] | None = None,
         price: Price | None = None,
+        percentiles: Mapping[str, float] | None = None,
     ) -> dict[str, object]:
         """The summary as public JSON: stable names, seconds, null where nothing was seen.
 
         `window` says what span of time it is of, `seconds` how long that is, `mode` how the load was
         made (`live`, `open`, `closed`), `by` holds the same per tenant, model, arm and class; with a
-        `price` it says what the window cost.
+        `price` it says what the window cost. `percentiles`: further ones of each metric, by name.
         """
-        metrics = {name: summarise_ns(self._metrics.get(name, _NOTHING)) for name in METRICS}
+        metrics = {name: summarise_ns(self._metrics.get(name, _NOTHING), percentiles) for name in METRICS}
         metrics["itl"]["option"] = "+".join(sorted(+self._itl_samples)) or None
         metrics["itl"]["samples"] = dict(sorted((+self._itl_samples).items()))
         metrics["itl"]["policy"] = dict(sorted(self._itl_policies.items()))
@@ -408,6 +423,9 @@ class Summary:
             "tokens": {
                 # A Counter holds a name once somebody counted it: what nobody counted is null, not 0.
                 **{name: self._tokens.get(name) for name in _TOKENS},
+                "input_per_second": _rate(self._tokens["input"], seconds)
+                if "input" in self._tokens
+                else None,
                 "output_per_second": _rate(self._tokens["output"], seconds) if self._sources else None,
                 "source": dict(sorted(self._sources.items())),
                 "cancelled": self._counts.get("cancelled_tokens"),
@@ -425,6 +443,7 @@ class Summary:
                 "kinds": dict(sorted(self._refusals.items())),
             },
             "cost": None if price is None else self._cost(price, seconds),
+            "uncertainties": summarise_ns(self._metrics.get(_UNCERTAINTIES, _NOTHING)),
             "uncertainty": self._uncertainty_ns / 1e9 if self.n or self._uncertainty_ns else None,
         }
         if by is not None:
@@ -433,14 +452,16 @@ class Summary:
 
     def _smooth_goodput(self, seconds: float) -> dict[str, object]:
         """With its parameters; where answers were judged for different readers, those are null and listed."""
-        readers = self._readers or (DEFAULT_BENEFIT,)
+        readers = self._readers or (self._reader,)
         one = readers[0] if len(readers) == 1 else None
+        due = {reader.due_text for reader in readers}
         out: dict[str, object] = {
             "tokens_per_second": _rate(self.benefit, seconds) if self.benefit_n else None,
             "n": self.benefit_n,
             "alpha": None if one is None else one.alpha,
             "speed_tokens_per_second": None if one is None else one.speed,
-            "idle": f"max(t_i - submit - V(i-1)), {'several f' if one is None else one.f_text}",
+            "idle": f"max(t_i - submit - {due.pop() if len(due) == 1 else 'd_i'}),"
+            f" {'several f' if one is None else one.f_text}",
         }
         if one is None:
             out["readers"] = [

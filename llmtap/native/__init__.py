@@ -1,4 +1,4 @@
-"""The compiled code: whether it was built, whether it runs, and why not.
+"""Choice between compiled code and Python, and the reason.
 
 `compiled` is the extension module, or None. A constructor of which there is a compiled and a Python
 implementation chooses by it: `channel/frames.py` `make_frame_batch` and `make_frame_rows`, `net/lag.py`

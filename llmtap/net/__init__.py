@@ -1,1 +1,1 @@
-"""Asyncio sockets without opinions: streams, listeners, the upstream pool, TLS."""
+"""Asyncio sockets: streams, listeners, the upstream pool, TLS."""

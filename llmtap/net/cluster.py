@@ -22,7 +22,7 @@ _STARTS: Final = 2
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Of a Ray of our own: a million requests are 24 MB, a load's bodies travel in pieces of some MB."""
-_TOKEN_HINT: Final = "a cluster that wants a token wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
+_TOKEN_HINT: Final = "if the cluster requires a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
 """Without the first, Ray 2.60 does not send the second to a cluster that it did not start."""
 
 

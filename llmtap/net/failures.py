@@ -1,4 +1,4 @@
-"""Connection failures in words, for reports and error messages."""
+"""Texts for connection failures, for reports and error messages."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Lag of this process: the time that bytes wait unread, which is the uncertainty of its stamps.
+"""Event-loop lag: the time that bytes wait unread, which is the uncertainty of timestamps.
 
 LagMeter is fed with a timer's lateness and, with kernel stamps, each read's own wait. It reports the
 distribution since the start, and the worst lag since a given moment, which becomes the `uncertainty` of an

@@ -127,7 +127,7 @@ class Timebase:
 
     __slots__ = (
         "_checked_ns", "_clock", "_noticed_ns", "_offset_before_ns", "anchor", "lag", "offset_ns", "since_ns",
-        "steps",
+        "steps", "width_ns",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, lag: LagMeter) -> None:
@@ -137,6 +137,8 @@ class Timebase:
         """Dates the stamps; the same object until the wall clock was set, or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
         """Monotonic minus wall, as last sampled."""
+        self.width_ns = self.anchor.width_ns
+        """Error of `offset_ns`: the duration of the readings, and the drift since those before."""
         self.steps = 0
         """Number of times the wall clock was set since the start."""
         self.since_ns = 0
@@ -160,13 +162,17 @@ class Timebase:
             return  # the process was held between the readings: the sample is useless
         offset_ns = fresh.mono_ns - fresh.wall_ns
         tolerance_ns = STEP_NS + fresh.width_ns
-        if abs(offset_ns - self.offset_ns) > tolerance_ns:
+        drift_ns = abs(offset_ns - self.offset_ns)
+        self.width_ns = fresh.width_ns
+        if drift_ns > tolerance_ns:
             self.steps += 1
             self.since_ns, self._noticed_ns = self._checked_ns, fresh.mono_ns
             self._offset_before_ns = self.offset_ns
             self.anchor = fresh
-        elif abs(offset_ns - (self.anchor.mono_ns - self.anchor.wall_ns)) > tolerance_ns:
-            self.anchor = fresh  # drifted there in small moves
+        else:
+            self.width_ns += drift_ns
+            if abs(offset_ns - (self.anchor.mono_ns - self.anchor.wall_ns)) > tolerance_ns:
+                self.anchor = fresh  # drifted there in small moves
         self.offset_ns = offset_ns
         self._checked_ns = fresh.mono_ns
 

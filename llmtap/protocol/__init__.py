@@ -1,1 +1,1 @@
-"""Bytes to meaning: HTTP/1 framing, content encodings, SSE, dialects. Pure: no socket, clock, file or log."""
+"""Pure parsers: HTTP/1 framing, content encodings, SSE, dialects. No socket, clock, file or log."""

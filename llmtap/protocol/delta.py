@@ -1,4 +1,4 @@
-"""What one event of an answer says, in terms every dialect shares.
+"""Delta: the meaning of one event of an answer, in terms that all dialects share.
 
 A dialect turns an event's bytes into a Delta; the observer puts Deltas on a timeline. Nothing in a
 Delta is specific to a provider, except `usage`, which is kept as it was sent.
@@ -43,7 +43,7 @@ class EventClass(IntEnum):
 
 
 class TokenSource(StrEnum):
-    """Where a token count came from, best first (IETF seed 000, 4.4)."""
+    """Where a token count came from, best first (IETF draft, 4.4)."""
 
     USAGE = "usage"
     TOKEN_IDS = "token_ids"
@@ -96,7 +96,7 @@ class Verdict(msgspec.Struct, gc=False):
 
 
 class ServerTime(msgspec.Struct, gc=False):
-    """One duration that the server tells of its own work (IETF seed 000, 4.6.3 option C)."""
+    """One duration that the server tells of its own work (IETF draft, 4.6.3 option C)."""
 
     name: str
     """One of `SERVER_TIMES` in `protocol/server_times.py`."""

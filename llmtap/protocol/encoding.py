@@ -249,7 +249,7 @@ class _Zstd:
         try:
             self._writer.write(data)
         except zstandard.ZstdError:
-            raise DecodeError("the body is not valid zstd, or wants a window of more than 8 MiB") from None
+            raise DecodeError("the body is not valid zstd, or needs a window of more than 8 MiB") from None
         out = b"".join(self._pieces)
         self._pieces.clear()
         return out

@@ -1,4 +1,4 @@
-"""Read an HTTP/1 response from bytes, whatever the reads are cut into. No IO."""
+"""Read an HTTP/1 response from bytes that are cut at any place. No IO."""
 
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol.http1 import (

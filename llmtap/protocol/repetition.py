@@ -1,4 +1,4 @@
-"""The event that comes again and again: a token stream repeats all of an event but the text in it.
+"""Recognise events that differ from the previous event only in their text.
 
 Once an event is understood, the bytes before and behind its text are known. An event with the same bytes, and
 one JSON string between them, says the same with that string for a text, and nothing else of it has to be

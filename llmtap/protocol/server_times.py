@@ -1,4 +1,4 @@
-"""Durations that servers tell of their own work, under one set of names.
+"""Durations that servers report about their own work, under common names.
 
 Objects of an event, headers and trailers are read by tables: what stands where, and in which unit. Sums
 and means of a request are all there is, except for llama.cpp, which can stamp every token.
@@ -6,7 +6,7 @@ and means of a request are all there is, except for llama.cpp, which can stamp e
 Any number is read as a duration here, also one that is negative or not finite: how long an exchange took is
 known at its end only, and `exchange/verdict.py` compares and counts them there.
 
-Source: shared/dialects/dialects.md section 6; W3C Server Timing; IETF seed 000, 4.6.3 option C.
+Source: shared/dialects/dialects.md section 6; W3C Server Timing; IETF draft, 4.6.3 option C.
 """
 
 import re
@@ -137,7 +137,7 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
     `cached` are the prompt's tokens that were not prefilled, as the answer's usage says: without them nothing
     is known of a partial hit. An exact one has the rate of an earlier request, and no prefill of its own.
 
-    Source: seed 003, "Timing", "Prefix Cache Mode".
+    Source: exo-bench's methodology, "Timing", "Prefix Cache Mode".
     """
     if not isinstance(stats, dict):
         return ()

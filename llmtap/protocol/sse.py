@@ -1,4 +1,4 @@
-"""Server-sent events and newline-delimited JSON: bytes of a body to events, whatever way the bytes were cut.
+"""Parse server-sent events and newline-delimited JSON from bytes that are cut at any place.
 
 A *block* is a run of non-empty lines closed by an empty one; blocks of comments alone are reported
 too, because a keep-alive is something that happened. Lines end in CR, LF or CR LF, mixed at will, and

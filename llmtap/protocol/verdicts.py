@@ -1,4 +1,4 @@
-"""What an event says of an intervention: finish reasons, errors, and the fields of filters, rails and hooks.
+"""Signs of interventions in an event: finish reasons, errors, fields of filters, rails and hooks.
 
 Each function reads one place and returns a Verdict or None. Words of a body get into a Verdict only from
 closed sets or as single words (codes, categories); texts are searched for known phrases and never kept.
@@ -58,8 +58,8 @@ _FILTERED: Final = frozenset(
     }
 )  # fmt: skip
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
-FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error"})
-"""Finish reasons that report a failure: OpenRouter and vLLM, DeepSeek, Zhipu."""
+FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error", "timeout"})
+"""Finish reasons that report a failure: OpenRouter and vLLM, DeepSeek, Zhipu, Cohere."""
 
 
 def reason_kind(reason: str) -> str:

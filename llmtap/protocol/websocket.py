@@ -1,4 +1,4 @@
-"""WebSocket: bytes of a tunnel to messages, whatever way the bytes were cut; and frames to send.
+"""WebSocket: messages from bytes that are cut at any place, and frames to send.
 
 The parser serves measured copies only: it answers nothing, and checks no more than framing needs. A message
 may lie in several frames with control frames between them. Compressed ones (permessage-deflate, which alone

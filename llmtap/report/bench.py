@@ -1,9 +1,10 @@
-"""A benchmark, and systems compared by their benchmarks: for a terminal, as Markdown and as a page.
+"""Reports of benchmarks and comparisons, for a terminal, as Markdown and as a page.
 
 Takes the public JSON (`llmtap bench --json`; `llmtap report RESULTS --compare OTHER --json`); parts that are
 missing are left out.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -32,7 +33,8 @@ from llmtap.report.render import markdown, terminal
 from llmtap.report.values import METRIC_TITLES, at, counted, leaves, milliseconds, number, plain_text
 
 __all__ = [
-    "bench_html", "compare_html", "compare_markdown", "compliance_said", "findings_said", "render_bench",
+    "bench_html", "compare_html", "compare_markdown", "compliance_said", "deviations_said",
+    "findings_said", "render_bench",
     "render_compare",
 ]  # fmt: skip
 
@@ -66,6 +68,23 @@ def compliance_said(report: _Json) -> str:
     return f"{told['level']} ({_counts(told)}){lacking}"
 
 
+def deviations_said(document: _Json) -> list[str]:
+    """Every deviation from the methodology that the reports know of, in words: what the tests noted, and each
+    requirement that is not shown to be met. One that several tests share stands once."""
+    found: dict[str, list[str]] = {}
+    for report in document.get("tests") or ():
+        unmet = [
+            f"{row['id']} {row['status']} ({row['level']}): {row['says']} Found: {row['evidence']}"
+            for row in at(report, "compliance", "rows") or ()
+            if row["status"] in ("not met", "cannot tell") and row["level"] not in ("MAY", "OPTIONAL")
+        ]
+        for said in (*(report.get("deviations") or ()), *unmet):
+            found.setdefault(said, []).append(report["test"])
+    quick = ["Deviation (all tests): shortened by --quick; the figures are indicative"]
+    said = [f"Deviation ({', '.join(dict.fromkeys(tests))}): {said}" for said, tests in found.items()]
+    return quick * bool(document.get("quick")) + said
+
+
 def _counts(told: _Json) -> str:
     must, should = told["must"], told["should"]
     return f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
@@ -95,7 +114,9 @@ def render_bench(document: _Json, *, minimum_follows: bool = False) -> Renderabl
     said = findings_said(at(document, "verdict", "findings") or ())
     if said and minimum_follows:
         said = ["some figures are not to be relied on: the notes at the end say which, and why"]
-    return terminal([*blocks, *(Note(f"NOT VALID: {one}", "red") for one in said)])
+    mild = findings_said(at(document, "verdict", "cautions") or ())
+    blocks += [Note(f"NOT VALID: {one}", "red") for one in said]
+    return terminal([*blocks, *(Note(f"caution: {one}", "yellow") for one in mild)])
 
 
 def _test_blocks(report: _Json) -> Iterator[Note | Table]:
@@ -126,25 +147,32 @@ def bench_html(document: _Json) -> str:
         sections.append(Section("loads", "Every load", list(_loads(reports))))
         sections.append(Section("compliance", "Compliance", _compliance(reports)))
         sections.append(Section("again", "To do it again", list(_again(document))))
+    sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", list(_settings(document)))]))
     titles = ", ".join(report["title"] for report in reports)
     if len(reports) > _TITLES_MAX:
         titles = f"{len(reports)} tests"
     model = at(document, "sut", "model") or at(document, "target", "model")
     title = f"Benchmark of {model or 'a server'}: {titles or 'no test was run'}"
-    page = ReportDocument(title, list(_summary(document)), list(_settings(document)), sections)
+    page = ReportDocument(title, list(_summary(document)), sections=sections)
     return page_html(page, *_ASSETS, "bench_page.js")
 
 
 def _summary(document: _Json) -> Iterator[Block]:
     verdict = document.get("verdict") or {}
-    if verdict.get("valid"):
+    said = [*findings_said(verdict.get("findings") or ()), *findings_said(verdict.get("cautions") or ())]
+    if not verdict.get("valid"):
+        yield VerdictBox(False, "Not valid.", items=said)
+    elif said:
+        yield VerdictBox(True, "Caution.", "The figures stand, but for:", said, caution=True)
+    else:
         yield VerdictBox(
             True, "Valid.",
             "Loads were sent as asked and on time, the sender had room: nothing that is checked speaks"
             " against the figures.",
         )  # fmt: skip
-    else:
-        yield VerdictBox(False, "Not valid.", items=findings_said(verdict.get("findings") or ()))
+    results = [tile for report in document.get("tests") or () for tile in _headlines(report)]
+    if results:
+        yield Tiles(results)
     if document.get("quick"):
         yield Note("Note: tests were shortened (--quick); the demands that this gives up are not met below.")
     for one in document.get("not_run") or ():
@@ -156,6 +184,39 @@ def _summary(document: _Json) -> Iterator[Block]:
     ]
     if tiles:
         yield Tiles(tiles)
+
+
+_HEADLINES: Final[Mapping[str, Sequence[tuple[int, str, str]]]] = {
+    "ttft": [(1, "TTFT P50", "Value"), (1, "TTFT P99", "Value")],
+    "throughput": [(3, "Max Output Throughput", "Value"), (3, "Sustainable Load", "Value")],
+    "tradeoff": [(5, "", "Achieved (tok/s)"), (5, "", "TTFT P99")],
+    "itl": [(6, "P50", "Value"), (6, "P99", "Value")],
+    "fairness": [(9, "Jain's Fairness Index", "Value")],
+    "prefix-cache": [(10, "Cache Disabled", "TTFT P50"), (10, "Cache (Warm)", "TTFT P50")],
+    "memory-pressure": [(11, "", "Complete"), (11, "", "TTFT P99")],
+    "long-context": [(12, "", "TTFT Mean"), (12, "", "ms/1K tokens")],
+    "guardrail-overhead": [(13, "Baseline", "TTFT P50"), (13, "Full Filter", "TTFT P50")],
+}
+"""Figures of each test's cards: number of the draft's table, end of the row's label, column."""
+
+
+def _headlines(report: _Json) -> Iterator[Tile]:
+    """Return the main figures of a test as its tables have them, without their intervals."""
+    slots = at(report, "measurements", "max_concurrency")
+    if slots is not None:
+        yield Tile(report["title"], f"{slots} at a time", "Max concurrent requests", report["test"])
+    for number_, label, head in _HEADLINES.get(report["test"], ()):
+        found = [
+            (row[0], row[table["heads"].index(head)])
+            for table in report.get("tables") or ()
+            if re.match(rf"Table {number_}\b", table["caption"]) and head in table["heads"]
+            for row in table["rows"]
+            if row[0].endswith(label)
+        ]
+        if found:
+            name, value = found[-1]  # of several loads the highest
+            about = name if head == "Value" else f"{head}, {name}"
+            yield Tile(report["title"], value.partition(" (")[0], about, report["test"])
 
 
 def _settings(document: _Json) -> Iterator[Block]:
@@ -174,15 +235,16 @@ def _settings(document: _Json) -> Iterator[Block]:
 
 
 def _test_page(report: _Json) -> Iterator[Block]:
-    if configuration := report.get("configuration"):
-        yield TermTable([(name, str(value)) for name, value in configuration.items()])
-    if tables := _tables(report, breaks=True):
-        yield TableGroup(tables)
     if charts := report.get("charts"):
         yield chart_figure(report["test"], charts)
+    if tables := _tables(report, breaks=True):
+        yield TableGroup(tables)
     notes = [*(report.get("notes") or ()), *(f"Deviation: {one}" for one in report.get("deviations") or ())]
     if notes:
         yield ItemList(notes, "notes")
+    if configuration := report.get("configuration"):
+        rows = [(name, str(value)) for name, value in configuration.items()]
+        yield DetailsBlock("Set-up of this test", [TermTable(rows)])
 
 
 def _loads(reports: Sequence[_Json]) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""A capture for a terminal: what it is, its Summary, the shape of its workload, and what it lacks.
+"""Report of a capture for a terminal: its Summary, its workload and what is missing.
 
 Takes the public JSON (`llmtap report --json`, `--integrity --json`).
 """

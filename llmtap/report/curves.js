@@ -34,11 +34,9 @@
       const i = trace.meta.line; // null: not a run's
       const color = colour(i === null ? "--soft" : `--c${lines[i].colour}`);
       const error_y = trace.error_y && { ...trace.error_y, color: trace.type === "bar" ? colour("--ink") : color };
-      if (trace.type === "bar") return { ...trace, error_y, marker: { ...trace.marker, color } };
-      return {
-        ...trace, error_y, visible: i === null || isShown(i),
-        line: { ...trace.line, color }, marker: { ...trace.marker, color },
-      };
+      const visible = i === null || isShown(i);
+      if (trace.type === "bar") return { ...trace, error_y, visible, marker: { ...trace.marker, color } };
+      return { ...trace, error_y, visible, line: { ...trace.line, color }, marker: { ...trace.marker, color } };
     });
     return [data, themed(plot.layout, colour)];
   }

@@ -1,4 +1,4 @@
-"""What a report consists of, whatever it is rendered as: sections of notes, tables, charts and lists.
+"""Document model of reports: sections of notes, tables, charts and lists.
 
 A command makes a document of the public JSON; `render.py` renders it for a terminal and as Markdown,
 `page.py` as HTML. All texts are plain: renderers escape them.
@@ -56,6 +56,10 @@ class Table:
     """In a terminal lines are cut rather than wrapped."""
     label: str = ""
     """Of the region on a page that scrolls; default: the caption."""
+    keys: int = 0
+    """Number of leading columns that a terminal repeats if it has to divide the table."""
+    styles: Mapping[str, str] = field(default_factory=dict)
+    """Style of a terminal by the text of a cell, as rich names styles."""
 
     @property
     def classes(self) -> list[str]:
@@ -111,6 +115,7 @@ class VerdictBox:
     lead: str
     text: str = ""
     items: Sequence[str] = ()
+    caution: bool = False
 
 
 @dataclass(frozen=True, slots=True)

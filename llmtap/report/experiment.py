@@ -1,28 +1,27 @@
-"""What an experiment has come to: its arms in a table; in lines its state, its split, and the differences
-that are significant.
+"""Result of an experiment in lines: its state, its split, and the differences that are significant.
 
 Takes the public JSON of `/api/v1/experiment`. A difference is reported when its p, right at every look, is
 below the risk divided by the number of comparisons; among so many others, some look large by chance.
+
+The result of the demo is for a newcomer: a sentence with the verdict, then the figures of both arms, in lines
+of at most 100 columns.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmtap.metrics.experiment import FIRST_LOOK
-from llmtap.report.document import Table
-from llmtap.report.values import METRIC_TITLES, figure_text, joined, milliseconds, number
+from llmtap.metrics.statistics import SAMPLES_MIN, percentile
+from llmtap.report.document import Note, Table
+from llmtap.report.values import MARK, METRIC_TITLES, at, figure_text, joined, milliseconds, number
 
-__all__ = ["arms_table", "experiment_lines"]
+__all__ = ["demo_blocks", "experiment_lines"]
 
 _COUNTS: Final = {"tokens_per_chunk": "tokens per chunk", "output_tokens": "output tokens"}
 _SHARES: Final = {"refused": "share refused", "failed": "share failed", "cancelled": "share cancelled"}
 _TITLES: Final = {
     **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
 }  # fmt: skip
-_COLUMNS: Final = (
-    ("ttft", "p50", "TTFT p50"), ("ttft", "p95", "p95"), ("tbc", "p50", "TBC p50"), ("tbc", "p95", "p95"),
-    ("tbc_max", "p50", "longest pause p50"), ("e2e", "p50", "E2E p50"),
-)  # fmt: skip
 _BURSTY: Final = 2.0
 """From this multiple of the control's chunks in a read, bursts are reported."""
 _Json = Mapping[str, Any]
@@ -32,19 +31,7 @@ def experiment_lines(told: _Json) -> list[str]:
     """The first line says what runs, the last whether more has to be seen."""
     if told.get("state") in (None, "none"):
         return ["no experiment is configured"]
-    return [_heading(told), _split(told), *_findings(told), *_bursts(told)]
-
-
-def arms_table(told: _Json) -> Table:
-    """A row for each arm, times in ms; without rows where there is no experiment."""
-    rows = []
-    for name, arm in (told.get("arms") or {}).items():
-        figures = [figure_text(arm["metrics"].get(metric) or {}, figure) for metric, figure, _ in _COLUMNS]
-        a_read = arm["chunking"].get("events_per_read")
-        refused = f"{sum(arm['refusals'].values()):,}"
-        rows.append([name, f"{arm['ended']:,}", *figures, number(a_read, 3) if a_read else "-", refused])
-    titles = (title for _, _, title in _COLUMNS)
-    return Table(["ms, by arm", "ended", *titles, "chunks a read", "refused"], rows, nowrap=True)
+    return [_heading(told), *_stopped(told), _split(told), *_findings(told), *_bursts(told)]
 
 
 def _heading(told: _Json) -> str:
@@ -55,11 +42,18 @@ def _heading(told: _Json) -> str:
     return f"experiment {told.get('name')}: {told['state']}{aa}, {dealt}; {ended}"
 
 
+def _stopped(told: _Json) -> Iterator[str]:
+    if stopped := told.get("stopped"):
+        metric = stopped["figure"].partition(".")[0]
+        more = _signed(metric, stopped.get("difference"))
+        yield f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
+
+
 def _split(told: _Json) -> str:
     ratio = told.get("sample_ratio") or {}
     units, p = joined(ratio.get("units") or {}), ratio.get("p")
     if ratio.get("alarm"):
-        return f"ALARM: units {units} are not the shares that were dealt; nothing below may be believed"
+        return f"ALARM: units {units} are not the configured shares; all figures below are invalid"
     return f"split: {units} units, as it was dealt" + ("" if p is None else f" (p {p:.2g})")
 
 
@@ -107,3 +101,94 @@ def _signed(metric: str, value: float | None) -> str:
     if metric in _SHARES:
         return f"{sign}{abs(value):.1%}"
     return f"{sign}{number(abs(value), 3) if metric in _COUNTS else f'{milliseconds(abs(value))} ms'}"
+
+
+_DEMO_ROWS: Final = (
+    ("ttft", "p50", "time to first token", "request sent until the first text"),
+    ("ttft", "p95", "the same, p95", "95 of 100 responses begin earlier"),
+    ("tbc_max", "p50", "longest pause", "longest wait between two chunks"),
+    ("tpot", "p50", "time per output token", "mean after the first token"),
+    ("e2e", "p50", "end to end", "request sent until the last byte"),
+)  # fmt: skip
+"""Metric, statistic, title and meaning."""
+
+
+def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -> Iterator[Note | Table]:
+    """`exchanges` are those of the summary, with their uncertainties."""
+    control = experiment["control"]
+    arms = experiment["arms"]
+    other = next(name for name in arms if name != control)
+    yield Note(_demo_verdict(experiment, other), "bold")
+    if at(experiment, "sample_ratio", "alarm"):
+        yield Note("warning: the arms did not get their shares of the requests; do not compare them", "red")
+    rows = [
+        *_demo_counts(arms, control, other),
+        *_demo_times(experiment, control, other),
+        _demo_grouping(arms, control, other),
+    ]
+    yield Table(["median, ms", control, other, "difference (95 %)", "meaning"], rows)
+    yield from map(Note, _about_the_tap(summary, exchanges))
+    if any(MARK in cell for row in rows for cell in row):
+        yield Note(f"{MARK} needs more samples: a p99 needs {SAMPLES_MIN['p99']:,}", "yellow")
+
+
+def _demo_verdict(experiment: _Json, arm: str) -> str:
+    refused = sum(experiment["arms"][arm]["refusals"].values())
+    refusals = f"refused {refused:,} of {experiment['arms'][arm]['ended']:,} requests"
+    ttft = at(experiment, "differences", arm, "ttft", "mean") or {}
+    if ttft.get("different") and ttft.get("anytime_interval"):
+        low, high = map(_ms, sorted(map(abs, ttft["anytime_interval"])))
+        does = "adds" if ttft["difference"] > 0 else "saves"
+        level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
+        mean = _ms(abs(ttft["difference"]))
+        return f"The guardrail {does} {mean} ms to the first token ({level}: {low} to {high}) and {refusals}."
+    if any(one["units"] < FIRST_LOOK for one in experiment["arms"].values()):
+        why = f"A comparison needs {FIRST_LOOK} requests of each arm"
+    else:
+        why = "No significant difference in the time to the first token"
+    return f"{why}; the guardrail {refusals}."
+
+
+def _demo_counts(arms: _Json, *names: str) -> Iterator[list[str]]:
+    def row(title: str, of: Callable[[_Json], int], meaning: str) -> list[str]:
+        return [title, *(f"{of(arms[name]):,}" for name in names), "-", meaning]
+
+    yield row("requests", lambda arm: arm["ended"], "each goes to a random arm")
+    yield row("refused", lambda arm: sum(arm["refusals"].values()), "by the guardrail, before the model")
+
+
+def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[str]]:
+    for metric, statistic, title, meaning in _DEMO_ROWS:
+        figures = [experiment["arms"][name]["metrics"].get(metric) or {} for name in (control, other)]
+        by = at(experiment, "differences", other, metric, statistic) or {}
+        difference = "-" if by.get("difference") is None else _signed_ms(by["difference"])
+        if by.get("interval"):
+            low, high = (_signed_ms(end).removeprefix("+") for end in by["interval"])
+            difference += f" ({low} to {high})"
+        yield [title, *(figure_text(one, statistic) for one in figures), difference, meaning]
+
+
+def _demo_grouping(arms: _Json, *names: str) -> list[str]:
+    a_read = [number(at(arms[name], "chunking", "events_per_read"), 2) for name in names]
+    return ["chunks at a time", *a_read, "-", "the output filter holds text back"]
+
+
+def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
+    if (goodput := summary.get("goodput") or {}).get("counted"):
+        met, counted = goodput["met"], goodput["counted"]
+        yield f"objectives   {met:,} of {counted:,} requests met {goodput['objectives']}"
+    added = at(summary, "added", "first_chunk") or {}
+    if added.get("n"):
+        yield f"added        the tap itself added {figure_text(added, 'p50')} ms (median) to the first chunk"
+    if widths := sorted(x["uncertainty"] for x in exchanges):
+        p50, p99 = (milliseconds(percentile(widths, p)) for p in (0.5, 0.99))
+        yield f"uncertainty  of a time of one request: median {p50} ms, p99 {p99} ms"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}"
+
+
+def _signed_ms(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:+,.0f}" if abs(ms) >= 9.5 else f"{ms:+.1f}"

@@ -1,6 +1,7 @@
 """Render documents for a terminal and as Markdown."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
@@ -19,7 +20,10 @@ from llmtap.report.document import (
 )
 from llmtap.report.values import harmless, is_words
 
-__all__ = ["markdown", "rich_table", "terminal", "terminal_text"]
+__all__ = ["markdown", "rich_table", "tables_that_fit", "terminal", "terminal_text"]
+
+_GAP = 2
+"""Blanks between two columns."""
 
 
 def terminal(blocks: Iterable[Note | Table]) -> RenderableType:
@@ -47,13 +51,38 @@ def terminal_text(blocks: Iterable[Note | Table], width: int = 80) -> str:
 
 def rich_table(table: Table) -> RichTable:
     """Words are aligned left, figures right."""
-    shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    shown = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for i, head in enumerate(table.heads):
         left = i == 0 or is_words(row[i] for row in table.rows)
-        shown.add_column(Text(harmless(head)), justify="left" if left else "right", no_wrap=table.nowrap)
+        shown.add_column(
+            Text("\n".join(map(harmless, head.split("\n")))),
+            justify="left" if left else "right",
+            no_wrap=table.nowrap,
+        )
     for row in table.rows:
-        shown.add_row(*(Text(harmless(cell)) for cell in row))
+        shown.add_row(*(Text(harmless(cell), style=table.styles.get(cell, "")) for cell in row))
     return shown
+
+
+def tables_that_fit(table: Table, width: int) -> list[Table]:
+    """Divide the columns so that no figure is cut; each part begins with the key columns."""
+    widths = [max(len(line) for cell in cells for line in cell.split("\n")) + _GAP
+              for cells in zip(table.heads, *table.rows, strict=True)]  # fmt: skip
+    keys = list(range(table.keys))
+    parts: list[list[int]] = []
+    left = 0
+    for i in range(table.keys, len(widths)):
+        if not parts or widths[i] > left:
+            parts.append(keys.copy())
+            left = width + _GAP - sum(widths[k] for k in keys)
+        parts[-1].append(i)
+        left -= widths[i]
+    return [
+        replace(
+            table, heads=[table.heads[i] for i in part], rows=[[row[i] for i in part] for row in table.rows]
+        )
+        for part in parts
+    ]
 
 
 def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:

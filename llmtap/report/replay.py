@@ -1,4 +1,4 @@
-"""A replay for a terminal, as Markdown and as a page.
+"""Report of a replay, for a terminal, as Markdown and as a page.
 
 It has the verdict, the figures, their distributions, the run over time, and rows beside what they were when
 they were captured. Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every
@@ -40,12 +40,23 @@ from llmtap.report.replay_terms import (
     process_said,
     rests_on,
     retries_said,
+    selftest_said,
 )
 from llmtap.report.summary import summary_blocks, system_blocks, system_warnings
-from llmtap.report.values import FEW, MARK, METRIC_TITLES, at, counted, figures_text, milliseconds, number
+from llmtap.report.values import (
+    FEW,
+    MARK,
+    METRIC_TITLES,
+    at,
+    counted,
+    figures_text,
+    milliseconds,
+    number,
+    percentile_titles,
+)
 from llmtap.units import format_share
 
-__all__ = ["render_replay", "render_verdicts", "replay_html", "replay_markdown"]
+__all__ = ["render_replay", "render_selftest", "render_verdicts", "replay_html", "replay_markdown"]
 
 _UNJUDGED: Final = "Nobody has judged whether these figures may be believed."
 _NOTHING_FOUND: Final = (
@@ -53,11 +64,10 @@ _NOTHING_FOUND: Final = (
     " had room, requests ended well."
 )
 _FINDINGS_IN_MS: Final = frozenset({"clocks", "dispatch_lateness", "uncertainty"})
-_FINDINGS_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed", "prompt_tokens"})
+_FINDINGS_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed", "prompt_tokens", "left_out"})
 _FIGURES: Final = {
     "mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max",
 }  # fmt: skip
-_HEADS: Final = ("", "n", *_FIGURES.values())
 _TERMINAL_FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
 _FROM_SCHEDULE: Final = ("ttft", "e2e", "user_idle")
 """Metrics that are also counted from the scheduled time."""
@@ -79,13 +89,18 @@ def _judged(verdict: _Json) -> tuple[str, str]:
     """The verdict, and what stands between it and its findings."""
     if not verdict["valid"]:
         return "Not valid.", "What speaks against the figures:"
-    return "Valid.", "Warnings:" if verdict.get("findings") else _NOTHING_FOUND
+    if verdict.get("partial"):
+        return "Partial.", "The requests that were sent were sent as asked; not all were:"
+    if verdict.get("findings"):
+        return "Caution.", "The figures stand, but for the share that each finding names:"
+    return "Valid.", _NOTHING_FOUND
 
 
 def _verdict(verdict: _Json | None) -> Block:
     if verdict is None:
         return Note(_UNJUDGED)
-    return VerdictBox(verdict["valid"], *_judged(verdict), list(map(_finding, verdict.get("findings") or ())))
+    good = verdict["valid"] and not verdict.get("partial")
+    return VerdictBox(good, *_judged(verdict), list(map(_finding, verdict.get("findings") or ())))
 
 
 def _finding(finding: _Json) -> str:
@@ -98,6 +113,14 @@ def _finding(finding: _Json) -> str:
     return f"{says} (limit {f'{number(limit * 100)} %' if what in _FINDINGS_IN_SHARES else number(limit)})"
 
 
+def _shown(result: _Json) -> dict[str, str]:
+    return percentile_titles(result.get("metrics") or {}, _FIGURES)
+
+
+def _heads(result: _Json) -> tuple[str, ...]:
+    return ("", "n", *_shown(result).values())
+
+
 def _latency_rows(result: _Json) -> list[list[str]]:
     """In ms, marked where too few samples carry them."""
     places = []
@@ -107,11 +130,12 @@ def _latency_rows(result: _Json) -> list[list[str]]:
         if name in _FROM_SCHEDULE:
             places.append((f"{title}, from schedule", ("corrected", name)))
     rows = []
+    shown = _shown(result)
     for title, place in (*places, ("dispatch lateness", ("dispatch_lateness",))):
         figures = at(result, *place) or {}
         if figures.get("n"):
             option = figures.get("option")
-            rows.append([f"{title} (option {option})" if option else title, *figures_text(figures, _FIGURES)])
+            rows.append([f"{title} (option {option})" if option else title, *figures_text(figures, shown)])
     return rows
 
 
@@ -122,7 +146,8 @@ def _share_rows(result: _Json) -> list[list[str]]:
         if figures.get("n"):
             marks = figures.get("marks") or ()
             cells = [
-                number(figures.get(f)) + MARK * (f in marks and figures.get(f) is not None) for f in _FIGURES
+                number(figures.get(f)) + MARK * (f in marks and figures.get(f) is not None)
+                for f in _shown(result)
             ]
             rows.append([METRIC_TITLES[name], f"{figures['n']:,}", *cells])
     return rows
@@ -175,9 +200,9 @@ def replay_markdown(result: _Json) -> str:
     pairs, outcomes = _pair_rows(baseline), result.get("outcomes") or {}
     found: list[tuple[str, list[Block]]] = []
     if rows:
-        found.append(("Latencies, ms", [Table(_HEADS, rows)]))
+        found.append(("Latencies, ms", [Table(_heads(result), rows)]))
     if shares:
-        found.append(("What readers had of the answers", [Table(_HEADS, shares)]))
+        found.append(("What readers had of the answers", [Table(_heads(result), shares)]))
     if found and _is_marked((*rows, *shares)):
         found[-1][1].append(Note(FEW))
     if pairs:
@@ -266,9 +291,9 @@ def _settings(result: _Json) -> list[Block]:
 
 def _figures(result: _Json) -> Iterator[Block]:
     rows, shares = _latency_rows(result), _share_rows(result)
-    yield Table(_HEADS, rows, "Latencies, ms", label="Figures")
+    yield Table(_heads(result), rows, "Latencies, ms", label="Figures")
     if shares:
-        yield Table(_HEADS, shares, "What readers had of the answers")
+        yield Table(_heads(result), shares, "What readers had of the answers")
     if _is_marked((*rows, *shares)):
         yield Note(FEW, css="few")
     yield from _rests(rests_on(result, "", ("ITL", "tokens", "smooth goodput", "sender")))
@@ -329,6 +354,19 @@ def render_replay(result: _Json) -> RenderableType:
     return terminal([*blocks, *_verdict_lines(result.get("verdict"))])
 
 
+def render_selftest(result: _Json) -> RenderableType:
+    rows = [
+        [title, *figures_text(result[name], ("p50", "p99", "max"))]
+        for name, title in (("ttft", "TTFT"), ("itl", "ITL"))
+    ]
+    load, n = result["load"], result["n"]
+    said = (
+        f"{counted(load['streams'], 'stream')}, {number(load['tokens_per_second'])} tokens/s,"
+        f" {number(load['duration'], 2)} s; {n - result['unmatched']:,} of {n:,} answers compared"
+    )
+    return terminal([Note(said), Table(["error, ms", "n", "p50", "p99", "worst"], rows, nowrap=True)])
+
+
 def render_verdicts(verdicts: Mapping[str, _Json]) -> RenderableType:
     blocks: list[Note | Table] = []
     for name, verdict in verdicts.items():
@@ -340,10 +378,11 @@ def _verdict_lines(verdict: _Json | None) -> Iterator[Note]:
     if verdict is None:
         yield Note(f"verdict    {_UNJUDGED}")
         return
-    yield Note(f"verdict    {' '.join(_judged(verdict))}", "green" if verdict["valid"] else "red")
+    colour = "red" if not verdict["valid"] else "yellow" if verdict.get("findings") else "green"
+    yield Note(f"verdict    {' '.join(_judged(verdict))}", colour)
     for one in verdict.get("findings") or ():
         grave = one.get("invalidates", True)
-        yield Note(f"{'NOT VALID' if grave else 'mind'}: {one['says']}", "red" if grave else "yellow")
+        yield Note(f"{'NOT VALID' if grave else 'caution'}: {one['says']}", "red" if grave else "yellow")
 
 
 def _heading(result: _Json) -> str:
@@ -410,5 +449,7 @@ def _lines(result: _Json) -> Iterator[str]:
     lengths = result.get("lengths") or {}
     if lengths.get("input_told"):
         yield f"usage      by the server's own count: {lengths_said(lengths)}"
+    if error := selftest_said(result.get("selftest") or {}):
+        yield f"our error  {error}"
     if "capture" in result:
         yield f"capture    {result['capture']['rows']:,} exchanges in {result['capture']['to']}"

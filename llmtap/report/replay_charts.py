@@ -1,7 +1,7 @@
-"""The charts of a replay: distributions of latencies, and the run over time.
+"""Charts of a replay: latency distributions, and the run over time.
 
 Distributions are drawn from `quantiles` of the public JSON, each as a whole and as the share of requests that
-exceed a latency, so that a p99.9 can be read. What rests on too few samples (IETF seed 000, 5.1.4.3) is
+exceed a latency, so that a p99.9 can be read. What rests on too few samples (IETF draft, 5.1.4.3) is
 dotted.
 
 Over time, seconds count from the start of the run. Averages and rates are drawn over the time that they are

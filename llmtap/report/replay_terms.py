@@ -1,4 +1,4 @@
-"""What the figures of a replay rest on, in words: the plan, the load, the window, the counting, the sender.
+"""Basis of a replay's figures as sentences: plan, load, window, counting, sender.
 
 A figure that leaves the page, printed or as a screenshot, takes its caption along, so each states the most of
 it; the page states all.
@@ -13,7 +13,7 @@ from llmtap.units import format_bytes
 
 __all__ = [
     "RATES", "all_of", "clocks_said", "connections_said", "heading_of", "lengths_said", "plan_rows",
-    "process_said", "rests_on", "retries_said",
+    "process_said", "rests_on", "retries_said", "selftest_said",
 ]  # fmt: skip
 
 RATES: Final = (
@@ -57,6 +57,7 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
         ("clocks", clocks_said(sender)),
         ("server metrics", scraped_said(at(result, "system", "summary") or {})),
         ("uncertainty", _uncertainty(result.get("uncertainty"), sender.get("clock"))),
+        ("error of our own times", selftest_said(result.get("selftest") or {})),
     ]
     return [(term, text) for term, text in rows if text]
 
@@ -294,6 +295,21 @@ def clocks_said(sender: _Json) -> str:
         for host, clock in hosts.items()
     ]
     return f"{'; '.join(said)} (allowed for)" if said else ""
+
+
+def selftest_said(told: _Json) -> str:
+    """The error of our own TTFT and ITL by a self-test, with its load, counts and duration."""
+    load = told.get("load")
+    if not load:
+        return ""
+    said = []
+    for name, what in (("ttft", "TTFT"), ("itl", "ITL")):
+        p50, p99, most = (milliseconds(told[name][figure]) for figure in ("p50", "p99", "max"))
+        said.append(f"{what} p50 {p50}, p99 {p99}, worst {most} ms (n {told[name]['n']:,})")
+    return (
+        f"{'; '.join(said)}; self-test of {counted(load['streams'], 'stream')},"
+        f" {number(load['tokens_per_second'], 3)} tokens/s, {number(load['duration'], 2)} s"
+    )
 
 
 def _uncertainty(seconds: float | None, clock: str | None) -> str:

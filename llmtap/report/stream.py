@@ -1,4 +1,4 @@
-"""A saved answer explained: its Exchange and every event, as JSON and as lines to read.
+"""Report of one saved answer: its Exchange and every event, as JSON and as lines.
 
 A saved answer has no times, so every duration is null; a HAR file gives totals, and they are named as such.
 """

@@ -1,4 +1,4 @@
-"""A Summary and the resources that a run took, for a terminal.
+"""Tables of a Summary and of the resources of a run, for a terminal.
 
 Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`), so a summary read from a
 file or over HTTP prints like one made here. Whatever makes a figure doubtful is printed beside it.
@@ -21,6 +21,7 @@ from llmtap.report.values import (
     joined,
     milliseconds,
     number,
+    percentile_titles,
 )
 from llmtap.units import format_bytes, format_ns
 
@@ -40,10 +41,13 @@ _SERIES_TITLES: Final = {
     "server_memory": "server, memory", "host_cpu": "host, CPU", "host_stolen": "host, stolen",
     "host_memory": "host, memory", "kv_use": "KV use", "prefix_hit_share": "prefix hits",
     "prompt_tokens": "prompt tokens", "generation_tokens": "output tokens",
+    "ttft_mean": "its mean TTFT", "itl_mean": "its mean ITL",
 }  # fmt: skip
 """Of those whose name does not say it."""
-_UNTOLD: Final = frozenset({"prefix_queries", "prefix_hits"})
-"""Their share is reported."""
+_UNTOLD: Final = frozenset(
+    {"prefix_queries", "prefix_hits", "ttft_seconds", "ttft_values", "itl_seconds", "itl_values"}
+)
+"""Their ratio is reported."""
 _STOLEN_SHARE_MAX: Final = 0.01
 """Above this, others on the same hardware took a part of the CPU that shows in latencies."""
 _Json = Mapping[str, Any]
@@ -57,14 +61,15 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
     """Parts that are missing are left out."""
     yield Note(_headline(summary), "bold")
     rows = []
+    shown = percentile_titles(summary.get("metrics") or {}, {name: name for name in _FIGURES})
     metrics = {name: METRIC_TITLES[name] for name in _METRICS}
     for group, titles in (("metrics", metrics), ("added", _ADDED)):
         for name, title in titles.items():
             figures = at(summary, group, name)
             if figures is not None and figures["n"]:
                 option = figures.get("option")
-                rows.append([f"{title} ({option})" if option else title, *figures_text(figures, _FIGURES)])
-    yield Table(("ms", "n", *_FIGURES), rows, nowrap=True)
+                rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
+    yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
     yield from map(Note, _lines(summary))
     if any(MARK in cell for row in rows for cell in row):
         yield Note(f"{MARK} from fewer than {SAMPLES_MIN['p99']:,} samples (IETF 5.1.4.3)", "yellow")
@@ -77,8 +82,8 @@ def _headline(summary: _Json) -> str:
         said.append(f"{number(load['achieved_rps'], 3)} req/s ended ({load.get('mode', '?')})")
     said.append(f"ITL option {at(summary, 'metrics', 'itl', 'option') or '-'}")
     said.append(f"tokens by {', '.join(at(summary, 'tokens', 'source') or ()) or '-'}")
-    if summary.get("uncertainty") is not None:
-        said.append(f"uncertainty {milliseconds(summary['uncertainty'])} ms")
+    if stamps := at(summary, "uncertainties", "n") and summary["uncertainties"]:
+        said.append(f"uncertainty p50 {milliseconds(stamps['p50'])}, p99 {milliseconds(stamps['p99'])} ms")
     return " · ".join(said)
 
 
@@ -90,8 +95,9 @@ def _lines(summary: _Json) -> Iterator[str]:
         f"{name} {tokens[name]:,}" for name in ("input", "output", "reasoning", "cached") if tokens.get(name)
     ]
     if said:
-        rate = tokens.get("output_per_second")
-        yield "tokens     " + " · ".join(said + ([] if rate is None else [f"{number(rate, 3)} output/s"]))
+        rates = {name: tokens.get(f"{name}_per_second") for name in ("input", "output")}
+        said += [f"{number(rate, 3)} {name}/s" for name, rate in rates.items() if rate is not None]
+        yield "tokens     " + " · ".join(said)
     smooth = summary.get("smooth_goodput") or {}
     if smooth.get("tokens_per_second") is not None:
         of = "several readers"
@@ -114,6 +120,13 @@ def _lines(summary: _Json) -> Iterator[str]:
         yield "chunking   " + " · ".join(said)
     if at(summary, "refusals", "n"):
         yield f"refusals   {summary['refusals']['n']:,}: {joined(summary['refusals']['kinds'], ' · ')}"
+    if upstream := summary.get("upstream"):
+        said = [
+            f"{series_title(name)} {series_value(upstream['values'][name], unit)}"
+            for name, unit in (("running", "requests"), ("waiting", "requests"), ("kv_use", "share"))
+            if name in upstream["values"]
+        ]
+        yield "upstream   " + (" · ".join(said) or f"not known: {upstream['problem']}")
     for name, relay in (summary.get("relays") or {}).items():
         yield f"relay      {name}: {_relay(relay)}"
 
@@ -123,6 +136,8 @@ def _relay(relay: _Json) -> str:
         return "no status yet"
     dropped = sum(relay["dropped"].values())
     said = [f"opened {relay['opened']:,}", f"measured {relay['measured']:,}", f"not measured {dropped:,}"]
+    if skipped := sum(relay.get("skipped", {}).values()):
+        said.append(f"not inference {skipped:,}")
     if relay.get("vantage") == "passive":
         packets = relay["packets"]
         said.append(f"packets {packets.get('captured', 0):,}, lost {packets.get('lost', 0):,}")
@@ -208,7 +223,8 @@ def scraped_said(told: _Json) -> str:
         return ""
     if scrape.get("gave_up"):
         return f"nothing: {scrape['url']} was asked once ({', '.join(scrape['failures'])})"
-    return f"{scrape['url']}, {scrape['scrapes']:,} times"
+    missing = ", ".join(map(series_title, scrape.get("missing") or ()))
+    return f"{scrape['url']}, {scrape['scrapes']:,} times" + (f"; not there: {missing}" if missing else "")
 
 
 def series_title(name: str) -> str:
@@ -233,4 +249,6 @@ def series_value(value: float | None, unit: str) -> str:
             return f"{value:.0f} °C"
         case "watts":
             return f"{number(value, 3)} W"
+        case "seconds":
+            return f"{milliseconds(value)} ms"
     return number(value, 3)

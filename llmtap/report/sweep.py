@@ -1,4 +1,4 @@
-"""What varies among the runs of a sweep: the axis to draw them along, the lines that they make, and a table.
+"""Table and curves of a sweep: the axis that varies, and the lines along it.
 
 A run is the public JSON of one result. Of all its settings, those that differ between runs are dimensions.
 The axis is the numeric one with the most values. What it and the scheduler do not decide tells the lines
@@ -8,7 +8,7 @@ An option that a run's scheduler does not read is None among its `readings` and 
 the run is the same everywhere: a level line.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +16,23 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from llmtap.report.values import at, number
+from llmtap.report.document import Table
+from llmtap.report.values import (
+    TIMES,
+    at,
+    is_number,
+    milliseconds,
+    number,
+    option_text,
+    ordered,
+    setting_text,
+    setting_value,
+    values_text,
+)  # fmt: skip
 
 __all__ = [
-    "Dimension", "Line", "Result", "Sweep", "option_text", "read_sweep", "setting_text", "settings_of",
-    "sweep_lines", "sweep_table", "values_text",
+    "BEST", "Dimension", "Line", "Result", "Sweep", "best_said", "read_sweep", "settings_of", "sweep_lines",
+    "sweep_table",
 ]  # fmt: skip
 
 Result = Mapping[str, Any]
@@ -31,13 +43,8 @@ _RANKED: Final = (_LOAD, "servers", "bins", "requests")
 """Numeric dimensions in the order in which they become the axis, where they have as many values."""
 _OPTIONS: Final = ("readings", "serving", "model")
 _SAME_RATE: Final = 0.01
-_TIMES: Final = frozenset((
-    "eps", "token_sla", "request_sla", "swap_token", "attention", "output_delay", "ttft", "tbt",
-))  # fmt: skip
-"""Options that are seconds."""
 _NAMED: Final = "output_delay"
 """An option that is set by a scheduler's name: it need not be said beside that."""
-_UNITS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +57,14 @@ class Dimension:
 
     @property
     def numeric(self) -> bool:
-        return all(_is_number(value) for value in self.texts)
+        return all(is_number(value) for value in self.texts)
 
     @property
     def title(self) -> str:
         """For an axis or the head of a column."""
         if self.name == _LOAD:
             return "offered load, requests/s"
-        return f"{self.name}, s" if self.name in _TIMES else self.name
+        return f"{self.name}, s" if self.name in TIMES else self.name
 
     def at(self, result: Result) -> Hashable:
         return settings_of(result).get(self.name)
@@ -135,36 +142,6 @@ def settings_of(result: Result) -> dict[str, Hashable]:
     return told
 
 
-def option_text(name: str, value: Any) -> str:
-    """An option's value as public JSON has it; seconds with the unit that suits, `-` for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "none"
-    if name not in _TIMES:
-        return _plain(value)
-    unit, scale = next((one for one in _UNITS if value >= one[1]), _UNITS[0])
-    return f"{number(value / scale, 6)} {unit}"
-
-
-def setting_text(name: str, value: Any) -> str:
-    return f"{name} {option_text(name, value)}"
-
-
-def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
-    """Each value once, numbers ascending, or the range of many; empty where there are none."""
-    distinct = _ordered(dict.fromkeys(value for value in values if value is not None))
-    if len(distinct) > limit and all(map(_is_number, distinct)):
-        return f"{_plain(distinct[0])} to {_plain(distinct[-1])}"
-    return ", ".join(_plain(value) for value in distinct)
-
-
-def _ordered(values: Iterable[Hashable]) -> list[Any]:
-    """Numbers ascending, others in their order."""
-    found: list[Any] = list(values)
-    return sorted(found) if all(map(_is_number, found)) else found
-
-
 def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
     """What has two values or more. That a scheduler has no such setting is no value."""
     found: dict[str, dict[Hashable, list[Result]]] = defaultdict(lambda: defaultdict(list))
@@ -178,7 +155,7 @@ def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
     for name in names:
         values = found[name]
         if len(values) > 1:
-            varied[name] = Dimension(name, {v: _named(name, v, values[v]) for v in _ordered(values)})
+            varied[name] = Dimension(name, {v: _named(name, v, values[v]) for v in ordered(values)})
     return varied
 
 
@@ -244,20 +221,10 @@ def _named(name: str, value: Hashable, runs: list[Result]) -> str:
         told = [rate for rate in rates if rate is not None]
         if told and max(told) - min(told) <= _SAME_RATE * max(told):
             return f"{number(told[0], 3)} req/s"
-        return f"scale {_plain(value)}"
+        return f"scale {setting_value(value)}"
     if name in ("servers", "bins", "requests"):
-        return f"{_plain(value)} {name.removesuffix('s') if value == 1 else name}"
+        return f"{setting_value(value)} {name.removesuffix('s') if value == 1 else name}"
     return setting_text(name, value)
-
-
-def _plain(value: Hashable) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return number(value) if isinstance(value, int | float) else str(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _UNSERVED: Final = {"refused": ("too_large", "queue_full"), "given up": ("late", "late_midway")}
@@ -268,55 +235,135 @@ _UNSERVED_SAID: Final = {
     "late": ("given up", "had no token in time", ("ttft",)),
     "late_midway": ("given up", "had a token too late and were served no further", ("ttft", "tbt")),
 }
-_SAID_OTHERWISE: Final = frozenset({_SCHEDULER, "requests", "trace", _LOAD, "objectives"})
-_Column = tuple[str, Callable[[Result], str]]
+_SAID_OTHERWISE: Final = frozenset({_SCHEDULER, "trace", "objectives"})
+BEST: Final = "\N{BLACK STAR}"
+"""Beside the best value of a column."""
 
 
-def sweep_table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows: a row for each run, and a column for each setting that varies."""
-    columns: list[_Column] = [
-        ("scheduler", lambda told: str(told["scheduler"])),
-        ("requests", lambda told: f"{told['n']:,}"),
-        *_varying(results),
-        *_unserved(results),
-        ("req/s", _rate("throughput_rps")),
-        ("tok/s", _rate("throughput_tps")),
-        *((f"{name} s", _fixed(2, "latency", name)) for name in ("mean", "p50", "p95", "p99")),
-        ("late", _share(2, "request_sla_violation")),
-        ("slow", _share(2, "token_sla_violation")),
-        ("busy", _share(1, "utilization")),
-        ("batch", _fixed(2, "batch_mean")),
-        ("queue p50 s", _fixed(2, "queueing", "p50")),
-    ]
-    if any("ttft" in told["metrics"] for told in results):
-        columns += [
-            ("TTFT p50 s", _fixed(3, "metrics", "ttft", "p50")),
-            ("TTFT p99 s", _fixed(3, "metrics", "ttft", "p99")),
-            ("TBT p99 s", _fixed(3, "metrics", "itl", "p99")),
-            ("idle p99 s", _fixed(3, "metrics", "user_idle", "p99")),
-            ("smooth tok/s", _rate("smooth_goodput", "tokens_per_second")),
-        ]
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    text: Callable[[Result], str]
+    path: tuple[str, ...] = ()
+    """Place of the figure; without one there is no best value."""
+    better: int = 0
+    """1: the largest is best, -1: the smallest."""
+    name: str = ""
+    """In a sentence."""
+
+
+def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
+    """Return a row for each run, with its best figures marked. `sla`: with requests outside their SLA."""
+    columns = [_Column("scheduler", lambda told: str(told["scheduler"])), *_varying(results)]
+    keys = len(columns)
+    columns += _figure_columns(results, sla=sla)
+    marked = {(row, column) for column, wins in _wins(results, columns).items() for row in wins}
+
+    def cell(row: int, i: int) -> str:
+        return BEST * ((row, i) in marked) + columns[i].text(results[row])
+
+    rows = [[cell(row, i) for i in range(len(columns))] for row in range(len(results))]
+    return Table([column.title for column in columns], rows, keys=keys, nowrap=True)
+
+
+def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column]:
+    for title, reasons in _UNSERVED.items():
+        if any(_count(told, *reasons) for told in results):
+            yield _Column(title, partial(_unserved_text, reasons))
+    yield _rate("req/s", "throughput", 1, "throughput_rps")
+    yield _rate("tok/s", "tokens per second", 1, "throughput_tps")
+    yield from (_ms(f"E2E {name}", "latency", name) for name in ("p50", "p95", "p99"))
+    if sla:
+        yield _share("late", "request_sla_violation", better=-1)
+        yield _share("slow", "token_sla_violation", better=-1)
+    if any(at(told, "metrics", "ttft") for told in results):
+        yield _ms("TTFT p50", "metrics", "ttft", "p50")
+        yield _ms("TTFT p99", "metrics", "ttft", "p99")
+        yield _ms("TBT p99", "metrics", "itl", "p99")
+        yield _ms("idle p99", "metrics", "user_idle", "p99")
+        yield _rate("smooth tok/s", "smooth goodput", 1, "smooth_goodput", "tokens_per_second")
+    yield _ms("queue p50", "queueing", "p50")
+    yield _share("busy", "utilization", digits=0)
+    yield _Column("batch", lambda told: number(at(told, "batch_mean"), 3))
     if any(told.get("goodput") for told in results):
-        columns.append(("goodput req/s", _rate("goodput", "requests_per_second")))
-    if any("capacity" in told for told in results):
-        columns.append(("capacity req/s", _capacity))
-    return [title for title, _ in columns], [[text(told) for _, text in columns] for told in results]
+        yield _rate("goodput req/s", "goodput", 1, "goodput", "requests_per_second")
+    bounds = _each(name for told in results for name in at(told, "capacity", "by") or ())
+    for by in bounds:
+        path, name = ("capacity", "by", by), "capacity" if bounds == ["request"] else f"capacity ({by})"
+        yield _Column(f"{name} req/s", partial(_capacity, path), path, 1, name)
 
 
-def sweep_lines(results: Sequence[Result]) -> Iterator[str]:
-    """The meaning of the figures, and what is the same for all of them."""
-    request_sla = _all(results, lambda told: f"{told['readings']['request_sla']:g}")
-    token_sla = _all(results, lambda told: f"{told['readings']['token_sla'] * 1e3:g}")
-    offered = {_offered(told) for told in results}
-    line = f"late: outside the request SLA of {request_sla} s; slow: outside the token SLA of {token_sla} ms."
-    yield line + (f" Offered: {offered.pop()}." if len(offered) == 1 else "")
+def _wins(results: Sequence[Result], columns: Sequence[_Column]) -> dict[int, list[int]]:
+    """Return the best rows by column: among runs that differ only by their scheduler, else among all runs."""
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for row, told in enumerate(results):
+        # Options that a scheduler does not read are its own; they do not divide runs.
+        of = settings_of(told)
+        groups[of[_LOAD], of["servers"], of["requests"], of["seed"], of["trace"]].append(row)
+    if all(len(rows) == 1 for rows in groups.values()):
+        groups = {None: list(range(len(results)))}
+    wins: dict[int, list[int]] = defaultdict(list)
+    for rows in groups.values():
+        for i, column in enumerate(columns):
+            values = {row: at(results[row], *column.path) for row in rows if column.better}
+            known = {row: value * column.better for row, value in values.items() if value is not None}
+            best = max(known, key=known.__getitem__, default=None)
+            # Figures that read alike are equal.
+            texts = [column.text(results[row]) for row in known]
+            if best is not None and len(known) > 1 and texts.count(column.text(results[best])) == 1:
+                wins[i].append(best)
+    return wins
+
+
+def best_said(results: Sequence[Result], *, sla: bool = False) -> str:
+    """Return a sentence on which run was best by what; empty for one run, or if nothing differs."""
+    columns = list(_figure_columns(results, sla=sla))
+    labels = [_label_of(told, results) for told in results]
+    by_label: dict[str, list[str]] = defaultdict(list)
+    for i, rows in _wins(results, columns).items():
+        counts = Counter(labels[row] for row in rows)
+        label, n = counts.most_common(1)[0]
+        name = columns[i].name or columns[i].title
+        by_label[label].append(name if n == len(rows) else f"{name} ({n} of {len(rows)})")
+    ranked = sorted(by_label.items(), key=lambda one: -len(one[1]))
+    parts = [f"{label} by {_listed(names)}" for label, names in ranked]
+    return "; ".join(parts).replace(" by ", " was best by ", 1) + "." if parts else ""
+
+
+def _label_of(result: Result, results: Sequence[Result]) -> str:
+    """Return what names a run: its scheduler, or what differs if all have one scheduler."""
+    varied = _varied(results)
+    if _SCHEDULER in varied or not varied:
+        return str(result[_SCHEDULER])
+    return ", ".join(text for d in varied.values() if (text := d.text_at(result)) is not None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str]:
+    """Which run was best, the meaning of the figures, and what is the same for all of them."""
+    if best := best_said(results, sla=sla):
+        yield f"{best} {BEST} marks the best of a column."
+    offered, counts = ({of(told) for told in results} for of in (_offered, lambda told: f"{told['n']:,}"))
+    same = [f"{counts.pop()} requests"] if len(counts) == 1 else []
+    same += [f"offered {offered.pop()}"] if len(offered) == 1 else []
+    yield "; ".join(
+        [*same, "times in ms; busy: share of the time that servers work; batch: mean requests in it"]
+    )
+    if sla:
+        request_sla = _all(results, lambda told: f"{told['readings']['request_sla']:g}")
+        token_sla = _all(results, lambda told: f"{told['readings']['token_sla'] * 1e3:g}")
+        yield f"late: outside the request SLA of {request_sla} s; slow: the token SLA of {token_sla} ms"
     if edges := values_text(told["readings"].get("bin_edges") or None for told in results):
         yield f"bins: by the edges given, {edges}"
     yield from _not_served(results)
     for allowed in _each(at(told, "capacity", "allowed") for told in results):
         yield (
-            f"capacity: the highest rate at which no more than {allowed:.3g} of the requests are late; "
-            "0: there is none; no limit: all may come at once. It falls with more requests, as queues grow"
+            f"capacity: the highest rate at which {1 - allowed:.4g} of the requests are within their bounds"
+            " (request SLA, token SLA, or slo); 0: there is none; no limit: all may come at once. It falls"
+            " with more requests, as queues grow"
         )
     if objectives := values_text(at(told, "goodput", "objectives") for told in results):
         yield f"goodput: requests that met {objectives}"
@@ -334,13 +381,6 @@ def _reader(smooth: Mapping[str, Any]) -> str | None:
 def _offered(told: Result) -> str:
     rate = told["load"]["offered_rps"]
     return "all at once" if rate is None else f"{rate:.4g} requests/s on average"
-
-
-def _unserved(results: Sequence[Result]) -> Iterator[_Column]:
-    """Requests that a scheduler did not serve, or not to the end, where there are any."""
-    for title, reasons in _UNSERVED.items():
-        if any(_count(told, *reasons) for told in results):
-            yield title, partial(_unserved_text, reasons)
 
 
 def _option(name: str, told: Result) -> str:
@@ -378,14 +418,16 @@ def _varying(results: Sequence[Result]) -> Iterator[_Column]:
         if len({one.get(name) for one in settings} - {None}) < 2:
             continue
         if name == _LOAD:
-            yield "offered req/s", _rate("load", "offered_rps")
+            yield _rate("offered req/s", "", 0, "load", "offered_rps")
+        elif name == "requests":
+            yield _Column(name, lambda told: f"{told['n']:,}")
         elif name not in _SAID_OTHERWISE and not name.startswith("model "):
-            yield name, partial(_option, name)
+            yield _Column(name, partial(_option, name))
 
 
-def _capacity(told: Result) -> str:
-    found = told.get("capacity")
-    return "no limit" if found and found["rps"] is None else _rate("capacity", "rps")(told)
+def _capacity(path: tuple[str, ...], told: Result) -> str:
+    known = path[-1] in (at(told, *path[:-1]) or ())
+    return "no limit" if known and at(told, *path) is None else number(at(told, *path))
 
 
 def _model(fit: Mapping[str, Any] | None, model: Mapping[str, float]) -> str:
@@ -408,7 +450,7 @@ def _model(fit: Mapping[str, Any] | None, model: Mapping[str, float]) -> str:
 
 def _fitted(fit: Mapping[str, Any] | None) -> str:
     if fit is None:
-        return "seed 004's GPU"
+        return "the GPU of the multi-bin batching paper"
     if "grid" in fit:
         return f"R^2 {fit['r2']:.5f} on {fit['points']} points, off by {fit['error_max']:.1%} at most"
     parts = ((name, fit[name]) for name in ("prefill", "decode"))
@@ -430,13 +472,19 @@ def _all(results: Sequence[Result], text: Callable[[Result], str]) -> str:
     return ", ".join(_each(map(text, results)))
 
 
-def _fixed(digits: int, *path: str) -> Callable[[Result], str]:
-    return lambda told: "-" if (value := at(told, *path)) is None else f"{value:,.{digits}f}"
+def _ms(title: str, *path: str) -> _Column:
+    return _Column(title, lambda told: milliseconds(at(told, *path)), path, -1)
 
 
-def _share(digits: int, *path: str) -> Callable[[Result], str]:
-    return lambda told: "-" if (value := at(told, *path)) is None else f"{value:.{digits}%}"
+def _share(title: str, *path: str, digits: int = 2, better: int = 0) -> _Column:
+    def text(told: Result) -> str:
+        return "-" if (value := at(told, *path)) is None else f"{value:.{digits}%}"
+
+    return _Column(title, text, path, better)
 
 
-def _rate(*path: str) -> Callable[[Result], str]:
-    return lambda told: number(None if (value := at(told, *path)) is None else float(value))
+def _rate(title: str, name: str, better: int, *path: str) -> _Column:
+    def text(told: Result) -> str:
+        return number(None if (value := at(told, *path)) is None else float(value))
+
+    return _Column(title, text, path, better, name)

@@ -1,11 +1,11 @@
-"""A sweep of simulated runs as one page: curves and tables, each with what its figures rest on.
+"""HTML page of a sweep of simulated runs: curves and tables, with the basis of their figures.
 
 A chart has a panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run
 has are left out. Lines differ by colour, dash and marker. Names of schedulers and files are users' text:
 escaped for plotly, which reads tags.
 
-Source: seed 001, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth goodput); seed
-004, sections 7 and 9.
+Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth
+goodput); multi-bin paper, sections 7 and 9.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,14 +30,24 @@ from llmtap.report.document import (
 )
 from llmtap.report.page import COLOURS, page_html
 from llmtap.report.plots import DASHES, SYMBOLS, is_wide
-from llmtap.report.sweep import Dimension, Line, Result, Sweep, option_text, read_sweep, values_text
-from llmtap.report.values import MARK, at, counted, number
+from llmtap.report.sweep import (
+    BEST,
+    Dimension,
+    Line,
+    Result,
+    Sweep,
+    best_said,
+    read_sweep,
+    sweep_table,
+)  # fmt: skip
+from llmtap.report.values import MARK, at, counted, number, option_text, values_text
 
 __all__ = ["NOT_MEASURED", "Defaults", "sweep_html"]
 
 Defaults = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """By scheduler: options as public JSON by their group, `readings` and `serving`, as they are by default."""
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
+_SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
 _FEW: Final = f"{MARK} p99 of fewer than {SAMPLES_MIN['p99']:,} samples (IETF 5.1.4.3); hollow in curves."
 _LINES_SHOWN: Final = 16
 """As many lines as a reader can tell apart; of more, the page begins with a choice."""
@@ -95,7 +105,6 @@ class SweepChart:
     heading: str
     about: str
     quantities: tuple[Quantity, ...]
-    says: tuple[str, ...] = ()
 
 
 def _of_times(title: str, metric: str, *shares: str) -> tuple[Quantity, ...]:
@@ -112,21 +121,19 @@ _CHARTS: Final = (
         " the sum of every answer's benefit: its tokens, less what its reader waited.",
         (Quantity("Goodput", "req/s", ("goodput", "requests_per_second"), ("goodput", "counted"), True),
          Quantity("Smooth goodput", "tokens/s", ("smooth_goodput", "tokens_per_second"),
-                  ("smooth_goodput", "n"))),
-        ("objectives", "smooth goodput", "tokens")),
+                  ("smooth_goodput", "n")))),
     SweepChart("first-token", "Time to first token", "", _of_times("TTFT", "ttft", "p50", "p99")),
     SweepChart("between-tokens", "Time between tokens",
         "TBT is each gap between two tokens of an answer, TPOT an answer's mean gap.",
-        (*_of_times("TBT", "itl", "p99"), *_of_times("TPOT", "tpot", "p50", "p99")), ("ITL", "tokens")),
+        (*_of_times("TBT", "itl", "p99"), *_of_times("TPOT", "tpot", "p50", "p99"))),
     SweepChart("user-idle", "User idle latency", "How long a reader waits with nothing to read.",
-        _of_times("User idle", "user_idle", "p50", "p99"), ("smooth goodput",)),
+        _of_times("User idle", "user_idle", "p50", "p99")),
     SweepChart("end-to-end", "End to end latency", "From arrival to completion, of completed requests.",
         _of_times("E2E", "e2e", "p50", "p99")),
     SweepChart("violations", "Requests outside their bounds", "",
         (Quantity("Outside the request SLA", "share", ("request_sla_violation",)),
          Quantity("Outside the token SLA", "share", ("token_sla_violation",)),
-         Quantity("SLO attainment", "share", ("goodput", "attainment"), ("goodput", "counted"))),
-        ("SLA", "objectives")),
+         Quantity("SLO attainment", "share", ("goodput", "attainment"), ("goodput", "counted")))),
     SweepChart("use", "Utilisation and batches",
         "Share of time that servers were busy; requests in a batch, on average.",
         (Quantity("Utilisation", "share", ("utilization",)),
@@ -138,47 +145,50 @@ _CHARTS: Final = (
          Quantity("Prefix hits", "share", ("engine", "prefix_hit_rate"), ("engine", "prefix_queries")))),
     SweepChart("capacity", "Capacity",
         "The highest rate at which no more than the allowed share of requests is late.",
-        (Quantity("Capacity", "req/s", ("capacity", "rps")),), ("capacity", "SLA")),
+        (Quantity("Capacity", "req/s", ("capacity", "rps")),)),
 )  # fmt: skip
 
 
 def sweep_html(
-    results: Sequence[Result], title: str = "Simulated sweep", *, defaults: Defaults | None = None
-) -> str:
+    results: Sequence[Result], title: str = "Simulated sweep", *, defaults: Defaults | None = None,
+    sla: bool = False,
+) -> str:  # fmt: skip
     """The page. `results` are runs as public JSON; with `defaults` it says which options are not at theirs.
 
-    Raises ValueError where there are no results.
+    `sla`: with requests outside the SLA. Raises ValueError where there are no results.
     """
     sweep = read_sweep(results)
     lines = _line_choices(sweep)
     sections = []
     for chart in _CHARTS:
-        held = tuple(q for q in chart.quantities if any(q.of(result) is not None for result in results))
+        held = tuple(
+            q for q in chart.quantities
+            if any(q.of(result) is not None for result in results) and (sla or q.path[-1] not in _SLA)
+        )  # fmt: skip
         if not held:
             continue
         chart = replace(chart, quantities=held)
         panels = [_curves(sweep, lines, quantity) for quantity in held]
-        rests = rests_on(results, _samples(held, results), chart.says, defaults)
         offered = any(one["name"] == _OFFERED for panel in panels for one in panel.data)
         figure = FigureBlock(
             chart.key,
             chart.heading,
             panels,
             [_table(sweep, chart)],
-            rests,
+            [_samples(held, results)],
             lines_legend=True,
             offered=offered,
         )
         about: list[Block] = [Note(chart.about)] if chart.about else []
         sections.append(Section(chart.key, chart.heading, [*about, figure]))
     page = ReportDocument(
-        title, [_summary(sweep, results)], _settings(results, defaults), sections, settings_linked=False,
-        lines=lines, choices=_choices(sweep),
+        title, _summary(sweep, results, sla=sla), _settings(results, defaults, sla=sla), sections,
+        settings_linked=False, lines=lines, choices=_choices(sweep),
     )  # fmt: skip
     return page_html(page)
 
 
-def _summary(sweep: Sweep, results: Sequence[Result]) -> Note:
+def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Block]:
     said = [counted(len(results), "run")]
     if sweep.axis is not None:
         said.append(f"along {sweep.axis.title} ({len(sweep.axis.texts):,} values)")
@@ -186,15 +196,20 @@ def _summary(sweep: Sweep, results: Sequence[Result]) -> Note:
         said.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.by)}")
     if sweep.along:
         said.append(f"{', '.join(d.name for d in sweep.along)} change along the axis")
-    return Note(f"{'; '.join(said)}.", lead=NOT_MEASURED)
+    blocks: list[Block] = [Note(f"{'; '.join(said)}.", lead=NOT_MEASURED)]
+    if best := best_said(results, sla=sla):
+        blocks.append(Note(best, css="lead"))
+    table = replace(sweep_table(results, sla=sla), label="All runs")
+    return [*blocks, table, Note(f"Times in ms. {BEST} marks the best of a column.")]
 
 
-def _settings(results: Sequence[Result], defaults: Defaults | None) -> list[Block]:
-    blocks: list[Block] = [TermTable(settings_rows(results, defaults))]
+def _settings(results: Sequence[Result], defaults: Defaults | None, *, sla: bool) -> list[Block]:
+    rows = settings_rows(results, defaults)
+    blocks: list[Block] = [TermTable([row for row in rows if sla or row[0] != "SLA"])]
     if options := options_rows(results, defaults):
         changed = frozenset(i for i, row in enumerate(options) if row.changed)
-        rows = [(row.name, row.values, row.default) for row in options]
-        table = TermTable(rows, ("option", "value", "default"), changed)
+        cells = [(row.name, row.values, row.default) for row in options]
+        table = TermTable(cells, ("option", "value", "default"), changed)
         blocks.append(DetailsBlock(f"All {len(options)} options", [table]))
     return blocks
 
@@ -238,13 +253,16 @@ def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Pa
         if all(value is None for value in values):
             continue
         found += [(v, line, x) for v, (x, _) in zip(values, line.points, strict=True) if v is not None]
-        symbols = [look.symbol + "-open" * quantity.doubtful(result) for _, result in line.points]
+        shape: dict[str, Any] = {"type": "bar", "x": [escape(line.label)] * len(values)}
+        if sweep.axis is not None:
+            symbols = [look.symbol + "-open" * quantity.doubtful(result) for _, result in line.points]
+            shape = {
+                "type": "scatter", "mode": "lines+markers", "x": [x for x, _ in line.points],
+                "line": {"dash": look.dash, "width": 2}, "marker": {"size": 8, "symbol": symbols},
+                "cliponaxis": False,
+            }  # fmt: skip
         data.append({
-            "type": "scatter", "mode": "markers" if sweep.axis is None else "lines+markers",
-            "name": escape(line.label), "meta": {"line": i},
-            "x": [escape(x) if isinstance(x, str) else x for x, _ in line.points], "y": values,
-            "line": {"dash": look.dash, "width": 2}, "marker": {"size": 8, "symbol": symbols},
-            "cliponaxis": False, "hoverinfo": "text",
+            **shape, "name": escape(line.label), "meta": {"line": i}, "y": values, "hoverinfo": "text",
             "hovertext": [_hover(sweep, quantity, line, x, result) for x, result in line.points],
         })  # fmt: skip
     places = sorted({x for _, _, x in found})
@@ -260,13 +278,14 @@ def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Pa
         y_axis = {"range": [0, high[0] * 1.1 or 1]}
     if quantity.unit == "share":
         y_axis |= {"tickformat": ".0%"} if high[0] > 0.05 else {"tickformat": ".2~%"}
-    elif quantity.unit == "s" and is_wide([v for v, _, _ in found]):
+    elif quantity.unit == "s" and sweep.axis is not None and is_wide([v for v, _, _ in found]):
         y_axis = {"type": "log"}
         title += " (log)"
     words = f"{quantity.name}: {_where(sweep, quantity, low)} to {_where(sweep, quantity, high)}."
     if low[0] == high[0]:
         words = f"{quantity.name}: {quantity.text(low[0])}{' throughout' if len(found) > 1 else ''}."
-    return Panel(title, words, data, {"xaxis": _x_axis(sweep, places), "yaxis": y_axis}, of={})
+    layout = {"xaxis": _x_axis(sweep, places), "yaxis": y_axis, "barmode": "overlay"}
+    return Panel(title, words, data, layout, of={})
 
 
 def _place_text(axis: Dimension, place: Any) -> str:
@@ -367,20 +386,6 @@ def settings_rows(results: Sequence[Result], defaults: Defaults | None) -> list[
         ("uncertainty", _prefixed("", values_text(r.get("uncertainty") for r in results), " s")),
     ]  # fmt: skip
     return [(term, text) for term, text in rows if text]
-
-
-def rests_on(
-    results: Sequence[Result], samples: str, says: Sequence[str], defaults: Defaults | None
-) -> list[str]:
-    """One figure's caption, in parts. `says` are terms of `settings_rows` beside those of every caption."""
-    rows = dict(settings_rows(results, defaults))
-    parts = [samples]
-    parts += [
-        rows[term] if term in ("load", "ITL", "SLA", "options") else f"{term} {rows[term]}"
-        for term in (*says, "load", "window", "seed", "model", "options")
-        if term in rows
-    ]
-    return [*parts, NOT_MEASURED]
 
 
 def _samples(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:

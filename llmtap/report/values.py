@@ -1,16 +1,19 @@
-"""Numbers, times and other people's texts as every report writes them, and the titles of the metrics."""
+"""Format numbers, times and texts of others for all reports; titles of the metrics."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from math import floor, isfinite, log10
 from typing import Any, Final
 
-from llmtap.metrics.statistics import SAMPLES_MIN
+from llmtap.metrics.statistics import SAMPLES_MIN, SHARES
 
 __all__ = [
-    "FEW", "MARK", "METRIC_TITLES", "at", "counted", "figure_text", "figures_text", "harmless", "is_words",
-    "joined", "leaves", "milliseconds", "number", "plain_text",
+    "FEW", "MARK", "METRIC_TITLES", "TIMES", "at", "counted", "figure_text", "figures_text", "harmless",
+    "is_number", "is_words", "joined", "leaves", "milliseconds", "number", "option_text", "ordered",
+    "percentile_titles", "plain_text", "setting_text", "setting_value", "values_text",
 ]  # fmt: skip
 
+_PERCENTILE: Final = re.compile(r"p\d+")
 MARK: Final = "*"
 """Beside a percentile of too few samples."""
 FEW: Final = (
@@ -72,6 +75,14 @@ def milliseconds(seconds: float | None) -> str:
     return f"{ms:.4f}" if ms else "0"
 
 
+def percentile_titles(metrics: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of the figures to show: `known`, and further percentiles before `max`, by title."""
+    names = {name for figures in metrics.values() for name in figures or () if _PERCENTILE.fullmatch(name)}
+    more = {name: f"p{float(f'{name[1:3]}.{name[3:] or 0}'):g}" for name in names - {*SHARES, *known}}
+    order = {**SHARES, **{name: float(title[1:]) / 100 for name, title in more.items()}, "mean": 0, "max": 1}
+    return dict(sorted({**known, **more}.items(), key=lambda one: order[one[0]]))
+
+
 def figure_text(figures: Mapping[str, Any], name: str) -> str:
     """One statistic of a metric in ms, marked where it rests on too few samples."""
     text = milliseconds(figures.get(name))
@@ -116,3 +127,50 @@ def is_words(column: Iterable[str]) -> bool:
         or sum(word[:1].isalpha() for word in cell.partition("(")[0].split()) > _UNIT_WORDS_MAX
         for cell in column
     )
+
+
+TIMES: Final = frozenset((
+    "eps", "token_sla", "request_sla", "swap_token", "attention", "output_delay", "ttft", "tbt",
+))  # fmt: skip
+"""Options that are seconds."""
+_UNITS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+
+
+def option_text(name: str, value: Any) -> str:
+    """An option's value as public JSON has it; seconds with the unit that suits, `-` for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    if name not in TIMES:
+        return setting_value(value)
+    unit, scale = next((one for one in _UNITS if value >= one[1]), _UNITS[0])
+    return f"{number(value / scale, 6)} {unit}"
+
+
+def setting_text(name: str, value: Any) -> str:
+    return f"{name} {option_text(name, value)}"
+
+
+def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
+    """Each value once, numbers ascending, or the range of many; empty where there are none."""
+    distinct = ordered(dict.fromkeys(value for value in values if value is not None))
+    if len(distinct) > limit and all(map(is_number, distinct)):
+        return f"{setting_value(distinct[0])} to {setting_value(distinct[-1])}"
+    return ", ".join(setting_value(value) for value in distinct)
+
+
+def ordered(values: Iterable[Hashable]) -> list[Any]:
+    """Numbers ascending, others in their order."""
+    found: list[Any] = list(values)
+    return sorted(found) if all(map(is_number, found)) else found
+
+
+def setting_value(value: Hashable) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,1 +1,1 @@
-"""The simulated engine: schedulers in virtual time, and a server whose tokens are due at known times."""
+"""The simulated engine: schedulers in virtual time, and a server that sends tokens at computed times."""

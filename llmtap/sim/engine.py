@@ -5,11 +5,11 @@ An `Engine` has servers and a scheduler. Its driver reports events in order of t
 `done`. `run_virtual` keeps runs in a heap and jumps from one to the next; the driver in real time
 (`server/live.py`) sleeps until then. Both see the same runs.
 
-A run is what a server does without asking again: a whole batch for the schedulers of seed 004, one iteration
-for those that compose a new batch at every step. The engine calls `form` when a server is free and something
-changed; the scheduler returns work and its duration, or None. When it is done, the scheduler reports the
-tokens that it made, when each leaves, and which requests are finished. A request may leave (its client did),
-and a scheduler may give up on one for a reason.
+A run is what a server does without asking again: a whole batch for the schedulers of the multi-bin paper,
+one iteration for those that compose a new batch at every step. The engine calls `form` when a server is
+free and something changed; the scheduler returns work and its duration, or None. When it is done, the
+scheduler reports the tokens that it made, when each leaves, and which requests are finished. A request may
+leave (its client did), and a scheduler may give up on one for a reason.
 
 Times are whole nanoseconds of any clock. Requests are numbers.
 """
@@ -53,7 +53,7 @@ class Batch:
     members: Sequence[int]
     duration_ns: int
     first_ns: int
-    """From its start to the first token of each request: alpha (seed 004, 4.3)."""
+    """From its start to the first token of each request: alpha (multi-bin paper, 4.3)."""
     step_ns: float
     queue: int = 0
     """Which of the scheduler's queues it is from."""
@@ -61,9 +61,9 @@ class Batch:
     def token_times(self, start_ns: int, tokens: int) -> range:
         """Return when a member's tokens are made, in a batch that began at `start_ns`.
 
-        Seed 004, 4.3: the first after alpha, the others beta h(b) apart, rounded to whole ns. The batch may
-        last much longer, because its length is that of its longest request, prompt included; all requests are
-        complete when it ends.
+        The multi-bin paper, 4.3: the first after alpha, the others beta h(b) apart, rounded to whole ns.
+        The batch may last much longer, because its length is that of its longest request, prompt included;
+        all requests are complete when it ends.
         """
         first_ns = start_ns + self.first_ns
         step_ns = max(1, round(self.step_ns))
@@ -136,6 +136,8 @@ class IterationState:
     """Of these, requests served to the end."""
     preempted_tokens: int = 0
     """Tokens whose KV was discarded by preemption."""
+    swapped_tokens: int = 0
+    """Tokens whose KV was swapped out by preemption."""
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
@@ -238,6 +240,8 @@ class RunRecord:
     """When a server first took it up; -1 where none did."""
     end_ns: "array[int]"
     """When its last token left, its batch was done, or it was given up."""
+    server: "array[int]"
+    """Number of the GPU that took it up; -1 where none did."""
     size: "array[int]"
     """Of its batch, or of the iteration that took it up."""
     busy_ns: list[int]
@@ -255,7 +259,7 @@ class RunRecord:
     def begun(cls, requests: int, servers: int) -> "RunRecord":
         n = requests
         starts, ends, size = array("q", [-1]) * n, array("q", bytes(8 * n)), array("q", bytes(8 * n))
-        return cls(starts, ends, size, [0] * servers)
+        return cls(starts, ends, array("q", [-1]) * n, size, [0] * servers)
 
 
 class _Recorder:
@@ -289,6 +293,7 @@ class _Recorder:
             size = len(work.members)
             for request in work.members:
                 record.start_ns[request] = now_ns
+                record.server[request] = run.server
                 record.size[request] = size
             record.queues[work.queue] += 1
         else:
@@ -297,6 +302,7 @@ class _Recorder:
             for request, _ in work.prefill:
                 if record.start_ns[request] < 0:
                     record.start_ns[request] = now_ns
+                    record.server[request] = run.server
                     record.size[request] = size
         record.sizes[size] += 1
         record.busy_ns[run.server] += run.end_ns - now_ns
@@ -354,7 +360,7 @@ def run_virtual(
     """Serve all requests, whose arrivals are in order, in virtual time.
 
     Args:
-        all_first: of arrivals at one instant, servers wait for the last (reading 18 of seed 004).
+        all_first: of arrivals at one instant, servers wait for the last (reading 18 of the multi-bin paper).
         gpu_first: a run that ends at the instant of an arrival ends before it (reading 19).
         record: written to, for a `watch` that reads it during the run.
         progress: called now and then with the number of arrivals.

@@ -1,8 +1,8 @@
-"""How long a batch takes, by seed 004's model: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b.
+"""Latency model of a batch: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b (multi-bin paper).
 
 b is the batch's size and L its longest request in tokens; alpha is what every batch takes, beta the time per
 token of a batch of one, gamma how much slower the largest batches are. beta h(b) is the time between two
-tokens of a batch. The default constants are the seed's (4.2: Qwen3-1.7B in FP16 on an RTX 4080).
+tokens of a batch. The default constants are from the paper (4.2: Qwen3-1.7B in FP16 on an RTX 4080).
 
 Times are whole nanoseconds: T is computed in double precision and rounded once, so that the starts and ends
 of batches add up exactly. In seconds as doubles, errors of 1e-15 s would decide which of an arrival and a
@@ -49,7 +49,7 @@ class IterationModel:
     beta_ns: float
     """One forward pass for one request: a token."""
     gamma: float
-    """How much slower it is for very many (seed 004's h)."""
+    """How much slower it is for very many (multi-bin paper's h)."""
     prefill_ns: float
     """Per token of a prompt."""
     context_ns: float = 0.0
@@ -73,5 +73,5 @@ SEED_ITERATIONS: Final = IterationModel(
     gamma=SEED_MODEL.gamma,
     prefill_ns=(SEED_MODEL.alpha_ns - SEED_MODEL.beta_ns) / 611,
 )
-"""Seed 004's constants with its phases taken apart. The seed has one alpha for any prompt ("TTFT", 4.3); a
-prompt of its data's mean length (611 tokens, 3.1) takes that long here, and others in proportion."""
+"""Constants of the multi-bin paper with separate phases. The paper has one alpha for any prompt (4.3). Here
+a prompt of the mean length in its data (611 tokens, 3.1) takes this time, others in proportion."""

@@ -1,16 +1,16 @@
-"""Options of the engine: readings of seed 004 (`ModelOptions`), serving (`Serving`), and predictors.
+"""Options of the engine: open choices of the multi-bin paper, serving options, and predictors.
 
-Seed 004 describes three schedulers and leaves two dozen points open; how they are read decides which
-scheduler is best. The defaults are those of the project's list of readings; all others can be run, so that a
-ranking can be reported with the readings under which it holds.
+The multi-bin paper describes three schedulers and leaves two dozen points open; how they are read decides
+which scheduler is best. The defaults are those of the project's list of readings; all others can be run, so
+that a ranking can be reported with the readings under which it holds.
 
 The defaults of `Serving` are those of the servers that the schedulers are named after, if they have one, and
-of seed 004's GPU: 7 GB of KV memory at 0.1875 MB a token.
+of the multi-bin paper's GPU: 7 GB of KV memory at 0.1875 MB a token.
 
-Predictors (seed 004 names none) tell a scheduler the output length before it is generated:
+Predictors (multi-bin paper names none) tell a scheduler the output length before it is generated:
 
 - `perfect`: the true length, the upper bound of any predictor.
-- `prompt`: 1.5 x prompt^0.7, whole and within 1 and 4,096, as in the scripts of the seed's authors.
+- `prompt`: 1.5 x prompt^0.7, whole and within 1 and 4,096, as in the scripts of the paper's authors.
 - `noisy`: the same times log-normal noise of 0.1.
 - `shuffled`: true lengths of other requests: the right distribution and no knowledge at all.
 """
@@ -45,7 +45,7 @@ def doc(text: str, **bounds: Any) -> Meta:
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Readings of seed 004. The number in each description is that of the point in the list of readings."""
+    """Open choices of the multi-bin paper. The number in each description is that in the list of choices."""
 
     eps: Annotated[Duration, doc("1: half width of the band around the token SLA")] = Duration(5 * _MS)
     token_sla: Annotated[Duration, doc("2: maximum time between tokens")] = Duration(10 * _MS)
@@ -142,7 +142,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def free_gb(self) -> float:
-        """Memory for KV: 8 GB of the seed's GPU."""
+        """Memory for KV: 8 GB of the paper's GPU."""
         return self.memory_gb - self.model_gb
 
     @property
@@ -192,19 +192,15 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Duration,
         doc("additional prefill time of a prompt of 1,000 tokens; it grows with the square of the length"),
     ] = Duration(0)
-    prepone: Annotated[
-        int, doc("tokens that decode_prepone generates before a prefill (seed 001, 3.3)", ge=1)
-    ] = 2
-    output_delay: Annotated[
-        Duration | None, doc("minimum time between two tokens of a response (seed 001, 3.4)")
-    ] = None
+    prepone: Annotated[int, doc("tokens that decode_prepone generates before a prefill", ge=1)] = 2
+    output_delay: Annotated[Duration | None, doc("minimum time between two tokens of a response")] = None
     """None: as in `OUTPUT_DELAYS`."""
     queue_max: Annotated[
         int, doc("maximum number of waiting requests; requests above it are rejected; 0: no limit", ge=0)
     ] = 0
     give_up: Annotated[
         Literal["never", "late"],
-        doc("late: stop serving a request that has missed ttft or tbt (seed 001, 4.1)"),
+        doc("late: stop serving a request that has missed ttft or tbt"),
     ] = "never"
     ttft: Annotated[Duration, doc("TTFT limit of give_up")] = Duration(1_000 * _MS)
     tbt: Annotated[Duration, doc("limit of the time between tokens for give_up")] = Duration(200 * _MS)

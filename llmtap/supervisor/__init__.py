@@ -1,1 +1,1 @@
-"""The process that starts relays and meter, restarts what dies, drains and reloads."""
+"""The process that starts, restarts, drains and reloads relays and meter."""

@@ -1,21 +1,18 @@
-"""A meter without relays, for apps with the middleware: one process, no children."""
+"""Meter without relays for applications with the middleware: one process, no children."""
 
-import secrets
 import socket
 from collections.abc import Callable
 
-from llmtap.clock import SystemClock
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.log import set_up
 from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.process import serve
 from llmtap.meter.setup import need_no_meter
-from llmtap.meter.tenants import host_salt
 from llmtap.net.listener import name_of
 from llmtap.supervisor.checks import check_measuring
 from llmtap.supervisor.ports import bind_for
-from llmtap.supervisor.run import meter_setup, new_capture_id
+from llmtap.supervisor.run import fresh_meter_setup
 
 __all__ = ["check_alone", "run_meter"]
 
@@ -43,15 +40,7 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     address = name_of(admin)
     sock = _listen(path)
     set_up(settings.log)
-    setup = meter_setup(
-        settings,
-        socket=path,
-        admin_fd=admin.detach(),
-        tenant_salt=host_salt() or secrets.token_hex(16),
-        capture_id=new_capture_id(SystemClock.wall_ns()),
-        capture_salt=secrets.token_hex(32),
-    )
-    serve(setup, sock, lambda: announce(path, address))
+    serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
 
 
 def _listen(path: str) -> socket.socket:

@@ -13,8 +13,12 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from llmtap.meter.setup import MeterSetup
+from llmtap.units import encode_special
 
-__all__ = ["Child", "HandedChild", "Kind", "back_off", "is_ready", "log_not_started", "start_at_last"]
+__all__ = [
+    "Child", "HandedChild", "Kind", "back_off", "encode_setup", "is_ready", "log_not_started",
+    "start_at_last",
+]  # fmt: skip
 
 BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 HEALTHY_S: Final = 10.0
@@ -29,6 +33,8 @@ PACKAGES: Final[dict[Kind, str]] = {
     "meter": "llmtap.meter",
     "watch": "llmtap.vantage.passive",
 }
+
+encode_setup = msgspec.json.Encoder(enc_hook=encode_special).encode
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +82,10 @@ class Child:
         self._stdout: asyncio.StreamReader | None = None
 
     @classmethod
-    async def start(cls, kind: Kind, name: str, index: int, line: bytes, fds: Sequence[int]) -> "Child":
-        """Run the package of this kind with `python -m`; it gets `line` and inherits `fds`."""
+    async def start(
+        cls, kind: Kind, name: str, index: int, setup: msgspec.Struct, fds: Sequence[int]
+    ) -> "Child":
+        """Run the package of this kind with `python -m`; it gets `setup` as JSON and inherits `fds`."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # modules in the current folder are not ours
@@ -89,7 +97,7 @@ class Child:
         )
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):
-            process.stdin.write(line + b"\n")
+            process.stdin.write(encode_setup(setup) + b"\n")
             await process.stdin.drain()
         # A copy: asyncio closes its own as soon as it sees the child end.
         child = cls(kind, name, index, process, os.dup(process.stdin.get_extra_info("pipe").fileno()))

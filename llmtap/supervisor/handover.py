@@ -1,4 +1,4 @@
-"""Hot restart (SIGUSR2): the supervisor's process goes on with the program that is on disk now.
+"""Hot restart (SIGUSR2): replace the supervisor's program by the one on disk, in the same process.
 
 The state for the new program is in a memfd, whose descriptor the environment names, because it has keys and
 salts. Listening sockets and the children's stdin stay open across execve(2), and children stay children of

@@ -1,10 +1,11 @@
-"""The listening sockets of a proxy, which outlive its processes, and the protocol of systemd.
+"""Listening sockets of a proxy, which outlive its processes; systemd's socket activation.
 
 Connections wait at them while a relay restarts. Sockets from systemd stay where they are; our own move when
 the configuration names another address. A socket named `admin` (FileDescriptorName=) is the admin port's, all
 others are the clients'. Sources: sd_listen_fds(3), sd_notify(3).
 """
 
+import errno
 import os
 import socket
 from collections.abc import Mapping, MutableMapping
@@ -16,7 +17,7 @@ from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.net.listener import bind, is_free, name_of, parse_address
 
-__all__ = ["Handed", "HandedPorts", "Ports", "bind_for", "notify", "take_sockets"]
+__all__ = ["Handed", "HandedPorts", "Ports", "bind_for", "not_bound", "notify", "take_sockets"]
 
 
 _FIRST_FD: Final = 3
@@ -211,4 +212,11 @@ def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
         is_free(host, port)  # SO_REUSEPORT would let two proxies share a port
         return [bind(host, port, shared=True) for _ in range(copies)]
     except OSError as exc:
-        raise ConfigError(key, f"cannot listen on {text}: {exc.strerror}") from None
+        raise not_bound(key, text, exc) from None
+
+
+def not_bound(key: str, text: str, error: OSError) -> ConfigError:
+    """Return the error for an address, the value of `key`, on which nothing can listen."""
+    option = "--admin" if key == "meter.admin" else "--listen"
+    hint = f"another address: {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
+    return ConfigError(f"{key} ({option})", f"cannot listen on {text}: {error.strerror}", hint)

@@ -4,6 +4,7 @@ It continues across a hot restart, so that captures, arms of experiments and nam
 """
 
 import logging
+import os
 import secrets
 import tempfile
 from datetime import UTC, datetime
@@ -21,12 +22,12 @@ from llmtap.net.pool import parse_origin
 from llmtap.units import encode_special
 from llmtap.vantage.relay.relay import RelaySetup
 
-__all__ = ["ProxyRun", "meter_setup", "new_capture_id", "offline_setup"]
+__all__ = ["ProxyRun", "fresh_meter_setup"]
 
 log = logging.getLogger(__name__)
 
 
-def new_capture_id(wall_ns: int) -> str:
+def _new_capture_id(wall_ns: int) -> str:
     """Return the name of a capture that begins now."""
     began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
     return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
@@ -79,7 +80,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         of = _digest(settings.capture)
         if of != self.capture_of:
             self.capture_of = of
-            self.capture_id = new_capture_id(SystemClock.wall_ns())
+            self.capture_id = _new_capture_id(SystemClock.wall_ns())
             self.capture_salt = secrets.token_hex(32)
             self.capture_met = False
 
@@ -102,11 +103,12 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             tap_path=self.tap_path(settings),
             log=settings.log,
             experiment=self.experiment,
+            asks_upstream=index == 0,
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
         """Return the setup of a meter."""
-        setup = meter_setup(
+        setup = _meter_setup(
             settings,
             socket=self.tap_path(settings),
             admin_fd=admin_fd,
@@ -118,13 +120,13 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             setup,
             experiment=None if self.experiment is None else self.experiment.without_key(),
             # Totals that are exported name the server: those of one are not to become another's.
-            servers=_servers(settings) if settings.otlp.endpoint else {},
+            servers=_servers(settings) if settings.otlp.exports(os.environ) else {},
             capture_after=0 if self.capture_met else self.relays,
             takes_over=takes_over,
         )
 
 
-def meter_setup(
+def _meter_setup(
     settings: Settings,
     *,
     socket: str,
@@ -152,11 +154,11 @@ def meter_setup(
     )
 
 
-def offline_setup(settings: Settings) -> MeterSetup:
-    """Return the setup of a meter that reads a file, without processes."""
-    return meter_setup(
-        settings, socket="", admin_fd=None, tenant_salt=host_salt() or secrets.token_hex(16),
-        capture_id=new_capture_id(SystemClock.wall_ns()), capture_salt=secrets.token_hex(32),
+def fresh_meter_setup(settings: Settings, socket: str = "", admin_fd: int | None = None) -> MeterSetup:
+    """Return the setup of a meter without relays, with keys of its own; without `socket`: it reads a file."""
+    return _meter_setup(
+        settings, socket=socket, admin_fd=admin_fd, tenant_salt=host_salt() or secrets.token_hex(16),
+        capture_id=_new_capture_id(SystemClock.wall_ns()), capture_salt=secrets.token_hex(32),
     )  # fmt: skip
 
 

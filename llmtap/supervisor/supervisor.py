@@ -1,4 +1,4 @@
-"""Starts relays and meter and restarts what dies; drains on SIGTERM, reloads on SIGHUP, upgrades on SIGUSR2.
+"""Start relays and meter, restart failed ones; drain on SIGTERM, reload on SIGHUP, upgrade on SIGUSR2.
 
 The supervisor owns what must outlive its children: the listening sockets, where connections wait while a
 relay restarts, and the folder of the tap's socket. A reload starts new relays on the same sockets, waits
@@ -29,7 +29,7 @@ from llmtap.log import set_up
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
 from llmtap.net.listener import name_of
 from llmtap.supervisor.checks import check_settings
-from llmtap.supervisor.child import Child, back_off, is_ready, log_not_started, start_at_last
+from llmtap.supervisor.child import Child, back_off, encode_setup, is_ready, log_not_started, start_at_last
 from llmtap.supervisor.handover import (
     Handover,
     become,
@@ -41,7 +41,6 @@ from llmtap.supervisor.handover import (
 )
 from llmtap.supervisor.ports import Ports, notify
 from llmtap.supervisor.run import ProxyRun
-from llmtap.units import encode_special
 
 __all__ = ["Supervisor"]
 
@@ -55,7 +54,6 @@ ASIDE: Final = ".old"
 """Suffix of the old meter's socket while a new one begins to listen."""
 
 log = logging.getLogger(__name__)
-_encode = msgspec.json.Encoder(enc_hook=encode_special).encode
 
 
 class _Plan(NamedTuple):
@@ -269,7 +267,7 @@ class Supervisor:
             fds = [sock.fileno() for sock in ports.of(index, settings.relay.workers)]
             self._run.relays += 1  # here, whatever the plan: no two relays have one name
             setup = run.relay_setup(settings, index, self._run.relays, fds)
-            child = self._register(await Child.start("relay", setup.name, index, _encode(setup), fds))
+            child = self._register(await Child.start("relay", setup.name, index, setup, fds))
             child.drain_s = settings.relay.drain_timeout / 1e9
             return child
 
@@ -278,7 +276,7 @@ class Supervisor:
             settings, ports, run = plan or self._plan()
             fd = ports.admin.fileno()
             setup = run.meter_setup(settings, fd, takes_over=takes_over)
-            child = self._register(await Child.start("meter", "meter", 0, _encode(setup), [fd]))
+            child = self._register(await Child.start("meter", "meter", 0, setup, [fd]))
             child.told = setup
             run.capture_met = True
             return child
@@ -336,7 +334,7 @@ class Supervisor:
             if not ready:
                 for child in fresh.values():
                     self._retire(child)
-                log.error("event=reload_failed hint='the old relays go on, with the settings they have'")
+                log.error("event=reload_failed hint='the old relays continue with their settings'")
                 return
             self._enforce(plan)
         set_up(settings.log)
@@ -380,7 +378,7 @@ class Supervisor:
             meter.makes_way = True
             meter.signal(RENEW)
         elif meter.told.changeable != setup.changeable:
-            meter.tell(FROM_NOW_ON + _encode(setup.changeable))
+            meter.tell(FROM_NOW_ON + encode_setup(setup.changeable))
             meter.told = setup
 
     # ---------------------------------------------------------------- hot restart
@@ -466,7 +464,7 @@ class Supervisor:
 
     async def _fall_back(self, left: Handover, failed: Child | None) -> None:
         """Go back to the children that were at work: those that we started have failed."""
-        log.error("event=restart_failed pid=%d hint='the old relays and their meter go on'", os.getpid())
+        log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
         if failed is not None:
             await failed.stop(GRACE_S)
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The processes of `llmtap watch`: a meter and a watching process, without a relay.
+"""Processes of `llmtap watch`: a meter and a watching process, without a relay.
 
 The packet sockets are opened first, then all privileges are dropped, and the children inherit the sockets. A
 child that dies is started again; a new watching process continues where the ring was read last.
@@ -19,19 +19,17 @@ from typing import Final, Literal
 
 import msgspec
 
-from llmtap.clock import SystemClock
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.log import set_up
 from llmtap.meter.setup import need_no_meter
-from llmtap.meter.tenants import host_salt
-from llmtap.net.listener import bind, name_of, parse_address
+from llmtap.net.listener import name_of
+from llmtap.protocol.inference import SkipRules
 from llmtap.supervisor.checks import check_measuring
 from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
-from llmtap.supervisor.ports import notify
-from llmtap.supervisor.run import meter_setup, new_capture_id
-from llmtap.units import encode_special
-from llmtap.vantage.passive.ring import PORTS_MAX, open_ring
+from llmtap.supervisor.ports import bind_for, notify
+from llmtap.supervisor.run import fresh_meter_setup
+from llmtap.vantage.passive.ring import PORTS_MAX, open_adapter_clock, open_ring
 from llmtap.vantage.passive.table import pack_addresses
 from llmtap.vantage.passive.watcher import WatchSetup
 
@@ -58,12 +56,13 @@ def check_watching(settings: Settings) -> None:
 
 
 def check_hosts(settings: Settings) -> None:
-    """Raise ConfigError if `watch.upstream_hosts` has anything but addresses."""
+    """Raise ConfigError for a wrong address in `watch.upstream_hosts` or a wrong rule in `watch.skip`."""
     try:
         pack_addresses(settings.watch.upstream_hosts)
     except OSError:
         hosts = ", ".join(settings.watch.upstream_hosts)
         raise ConfigError("watch.upstream_hosts", f"{hosts!r} is no list of IP addresses") from None
+    SkipRules(settings.watch.skip, "watch.skip")
 
 
 def watch(settings: Settings, announce: Callable[[str], None]) -> int:
@@ -76,16 +75,19 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
     if settings.meter.socket is not None:
         need_no_meter(settings.meter.socket)
     packets = [open_ring(name, options.ports, options.ring_bytes) for name in options.interfaces]
-    try:
-        admin = bind(*parse_address(settings.meter.admin), shared=False)
-    except OSError as exc:
-        raise ConfigError("meter.admin", f"cannot listen on {settings.meter.admin}: {exc.strerror}") from None
+    adapters = []
+    if options.timestamps == "adapter":
+        adapters = [
+            open_adapter_clock(sock, name) for sock, name in zip(packets, options.interfaces, strict=True)
+        ]
+    (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     drop_privileges(options.user)
     check_measuring(settings)
     set_up(settings.log)
     folder = tempfile.mkdtemp(prefix="llmtap-")
     try:
-        return asyncio.run(_Processes(settings, packets, admin, folder).run(lambda: announce(name_of(admin))))
+        processes = _Processes(settings, packets, adapters, admin, folder)
+        return asyncio.run(processes.run(lambda: announce(name_of(admin))))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -116,16 +118,20 @@ class _Processes:
     """The meter and the watching process."""
 
     def __init__(
-        self, settings: Settings, packets: list[socket.socket], admin: socket.socket, folder: str
+        self,
+        settings: Settings,
+        packets: list[socket.socket],
+        adapters: list[int],
+        admin: socket.socket,
+        folder: str,
     ) -> None:
         self._settings = settings
-        self._packets = packets
-        self._admin = admin
-        self._path = settings.meter.socket or str(Path(folder) / "tap.sock")
+        self._packets = [sock.fileno() for sock in packets]
+        self._adapters = adapters
+        path = settings.meter.socket or str(Path(folder) / "tap.sock")
+        self._meter = fresh_meter_setup(settings, path, admin.fileno())
         self._id = secrets.token_hex(2)
         self._watchers = 0
-        self._salts = host_salt() or secrets.token_hex(16), secrets.token_hex(32)
-        self._capture_id = new_capture_id(SystemClock.wall_ns())
         self._at_work: dict[str, Child] = {}
 
     async def run(self, announce: Callable[[], None]) -> int:
@@ -166,25 +172,19 @@ class _Processes:
 
     async def _start_watcher(self) -> Child:
         self._watchers += 1
-        fds = [sock.fileno() for sock in self._packets]
         setup = WatchSetup(
-            options=self._settings.watch, name=f"watch-{self._id}.0.{self._watchers}", packet_fds=fds,
-            tap_path=self._path, log=self._settings.log,
+            options=self._settings.watch, name=f"watch-{self._id}.0.{self._watchers}",
+            packet_fds=self._packets, adapter_fds=self._adapters, tap_path=self._meter.socket,
+            log=self._settings.log,
         )  # fmt: skip
-        return await self._start("watch", setup.name, setup, fds)
+        return await self._start("watch", setup.name, setup, self._packets + self._adapters)
 
     async def _start_meter(self) -> Child:
-        fd = self._admin.fileno()
-        tenant_salt, capture_salt = self._salts
-        setup = meter_setup(
-            self._settings, socket=self._path, admin_fd=fd, tenant_salt=tenant_salt,
-            capture_id=self._capture_id, capture_salt=capture_salt,
-        )  # fmt: skip
-        return await self._start("meter", "meter", setup, [fd])
+        assert self._meter.admin_fd is not None
+        return await self._start("meter", "meter", self._meter, [self._meter.admin_fd])
 
     async def _start(
         self, kind: Literal["watch", "meter"], name: str, setup: msgspec.Struct, fds: list[int]
     ) -> Child:
-        line = msgspec.json.encode(setup, enc_hook=encode_special)
-        child = self._at_work[kind] = await Child.start(kind, name, 0, line, fds)
+        child = self._at_work[kind] = await Child.start(kind, name, 0, setup, fds)
         return child

@@ -1,1 +1,1 @@
-"""The live view of a tap in a terminal, over its admin port's HTTP and nothing else."""
+"""Terminal view of a tap, over the HTTP of its admin port."""

@@ -1,4 +1,4 @@
-"""`llmtap top` as one sees it: a header that says how it stands, tabs, one table, and keys.
+"""`llmtap top`: the application with header, tabs, table and keys.
 
 Colour says nothing that a word does not say as well; NO_COLOR is textual's to respect.
 """

@@ -1,4 +1,4 @@
-"""Client of the admin API, and the options of `llmtap top`, checked where they are given.
+"""Client of the admin API, and the checked options of `llmtap top`.
 
 The token comes from a variable or a file: a flag's value would stand in the process list and in the shell's
 history, a URL in logs.

@@ -1,4 +1,4 @@
-"""What the screen shows, kept up to date: the newest documents, how old they are, whether anybody answers.
+"""Documents for the screen: the newest answers, their age, and errors.
 
 Only what the open view needs is asked for, one question after another. When nobody answers, the pauses
 between tries grow, and the last documents stay, with their age beside them.
@@ -134,11 +134,11 @@ class Feed:
         self._since_s = start_s if self._since_s is None else min(self._since_s, start_s)
 
     def anew(self) -> str | None:
-        """That the meter began anew while one looked, for a while after it did."""
+        """That the meter restarted while one looked, for a while after it did."""
         seen_ns = self._anew_seen_ns
         if seen_ns is None or self._clock.mono_ns() - seen_ns > ANEW_NS:
             return None
-        return f"the meter began anew {clock_time(self._anew_s)}: what was before is gone"
+        return f"the meter restarted {clock_time(self._anew_s)}: what was before is gone"
 
     async def wait(self, woken: asyncio.Event) -> None:
         """Until the next question is due, or somebody wants it now."""

@@ -1,8 +1,8 @@
-"""One exchange, event by event: when each came, when a reader needed it, and where the reader waited.
+"""Text view of one exchange: time, deadline and wait of the reader for each event.
 
 A reader of V seconds a token begins at submit and needs the tokens of an event once all before them are read;
 what is not there by then is waited for, and all that follows is needed so much later. The waits add up to the
-user idle latency (seed 001, eq. 4 and 6), as the tap itself works it out.
+user idle latency (smooth goodput paper, eq. 4 and 6), as the tap itself works it out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,13 +91,13 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
         )  # fmt: skip
     notes = [f"a reader of {1e9 / v_ns:g} tokens/s, from submit on"]
     if submit is None:
-        notes = ["never submitted: nobody read it"]
+        notes = ["never submitted"]
     elif len(events) > EVENTS_MAX:
         notes.append(f"the first {EVENTS_MAX:,} of {len(events):,} events")
     columns: tuple[Column, ...] = _COLUMNS
     if any(row.cells[TOKENS].text != NOTHING for row in rows):
         if any(row.cells[TOKENS].text == "~1" for row in rows):
-            notes.append("~1: nobody declares its tokens, so it counts as one")
+            notes.append("~1: no token count declared, counts as one")
     else:
         columns = _COLUMNS[:TOKENS] + _COLUMNS[TOKENS + 1 :]
         rows = [Row(row.key, row.cells[:TOKENS] + row.cells[TOKENS + 1 :]) for row in rows]
@@ -231,8 +231,9 @@ def story(x: Mapping[str, Any]) -> Iterator[str]:
         if x.get(name) is not None:
             yield f"{name.replace('_', ' ')} {shown(x[name])}"
     metrics = x.get("metrics") or {}
+    whole = not x.get("stream", True)
     for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"), ("user_idle", "user idle")):
-        if metrics.get(name) is not None:
+        if metrics.get(name) is not None and not (whole and name in ("ttft", "tpot")):
             yield f"{title} {milliseconds(metrics[name])} ms"
     output, source = at(x, "tokens", "output"), at(x, "tokens", "source")
     if output is not None:

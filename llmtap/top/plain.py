@@ -1,4 +1,4 @@
-"""One screen as plain tables: for scripts, and for terminals that are none."""
+"""One screen as plain tables, for scripts and simple terminals."""
 
 import asyncio
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Screens above the tabs: all keys, and one exchange event by event, followed to its end."""
+"""Screens above the tabs: the keys, and one exchange event by event."""
 
 import asyncio
 from typing import ClassVar, Final

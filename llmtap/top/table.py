@@ -1,4 +1,4 @@
-"""Tables and the header as text: columns, rows, what they sort by, and the state of the tap. Draws nothing.
+"""Tables and header as text: columns, rows, sort keys, and the state of the tap. Draws nothing.
 
 Names, models and all else that passed with traffic was written by others: `shown` makes it harmless, and a
 widget draws these texts as they are, never as markup.
@@ -208,8 +208,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _latency(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
     yield _goodput(at(summary, "goodput"))
     yield _smooth(at(summary, "smooth_goodput"))
-    uncertainty = at(summary, "uncertainty")
-    yield f"uncertainty {milliseconds(uncertainty)}" + ("" if uncertainty is None else " ms")
+    yield _latency("uncertainty", at(summary, "uncertainties"))
 
 
 def _latency(title: str, figures: Any) -> str:

@@ -1,4 +1,4 @@
-"""A Table in a DataTable of textual: its texts as they are, its cursor on the row where it was.
+"""Widget that shows a ViewTable in textual's DataTable and keeps the cursor on its row.
 
 Columns that don't fit stand aside whole, and left and right bring them: a figure that is cut would be another
 one.

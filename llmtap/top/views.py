@@ -1,4 +1,4 @@
-"""Views in the order of their tabs: the documents that each needs, and the table that it makes of them."""
+"""Views in the order of their tabs: required documents, and the tables made from them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +100,7 @@ def arms_table(documents: Shown, width: int) -> ViewTable:
     if EXPERIMENT not in documents.beside:
         return table
     told = documents.beside[EXPERIMENT]
-    lines = ("this tap does not tell of experiments",) if told is None else tuple(experiment_lines(told))
+    lines = ("this version of llmtap has no experiments",) if told is None else tuple(experiment_lines(told))
     return ViewTable(table.columns, table.rows, tuple(shown(line, 400) for line in lines) + table.notes)
 
 
@@ -147,7 +147,7 @@ def _cells(part: object) -> tuple[Cell, ...]:
 
 
 STREAMS: Final = "streams"
-OLDER: Final = "this tap is older: it does not tell of streams under way (no /api/v1/streams)"
+OLDER: Final = "this version of llmtap has no list of running streams (no /api/v1/streams)"
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 SILENT: Final = "·"
 SPARK_CELLS: Final = (12, 40)
@@ -216,12 +216,15 @@ def sparkline(timeline: Sequence[object], cells: int, since: float, until: float
 
 
 EXCHANGES: Final = "exchanges"
+PATH_CHARS: Final = 24
+"""Holds `/v1/chat/completions`."""
 ALL: Final = "all"
 _EXCHANGE_COLUMNS: Final = (
     Column("arrival", "\narrival", number=False), Column("tenant", "\ntenant", number=False),
     Column("model", "\nmodel", number=False), Column("outcome", "\noutcome", number=False),
     Column("ttft", "TTFT\nms"), Column("tpot", "TPOT\nms"), Column("idle", "idle\nms"),
-    Column("e2e", "E2E\nms"), Column("tokens", "output\ntokens"), Column("status", "\nstatus"),
+    Column("e2e", "E2E\nms"), Column("tokens", "\ntokens"), Column("status", "\nstatus"),
+    Column("path", "\npath", number=False),
     Column("arm", "\narm", number=False), Column("refusal", "\nrefused by", number=False),
     Column("finish", "\nfinish", number=False), Column("id", "\nid", number=False),
 )  # fmt: skip
@@ -242,15 +245,16 @@ def exchanges_table(documents: Shown, width: int) -> ViewTable:
 
 def _exchange_row(x: dict[str, Any], width: int) -> Row:
     chars = name_chars(width) - 4
+    token_times = x.get("metrics") if x.get("stream", True) else None
     return Row(
         str(x.get("id")),
         (
             _arrival(x.get("arrival")), name_cell(x.get("tenant"), chars), name_cell(x.get("model"), chars),
-            name_cell(x.get("outcome")), ms_cell(at(x, "metrics", "ttft")), ms_cell(at(x, "metrics", "tpot")),
+            name_cell(x.get("outcome")), ms_cell(at(token_times, "ttft")), ms_cell(at(token_times, "tpot")),
             ms_cell(at(x, "metrics", "user_idle")), ms_cell(at(x, "metrics", "e2e")),
             count_cell(at(x, "tokens", "output")), Cell(*_status(x.get("status"))),
-            name_cell(x.get("arm"), chars), name_cell(at(x, "refusal", "kind")),
-            name_cell(x.get("finish_reason")), name_cell(x.get("id")),
+            name_cell(x.get("path"), PATH_CHARS), name_cell(x.get("arm"), chars),
+            name_cell(at(x, "refusal", "kind")), name_cell(x.get("finish_reason")), name_cell(x.get("id")),
         ),
     )  # fmt: skip
 
@@ -307,10 +311,11 @@ _POINTS: Final = {
     "chunk": "the same of every chunk",
 }
 _COUNTS: Final = {
-    "opened": "exchanges begun", "measured": "acknowledged by the meter",
+    "opened": "exchanges started", "measured": "acknowledged by the meter",
     "unsettled": "under way, or not acknowledged yet", "lost": "went down with the relay",
     "connections": "of clients, open", "streams": "answers under way", "refused": "connections turned away",
 }  # fmt: skip
+_PACKETS: Final = {"packets": "lost: the kernel had no room for them", "watched": "connections, by kind"}
 
 
 def tap_table(documents: Shown, width: int) -> ViewTable:
@@ -338,7 +343,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     yield "stamps", "uncertain", _count(uncertain), f"exchanges above {milliseconds(limit)} ms"
     yield "loops", "lag max", _ms(at(summary, "window", "lag_max")), "ms; of any relay in the window"
     for name, relay in _items(summary.get("relays")):
-        yield from _relay(f"relay {name}", relay)
+        yield from _relay(f"{at(relay, 'vantage') or 'relay'} {name}", relay)
     for kind, n in _items(summary.get("meter_errors")):
         yield "meter", f"errors: {kind}", _count(n), "could not be measured"
     for name, value in _items(summary.get("capture")):
@@ -363,11 +368,21 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
     for name, about in _COUNTS.items():
         if at(relay, name) is not None:
             yield of, name, _count(at(relay, name)), about
+    for group, about in _PACKETS.items():
+        for kind, n in _items(at(relay, group)):
+            yield of, f"{group} {kind}", _count(n), about
+    missing = at(relay, "missing_bytes")
+    if isinstance(missing, int):
+        place = at(relay, "side") or "unknown"
+        yield of, "missing", Cell(format_bytes(missing), missing), f"bytes in no packet; side: {place}"
     dropped = at(relay, "dropped")
     if isinstance(dropped, Mapping):
         total = sum(n for n in dropped.values() if isinstance(n, int))
         why = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items() if n)
         yield of, "dropped", _count(total), why or "exchanges that went unmeasured: none"
+    if isinstance(skipped := at(relay, "skipped"), Mapping):
+        rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
+        yield of, "skipped", _count(sum(skipped.values())), rules or "requests that are not inference: none"
     yield of, "lag max", _ms(at(relay, "lag_max")), "ms; since its last word"
     pending = at(relay, "tap_pending_bytes")
     if isinstance(pending, int):

@@ -1,4 +1,4 @@
-"""Request bodies, answers and prompts: what the formats that hold text share.
+"""Shared code of formats with text: request bodies, answers and prompts.
 
 Source: openai/openai-openapi openapi.yaml (chat, completions, responses); Anthropic's messages API.
 """

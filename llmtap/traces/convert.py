@@ -49,6 +49,8 @@ class Aspect:
     row of the source."""
     why: str | None = None
     """Reason why it was lost or changed, or a remark on how it was kept."""
+    keep: str | None = None
+    """Options that would keep what was lost."""
 
 
 @dataclass(slots=True)
@@ -228,16 +230,32 @@ def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWriter) -> 
         return Aspect(name, 0, 0, "absent")
     why = wanted.why.get(name)
     if name not in wanted.holds:
-        return Aspect(name, rows, 0, "lost", why or f"{wanted.name} has no place for it")
+        why = why or f"{wanted.name} has no place for it"
+        return Aspect(name, rows, 0, "lost", why, _formats_with(name, wanted))
     # A writer may put something where nothing was, as a 0 for the tokens of a failed request.
     there = min(rows, written.told.get(name, 0))
     fate = "kept" if there == rows else "partly" if there else "lost"
     if there and name in written.changed:
         fate, why = "changed", written.changed[name]
+    keep = None
     if there < rows and written.dropped:
         why = "; ".join(filter(None, (f"left out: {_reasons(written)}", why)))
-    return Aspect(name, rows, there, fate, why or ("not written in this style" if not there else None))
+        keep = _formats_with("outcome and status", wanted)
+    elif not there:
+        why = why or "not written in this style"
+        keep = (
+            f"another --style: {', '.join(wanted.styles)}" if wanted.styles else _formats_with(name, wanted)
+        )
+    return Aspect(name, rows, there, fate, why, keep)
 
+
+def _formats_with(aspect: str, wanted: TraceFormat) -> str | None:
+    names = [f.name for f in registry.FORMATS if aspect in f.holds and f is not wanted]
+    return f"--to {' or '.join(names[:_NAMED_MAX])}" if names else None
+
+
+_NAMED_MAX: Final = 3
+"""Formats named as a way to keep what was lost."""
 
 # ---------------------------------------------------------------- redaction
 

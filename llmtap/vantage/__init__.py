@@ -1,1 +1,1 @@
-"""Places where exchanges are seen: the relay, and the middleware inside an app."""
+"""Vantages, the places that observe exchanges: relay, middleware, packets."""

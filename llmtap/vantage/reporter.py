@@ -1,4 +1,4 @@
-"""What a vantage reports to the meter about itself: its name, its clocks, its event loop's lag, its counters.
+"""Report the state of a vantage to the meter: name, clocks, event-loop lag, counters.
 
 A relay process has one Reporter, and an app with the middleware one for each event loop. The meter cannot
 tell the two apart but by `Hello.guest`.
@@ -66,6 +66,8 @@ class Reporter:
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._anchor_news)
         self.arrivals: dict[Any, int] = {}
         """Arrival time of each exchange that is running."""
+        self.skipped: dict[str, int] = {}
+        """Requests that are not inference, by rule."""
         self.bytes_up = 0
         self.bytes_down = 0
         self.draining = False
@@ -82,6 +84,10 @@ class Reporter:
         self._reported_anchor = self.timebase.anchor
         self._probe: asyncio.TimerHandle | None = None
         self._probe_due_ns = 0
+
+    def skip(self, rule: str) -> None:
+        """Count a request that is not measured because it meets a rule."""
+        self.skipped[rule] = self.skipped.get(rule, 0) + 1
 
     def began(self, exchange: object, arrival_ns: int) -> None:
         """Register an exchange that is running."""
@@ -105,15 +111,13 @@ class Reporter:
         """Return gauges, and counters since the start. CPU and memory are the whole process's."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         tap = self.tap
-        none = dict.fromkeys(
-            ("connections", "upstream_idle", "upstream_connects", "upstream_reuses", "accepted"), 0
-        )
         return RelayStatus(
             t_ns=self.now_ns(),
             opened=tap.ledger.opened,
             measured=tap.ledger.measured,
             dropped=tap.ledger.dropped,
             unsettled=tap.ledger.unsettled,
+            skipped=self.skipped,
             streams=len(self.arrivals),
             tap_pending_bytes=tap.pending_bytes,
             cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
@@ -124,7 +128,7 @@ class Reporter:
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             draining=self.draining,
-            **{"refused": {}, **none, **self._counters()},
+            **self._counters(),
         )
 
     # ---------------------------------------------------------------- the loop's lag
@@ -165,6 +169,7 @@ class Reporter:
             anchor_wall_ns=anchor.wall_ns,
             anchor_steps=self.timebase.steps,
             switch=self.switch,
+            skipped=sum(self.skipped.values()),
             guest=self._guest,
             implementation=native.NAME,
             implementation_reason=native.REASON,

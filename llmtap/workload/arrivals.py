@@ -1,4 +1,4 @@
-"""Arrival processes: from a text and a seed to offsets in whole ns.
+"""Arrival processes: from a specification and a seed to offsets in ns.
 
 - The offset of a row depends on seed and row alone. Each sending process iterates over all rows and takes its
   own.
@@ -6,8 +6,9 @@
   (`uniform`, `spacing=even`) begin at 0.
 - Gaps are drawn as floats; the fraction of a ns is carried to the next gap, so an offset is the sum of its
   gaps rounded down once. Constant gaps are computed as fractions: row k is at k / rate.
-- Burstiness is the shape of gamma gaps, as in `vllm bench serve` (seed 002): 1 is Poisson, less is burstier;
-  the gaps' coefficient of variation is 1 / sqrt(burstiness). With a low one many gaps are below one ns.
+- Burstiness is the shape of gamma gaps, as in `vllm bench serve` (chapter on SLO metrics): 1 is Poisson,
+  less is burstier; the gaps' coefficient of variation is 1 / sqrt(burstiness). With a low one many gaps are
+  below one ns.
 
 The rate is given separately, so that processes are compared at one load: it is the mean of a cycle (`onoff`)
 or period (`diurnal`). `ramp` and `steps` name their rates themselves.
@@ -269,7 +270,7 @@ def _uniform(values: Values, rate_rps: float) -> Offsets:
 
 
 def _gamma(values: Values, rate_rps: float) -> Offsets:
-    """Gamma gaps of shape burstiness and scale 1 / (rate burstiness) (seed 002; `vllm bench serve`)."""
+    """Gamma gaps of shape burstiness and scale 1 / (rate burstiness), as in `vllm bench serve`."""
     shape = values["burstiness"]
     return lambda random: _summed(
         (random.gammavariate(shape, 1 / shape) for _ in count()), NS_PER_S / rate_rps

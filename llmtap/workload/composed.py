@@ -1,7 +1,8 @@
 """A workload composed of lengths, contents, sharing and conversations.
 
-The reference workloads of seed 000 that have text, and those of TOML files, are made of these. Each column
-has its own random generator, so that changing one distribution leaves the other columns as they were.
+The reference workloads of the IETF draft that have text, and those of TOML files, are made of these. Each
+column has its own random generator, so that changing one distribution leaves the other columns as they
+were.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,13 +33,13 @@ __all__ = [
 ]  # fmt: skip
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
-"""Default request body; `max_tokens` is the row's output (seed 000, A.1.2, A.1.3)."""
+"""Default request body; `max_tokens` is the row's output (IETF draft, A.1.2, A.1.3)."""
 TOKENIZER: Final[Mapping[str, Any]] = {
     "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
     "system_prompt": "counted in the input",
 }  # fmt: skip
-"""Seed 000, 4.4. Senders that count differently report it."""
+"""IETF draft, 4.4. Senders that count differently report it."""
 GENERATION: Final = (
     "Python's random.Random, one generator for each column, seeded with the text SEED/COLUMN; a row takes one"
     " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"

@@ -66,7 +66,7 @@ class DataSet(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """File, sha256, version, preprocessing with its effects, content (seed 000, 4.3.3)."""
+        """File, sha256, version, preprocessing with its effects, content (IETF draft, 4.3.3)."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The reference workloads of the IETF benchmarking draft: seed 000, 4.3.2 and appendix A.
+"""Reference workloads of the IETF draft (4.3.2 and appendix A).
 
 Where section and appendix differ, the appendix is followed, which calls itself complete;
 `describe()["deviations"]` states the section. The draft's data sets are not part of this project: without a
@@ -68,7 +68,7 @@ _DEVIATIONS: Final = (
         "its tokens come on top of the message's",
     ),
 )  # fmt: skip
-_ABOUT: Final[dict[str, Any]] = {"source": "seed 000, 4.3.2.4 and A.4"}
+_ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.4 and A.4"}
 
 CODE_COMPLETION: Final = Composed(
     "code-completion", _INPUT, _OUTPUT, Code(), sharing=_SHARING,
@@ -113,7 +113,7 @@ _SYSTEM_PROMPT: Final = _deviation(
     "A.3.2, 4.3.2.3", "nothing on whether input tokens include the system prompt",
     "they do not: more than half of the documented lengths are below its 200 tokens",
 )  # fmt: skip
-_CHAT_ABOUT: Final[dict[str, Any]] = {"source": "seed 000, 4.3.2.3 and A.3"}
+_CHAT_ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.3 and A.3"}
 
 CONVERSATION: Final = Composed(
     "conversation", _CHAT_INPUT, _CHAT_OUTPUT, sharing=_CHAT_SHARING,
@@ -157,7 +157,7 @@ _QUESTION: Final = _deviation(
 
 
 def _long_context(name: str, given: Empirical | UniformLengths, about: dict[str, Any]) -> Composed:
-    about = {"source": "seed 000, 4.3.2.5 and A.5"} | about
+    about = {"source": "IETF draft, 4.3.2.5 and A.5"} | about
     return Composed(name, given, Fixed(tokens=256), Document(), about=about)
 
 
@@ -303,7 +303,7 @@ UNIFORM: Final = SyntheticWorkload(
     "synthetic-uniform", _UNIFORM_INPUT, _UNIFORM_OUTPUT, _uniform,
     {
         "about": "random tokens, lengths uniform: a controlled baseline",
-        "source": "seed 000, 4.3.2.1 and A.1",
+        "source": "IETF draft, 4.3.2.1 and A.1",
         "deviations": [],
     },
 )  # fmt: skip
@@ -311,7 +311,7 @@ SKEWED: Final = SyntheticWorkload(
     "synthetic-skewed", _SKEWED_INPUT, _SKEWED_OUTPUT, _skewed,
     {
         "about": "random tokens, lengths lognormal: scheduling with high variance of lengths",
-        "source": "seed 000, 4.3.2.2 and A.2",
+        "source": "IETF draft, 4.3.2.2 and A.2",
         "deviations": [
             _deviation(
                 "A.2", "no generation method",

@@ -3,7 +3,7 @@
 A length is the quantile of one uniform number, in whole tokens within bounds. So each row takes exactly one
 number of its column's generator, and the expected mean (`mean_of`) uses the same function as the samples.
 
-Source: seed 000, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
+Source: IETF draft, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
 workloads.
 """
 
@@ -98,7 +98,7 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
         _Bounded.__post_init__(self)
         told = tuple(value is not None for value in (self.mu, self.sigma, self.median, self.p95))
         if told not in ((True, True, False, False), (False, False, True, True)):
-            raise ValueError("a lognormal is told by mu and sigma, or by median and p95")
+            raise ValueError("a lognormal needs mu and sigma, or median and p95")
         if self.median is not None and self.p95 is not None and self.p95 < self.median:
             raise ValueError(f"p95 {self.p95:g} is less than the median {self.median:g}")
 
@@ -191,7 +191,7 @@ def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
 
 
 def described(lengths: Lengths) -> Mapping[str, Any]:
-    """Return type and parameters as JSON (seed 000, 4.3.1)."""
+    """Return type and parameters as JSON (IETF draft, 4.3.1)."""
     about: dict[str, Any] = msgspec.to_builtins(lengths)
     if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_TOLD:
         about |= {

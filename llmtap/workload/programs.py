@@ -16,7 +16,7 @@ from llmtap.workload.prompts.text import count_tokens
 __all__ = ["LANGUAGES", "Code", "program"]
 
 LANGUAGES: Final = ("python", "javascript", "typescript")
-"""Those of seed 000, 4.3.2.4."""
+"""Those of the IETF draft, 4.3.2.4."""
 _FUNCTIONS: Final = 600
 """Of each language: more than 80,000 tokens."""
 _FILLERS: Final = {"python": "#", "javascript": "/", "typescript": "/"}

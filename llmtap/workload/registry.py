@@ -1,7 +1,7 @@
 """Workloads by their names on the command line.
 
-A name is a reference workload of seed 000, a workload of `sim run`, the path of a TOML file, or KIND:FILE for
-local data.
+A name is a reference workload of the IETF draft, a workload of `sim run`, the path of a TOML file, or
+KIND:FILE for local data.
 """
 
 import difflib
@@ -44,12 +44,12 @@ __all__ = [
 ]  # fmt: skip
 
 DEFAULT_SEED: Final = 42
-"""Seed 000, A.1.4."""
+"""IETF draft, A.1.4."""
 REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {
     workload.name: workload
     for workload in (UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM)
 }
-"""Workloads of seed 000 that need no file."""
+"""Workloads of the IETF draft that need no file."""
 
 
 def _sharegpt(path: Path, place: str, *, whole: bool = False) -> RecordedDataset:
@@ -138,8 +138,7 @@ def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
 
 
 def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, Any]:
-    """Return what a report states about a workload (seed 000, 4.3.3): description, seed, and a digest of the
-    requests, so that others can check that theirs are the same."""
+    """Return the description of a workload for reports (IETF draft, 4.3.3), with seed and digest."""
     columns = hashlib.sha256()
     for column in (requests.input, requests.output, requests.after, requests.think_ns):
         columns.update(b"%d:" % len(column) + ",".join(map(str, column)).encode() + b";")

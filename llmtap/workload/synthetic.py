@@ -58,17 +58,17 @@ class Synthetic:
 
 WORKLOADS: Final = {
     "chat": Synthetic(
-        "chats: input of median 156 and p95 892, output of 234 and 789 (seed 000, A.3); Poisson arrivals",
+        "chats: input of median 156 and p95 892, output of 234 and 789 (IETF draft, A.3); Poisson arrivals",
         SyntheticLengths.by_p95(156, 892, 8_192),
         SyntheticLengths.by_p95(234, 789, 4_096),
     ),
     "long-chat": Synthetic(
-        "chats with prompts of 1,600 tokens on average (seed 001, 5.3), outputs as in chat; Poisson arrivals",
+        "chats with prompts of 1,600 tokens on average, outputs as in chat; Poisson arrivals",
         SyntheticLengths.by_mean(1_400, 1_600, 8_192),
         SyntheticLengths.by_p95(234, 789, 4_096),
     ),
     "bursty": Synthetic(
-        "seed 004, 3.1: input of median 251 and mean 611, output of 34 and 123, gaps with a CV of 13.28",
+        "as in BurstGPT: input of median 251 and mean 611, output of 34 and 123, gaps with a CV of 13.28",
         SyntheticLengths.by_mean(251, 611, 16_000),
         SyntheticLengths.by_mean(34, 123, 4_096),
         rate_rps=0.27,

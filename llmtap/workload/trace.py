@@ -1,4 +1,4 @@
-"""A trace as requests: any format of `llmtap convert`, any number of rows, at any load.
+"""Trace as a workload: any format of `llmtap convert`, any number of rows, scaled to any load.
 
 - The first rows of the trace are taken and sorted by arrival.
 - A trace that is too short repeats one mean gap after its last arrival: of n rows, row k is row k mod n,
@@ -43,6 +43,10 @@ class Trace:
     """Number of each row in the source, from 0, if requested."""
     answered: bool = False
     """Some row has an answer time; known with `places`."""
+    left_out: int = 0
+    """Rows of the source without arrival or token count."""
+    estimated: int = 0
+    """Rows of the source whose token counts are estimated."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -153,7 +157,9 @@ def load_trace(
 ) -> Trace:
     """Read the first `count` rows of a trace or capture with arrival and token counts.
 
-    Rows without output tokens are failed ones: they have 0. Raises ConfigError whose place is the trace.
+    Counts that the server did not send are estimated from the events that carry output, or from bytes by the
+    trace's mean. Rows without output tokens are failed ones: they have 0. Raises ConfigError whose place is
+    the trace.
 
     Args:
         conversations: also turns and think times; rows of a session with an arrival then need none of their
@@ -173,5 +179,6 @@ def load_trace(
     requests = rows.in_order()
     notes = rows.notes() + (tie_note(requests.arrival_ns) if timed else [])
     return Trace(
-        requests, trace.format.name, notes, rows.dated, rows.links.session, rows.places, rows.answered
-    )
+        requests, trace.format.name, notes, rows.dated, rows.links.session, rows.places, rows.answered,
+        rows.left_out, rows.estimated,
+    )  # fmt: skip

@@ -23,7 +23,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
+from llmtap.metrics.summary import ENDED_WELL
 from llmtap.traces.format import ASPECTS, TraceSource, telling
 from llmtap.units import format_ns
 from llmtap.workload.requests import Requests
@@ -149,11 +151,11 @@ class TraceTurns:
     def notes(self) -> list[str]:
         told = (
             (self._undated, "rows have no arrival time: taken for when their conversation would go on"),
-            (self._orphans, "turns go on from one that the trace does not have: each begins a conversation"),
+            (self._orphans, "turns continue one that the trace does not have: each begins a conversation"),
             (self._overlapping, "turns did not wait for the answer before: think time 0"),
             (
                 self._unended,
-                "turns follow an answer whose end nobody knows: think time is from arrival to arrival",
+                "turns follow an answer with an unknown end: think time is from arrival to arrival",
             ),
         )
         return [f"{n:,} {what}" for n, what in told if n]
@@ -179,6 +181,13 @@ NO_TIMES: Final = "none of its rows has an arrival time"
 _COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
 _BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
 _ANSWERS = ("end of the answer", "first token", "times of events")
+_STREAMS = ("outcome", "token_source", "event_flags", "response_bytes", "stream", "method", "endpoint")
+_CARRIES_OUTPUT: Final = 2
+"""Bit of `event_flags`."""
+_TO_ESTIMATE: Final = -1
+"""Count of tokens of a row until all rows with a count are read."""
+BYTES_PER_TOKEN: Final = 4.0
+"""Assumed for a prompt where no row of the trace has both: English text with the usual vocabularies."""
 _NOT_YET = -(1 << 62)
 """Arrival of rows before the first known one, until that is known."""
 
@@ -204,22 +213,29 @@ class TraceRows:
         self._turns = TraceTurns() if conversations else None
         self._names, self._bodies, self._timed, self._placed = names, bodies, timed, places
         self._without = dict.fromkeys(_COLUMNS[:2], 0)
-        self._uncounted = self._untimed = 0
+        self._uncounted = self._untimed = self._no_model = 0
+        self._prompts, self._answers = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)
+        self.estimated = 0
+        """Rows whose input or output tokens are an estimate."""
         self._last_ns = _NOT_YET
 
     def take(self, source: TraceSource) -> None:
         """Read the wanted rows; `in_order` returns them."""
         self.dated = source.info.arrivals == "wall"
         wanted = {
-            *_COLUMNS, *_BLOCKS, *(COLUMNS if self._turns is not None else ()),
+            *_COLUMNS, *_BLOCKS, *_STREAMS, *(COLUMNS if self._turns is not None else ()),
             *(("tenant", "model") if self._names else ()), *(("request_body",) if self._bodies else ()),
             *(name for aspect in _ANSWERS if self._placed for name in ASPECTS[aspect]),
         }  # fmt: skip
         begin = 0
         for batch in source.batches:
-            batch = self._filled(batch.select(sorted(wanted)))
+            batch = batch.select(sorted(wanted))
             rows: Iterable[int] = range(begin, begin + batch.num_rows)
             begin += batch.num_rows
+            other = self._for_no_model(batch)
+            if other is not None:
+                batch, rows = batch.filter(pc.invert(other)), compress(rows, pc.invert(other).to_pylist())
+            batch = self._filled(batch)
             columns = [batch.column(name) for name in _COLUMNS[:2]]
             for name, column in zip(_COLUMNS[:2], columns, strict=True):
                 self._without[name] += column.null_count
@@ -241,6 +257,8 @@ class TraceRows:
         first_ns = next((at_ns for at_ns in arrivals if at_ns != _NOT_YET), 0)
         for row in takewhile(lambda row: arrivals[row] == _NOT_YET, range(len(arrivals))):
             arrivals[row] = first_ns
+        self._prompts.fill(self.requests.input)
+        self._answers.fill(self.requests.output)
         self.requests.block_tokens, self.requests.blocks = self._blocks.whole(self.requests.input)
         if not any(self.requests.tenants):
             self.requests.tenants = []
@@ -266,11 +284,23 @@ class TraceRows:
         """Call after `in_order`."""
         told = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
         notes = [f"{n:,} rows {told[name]}: left out" for name, n in self._without.items() if n]
+        if self._no_model:
+            notes.append(f"{self._no_model:,} rows are no requests to a model: not read")
+        if self.estimated:
+            notes.append(
+                f"{self.estimated:,} rows lack a token count: estimated from the events that"
+                " carry output, and from bytes"
+            )
         if self._uncounted:
             notes.append(f"{self._uncounted:,} rows have a body and no count of input tokens: taken for 0")
         if self._untimed:
             notes.append(f"{self._untimed:,} rows have no arrival time: they come with the row before")
         return notes + ([] if self._turns is None else self._turns.notes()) + self._blocks.notes
+
+    @property
+    def left_out(self) -> int:
+        """Rows that would have been read, had they an arrival and a token count."""
+        return sum(self._without.values())
 
     def why_none(self) -> str:
         if self._without["arrival_ns"]:
@@ -279,8 +309,20 @@ class TraceRows:
             return "none of its rows has a count of input tokens"
         return "has no rows"
 
+    def _for_no_model(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Return which rows are requests without a model's endpoint, prompt or tokens; None if none are."""
+        names = ("input_tokens", "prompt_bytes", "endpoint", *(("request_body",) if self._bodies else ()))
+        if not batch.column("input_tokens").null_count:
+            return None
+        other = batch.column("method").is_valid()
+        for name in names:
+            other = pc.and_(other, batch.column(name).is_null())
+        self._no_model += other.true_count
+        return other if other.true_count else None
+
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Fill values that rows may lack."""
+        batch = self._estimated(batch)
         inputs = batch.column("input_tokens")
         if self._bodies and inputs.null_count:
             unknown = pc.and_(inputs.is_null(), batch.column("request_body").is_valid())
@@ -297,9 +339,37 @@ class TraceRows:
             batch = _set(batch, "arrival_ns", known)
         return batch
 
+    def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Mark token counts that are to be estimated; count events of streams."""
+        inputs, outputs = batch.column("input_tokens"), batch.column("output_tokens")
+        n_bytes = batch.column("prompt_bytes")
+        if inputs.null_count:
+            unknown = pc.and_(inputs.is_null(), n_bytes.is_valid())
+            batch = _set(batch, "input_tokens", pc.if_else(unknown, _TO_ESTIMATE, inputs))
+        if outputs.null_count:
+            counts = outputs.to_pylist()
+            columns = (
+                batch.column(name).to_pylist() for name in ("outcome", "event_flags", "response_bytes")
+            )
+            for row, (outcome, flags, n) in enumerate(zip(*columns, strict=True)):
+                if counts[row] is None and outcome in ENDED_WELL:
+                    events = sum(1 for flag in flags or () if flag & _CARRIES_OUTPUT)
+                    counts[row] = events or (_TO_ESTIMATE if n else None)
+            batch = _set(batch, "output_tokens", pa.array(counts, pa.int64()))
+        return batch
+
     def _add(self, batch: pa.RecordBatch) -> None:
         requests = self.requests
         made = pc.fill_null(batch.column("output_tokens"), 0)
+        begin = len(requests)
+        whole = pc.if_else(pc.fill_null(batch.column("stream"), False), None, batch.column("response_bytes"))
+        estimated = pc.equal(pc.fill_null(batch.column("token_source"), ""), TokenSource.CHUNKS.value)
+        for estimate, tokens, sizes in (
+            (self._prompts, batch.column("input_tokens"), batch.column("prompt_bytes")),
+            (self._answers, made, whole),
+        ):
+            estimated = pc.or_(estimated, estimate.take(begin, tokens, sizes))
+        self.estimated += estimated.true_count
         for ours, theirs in (
             (requests.arrival_ns, batch.column("arrival_ns")),
             (requests.input, batch.column("input_tokens")),
@@ -336,6 +406,34 @@ def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
 def _set(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
     i = batch.schema.get_field_index(name)
     return batch.set_column(i, batch.schema.field(i), values)
+
+
+class _TokenEstimate:
+    """Token counts of rows without one, by the bytes per token of the rows with one."""
+
+    def __init__(self, bytes_per_token: float) -> None:
+        """`bytes_per_token`: where no row has a count; 0: such rows are taken for 0 tokens."""
+        self._assumed = bytes_per_token
+        self._tokens = self._bytes = 0
+        self._rows: dict[int, int] = {}
+        """Bytes by row."""
+
+    def take(self, begin: int, tokens: pa.Array, sizes: pa.Array) -> pa.Array:
+        """Return whether each row is to be estimated. `begin`: number of the first row."""
+        wanted = pc.equal(tokens, _TO_ESTIMATE)
+        if sizes.null_count < len(sizes):
+            known = pc.and_(pc.greater(tokens, 0), sizes.is_valid())
+            self._tokens += pc.sum(tokens.filter(known)).as_py() or 0
+            self._bytes += pc.sum(sizes.filter(known)).as_py() or 0
+            if wanted.true_count:
+                places = pc.indices_nonzero(wanted).to_pylist()
+                self._rows |= {begin + row: sizes[row].as_py() for row in places}
+        return wanted
+
+    def fill(self, column: "array[int]") -> None:
+        per_token = self._bytes / self._tokens if self._tokens else self._assumed
+        for row, size in self._rows.items():
+            column[row] = max(1, round(size / per_token)) if per_token else 0
 
 
 class _Blocks:

@@ -35,7 +35,7 @@ class Silent:
         self.lefts: list[str] = []
         """What was said of how much is left."""
 
-    def step(self, name: str, said: str) -> None:
+    def step(self, name: str, said: str, seconds: float | None = None) -> None:
         self.steps.append((name, said))
 
     def left(self, said: str) -> None:

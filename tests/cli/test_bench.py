@@ -131,6 +131,31 @@ def test_a_result_is_shown_written_and_gone_on_with(
     assert (tmp_path / "again.html").exists()
 
 
+def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
+    with sim("--ttft", "20ms") as a, sim("--ttft", "120ms") as b:
+        (tmp_path / "b.toml").write_text(f'[target]\nurl = "{b}"\n')
+        done = run(
+            "ttft", "--target", a, "--against", "b.toml", *SMALL, "--results", "r", "--json", "c.json",
+            cwd=tmp_path,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    turns = [line.rpartition("left: ")[2] for line in done.stderr.splitlines() if "system" in line]
+    assert turns == [
+        f"run {run} of 3, system {label}"
+        for run, order in enumerate(("ab", "ba", "ab"), 1)
+        for label in order
+    ]
+    told = json.loads((tmp_path / "c.json").read_text())
+    assert [system["label"] for system in told["systems"]] == ["a", "b"]
+    (p50,) = (
+        row
+        for row in told["tests"][0]["comparisons"]
+        if row["figure"] == "TTFT P50" and row["step"] == "load"
+    )
+    assert p50["finding"] == "worse"
+    assert "b (3 runs) against a (3 runs)" in done.stdout
+
+
 SAYING_MORE = """
 from llmtap.cli import progress
 from llmtap.cli.main import main
@@ -154,10 +179,14 @@ def test_one_signal_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> 
             process.send_signal(signal.SIGTERM)
             began = time.monotonic()
             said = process.stderr.read()
+            assert process.stdout is not None
+            report = process.stdout.read()
             code = process.wait(200)
     assert code == 128 + signal.SIGTERM, said
     assert time.monotonic() - began < 120, "not the minutes that all of it takes"
     assert "To go on:" in said
+    assert "Loads until the test was stopped" in report
+    assert "Deviation (ttft): the test was stopped before its end" in (tmp_path / "r/report.md").read_text()
     assert f"llmtap bench ttft --target {url}" in said
     assert "--results r" in said
     assert (tmp_path / "r/bench.json").exists()

@@ -22,7 +22,7 @@ class CtrlC:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, CtrlC())
-from llmtap.cli.entry import main
+from llmtap.cli.__main__ import main
 main()
 """
 REPLAY = ("replay", "conversation", "--rate", "4", "--target", "http://127.0.0.1:9")

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import signal
 import stat
 import subprocess
@@ -44,7 +45,7 @@ def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(tmp_path: Path, c
     code, out, _ = call("convert", *args)
     assert code == 0
     assert json.loads(target.read_text())["prompt"] == "[email], [redacted] or [phone]"
-    assert "request body\t1 of 1\tchanged\t3 marks in 1 rows" in out
+    assert re.search("request body +1 of 1 +changed +3 marks in 1 rows", out)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     code, _, err = call("convert", source, target, "--redact", "email,cards", "--to", "vllm-custom")
     assert (code, "'cards' is none of email, card" in err) == (2, True)
@@ -62,7 +63,7 @@ def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(tmp_path: Path, c
             "--to: no format to write is called 'azur'; did you mean azure?",
         ),
         (["a.jsonl", "b.parquet", "--from", "burstgpt"], "a.jsonl: line 1"),
-        (["a.jsonl", "a.jsonl", "--to", "mooncake"], "a.jsonl: is there already\nhint: --force"),
+        (["a.jsonl", "a.jsonl", "--to", "mooncake"], "a.jsonl: already exists\nhint: --force"),
         (["a.jsonl", "b.json", "--to", "sharegpt"], "--to: sharegpt needs request body, which mooncake"),
         (["a.jsonl", "b.csv", "--to", "azure", "--style", "x"], "--style: expected key=value, got 'x'"),
         (["a.jsonl", "b.parquet", "--override-model"], "--override-model: needs --model"),
@@ -106,7 +107,7 @@ def test_pipes_do_and_the_report_stays_out_of_the_data() -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n")
     assert len(done.stdout.splitlines()) == 21
-    assert b"prefix blocks\t0 of 20\tlost" in done.stderr
+    assert re.search(rb"prefix blocks +0 of 20 +lost .* --to llmtap or mooncake", done.stderr)
     capture = subprocess.run(
         [*COMMAND, "-", "-", "--to", "llmtap"], input=MOONCAKE, capture_output=True, timeout=200
     )
@@ -148,13 +149,13 @@ def test_ended_by_a_signal_it_leaves_no_part(number: signal.Signals, tmp_path: P
         # More than a pipe holds: once it is taken, the conversion is under way, and waits for more.
         running.stdin.write(MOONCAKE * 4_000)
         running.stdin.flush()
-        for _ in range(60):
+        for _ in range(4):
             running.send_signal(number)
             try:
-                running.wait(0.5)
+                running.wait(30)  # a process that is about to exit no longer handles signals
                 break
             except subprocess.TimeoutExpired:
-                pass  # Python looks at signals just before it waits, and not again: people press twice
+                pass  # Python checks for signals just before it waits, and not again: people press twice
         assert running.wait(1) == 128 + number
         running.stdin.close()
     assert os.listdir(target.parent) == []

@@ -166,13 +166,15 @@ def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
     sent = next(one for one in made.figures["plots"]["load-0"]["data"] if one["name"] == "sent")
     assert sum(sent["y"][:-1]) == result["load"]["sent"] == 20
     rows = dict(row for row in made.tables["settings"] if len(row) == 2)
+    assert f"(n {result['selftest']['itl']['n']:,}); self-test of" in rows["error of our own times"]
+    assert "our error  TTFT" in out
     assert rows["plan.workload.sha256"] == result["plan"]["workload"]["sha256"]
 
 
-STARTS_RAY = True
 MS = 1_000_000
 
 
+@pytest.mark.ray
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup")
 @pytest.mark.timeout(900)  # it may have to wait for other modules that start Ray
 def test_stopped_in_a_terminal_it_reports_what_was_sent(tmp_path: Path) -> None:
@@ -279,3 +281,16 @@ def test_a_target_that_cannot_be_asked_is_named(target: str, problem: str, call:
     assert code == 2
     assert f"--target: {problem}" in err
     assert "Error" not in err
+
+
+def test_selftest_states_load_count_and_duration(call: Call) -> None:
+    code, out, _ = call("selftest", "--streams", 2, "--itl", "100ms", "--duration", "1s", "--json", "-")
+    told = json.loads(out)
+    assert (code, told["unmatched"], told["load"]["streams"]) == (0, 0, 2)
+    assert told["load"]["tokens_per_second"] > 0
+    code, out, _ = call("selftest", "--streams", 1, "--itl", "100ms", "--duration", "1s")
+    assert code == 0
+    assert out.startswith("1 stream, ")
+    assert {line.split()[0] for line in out.splitlines()[1:]} >= {"error,", "TTFT", "ITL"}
+    code, _, err = call("selftest", "--itl", "0.1ms")
+    assert (code, "--itl: expected a time from 1 ms to 60 s" in err) == (2, True)

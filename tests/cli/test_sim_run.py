@@ -1,8 +1,10 @@
 """`llmtap sim run`: its axes, outputs and captures, and how its jobs are named while it runs."""
 
+import csv
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from llmtap.capture.read.reader import read
@@ -28,7 +31,7 @@ def trace(tmp_path: Path) -> Path:
 
 def test_readings_are_listed_and_set(trace: Path, call: Call) -> None:
     code, out, _ = call("sim", "run", "--readings")
-    names = [line.split("\t")[0] for line in out.splitlines()]
+    names = [line.split("  ")[0] for line in out.splitlines()]
     assert code == 0
     assert {"reading", "eps", "bin_choice", "same_instant"} <= set(names)
     settings = ("--reading", "window=arrivals", "--reading", "failed=dropped", "--bins", "0,10,20")
@@ -59,7 +62,7 @@ def test_the_capacity_is_searched(trace: Path, call: Call) -> None:
         _, out, _ = call("sim", "run", trace, *rate, "--json", "-")
         assert (json.loads(out)[0]["request_sla_violation"] <= 0.1) is within
     _, out, _ = call("sim", "run", trace, *options)
-    assert out.splitlines()[0].endswith("\tcapacity req/s")
+    assert out.splitlines()[0].endswith("  capacity req/s")
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -81,7 +84,7 @@ def test_in_a_terminal_there_is_a_table_and_a_bar(trace: Path, width: int) -> No
             seen += data
     os.close(ours)
     assert child.returncode == 0
-    for whole in (b"multi_bin_dynamic", b"dynamic_no_bins", b"queue p50 s"):
+    for whole in (b"multi_bin_dynamic", b"dynamic_no_bins", b"queue p50"):
         assert whole in seen
     assert "\N{HORIZONTAL ELLIPSIS}".encode() not in seen, "something was cut"
     assert b"\t" not in seen
@@ -101,9 +104,9 @@ def test_what_has_several_values_is_multiplied_out(trace: Path, tmp_path: Path, 
         (o["scheduler"], o["scale"], o["servers"], o["readings"]["bins"], o["readings"]["eps"]) for o in told
     }
     assert len(found) == 20
-    columns, *rows = (line.split("\t") for line in out.splitlines()[:21])
-    assert columns[:6] == ["scheduler", "requests", "offered req/s", "servers", "eps", "bins"]
-    assert [row[4:6] for row in rows[:2]] == [["-", "-"], ["1 ms", "2"]]
+    columns, *rows = (re.split("  +", line.strip()) for line in out.splitlines()[:21])
+    assert columns[:5] == ["scheduler", "offered req/s", "servers", "eps", "bins"]
+    assert [row[3:5] for row in rows[:2]] == [["-", "-"], ["1 ms", "2"]]
     assert err.count(" of 20: ") == 20
     # What varies is told of all, also where it is as by default, and read as in the table.
     assert "multi_bin_dynamic, 60 requests, scale 100, 1 server, eps 5 ms, bins 4 (" in err
@@ -121,7 +124,7 @@ def test_a_preset_is_listed_and_run_with_what_options_put_in_its_place(
     trace: Path, tmp_path: Path, call: Call
 ) -> None:
     _, out, _ = call("sim", "run", "--presets")
-    assert {"grid", "methods", "chat"} <= {line.split("\t")[0] for line in out.splitlines()}
+    assert {"grid", "methods", "chat"} <= {line.split("  ")[0] for line in out.splitlines()}
     place, kept = tmp_path / "out.json", tmp_path / "r.jsonl"
     options = ("--requests", 60, "--rate", 5, "--results", kept, "--json", place)
     code, _, err = call("sim", "run", trace, "--preset", "grid", *options)
@@ -149,8 +152,8 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Cal
     for _ in range(2):  # what failed is tried again, what was done is not
         code, out, err = call("sim", "run", *options)
         lines = [line for line in out.splitlines() if not line.startswith("note: ")]
-        assert (code, len(lines)) == (1, 4)
-        assert "Offered: all at once." in out
+        assert (code, len(lines)) == (1, 4), lines
+        assert "offered all at once" in out
         assert err.splitlines()[-1].endswith(": all requests failed, and failed ones are dropped")
     errors = ["error" in json.loads(line) for line in kept.read_text().splitlines()]
     assert errors == [False, True, True]
@@ -188,7 +191,7 @@ def test_what_output_delay_does_by_itself_is_recorded_and_zero_is_zero(trace: Pa
     assert off["serving"]["output_delay"] == 0.0
     assert off["metrics"] == plain["metrics"]
     _, out, _ = call("sim", "run", "--readings")
-    assert "\noutput_delay\t0 ns; 50 ms with output_delay\t" in out
+    assert re.search("\noutput_delay +0 ns; 50 ms with output_delay  ", out)
 
 
 def test_the_examples_start_a_cluster_of_their_own(call: Call) -> None:
@@ -279,3 +282,27 @@ def test_a_line_for_each_job(capsys: pytest.CaptureFixture[str]) -> None:
         "llmtap: 1 of 2: static_fifo, 2,000 requests (ab): 1.23 s",
         "llmtap: 2 of 2: static_fifo, 2,000 requests (cd): failed: no",
     ]
+
+
+def test_runs_are_a_table_with_both_capacities_and_gpus_are_in_the_capture(
+    trace: Path, tmp_path: Path, call: Call
+) -> None:
+    place, columnar = tmp_path / "runs.csv", tmp_path / "runs.parquet"
+    options = ("--scheduler", "static_fifo", "--requests", 200, "--servers", 2, "--capacity", 0.05)
+    options += ("--reading", "request_sla=4s", "--scale", 100)
+    bounds = ("--capacity-by", "request,token,slo", "--slo", "e2e:2s", "--capture", tmp_path / "c")
+    code, out, _ = call("sim", "run", trace, *options, *bounds, "--table", place, "--json", tmp_path / "j")
+    [told] = json.loads((tmp_path / "j").read_text())
+    [row] = list(csv.DictReader(place.open()))
+    assert (code, row["num_gpus"], row["num_requests"]) == (0, "2", "200")
+    assert float(row["capacity_threshold_lambda"]) == told["capacity"]["by"]["request"]
+    assert told["capacity"]["by"].keys() == {"request", "token", "slo"}
+    # A bound of 2 s is met at a lower rate than one of 4 s.
+    assert told["capacity"]["by"]["slo"] < told["capacity"]["by"]["request"]
+    assert float(row["decode_step_time_ms"]) == told["decode_step_mean"] * 1_000
+    assert "capacity (token) req/s" in out
+    [capture] = (tmp_path / "c").iterdir()
+    assert {x.route for x in read(capture).exchanges()} == {"gpu-0", "gpu-1"}
+    assert call("sim", "run", trace, *options, "--table", columnar)[0] == 0
+    assert pq.read_table(columnar).column("p99_latency").to_pylist() == [told["latency"]["p99"]]
+    assert call("sim", "run", trace, *options, "--capacity-by", "slo")[0] == 2

@@ -192,7 +192,7 @@ def test_what_cannot_be_is_told_before_anything_starts(folder: Path) -> None:
     file.touch()
     assert refused().place == "meter.socket"
     assert refused("--listen-socket", str(folder / "none/tap.sock")).place == "meter.socket"
-    assert refused("--listen-socket", str(file)).problem == f"{file} is there, and is no socket"
+    assert refused("--listen-socket", str(file)).problem == f"{file} exists and is not a socket"
     assert refused("--listen-socket", str(folder / ("x" * 120))).place == "meter.socket"
     path = ("--listen-socket", str(folder / "tap.sock"))
     assert refused(*path, "--set", "nonsense").place == "--set"
@@ -201,7 +201,7 @@ def test_what_cannot_be_is_told_before_anything_starts(folder: Path) -> None:
     assert experiment.place == "experiment.enabled"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         admin = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert refused(*path, "--admin", admin).place == "meter.admin"
+        assert refused(*path, "--admin", admin).place == "meter.admin (--admin)"
     assert not os.path.exists(folder / "tap.sock"), "nothing is left behind"
 
 
@@ -238,7 +238,7 @@ def test_objectives_of_the_environment_are_read_as_the_proxy_does(
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ((), "--config: is missing: no file tells objectives"),
+        ((), "--config: is missing: no objectives are configured"),
         (("--config", "/nowhere.toml"), "/nowhere.toml: cannot be read"),
         (("--config", CONFIG, "--job", 'a"'), "--job: 'a\"' is no name for a job"),
         (("--config", CONFIG, "--out", "/nowhere/x"), "--out: cannot write /nowhere/x"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def refused(*args: str, **environ: str) -> ConfigError:
         (("--interface", "lo", "--port", "0"), "--port"), (("--interface", "lo", "--port", "80,"), "--port"),
         (("--interface", "lo", "--read", "x"), "--read"), (("--read", "/nowhere.pcap"), "/nowhere.pcap"),
         (("--read", __file__), __file__), (("--interface", "lo", "--port", "80", "--json"), "--json"),
+        (("--interface", "lo", "--port", "80", "--timestamps", "gps"), "watch.timestamps (command line)"),
         (("--interface", "lo", "--port", "80", "--upstream-host", "engine"), "watch.upstream_hosts"),
         (("--interface", "lo", "--port", "80", "--set", "experiment.enabled=true"), "experiment.enabled"),
     ],
@@ -121,7 +123,7 @@ def test_inspect_lists_the_exchanges_of_a_file_and_explains_one(file: Path) -> N
 
     listed = inspect()
     head, row = listed.stdout.splitlines()
-    cells = dict(zip(head.split("\t"), row.split("\t"), strict=True))
+    cells = dict(zip(*(re.split("  +", line.strip()) for line in (head, row)), strict=True))
     assert (cells["#"], cells["status"], cells["outcome"], cells["events"]) == ("0", "200", "complete", "6")
     assert float(cells["TTFT ms"]) == 2.0 and cells["request"] == "POST /v1/chat/completions"
     assert "1 followed" in listed.stderr

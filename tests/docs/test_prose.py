@@ -36,6 +36,9 @@ FORBIDDEN = {
     r"\b[Oo]f all that is\b": "fraction of",
     r"\bthere (is|are) none of\b": "does not exist",
     r"\bkeep(s)? to itself\b": "does not report",
+    r"\bof its own accord\b": "by itself",
+    r"\b[Ss]eed 00[0-4]\b": "the name of the paper or draft",
+    r"\bno file tells\b": "is not configured",
 }
 """Phrases that readers had to read twice, as patterns, and what to write."""
 

@@ -19,6 +19,7 @@ from tests.support.browser import CHROMIUM, browser
 ROOT = Path(__file__).parents[2]
 NAVIGATION = re.compile(r"[\w/-]+\.md")
 LOADED = "location.href === '%s' && document.readyState === 'complete' && document.querySelector('article')"
+CUT = "[...document.images].filter(one => one.getBoundingClientRect().right > innerWidth).map(one => one.src)"
 BROKEN = "[...document.images].filter(one => one.complete && !one.naturalWidth).map(one => one.src)"
 
 pytestmark = pytest.mark.skipif(
@@ -81,6 +82,11 @@ async def look(site: Path) -> None:
                     await page.open(url + name)
                     await page.until(LOADED % (url + name))
                     assert await page.look(BROKEN) == [], name
+                for dark, scheme in ((False, "default"), (True, "slate")):
+                    await page.screen(375, 800, dark=dark)
+                    await page.open(f"{url}concepts.html?{scheme}")
+                    await page.until(f"document.body.getAttribute('data-md-color-scheme') === '{scheme}'")
+                    assert await page.look(CUT) == [], "pictures that a phone cuts"
                 assert [one for one in page.requests if not one.startswith((url, "data:", "about:"))] == []
                 assert page.problems == []
         finally:

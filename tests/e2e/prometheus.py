@@ -4,7 +4,8 @@
 
 `llmtap sim serve` answers, `llmtap proxy` stands in front, Prometheus scrapes its admin port every second.
 Checked are the target's health, the exposition by `promtool check metrics`, counts and quantiles against the
-exact ones of `/api/v1/exchanges`, and the exemplars. Exits 1, naming what is wrong. Well under a minute.
+exact ones of `/api/v1/exchanges`, native histograms by a second Prometheus, and the exemplars. Exits 1,
+naming what is wrong. Minutes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import http.client
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,7 @@ import threading
 import time
 import urllib.parse
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +54,7 @@ SCRAPES_MIN = 5
 FAILED_SHARE_MAX = 0.1
 CLIENTS = 8
 QUANTILES = (0.5, 0.9, 0.99)
+NATIVE_ERROR_MAX = 0.02
 
 
 def unpacked() -> tuple[Path, Path]:
@@ -162,22 +165,32 @@ class Prometheus:
         return get_json(f"{self.base}/query_exemplars?{urllib.parse.urlencode(span)}")["data"]
 
 
-def configure(admin: int, rules: Path) -> Path:
-    file = HOME / "prometheus.yml"
+def configure(admin: int, rules: Path | None, native: Mapping[str, object] | None = None) -> Path:
+    file = HOME / ("prometheus.yml" if native is None else "native.yml")
     # JSON is YAML enough.
-    job = {"job_name": "llmtap", "static_configs": [{"targets": [f"127.0.0.1:{admin}"]}]}
+    job = {"job_name": "llmtap", "static_configs": [{"targets": [f"127.0.0.1:{admin}"]}], **(native or {})}
     seconds = {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"}
     seconds["evaluation_interval"] = f"{SCRAPE_S}s"
-    file.write_text(json.dumps({"global": seconds, "scrape_configs": [job], "rule_files": [str(rules)]}))
+    file.write_text(
+        json.dumps({"global": seconds, "scrape_configs": [job], "rule_files": [str(rules)] if rules else []})
+    )
     return file
 
 
-def prometheus_argv(binary: Path, port: int, config: Path) -> list[str]:
-    data = HOME / "data"
+def native_setting(binary: Path) -> dict[str, object]:
+    """The key of a job that asks for native histograms: from 3.8 on; before, there is a feature flag only."""
+    said = subprocess.run([str(binary), "--version"], capture_output=True, text=True)
+    major, minor = map(int, re.search(r"version (\d+)\.(\d+)", said.stdout + said.stderr).groups())  # type: ignore[union-attr]
+    return {"scrape_native_histograms": True} if (major, minor) >= (3, 8) else {}
+
+
+def prometheus_argv(binary: Path, port: int, config: Path, *features: str) -> list[str]:
+    data = HOME / f"data-{port}"
+    enabled = ",".join(("exemplar-storage", *features))
     shutil.rmtree(data, ignore_errors=True)
     return [
         str(binary), f"--config.file={config}", f"--storage.tsdb.path={data}",
-        f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage",
+        f"--web.listen-address=127.0.0.1:{port}", f"--enable-feature={enabled}",
     ]  # fmt: skip
 
 
@@ -259,6 +272,21 @@ def check_quantiles(prometheus: Prometheus, samples: dict[str, list[float]]) -> 
                 yield f"{name} p{q * 100:g}: {told} by Prometheus, {exact} exactly: {off} buckets off"
 
 
+def check_native_quantiles(prometheus: Prometheus, samples: dict[str, list[float]]) -> Iterator[str]:
+    """Every quantile of a native histogram is within 2 % of the exact one."""
+    for name, (metric, labels) in METRICS.items():
+        count = prometheus.number(f"histogram_count(sum({metric}{{{labels}}}))")
+        if count != len(samples[name]):
+            yield f"the native {metric} counts {count}, the API has {len(samples[name])}"
+        for q in QUANTILES:
+            exact = percentile(samples[name], q)
+            told = prometheus.number(f"histogram_quantile({q}, sum({metric}{{{labels}}}))")
+            off = told / exact - 1
+            print(f"  native {name} p{q * 100:g}: exact {exact * 1e3:.3f} ms, by Prometheus {off:+.2%}")
+            if not abs(off) <= NATIVE_ERROR_MAX:
+                yield f"native {name} p{q * 100:g}: {told} by Prometheus, {exact} exactly"
+
+
 def check_totals(prometheus: Prometheus, streams: int) -> Iterator[str]:
     for query, expected in {
         'sum(llmtap_exchanges_total{outcome="complete"})': streams,
@@ -308,13 +336,16 @@ def run(streams: int) -> list[str]:
     objectives = HOME / "slo.toml"
     objectives.write_text(SLO)
     rules = compressed_rules(objectives, HOME)
-    engine, listen, admin, port = (port_free() for _ in range(4))
+    engine, listen, admin, port, native_port = (port_free() for _ in range(5))
     shutil.rmtree(HOME / "capture", ignore_errors=True)
     kept = ["--config", str(objectives), "--capture", str(HOME / "capture"), "--set", "log.level=warning"]
+    kept += ["--set", "meter.native_histograms=true"]
+    native = configure(admin, None, native_setting(binary))
     argvs = {
         "sim": [str(LLMTAP), "sim", "serve", "--listen", f"127.0.0.1:{engine}"],
         "tap-prometheus": proxy_argv(LLMTAP, engine, listen, admin, *kept),
         "prometheus": prometheus_argv(binary, port, configure(admin, rules)),
+        "prometheus-native": prometheus_argv(binary, native_port, native, "native-histograms"),
     }
     argvs["sim"] += ["--ttft", "60ms", "--itl", "8ms", "--spread", "0.6", "--tokens", "40"]
 
@@ -327,15 +358,20 @@ def run(streams: int) -> list[str]:
             running["sim"].wait_ready(f"http://127.0.0.1:{engine}/health", limit_s=READY_S_MAX)
             running["tap-prometheus"].wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
             running["prometheus"].wait_ready(f"http://127.0.0.1:{port}/-/ready", limit_s=READY_S_MAX)
-        prometheus = Prometheus(port)
+            running["prometheus-native"].wait_ready(
+                f"http://127.0.0.1:{native_port}/-/ready", limit_s=READY_S_MAX
+            )
+        prometheus, by_native = Prometheus(port), Prometheus(native_port)
         with phase(f"{streams} streams, {CLIENTS} at a time"):
             put_load(listen, streams)
         with phase("the last scrapes"):
             wait_scraped(prometheus, streams)
+            wait_scraped(by_native, streams)
         exchanges = get_exchanges(f"http://127.0.0.1:{admin}/api/v1")
         wrong += check_scrapes(prometheus, running["prometheus"].log)
         wrong += check_exposition(promtool, admin)
         wrong += check_quantiles(prometheus, exact_samples(exchanges))
+        wrong += check_native_quantiles(by_native, exact_samples(exchanges))
         wrong += check_totals(prometheus, streams)
         wrong += check_exemplars(prometheus, streams)
         wrong += check_rules(prometheus)

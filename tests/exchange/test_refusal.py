@@ -106,6 +106,14 @@ BLOCK = {"error": {"message": "Content blocked: keyword", "type": "invalid_reque
             ("output_guardrail", "stream_error.message", "high", "output", "blocked", True),
         ),
         (
+            [{"error": {"message": "m", "code": "1301"}}],  # before any text: what was asked
+            ("input_guardrail", "stream_error.code", "high", "input", "blocked", None),
+        ),
+        (
+            [text("a"), {"error": {"message": "m", "code": "1301"}}],
+            ("output_guardrail", "stream_error.code", "high", "output", "blocked", True),
+        ),
+        (
             [text("a"), STOP, {"error": {"message": "m", "code": "400"}}],
             ("output_guardrail", "stream_error.code", "medium", "output", "blocked", True),
         ),

@@ -66,6 +66,11 @@ def test_the_model_of_the_answer_serves_where_the_request_names_none() -> None:
     assert observe((100, ROLE + DONE), body=BODY).model == "acme-8b"
 
 
+def test_a_request_to_an_agent_is_told_by_its_header() -> None:
+    x = observe(request=post(b"A2A-Version: 1.0"))
+    assert (x.endpoint, x.call) == ("a2a", None)
+
+
 def test_the_request_id_is_the_requests_or_else_the_answers() -> None:
     head = OK % b"X-REQUEST-ID: up-9\r\n"
     assert observe(head=head).request_id == "req-1"

@@ -179,6 +179,22 @@ def test_the_end_of_the_session_is_that_of_its_responses(outcome: str, expected:
     assert (x.outcome, x.timeline.first_token_ns, x.tokens.output) == (expected, 130, 1)
 
 
+def test_the_limit_of_sixty_minutes_fails_what_runs_and_nothing_before_it() -> None:
+    late_ns = 60 * 60 * 10**9
+    error = {"type": "invalid_request_error", "code": "websocket_connection_limit_reached"}
+    found = play(
+        up(100, "response.create", model="m", input="x"), *answer(110, "resp_1", 7),
+        up(late_ns - 50, "response.create", model="m", input="y"), *answer(late_ns - 40, "resp_2", 4)[:3],
+        up(late_ns - 45, "response.create", model="m", input="z", stream_id="b"),
+        down(late_ns, "error", status=400, error=error),
+        live=1,
+    )  # fmt: skip
+    assert [(x.outcome, x.timeline.arrival_ns, len(x.timeline.events)) for x in found] == [
+        (Outcome.COMPLETE, 100, 4), (Outcome.UPSTREAM_ERROR, late_ns - 50, 4),
+        (Outcome.TRUNCATED, late_ns - 45, 0),
+    ]  # fmt: skip
+
+
 def test_a_session_without_a_response_is_the_exchange_of_its_tunnel() -> None:
     steps = (down(50, "session.created", session={"model": "m"}), ("down", 60, frame(b"", Opcode.PING)))
     (x,) = play(*steps, path=b"/v1/realtime")

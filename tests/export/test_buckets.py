@@ -5,7 +5,15 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.export.buckets import ADDED_EDGES_NS, GAP_EDGES_NS, TOKEN_EDGES, TTFT_EDGES_NS, Buckets
+from llmtap.export.buckets import (
+    ADDED_EDGES_NS,
+    EXPONENTIAL_SCALE,
+    GAP_EDGES_NS,
+    TOKEN_EDGES,
+    TTFT_EDGES_NS,
+    Buckets,
+    ExponentialBuckets,
+)
 
 EDGES = (10, 20, 50)
 
@@ -46,3 +54,21 @@ def test_edges_rise_and_cover_what_they_promise() -> None:
     assert {2_000_000_000, 3_000_000_000, 15_000_000_000, 30_000_000_000, 60_000_000_000} <= set(
         TTFT_EDGES_NS
     )
+
+
+@given(st.lists(st.integers(0, 10**14), max_size=300), st.integers(2, 40))
+def test_exponential_buckets_end_at_powers_of_the_64th_root_of_2(values: list[int], most: int) -> None:
+    one_by_one, together = ExponentialBuckets(), ExponentialBuckets()
+    for value in values:
+        one_by_one.record(value)
+    together.record_many(values)
+    found = sorted(together.counts.items())
+    assert found == sorted(one_by_one.counts.items())
+    for value, i in zip(sorted(filter(None, values)), (i for i, n in found for _ in range(n)), strict=True):
+        assert 2 ** (i - 1) < value**64 <= 2**i or (i, value) == (0, 1)
+    assert (together.n, together.total, together.zeros) == (len(values), sum(values), values.count(0))
+    scale, offset, dense = together.dense(most)
+    assert len(dense) <= most
+    merged = 2 ** (EXPONENTIAL_SCALE - scale)
+    told = [offset + i for i, n in enumerate(dense) for _ in range(n)]
+    assert told == [(i - 1) // merged for i, n in found for _ in range(n)]

@@ -4,14 +4,11 @@ import pytest
 
 from llmtap.config import load_settings
 from llmtap.errors import ConfigError
-from llmtap.export.options import OtlpOptions, parse_pairs
+from llmtap.export.options import OtlpOptions
 
 STANDARD = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector:4317",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-    "OTEL_EXPORTER_OTLP_HEADERS": "api-key=abc%3D",
-    "OTEL_SERVICE_NAME": "edge",
-    "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod",
 }
 
 
@@ -22,16 +19,15 @@ def test_without_an_endpoint_nothing_is_exported() -> None:
 
 def test_the_standard_variables_count_where_nothing_of_ours_speaks(tmp_path: Path) -> None:
     otlp = load_settings(None, STANDARD, {}).otlp
-    assert (otlp.endpoint, otlp.protocol, otlp.service_name) == (
-        "https://collector:4317", "http/protobuf", "edge",
-    )  # fmt: skip
-    assert parse_pairs(otlp.headers, "") == [("api-key", "abc=")]
+    assert (otlp.endpoint, otlp.protocol) == ("https://collector:4317", "http/protobuf")
     file = tmp_path / "llmtap.toml"
     file.write_text("[otlp]\nendpoint = 'http://other:1'\n")
     otlp = load_settings(file, STANDARD, {}).otlp
-    assert (otlp.endpoint, otlp.service_name) == ("http://other:1", "edge")
+    assert (otlp.endpoint, otlp.protocol) == ("http://other:1", "http/protobuf")
     otlp = load_settings(file, {**STANDARD, "LLMTAP_OTLP_ENDPOINT": ""}, {}).otlp
     assert otlp.endpoint == "", "switched off for good"
+    own = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://traces:4317"}
+    assert not otlp.exports(own) and OtlpOptions().exports(own) and not OtlpOptions().exports({})
     assert load_settings(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, {}).otlp.endpoint is None
 
 
@@ -62,6 +58,8 @@ def test_an_endpoint_is_a_url(url: str) -> None:
         ({"resource": "x"}, "otlp.resource"),
         ({"interval": 1}, "otlp.interval"),
         ({"timeout": 0}, "otlp.timeout"),
+        ({"sample_ratio": 1.5}, "otlp.sample_ratio"),
+        ({"queue_max": 0}, "otlp.queue_max"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options: dict[str, object], place: str) -> None:

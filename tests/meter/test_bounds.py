@@ -24,7 +24,6 @@ from llmtap.clock import ManualClock, SystemClock
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.request import REQUEST_BYTES_MAX
 from llmtap.export.opentelemetry.exporter import OtlpExporter
-from llmtap.export.opentelemetry.otlp import OtlpResponse
 from llmtap.export.options import OtlpOptions
 from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
@@ -34,6 +33,7 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.meter.pipeline.recorder import Recorder
 from tests.meter.sinks import CollectingSink
+from tests.support.servers.otlp_receiver import OtlpReceiver
 
 SIZE = 8_000_000
 assert SIZE < REQUEST_BYTES_MAX
@@ -122,18 +122,10 @@ def fail(relay: Relay, plant: str) -> None:
     relay.say(FrameKind.RESPONSE_DATA, 6, json.dumps({"error": error | {"message": "m"}}))
 
 
-class _Link:
-    """A receiver that notes what it is sent."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-
-    def send(self, signal: str, body: bytes, timeout_s: float) -> OtlpResponse:
-        self.bodies.append(body)
-        return OtlpResponse(True)
-
-    def close(self) -> None:
-        pass
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    with OtlpReceiver() as receiver:
+        yield receiver
 
 
 def strings_of(value: object, name: str = "") -> Iterator[tuple[str, str]]:
@@ -161,7 +153,7 @@ def leaks(text: str | bytes) -> list[str]:
 @pytest.mark.parametrize("plant", ["behind", "across", "alone"])
 @pytest.mark.parametrize("answer", [stream, refuse, fail])
 def test_no_string_is_long_and_no_key_is_shown(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, plant: str, answer: Any
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, receiver: OtlpReceiver, plant: str, answer: Any
 ) -> None:
     caplog.set_level(logging.INFO)
     rules = TenantOptions(rules=(TenantRule(header="x-team"),))
@@ -172,13 +164,9 @@ def test_no_string_is_long_and_no_key_is_shown(
     tally.keep(recorder)
     sink = CollectingSink()
     tally.sinks.append(sink)
-    link = _Link()
-    exporter = OtlpExporter(
-        OtlpOptions(endpoint="http://x"), ManualClock(now_ns=1), "1", make_link=lambda _: link
-    )
+    exporter = OtlpExporter(OtlpOptions(endpoint=receiver.endpoint), ManualClock(now_ns=1), "1")
     tally.sinks.append(exporter)
     recorder.start()
-    exporter.start()
     hello = Hello(relay="r" * SIZE, pid=1, clock="c" * SIZE, anchor_mono_ns=0, anchor_wall_ns=0)
     assembler = Assembler(hello, tally)
     tally.streams.join(assembler)
@@ -216,12 +204,13 @@ def test_no_string_is_long_and_no_key_is_shown(
     assert row["level"] == "shape" and row["message_roles"] == ["other"]
     log = [record.getMessage() for record in caplog.records]
     assert any(line.startswith("event=exchange ") for line in log)
-    assert any(b"llmtap.exchange.id" in body for body in link.bodies)
-    written = (under_way, api, metrics, repr(row), "\n".join(log), *link.bodies)
+    exported = [request.SerializeToString() for request in (*receiver.traces, *receiver.metrics)]
+    assert any(b"llmtap.exchange.id" in body for body in exported)
+    written = (under_way, api, metrics, repr(row), "\n".join(log), *exported)
     for output in written:
         assert not leaks(output)
     for texts in (json.loads(under_way), json.loads(api), row):
         assert max(len(text) for _, text in strings_of(texts)) <= TEXT_MAX
     assert max(map(len, log)) < 2_000
-    assert max(map(len, link.bodies)) < 20_000
+    assert max(map(len, exported)) < 20_000
     assert sum(len(text) for _, text in strings_of(x)) < tally.recent.weight_bytes < 100_000

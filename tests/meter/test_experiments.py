@@ -234,6 +234,77 @@ def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch
     assert (sum(ratio["units"].values()), ratio["capped"]) == (100, True)
 
 
+# ---------------------------------------------------------------- a worse arm
+
+
+def run_until_stopped(
+    view: Experiments, seed: int, factor: float, failing: float = 0.0, n: int = 1_200
+) -> None:
+    r = random.Random(seed)
+    for _ in range(n):
+        arm = "ab"[r.random() < 0.5]
+        failed = r.random() < (failing if arm == "b" else 0)
+        first = round(100 * r.lognormvariate(0, 0.6) * (factor if arm == "b" else 1))
+        x = streamed(first, first + 20, outcome=Outcome.UPSTREAM_ERROR if failed else Outcome.COMPLETE)
+        ended(view, x, arm, f"{r.getrandbits(64):016x}")
+        if view.state != "running":
+            return
+
+
+@pytest.mark.parametrize(
+    ("figures", "factor", "failing", "stopped"),
+    [
+        (["ttft"], 1.6, 0.0, "ttft"),
+        (["failed", "e2e.p50"], 1.8, 0.0, "e2e.p50"),
+        (["ttft.p95", "failed"], 1.0, 0.1, "failed"),
+        (["ttft", "failed"], 0.5, 0.0, None),
+        ([], 3.0, 0.5, None),
+    ],
+)
+def test_a_worse_arm_ends_the_experiment(
+    figures: list[str], factor: float, failing: float, stopped: str | None
+) -> None:
+    view, words = viewed(an_experiment(A, B, stop_worse=figures)), list[int]()
+    view.join(0, words.append)
+    run_until_stopped(view, 1, factor, failing)
+    out = said(view)
+    if stopped is None:
+        assert (out["stopped"], out["state"]) == (None, "running")
+        return
+    assert view.experiment is not None
+    assert (out["stopped"]["arm"], out["stopped"]["figure"]) == ("b", stopped)
+    assert out["stopped"]["difference"] > 0
+    assert (out["state"], out["switched_by"]) == ("off", "stop_worse")
+    assert words[-1] == switch_word(view.experiment.id, False)
+
+
+def test_equal_arms_are_seldom_stopped() -> None:
+    """A/A: 40 experiments, looked at 18 times each, by three figures."""
+    stops = 0
+    for seed in range(40):
+        view = viewed(an_experiment(A, B, stop_worse=["ttft", "ttft.p50", "failed"]))
+        run_until_stopped(view, seed, 1.0, 0.0)
+        stops += view.state != "running"
+    assert stops <= 0.05 * 40
+
+
+def test_a_covariate_is_the_size_of_the_first_request() -> None:
+    outs = {}
+    for covariate in ("none", "request_bytes"):
+        view, r = viewed(an_experiment(A, B, covariate=covariate)), random.Random(4)
+        for i in range(300):
+            size = round(r.lognormvariate(7, 0.8))
+            x = streamed(round((20 + size / 20) * r.lognormvariate(0, 0.2)))
+            x.request_bytes = size
+            ended(view, x, "ab"[i % 2], f"{r.getrandbits(64):016x}")
+        out = said(view)
+        assert out["covariate"] == covariate
+        outs[covariate] = out["differences"]["b"]["ttft"]["mean"]
+    assert "variance_left" not in outs["none"]
+    assert outs["request_bytes"]["variance_left"] < 0.3
+    assert outs["request_bytes"]["unadjusted_difference"] == outs["none"]["difference"]
+
+
 # ---------------------------------------------------------------- the switch
 
 

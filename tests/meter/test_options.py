@@ -63,3 +63,18 @@ def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> No
 def test_what_is_no_address_names_its_place(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^meter\.admin: "):
         split_address(text, "meter.admin")
+
+
+@pytest.mark.parametrize(
+    "buckets", [{"ttft": ()}, {"ttft": (1.0, 0.5)}, {"gap": (0.0, 1.0)}, {"tpot": (1.0,)}], ids=str
+)
+def test_edges_of_buckets_ascend_and_are_of_a_known_kind(buckets: dict[str, tuple[float, ...]]) -> None:
+    with pytest.raises(ConfigError, match=r"meter\.buckets\."):
+        MeterOptions(buckets=buckets)
+
+
+@pytest.mark.parametrize("url", ["host:8000/metrics", "ftp://h/metrics", "http:///metrics"])
+def test_the_metrics_of_the_upstream_have_a_url_that_is_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"meter\.upstream_metrics") as caught:
+        MeterOptions(upstream_metrics=url)
+    assert url not in str(caught.value)

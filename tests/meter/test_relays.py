@@ -29,6 +29,14 @@ def test_clients_connect_to_the_newest_relay_that_listens() -> None:
     assert book.listen() == "a"
 
 
+def test_a_meter_that_comes_later_counts_only_requests_skipped_since() -> None:
+    book = RelayBook()
+    book.join(replace(hello(), skipped=40))
+    assert book.say("r0", relay_status(skipped={"GET": 41, "/tokenize": 2}), 10) == 3
+    assert book.say("r0", relay_status(skipped={"GET": 41, "/tokenize": 2}), 20) == 0
+    assert book.say("another", relay_status(skipped={"GET": 1}), 20) == 0
+
+
 def test_ready_means_a_relay_that_spoke_lately() -> None:
     book = RelayBook()
     assert not book.ready(0)
@@ -37,6 +45,9 @@ def test_ready_means_a_relay_that_spoke_lately() -> None:
     book.say("r0", relay_status(), 10)
     assert book.ready(10 + STATUS_FRESH_NS)
     assert not book.ready(11 + STATUS_FRESH_NS)
+    for up, ready in ((False, False), (True, True)):
+        book.say("r0", relay_status(upstream_up=up), 10)
+        assert book.ready(10) == ready
     book.leave("r0", epoch, 0, 11)
     assert not book.ready(11)
 

@@ -60,18 +60,25 @@ def test_without_a_default_the_others_have_no_class() -> None:
 
 
 def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
-    slos = book(ManualClock(), gold=slo(target=0.9, tenants=("a", "b")))
+    clock = ManualClock()
+    slos = book(clock, gold=slo(target=0.9, tenants=("a", "b")))
+    clock.advance(25 * S)
     for i in range(10):
         assert ended(slos, "a", GOOD) is True
         assert ended(slos, "b", BAD if i < 4 else GOOD) is (i >= 4)
     told: Any = slos.freeze().to_dict()["gold"]
     assert told["windows"]["5m"] == {
-        "counted": 20, "good": 16, "attainment": 0.8, "burn_rate": pytest.approx(2.0), "marks": [],
+        "seconds": 25.0, "counted": 20, "good": 16, "attainment": 0.8, "burn_rate": pytest.approx(2.0),
+        "marks": [],
     }  # fmt: skip
     assert told["by"]["tenant"]["b"]["6h"] == {
-        "counted": 10, "good": 6, "attainment": 0.6, "burn_rate": pytest.approx(4.0), "marks": [],
+        "seconds": 25.0, "counted": 10, "good": 6, "attainment": 0.6, "burn_rate": pytest.approx(4.0),
+        "marks": [],
     }  # fmt: skip
     assert slos.freeze().burn_rates()["gold", "1h"] == pytest.approx(2.0)
+    clock.advance(3_600 * S)
+    of = windows(slos, "gold")
+    assert (of["5m"]["seconds"], of["6h"]["seconds"]) == (pytest.approx(300, abs=30), 3_625.0)
     assert slos.freeze().total == {("gold", "a"): (10, 10), ("gold", "b"): (10, 6)}
     assert (told["objectives"], told["target"], told["burn_rate_max"]) == (
         "ttft:500ms",

@@ -59,19 +59,14 @@ class TestBenefit:
         assert Benefit().tokens(None, 5) is None
         assert Benefit().tokens(5, None) is None
 
-    def test_f_may_be_any_function(self) -> None:
-        square = Benefit(alpha=3, f=lambda idle_s: idle_s**2)
-        assert square.tokens(10, 2_000 * MS) == -2.0
-
     def test_says_its_parameters(self) -> None:
-        def log_wait(idle_s: float) -> float:
-            return idle_s
-
         assert Benefit().speed == 20.0
         assert Benefit.at_speed(10).reader_ns_per_token == 100 * MS
         assert Benefit().f_text == "f(l) = l in seconds"
         assert Benefit(f="tokens").f_text == "f(l) = l / V in tokens"
-        assert Benefit(f=log_wait).f_text == "f(l) = log_wait(l in seconds)"
+        assert [Benefit(grace_tokens=n).due_text for n in range(3)] == ["V(i-1)", "V i", "V(i+1)"]
+        with pytest.raises(ValueError, match="f is seconds or tokens"):
+            Benefit(f="minutes")
 
     @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan")])
     def test_a_reader_reads(self, speed: float) -> None:

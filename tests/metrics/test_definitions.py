@@ -15,7 +15,13 @@ from llmtap.metrics.summary import METRICS
 
 HERE = Path(llmtap.metrics.__file__).parent
 TEXT = (HERE / "DEFINITIONS.md").read_text(encoding="utf-8")
-NO_TERMS = {"histogram", "experiment.t_quantile", "experiment.t_tail", "slo.check_slos"}
+NO_TERMS = {
+    "histogram",
+    "experiment.t_quantile",
+    "experiment.t_tail",
+    "slo.check_slos",
+    "statistics.parse_percentiles",
+}
 """Modules and functions that define no term: a container, a distribution, a check of options."""
 
 

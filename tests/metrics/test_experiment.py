@@ -3,8 +3,9 @@
 import random
 from collections.abc import Callable, Iterator
 from math import comb, exp, isclose, log, sqrt
-from statistics import variance
+from statistics import mean, stdev, variance
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from llmtap.metrics.experiment import (
     ArmSample,
     Figure,
     anytime_p,
+    count_range,
     mean_difference,
     mean_interval,
     mixture_e_log,
@@ -262,6 +264,117 @@ def test_watching_means_of_equal_arms_seldom_raises_an_alarm(draw: Callable[...,
         naive += single
     assert alarms <= ALPHA * runs
     assert naive >= 4 * ALPHA * runs, "the test for a single look, looked at again and again"
+
+
+SHARES_OF_TTFT = {0.5: 0.0, 0.95: 1.6448536269514722, 0.99: 2.3263478740408408}
+"""Quantiles, and the normal ones that `lognormal` draws by."""
+
+
+def test_intervals_of_quantiles_hold_at_every_look() -> None:
+    runs, missed = 120, dict.fromkeys(SHARES_OF_TTFT, 0)
+    naive, alarms, widths = 0, 0, []
+    for seed in range(runs):
+        out = dict.fromkeys(SHARES_OF_TTFT, False)
+        single = rang = False
+        for control, arm in watched(lognormal, seed):
+            for share, normal in SHARES_OF_TTFT.items():
+                truth, found = exp(normal) * 100 * MS, quantile_interval(control, share, ALPHA, anytime=True)
+                out[share] |= found is not None and not found[0] <= truth <= found[1]
+            d = quantile_difference(arm, control, 0.5, ALPHA)
+            assert d is not None and d.interval is not None and d.anytime is not None
+            single |= not d.interval[0] <= 0 <= d.interval[1]
+            rang |= not d.anytime[0] <= 0 <= d.anytime[1]
+        widths.append(d.anytime[1] - d.anytime[0])
+        naive, alarms = naive + single, alarms + rang
+        for share, wrong in out.items():
+            missed[share] += wrong
+    assert max(missed.values()) <= ALPHA * runs
+    assert alarms <= ALPHA * runs < naive / 2
+    assert max(widths) < 120 * MS, "and they say something: the median is 100 ms"
+
+
+def test_a_quantile_of_alike_values_holds_at_every_look() -> None:
+    runs, missed, truth = 60, 0, exp(0) * 100 * MS
+    for seed in range(runs):
+        found = [
+            quantile_interval(control, 0.5, ALPHA, anytime=True) for control, _ in watched(conversation, seed)
+        ]
+        missed += any(one is not None and not one[0] <= truth <= one[1] for one in found)
+    assert missed <= ALPHA * runs + 2
+
+
+@given(st.integers(10, 3_000), st.sampled_from([0.5, 0.95, 0.99]), st.sampled_from([0.2, 0.05, 0.001]))
+def test_the_range_of_counts_ends_where_the_e_value_does(n: int, share: float, alpha: float) -> None:
+    low, high = count_range(n, share, alpha)
+    assert 0 <= low <= n * share <= high <= n
+    for k in range(n + 1):
+        e_log = multinomial_e_log((k, n - k), (share, 1 - share))
+        if e_log <= log(1 / alpha):
+            assert low <= k <= high
+        elif not low - 0.02 < k < high + 0.02:
+            assert k < low or k > high
+
+
+# ---------------------------------------------------------------- a covariate
+
+
+def prompted(seed: int, shift: int = 0, looks: int = 50) -> Iterator[tuple[Figure, Figure]]:
+    """Control and arm at each look; the time follows the length of the prompt, which is the covariate."""
+    r = random.Random(seed)
+    figures = Figure(), Figure()
+    for n in range(1, 1_201):
+        arm = r.random() < 0.5
+        length = round(r.lognormvariate(7, 0.8))
+        time = round((20 + length / 20) * MS * r.lognormvariate(0, 0.25)) + shift * arm
+        figures[arm].add(r.getrandbits(64), [time], covariate=length)
+        if n > 100 and n % looks == 0:
+            yield figures
+
+
+def test_adjusted_means_of_equal_arms_seldom_raise_an_alarm() -> None:
+    runs, alarms = 200, 0
+    for seed in range(runs):
+        ps = [mean_difference(arm, control, ALPHA, adjust=True) for control, arm in prompted(seed)]
+        alarms += any(d is not None and d.p is not None and d.p <= ALPHA for d in ps)
+    assert alarms <= ALPHA * runs
+
+
+def test_a_covariate_narrows_the_interval_and_moves_no_truth() -> None:
+    shift, estimates, plain, covered = 15 * MS, [], [], 0
+    for seed in range(60):
+        *_, (control, arm) = prompted(seed, shift, looks=600)
+        adjusted = mean_difference(arm, control, ALPHA, adjust=True)
+        raw = mean_difference(arm, control, ALPHA)
+        assert adjusted is not None and raw is not None and adjusted.interval is not None
+        assert raw.unadjusted is None and adjusted.unadjusted == raw.estimate
+        assert adjusted.variance_left < 0.3
+        covered += adjusted.interval[0] <= shift <= adjusted.interval[1]
+        estimates.append(adjusted.estimate)
+        plain.append(raw.estimate)
+    assert covered >= 52, "95 % of 60 are 57"
+    assert stdev(estimates) < 0.6 * stdev(plain)
+    assert abs(mean(estimates) - shift) < 3 * stdev(estimates) / 60**0.5
+
+
+def test_the_slope_is_that_of_least_squares() -> None:
+    r = random.Random(3)
+    data = [(arm, r.randrange(1_000), r.randrange(10_000)) for arm in (0, 1) for _ in range(80)]
+    figures = Figure(), Figure()
+    for unit, (arm, x, y) in enumerate(data):
+        figures[arm].add(unit, [y], covariate=x)
+    d = mean_difference(figures[1], figures[0], ALPHA, adjust=True)
+    design = np.array([[1, arm, x] for arm, x, _ in data], dtype=float)
+    fit, *_ = np.linalg.lstsq(design, np.array([y for *_, y in data], dtype=float), rcond=None)
+    assert d is not None and d.estimate == pytest.approx(fit[1])
+
+
+def test_a_unit_that_comes_piece_by_piece_has_one_covariate() -> None:
+    whole, pieces = ArmSample(["x"], single=True), ArmSample(["x"], single=False)
+    for unit, size, values in ((1, 10, [3, 4]), (2, 30, [5]), (3, 20, [9, 9, 1])):
+        whole.add(unit, {"x": values}, size)
+        for i, value in enumerate(values):
+            pieces.add(unit, {"x": [value]}, size + i)
+    assert pieces.figures["x"].explained() == whole.figures["x"].explained()
 
 
 def test_watching_refusals_of_equal_arms_seldom_raises_an_alarm() -> None:

@@ -1,5 +1,7 @@
+from base64 import b64decode
 from itertools import chain
 from struct import pack, unpack
+from zlib import decompress
 
 import pytest
 from hypothesis import given
@@ -205,3 +207,34 @@ def test_small_whole_numbers_are_exact(value: int) -> None:
 def test_count_of_a_small_number_counts_it_alone() -> None:
     histogram = Histogram([1, 1, 2, 3, 255])
     assert [histogram.count(v) for v in (1, 2, 4, 255)] == [2, 1, 0, 1]
+
+
+def payload(encoded: str) -> bytes:
+    """Header and counts, without the compression, whose bytes depend on zlib."""
+    return decompress(b64decode(encoded)[8:])
+
+
+BY_LIBRARY = "HISTFAAAACp4nJNpmSzMwMDAwQABzFCakYHBb8pEfwYG+w8QASYmJma2w/xMAHX0BSc="
+"""0, 1, 2, 5, 5, 5 and 1,000 as the package hdrhistogram 0.10.8 encodes them (1 to a day in ns, 3 digits)."""
+
+
+def test_the_hdr_encoding_is_that_of_the_library() -> None:
+    encoded = Histogram([0, 1, 2, 5, 5, 5, 1_000]).to_hdr()
+    assert b64decode(encoded)[:4] == b64decode(BY_LIBRARY)[:4] == bytes.fromhex("1c849314")
+    assert payload(encoded) == payload(BY_LIBRARY)
+
+
+@given(st.lists(st.integers(-5, 10**15), max_size=60), st.lists(st.integers(0, 10**14), max_size=60))
+def test_the_library_reads_and_merges_what_we_encode(ours: list[int], theirs: list[int]) -> None:
+    library = pytest.importorskip("hdrh.histogram", reason="hdrhistogram is not installed: make setup")
+    day_ns = 86_400 * 10**9
+    merged = library.HdrHistogram(1, day_ns, 3)
+    for values in (ours, theirs):
+        merged.add(library.HdrHistogram.decode(Histogram(values).to_hdr().encode()))
+    recorded = library.HdrHistogram(1, day_ns, 3)
+    for value in ours + theirs:
+        recorded.record_value(min(max(value, 0), day_ns))
+    assert merged.get_total_count() == recorded.get_total_count() == len(ours + theirs)
+    for percent in (1, 50, 90, 100):
+        expected = recorded.get_value_at_percentile(percent)
+        assert merged.get_value_at_percentile(percent) == pytest.approx(expected, rel=0.0025, abs=1)

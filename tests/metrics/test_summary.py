@@ -1,4 +1,5 @@
 from array import array
+from typing import Any
 
 import pytest
 
@@ -75,7 +76,8 @@ def test_streams_fill_every_metric() -> None:
     }  # fmt: skip
     assert (out["goodput"], out["cost"], out["clock_disagreement"]) == (None, None, {})
     assert out["tokens"] == {
-        "input": 14, "output": 6, "reasoning": None, "cached": None, "output_per_second": 0.6,
+        "input": 14, "output": 6, "reasoning": None, "cached": None, "input_per_second": 1.4,
+        "output_per_second": 0.6,
         "source": {"token_ids": 2}, "cancelled": None, "after_cancel": None,
     }  # fmt: skip
 
@@ -145,6 +147,18 @@ def test_goodput_is_of_the_summarys_objectives() -> None:
     assert out["metrics"]["fluidity_index_code"]["max"] == 1.0
     assert out["metrics"]["qoe_area_step"]["n"] == 3
     assert summary.copy().to_dict(WINDOW, 10.0) == out
+
+
+def test_with_the_deadlines_of_equation_4_a_reader_waits_less_by_the_time_of_a_token() -> None:
+    x = stream([100, 120, 150])
+    summary = Summary(reader=Benefit.at_speed(100, grace_tokens=1))
+    summary.add(x)
+    out = summary.to_dict(WINDOW, 1.0)
+    assert out["metrics"]["user_idle"]["p50"] == pytest.approx(0.120)  # type: ignore[index]
+    assert out["smooth_goodput"]["idle"].startswith("max(t_i - submit - V i), f(l)")  # type: ignore[index]
+    other = Summary()
+    other.merge_bytes(summary.to_bytes())
+    assert other.to_dict(WINDOW, 1.0) == out
 
 
 def test_smooth_goodput_says_for_which_reader() -> None:
@@ -220,11 +234,21 @@ def test_refusals_are_counted_by_kind() -> None:
     }
 
 
-def test_uncertainty_is_the_worst_seen() -> None:
-    x = stream([1])
-    x.uncertainty_ns = 3 * MS
-    summary = summary_of(x)
-    assert summary.to_dict(WINDOW, 1.0)["uncertainty"] == 0.003
+def test_uncertainty_is_the_worst_seen_and_uncertainties_those_of_the_exchanges() -> None:
+    summary = Summary()
+    for width_ms in (1, 1, 3):
+        x = stream([1])
+        x.uncertainty_ns = width_ms * MS
+        summary.add(x)
+    copied = Summary()
+    copied.merge_bytes(summary.to_bytes())
+    out: Any = copied.to_dict(WINDOW, 1.0)
+    assert out["uncertainty"] == 0.003
+    assert [out["uncertainties"][name] for name in ("n", "p50", "max")] == [
+        3,
+        pytest.approx(0.001, rel=1e-3),
+        0.003,
+    ]
     summary.saw_uncertainty(5 * MS)
     summary.saw_uncertainty(4 * MS)
     assert summary.to_dict(WINDOW, 1.0)["uncertainty"] == 0.005

@@ -56,7 +56,10 @@ TOLD: dict[str, Any] = {
     },
     "gpu": {"devices": ["NVIDIA H100"], "unread": 0},
     "why_not": {},
-    "scrape": {"scrapes": 61, "failed": 0, "failures": {}, "skipped": 0, "period": 1.0},
+    "scrape": {
+        "url": "http://h/metrics", "missing": ["itl_values", "kv_use"], "scrapes": 61, "failed": 0,
+        "failures": {}, "skipped": 0, "period": 1.0,
+    },
     "system": {
         "sender_cpu": {**gauge("cpus", 0.4321, 1.0), "kind": "interval"},
         "server_memory": gauge("bytes", 3 << 30, 4 << 30),
@@ -71,6 +74,7 @@ TOLD: dict[str, Any] = {
         "generation_tokens": counter("tokens", 123_456, 2_057.6),
         "prefix_queries": counter("tokens", 10, 1),
         "prefix_hit_share": {"unit": "share", "kind": "ratio", "total": 0.42},
+        "itl_mean": {"unit": "seconds", "kind": "ratio", "total": 0.02},
         "preemptions": counter("requests", 0, 0),
     },
     "energy": {
@@ -277,7 +281,8 @@ SWEPT: list[list[dict[str, Any]]] = [
     [result(), result(scale=10.0, load={"offered_rps": 2.7012})],
     [result(), result(readings=result()["readings"] | {"eps": 0.001})],
     [result(), result(serving={"chunk": 64})],
-    [result(**MEASURED), result(capacity={"rps": 3.0})], [result(**MEASURED), STRICT], [NOTHING],
+    [result(**MEASURED), result(capacity={"rps": 3.0, "by": {"request": 3.0}})],
+    [result(**MEASURED), STRICT], [NOTHING],
     [result(fit={"grid": "g.csv", "r2": 1.0, "points": 4, "error_max": 0.125})] * 2,
     [result(fit={"capture": "c", "r2": 0.5, "prefill": PART, "decode": PART}, model=ITERATING)],
     [result(), result(unserved=UNSERVED, serving=SERVING)],
@@ -285,6 +290,6 @@ SWEPT: list[list[dict[str, Any]]] = [
         result(unserved=UNSERVED, serving=SERVING),
         result(unserved={"too_large": 1_200}, serving=SERVING | {"kv_tokens": 100}),
     ],
-    *([result(capacity={"rps": rps, "allowed": 0.05})] for rps in (3.0, 0.0, None)),
+    *([result(capacity={"rps": rps, "allowed": 0.05, "by": {"request": rps}})] for rps in (3.0, 0.0, None)),
 ]  # fmt: skip
 """Results of simulated runs, one list a table."""

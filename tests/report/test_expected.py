@@ -14,9 +14,9 @@ from llmtap.cli.sim_sweep import option_defaults
 from llmtap.metrics.summary import Summary
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench, render_compare
 from llmtap.report.capture import render_capture, render_integrity
-from llmtap.report.experiment import arms_table, experiment_lines
+from llmtap.report.experiment import demo_blocks, experiment_lines
 from llmtap.report.plots import chart_panel, chart_table
-from llmtap.report.render import rich_table, terminal
+from llmtap.report.render import terminal, terminal_text
 from llmtap.report.replay import render_replay, render_verdicts, replay_html, replay_markdown
 from llmtap.report.replay_terms import all_of, plan_rows, rests_on
 from llmtap.report.summary import render_summary, system_blocks
@@ -134,7 +134,16 @@ def experiments() -> Iterator[str]:
         experiment(200, refused=100), bursts, broken,
     )  # fmt: skip
     for told in found:
-        yield from (*experiment_lines(told), shown(rich_table(arms_table(told)), 140))
+        yield from experiment_lines(told)
+
+
+def demos() -> Iterator[str]:
+    told = summarised(120)
+    goodput = {"met": 119, "counted": 120, "objectives": "ttft:500ms"}
+    of_tap = told | {"added": {"first_chunk": {"n": 120, "p50": 0.0001845}}, "goodput": goodput}
+    exchanges = [{"uncertainty": i / 1e5} for i in range(100)]
+    for told in (experiment(10), experiment(60, slower_ms=179, refused=5), experiment(200)):
+        yield terminal_text(demo_blocks(of_tap, told, exchanges), 100)
 
 
 def charts() -> Iterator[str]:
@@ -180,15 +189,17 @@ def compare(tmp_path: Path) -> Iterator[str]:
 
 def sweep_tables() -> Iterator[str]:
     for results in SWEPT:
-        titles, rows = sweep_table(results)
-        yield from (" | ".join(titles), *map(" | ".join, rows), *sweep_lines(results))
+        for sla in (False, True):
+            table = sweep_table(results, sla=sla)
+            yield from (" | ".join(table.heads), *map(" | ".join, table.rows), *sweep_lines(results, sla=sla))
 
 
 def sweep_pages() -> Iterator[str]:
     defaults = option_defaults()
     rates = [run(s, r) for s in ("static_fifo", "multi_bin_dynamic") for r in (3, 1, 9)]
     levels = [run("m", 1, bins=b, utilization=b / 10) for b in (2, 4)] + [run("f", 1, utilization=0.7)]
-    capacity = [run("a", r, n=n, capacity={"allowed": 0.01, "rps": r * 3}) for r, n in ((1, 999), (2, 1_000))]
+    found: dict[str, Any] = {"allowed": 0.01, "rps": 3, "by": {"request": 3}}
+    capacity = [run("a", r, n=n, capacity=found) for r, n in ((1, 999), (2, 1_000))]
     set_ = flights(("shortest_predicted_first",), (1.0, 2.0), token_sla="20ms", predictor="noisy")
     own = flights(("output_delay", "continuous_batching"), (1.0,))
     for results in (rates, rates[:1], levels, capacity, set_, own):
@@ -200,7 +211,8 @@ def sweep_pages() -> Iterator[str]:
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     one.__name__: one
     for one in (
-        replay, terms, summary, capture, integrity, experiments, charts, bench, sweep_tables, sweep_pages,
+        replay, terms, summary, capture, integrity, experiments, demos, charts, bench, sweep_tables,
+        sweep_pages,
     )
 }  # fmt: skip
 

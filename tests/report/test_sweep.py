@@ -5,12 +5,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.report.sweep import (
-    option_text,
-    read_sweep,
-    setting_text,
-    values_text,
-)
+from llmtap.report.sweep import read_sweep
+from llmtap.report.values import option_text, setting_text, values_text
 from tests.report.simulated_runs import run
 
 Runs = list[dict[str, Any]]

@@ -18,7 +18,7 @@ RATES = [run(s, r) for s in ("static_fifo", "multi_bin_dynamic") for r in (3, 1,
 
 
 def page(results: Results, **options: Any) -> Page:
-    return Page(sweep_html(results, **options))
+    return Page(sweep_html(results, sla=True, **options))
 
 
 @cache

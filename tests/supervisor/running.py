@@ -187,13 +187,15 @@ async def proxy(
     level: str | None = "warning",
     workers: int = 1,
 ) -> AsyncIterator[Proxy]:
-    """A proxy that is ready, and killed at the end. It logs to `log`; its package lies in `program`.
+    """A proxy that is ready, measures GET requests too, and is killed at the end.
+
+    `log`: its log; `program`: where its package lies.
 
     `listen`: the port, where `config` names it; `level`: of the log, or None, where `config` does;
     `workers`: number of relays to wait for.
     """
     admin = port_free()
-    args = ["--admin", f"127.0.0.1:{admin}", *more]
+    args = ["--set", "relay.skip=[]", "--admin", f"127.0.0.1:{admin}", *more]
     if level is not None:
         args = ["--set", f"log.level={level}", *args]
     if listen is None:

@@ -14,7 +14,6 @@ from llmtap.supervisor.child import Child, Kind
 from llmtap.supervisor.ports import Ports
 from llmtap.supervisor.run import ProxyRun
 from llmtap.supervisor.supervisor import Supervisor
-from llmtap.units import decode_special
 from tests.support.servers.peer import play, wait_until
 
 
@@ -55,10 +54,10 @@ class Meters:
         self.stdin: list[int] = []
         """The end that a meter would read."""
 
-    async def start(self, kind: Kind, name: str, index: int, line: bytes, fds: Sequence[int]) -> Child:
+    async def start(self, kind: Kind, name: str, index: int, setup: MeterSetup, fds: Sequence[int]) -> Child:
         self.begun += 1
         await self.may_start.wait()
-        self.setups.append(msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special))
+        self.setups.append(setup)
         process = FakeProcess(self.begun)
         self.processes.append(process)
         reading, writing = os.pipe()

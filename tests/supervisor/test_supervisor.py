@@ -223,10 +223,13 @@ async def test_a_port_in_use_is_named() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         free = f"127.0.0.1:{port_free()}"
         up = ("--upstream", "http://127.0.0.1:1")
-        for listen, admin, key in ((address, free, "relay.listen"), (free, address, "meter.admin")):
+        for listen, admin, key, option in (
+            (address, free, "relay.listen", "--listen"),
+            (free, address, "meter.admin", "--admin"),
+        ):
             status, out, err = await started(*up, "--listen", listen, "--admin", admin)
             assert (status, out) == (2, "")
-            assert key in err and address in err
+            assert f"{key} ({option})" in err and address in err
             assert "Traceback" not in err
 
 
@@ -234,6 +237,20 @@ async def test_a_port_in_use_is_named() -> None:
 async def test_check_starts_nothing(tmp_path: Path) -> None:
     status, out, err = await started("--upstream", "http://127.0.0.1:1", "--check")
     assert (status, out[:4], err) == (0, "ok (", "")
+    status, out, err = await started("--upstream", "http://127.0.0.1:1/v1", "--check")
+    assert (status, err) == (0, "") and "warning: relay.upstream ends in /v1" in out
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[relay]\nlisten = '8080'\nworkers = 'x'\nhead_bytes = 5\n")
+    status, out, err = await started("--config", str(wrong), "--check")
+    assert (status, out) == (2, "")
+    told = err.removeprefix("llmtap: ").splitlines()
+    found = [line.partition(": ")[0] for line in told if not line.startswith("hint")]
+    assert found == [
+        f"relay.workers ({wrong}, line 3)",
+        f"relay.listen ({wrong}, line 2)",
+        "relay.upstream",
+        f"relay.head_bytes ({wrong}, line 4)",
+    ]
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b"[relay]\nupstream = 'http://caf\xe9'\n")
     status, out, err = await started("--config", str(latin), "--check")

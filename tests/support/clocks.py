@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llmtap.clock import SystemClock
 
-__all__ = ["STEPS_NS", "KernelStamps", "SettableClock"]
+__all__ = ["HOUR_NS", "STEPS_NS", "KernelStamps", "SettableClock"]
 
 MS = 1_000_000
 HOUR_NS = 3_600_000_000_000

@@ -404,9 +404,9 @@ def test_a_meter_that_began_anew_is_told_of_in_the_header() -> None:
     documents = some()
 
     async def screenplay(stage: Stage) -> None:
-        assert "began anew" not in stage.text("head")
+        assert "restarted" not in stage.text("head")
         documents["summary"]["window"].update(start="2100-01-01T00:00:00Z", seconds=1.0)
-        await stage.until(lambda: "the meter began anew " in stage.text("head"))
+        await stage.until(lambda: "the meter restarted " in stage.text("head"))
 
     play(screenplay, documents)
 

@@ -96,7 +96,7 @@ def test_what_never_was_submitted_was_read_by_nobody() -> None:
     x = exchange([(100, 1)])
     x.timeline.submit_ns = None
     table = inspected(told(x))
-    assert table.notes == ("never submitted: nobody read it",)
+    assert table.notes == ("never submitted",)
     assert {row.cells[-1].text for row in table.rows} == {""}
 
 
@@ -105,7 +105,7 @@ def test_tokens_that_nobody_declares_are_told_as_what_they_count_for() -> None:
     x.tokens.source = TokenSource.CHUNKS
     table = inspected(told(x))
     assert [row.cells[4].text for row in table.rows] == ["-", "~1", "~1", "-"]
-    assert "~1: nobody declares its tokens" in table.notes[0]
+    assert "~1: no token count declared" in table.notes[0]
 
 
 def test_without_any_declared_tokens_there_is_no_column_of_them() -> None:

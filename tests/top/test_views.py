@@ -77,6 +77,15 @@ def test_exchanges_are_newest_first_and_can_be_looked_into() -> None:
         "refused", "output_guardrail", "1", "200",
     )  # fmt: skip
     assert BY_NAME["exchanges"].inspects
+    assert first["path"] == "/v1/chat/completions"
+
+
+def test_an_answer_in_one_piece_has_no_ttft() -> None:
+    whole = streamed(1, 1)
+    whole.stream = False
+    first = cells(table("exchanges", recorded([whole])))["run.0.1-1"]
+    assert (first["ttft"], first["tpot"]) == ("-", "-")
+    assert first["e2e"] != "-"
 
 
 def test_refusals_and_chunking_are_of_all_and_of_each_tenant() -> None:
@@ -107,6 +116,21 @@ def test_the_tap_tells_of_itself() -> None:
     assert found["relay r0/state"]["value"] == "connected"
     assert found["added/chunk p50"]["about"].startswith("ms; ")
     assert found["stamps/uncertainty"]["value"] != "-"
+
+
+def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
+    documents = some()
+    documents["summary"]["relays"]["w0"] = {
+        "vantage": "passive", "connected": True, "packets": {"captured": 900, "lost": 3}, "side": "server",
+        "watched": {"followed": 4, "encrypted": 1}, "missing_bytes": 70_000, "dropped": {"packets_lost": 1},
+    }  # fmt: skip
+    found = cells(table("tap", documents, 120))
+    mine = {key.removeprefix("passive w0/"): line for key, line in found.items() if "w0" in key}
+    assert {name: line["value"] for name, line in mine.items() if not line["about"].startswith("ms")} == {
+        "state": "connected", "packets captured": "900", "packets lost": "3", "watched followed": "4",
+        "watched encrypted": "1", "missing": "68.4 KiB", "dropped": "1",
+    }  # fmt: skip
+    assert "side: server" in mine["missing"]["about"]
 
 
 def test_names_of_others_are_harmless_in_every_view() -> None:

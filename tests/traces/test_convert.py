@@ -121,7 +121,7 @@ def test_what_cannot_be_read_is_told_and_leaves_nothing(
         ("a.jsonl", "x", "x: its name tells no format"),
         ("a.jsonl", "no/x.parquet", "no/x.parquet: cannot be written: No such file"),
         ("a.jsonl", "a.jsonl", "a.jsonl: its name may mean"),
-        ("a.jsonl", "there.parquet", "there.parquet: is there already\nhint: --force"),
+        ("a.jsonl", "there.parquet", "there.parquet: already exists\nhint: --force"),
         ("a.jsonl", "s3://bucket/x.parquet", "is a URL\nhint: "),
         ("a.jsonl", "-", "--to: is needed"),
     ],

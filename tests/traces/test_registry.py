@@ -40,6 +40,7 @@ def one(value: object, indent: int | None = None) -> bytes:
 MOONCAKE = {"timestamp": 27482, "input_length": 695, "output_length": 52, "hash_ids": [46, 47]}
 BAILIAN = {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521,
            "output_length": 132, "type": "text", "turn": 1, "hash_ids": [1089, 1090]}  # fmt: skip
+DYNAMO = {"schema": "dynamo.request.trace.v1", "event_type": "tool_start", "event_time_unix_ms": 1}
 BURST_1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 BURST_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
 ASKED = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": BODY}
@@ -66,6 +67,8 @@ SAMPLES: list[tuple[str, str, bytes]] = [
     ("burstgpt", "a.csv", f"{BURST_1}\n5,ChatGPT,472,18,490,Conversation log\n".encode()),
     ("burstgpt", "a.csv", f"{BURST_3}\n19440110.0,1722ac,43,GPT-4,9,4,13,Conversation log\n".encode()),
     ("bailian", "a.jsonl", lines(BAILIAN)),
+    ("dynamo", "a.jsonl", lines({"timestamp": 5, "event": DYNAMO})),
+    ("dynamo", "a.jsonl", lines(DYNAMO)),
     ("vidur", "a.csv", b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,10,20\n"),
     ("vidur", "a.csv", b"num_prefill_tokens,num_decode_tokens\n10,20\n"),
     ("aiperf-inputs", "inputs.json", one({"data": [{"session_id": "s", "payloads": [BODY]}]})),

@@ -95,7 +95,7 @@ def test_an_answer_ends_where_the_client_had_it(tmp_path: Path) -> None:
     trace = loaded(tmp_path, row(0, "a"), row(10, "a"))
     assert links(trace)[1] == (0, 10)
     assert trace.notes == [
-        "1 turns follow an answer whose end nobody knows: think time is from arrival to arrival"
+        "1 turns follow an answer with an unknown end: think time is from arrival to arrival"
     ]
 
 
@@ -109,7 +109,7 @@ def test_a_parent_that_is_not_there_gives_way_to_the_session(tmp_path: Path) -> 
     )
     # Since y is away, from the end of x.
     assert links(trace) == [(-1, 0), (0, 8), (-1, 0), (-1, 0)]
-    assert trace.notes == ["2 turns go on from one that the trace does not have: each begins a conversation"]
+    assert trace.notes == ["2 turns continue one that the trace does not have: each begins a conversation"]
 
 
 def test_names_mean_nothing_in_another_capture(tmp_path: Path) -> None:
@@ -204,6 +204,40 @@ def test_bodies_come_as_they_are(tmp_path: Path) -> None:
     assert (list(alone.requests.input), alone.requests.bodies) == ([3, 4], [])
 
 
+def test_rows_without_a_count_of_the_server_are_estimated_from_their_stream(tmp_path: Path) -> None:
+    place = capture(
+        tmp_path / "c.parquet",
+        row(1, input_tokens=100, prompt_bytes=300, output_tokens=10, response_bytes=50, outcome="complete"),
+        # A stream without usage: the meter counted its chunks.
+        row(2, prompt_bytes=60, output_tokens=7, token_source="chunks", outcome="complete"),
+        row(
+            3,
+            prompt_bytes=30,
+            stream=True,
+            event_flags=[0, 2, 3, 1, 2],
+            response_bytes=900,
+            outcome="complete",
+        ),
+        row(4, prompt_bytes=30, response_bytes=45, outcome="complete"),
+        row(5, prompt_bytes=1, response_bytes=45, outcome="upstream_error"),
+        row(6, output_tokens=4),
+        row(0, method="GET", response_bytes=45, outcome="complete"),
+        row(7, input_tokens=8),
+    )
+    trace = load_trace(place, bodies=True, places=True)
+    assert list(trace.places) == [0, 1, 2, 3, 4, 7]
+    assert list(trace.requests.input) == [100, 20, 10, 10, 1, 8]
+
+    assert list(trace.requests.output) == [10, 7, 3, 9, 0, 0]
+    assert (trace.left_out, trace.estimated) == (1, 4)
+    assert [note[:30] for note in trace.notes] == [
+        "1 rows have no count of input ", "1 rows are no requests to a mo", "4 rows lack a token count: est"
+    ]  # fmt: skip
+    rows = (row(1, input_tokens=None, prompt_bytes=60), row(2, input_tokens=None, prompt_bytes=7))
+    alone = load_trace(capture(tmp_path / "d.parquet", *rows))
+    assert list(alone.requests.input) == [15, 2]  # by the assumed mean
+
+
 def test_names_come_where_they_are_known(tmp_path: Path) -> None:
     place = capture(
         tmp_path / "c.parquet", row(2, tenant="t", model=None), row(1, tenant=None, model="m"), row(3)
@@ -234,7 +268,7 @@ def test_a_batch_of_bodies_has_no_times_and_can_be_had_without(tmp_path: Path) -
     ]
     assert trace.requests.models == ["m"] * 3
     assert trace.notes == [
-        "3 rows have a body and no count of input tokens: taken for 0",
+        "3 rows lack a token count: estimated from the events that carry output, and from bytes",
         "3 rows have no arrival time: they come with the row before",
     ]
 

@@ -1,1 +1,1 @@
-"""What IETF seed 000 demands of a benchmark, sentence by sentence, and what a test's report shows of it."""
+"""Requirements of the IETF draft, and the judgement of reports by each of them."""

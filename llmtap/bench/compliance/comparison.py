@@ -1,4 +1,4 @@
-"""Sections 6 and 7: fair comparison of systems, and what testers and operators owe to others.
+"""Requirements of sections 6 and 7: fair comparison of systems, duties of testers and operators.
 
 The report of section 6 is that of a comparison: `reports` of one test on several systems, some of them
 repeated, and `comparison`, as `bench/report/compare.py` returns it. What section 7 asks for only testers can
@@ -49,7 +49,7 @@ def _said(what: str, *words: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
         note = noted(report, *words)
         if note is None:
-            return cannot_tell(f"nobody notes {what} (sut.notes)")
+            return cannot_tell(f"no note of {what} (sut.notes)")
         return met(f"the tester notes: {note}")
 
     return check
@@ -63,7 +63,7 @@ def _varied(report: Report) -> ComplianceVerdict:
     if note is not None:
         return met(f"the tester notes: {note}")
     return cannot_tell(
-        f"this report has {shown}; nobody notes a comparison with production traffic (sut.notes)"
+        f"this report has {shown}; no note of a comparison with production traffic (sut.notes)"
     )
 
 
@@ -180,7 +180,7 @@ def _normalised(report: Report, name: str, what: str) -> ComplianceVerdict:
     told = at(report, "comparison.normalised") or ()
     values = [(one.get("label"), one.get(name)) for one in told]
     if not values or any(value is None for _, value in values):
-        return not_met(f"hardware differs, and {what} is not told of every system")
+        return not_met(f"hardware differs, and {what} is not reported of every system")
     return met(", ".join(f"{label} {_shown(value)} {what}" for label, value in values))
 
 
@@ -263,7 +263,7 @@ def _duration(report: Report) -> ComplianceVerdict:
 def _together(report: Report) -> ComplianceVerdict:
     spans = sorted(span for one in _reports(report) if (span := _span(one)) is not None)
     if len(spans) < max(2, len(_reports(report))):
-        return cannot_tell("the reports do not tell when they were made")
+        return cannot_tell("the reports do not report when they were made")
     apart_s = max((b[0] - a[1]).total_seconds() for a, b in pairwise(spans))
     evidence = f"at most {max(0.0, apart_s) / 60:.0f} min between two runs, from {spans[0][0]:%Y-%m-%d %H:%M}"
     return verdict(apart_s <= APART_MAX_S, evidence)

@@ -1,4 +1,4 @@
-"""A requirement, the verdict on it, and what verdicts rest on: a report's loads, statements and tables.
+"""A requirement, the verdict on it, and access to the evidence in a report: loads, statements, tables.
 
 Key words are those of BCP 14: REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD. A demand of the draft
 without a key word has level `procedure`: by section 2 compliance is of MUST and SHOULD alone, so a procedure
@@ -6,7 +6,7 @@ that was not followed is a deviation, which a report names, and does not affect 
 
 A report may lack any part: a missing value is None and never an error.
 
-Source: IETF seed 000, 2; RFC 2119, RFC 8174.
+Source: IETF draft, 2; RFC 2119, RFC 8174.
 """
 
 import re
@@ -16,9 +16,10 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 __all__ = [
-    "MUSTS", "SHOULDS", "STANDARD_WORKLOADS", "Check", "ComplianceVerdict", "Level", "Report", "Requirement",
+    "DATA_SETS", "MUSTS", "SHOULDS", "Check", "ComplianceVerdict", "Level", "Report", "Requirement",
     "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count", "counted",
-    "declared", "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted",
+    "declared", "departures",
+    "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted",
     "lasts", "level_of", "measured", "met", "name_of", "not_applicable", "not_met", "only_at", "over",
     "protocol", "row", "seconds", "several", "slots_of", "steps", "table", "table_has", "text", "verdict",
     "workload", "workload_is", "worst",
@@ -116,11 +117,31 @@ def worst(verdicts: list[ComplianceVerdict], nothing: str) -> ComplianceVerdict:
 Step = Mapping[str, Any]
 """One load: name, arm, load, cached, and its result as `llmtap replay --json` has it."""
 LoadJudge = Callable[[Report, Step], ComplianceVerdict]
-STANDARD_WORKLOADS: Final = (
-    "synthetic-uniform", "synthetic-skewed", "conversation", "code-completion", "long-context",
-    "long-context-uniform",
-)  # fmt: skip
-"""Those of 4.3.2; the last is the fifth as 4.3.2.5 has it, the one before as appendix A.5 has it."""
+_IDS: Final = {"content.kind": "ids", "sharing": None}
+_LONG: Final = {"content.kind": "document", "output.tokens": 256, "sharing": None}
+_STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
+    "synthetic-uniform": {
+        "input.distribution": "uniform", "input.min": 128, "input.max": 512,
+        "output.distribution": "uniform", "output.min": 64, "output.max": 256, **_IDS,
+    },
+    "synthetic-skewed": {
+        "input.distribution": "lognormal", "input.mu": 5.5, "input.sigma": 1.0, "input.max": 4_096,
+        "output.distribution": "lognormal", "output.mu": 4.5, "output.sigma": 1.2, "output.max": 2_048,
+        **_IDS,
+    },
+    "conversation": {"sharing.fraction": 0.5, "sharing.tokens.tokens": 200},
+    "code-completion": {
+        "output.distribution": "lognormal", "output.mu": 4.0, "output.sigma": 1.5, "sharing.fraction": 0.8,
+    },
+    "long-context": {"input.values": [8_192, 16_384, 32_768, 65_536, 131_072], **_LONG},
+    "long-context-uniform": {
+        "input.distribution": "uniform", "input.min": 8_192, "input.max": 32_768, **_LONG,
+    },
+}  # fmt: skip
+"""What a description of each workload of 4.3.2 has to state. The last is the fifth as 4.3.2.5 has it, the one
+before as appendix A.5 has it."""
+DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
+"""From which a workload of 4.3.2 is drawn."""
 NO_LOADS: Final = "the report has no loads"
 PILOTS: Final = ("capacity/",)
 """How the names of loads begin by which a test finds out what shares of load are of."""
@@ -235,7 +256,7 @@ def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         found = lasted(report, step)
         if found is None:
-            return cannot_tell("how long it lasted is not told")
+            return cannot_tell("how long it lasted is not reported")
         return verdict(found >= needed * NEARLY, f"{found:.1f} s, {needed:g} s needed")
 
     return lambda report: over(report, judge, among or counted(report))
@@ -247,7 +268,7 @@ def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
         if n is None:
-            return cannot_tell("the number of requests is not told")
+            return cannot_tell("the number of requests is not reported")
         evidence = f"{several(n, 'request')}, {count(needed)} needed" + f" for {what}" * bool(what)
         return met(evidence) if n >= needed else not_met(evidence)
 
@@ -260,7 +281,7 @@ def has_levels(wanted: Sequence[int], of: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
         told = at(report, "params.levels")
         if not told:
-            return cannot_tell("the levels of load are not told")
+            return cannot_tell("the levels of load are not reported")
         evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of {of}"
         less = ", ".join(f"{level} %" for level in lacking(told, wanted))
         return not_met(f"{evidence}; without {less}") if less else met(evidence)
@@ -352,19 +373,42 @@ def workload(step: Step) -> Mapping[str, Any]:
     return at(step, "result.plan.workload") or {}
 
 
+def departures(report: Report, step: Step) -> list[str]:
+    """How a load's workload differs from the one of 4.3.2 whose name it has; the name, where it has none."""
+    told = workload(step)
+    name = str(told.get("name") or at(step, "result.plan.trace"))
+    if name not in _STANDARD:
+        return [f"{name} is none of the workloads of 4.3.2"]
+    found = [
+        f"{path} is {text(at(told, path)) or 'not told'}, not {text(value) or 'none'}"
+        for path, value in _STANDARD[name].items()
+        if text(at(told, path)) != text(value)
+    ]
+    if name in DATA_SETS and not told.get("data"):
+        found.append(f"no file of {DATA_SETS[name]} was given: lengths and texts are generated")
+    fixed = at(report, "params.output_tokens")
+    # 5.5.2 asks for answers of one length.
+    if fixed not in (None, at(told, "output.tokens")) and report.get("test") != "capacity":
+        found.append(f"all answers have {text(fixed)} tokens")
+    return found
+
+
 def workload_is(*names: str) -> Check:
-    """Whether every load is of one of these workloads."""
+    """Whether every load is of one of these workloads, as the draft specifies it."""
     wanted = " or ".join(names)
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         told = workload(step)
         name = told.get("name") or at(step, "result.plan.trace")
         if name is None:
-            return cannot_tell(f"what the requests were is not told; {wanted} is wanted")
+            return cannot_tell(f"what the requests were is not reported; {wanted} is wanted")
         if name not in names:
             return not_met(f"workload {name}, not {wanted}")
-        parted = dict.fromkeys(str(at(one, "section")) for one in told.get("deviations") or ())
-        return met(f"workload {name}" + (f", which parts from {', '.join(parted)}" if parted else ""))
+        differing = departures(report, step)
+        if differing:
+            return not_met(f"workload {name} differs from the draft's: {'; '.join(differing)}")
+        readings = [f"{at(one, 'section')}: {at(one, 'here')}" for one in told.get("deviations") or ()]
+        return met("; ".join([f"workload {name}", *readings]))
 
     return lambda report: over(report, judge, is_measured)
 

@@ -1,10 +1,10 @@
-"""Judge reports against every requirement of seed 000 that binds them.
+"""Judge reports by every requirement of the IETF draft that applies to them.
 
 Compliance is per test (section 2): all MUST and all SHOULD satisfied is unconditional, all MUST is
 conditional. A requirement whose evidence is missing counts as not satisfied. Procedures without a key word
 do not affect compliance: where they were not followed, they are listed as deviations.
 
-Source: IETF seed 000, 2; section 6 for comparisons.
+Source: IETF draft, 2; section 6 for comparisons.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ class Matrix:
         for one in self.rows:
             demand, verdict = one.requirement, one.verdict
             rows.append([demand.id, demand.level, demand.says, verdict.status, verdict.evidence])
-        caption = f"Compliance of {self.test} with IETF seed 000: {self.status}"
+        caption = f"Compliance of {self.test} with the IETF draft: {self.status}"
         return ReportTable(caption, ["Demand", "Level", "What", "Verdict", "Evidence"], rows)
 
     def _left(self, levels: frozenset[str]) -> tuple[Judged, ...]:
@@ -136,6 +136,6 @@ def listing() -> ReportTable:
         of = "comparisons" if one.subject == COMPARISON else binds
         rows.append([one.id, one.level, of, one.subject, one.says])
     return ReportTable(
-        caption=f"What IETF seed 000 demands: {len(rows)} demands",
+        caption=f"Requirements of the IETF draft: {len(rows)}",
         heads=["Demand", "Level", "Of", "Subject", "What"], rows=rows,
     )  # fmt: skip

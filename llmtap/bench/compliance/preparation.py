@@ -1,4 +1,4 @@
-"""Section 4: the load generator, workloads, tokens, warm-up, streaming, clocks and guardrails.
+"""Requirements of section 4: load generator, workloads, tokens, warm-up, streaming, clocks, guardrails.
 
 A report shows an ability of the load generator only where a load of the test used it: one that no load used
 is not applicable.
@@ -12,10 +12,11 @@ from math import gcd
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import (
+    DATA_SETS,
     MUSTS,
-    STANDARD_WORKLOADS,
     Check,
     ComplianceVerdict,
+    LoadJudge,
     Report,
     Requirement,
     Step,
@@ -24,6 +25,7 @@ from llmtap.bench.compliance.evidence import (
     cannot_tell,
     count,
     declared,
+    departures,
     each_load,
     is_closed,
     is_open,
@@ -115,7 +117,7 @@ def _captured(step: Step) -> str:
 def _open_loop(report: Report, step: Step) -> ComplianceVerdict:
     planned, process = at(step, "result.arrivals.planned.n"), arrivals_of(step)
     if not planned or process is None:
-        return cannot_tell("an open loop whose planned arrivals are not told")
+        return cannot_tell("an open loop whose planned arrivals are not reported")
     return met(f"{count(planned)} arrivals planned beforehand, {process}, whatever the answers did")
 
 
@@ -156,7 +158,7 @@ def _other_arrivals(report: Report) -> ComplianceVerdict:
 def _closed_loop(report: Report, step: Step) -> ComplianceVerdict:
     flying = _in_flight(step)
     if flying is None:
-        return cannot_tell("a closed loop whose answers took no time that is told")
+        return cannot_tell("a closed loop whose answers took no time that is reported")
     return met(f"closed loop with {flying:.1f} requests in flight on average (n x E2E mean / time)")
 
 
@@ -172,7 +174,7 @@ def _not_delayed(report: Report, step: Step) -> ComplianceVerdict:
     """Judge the lateness against an answer's time; the load's own verdict reports a lack of free CPUs."""
     late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
     if late is None:
-        return cannot_tell("how late requests left is not told")
+        return cannot_tell("how late requests left is not reported")
     found = {str(at(one, "what")) for one in at(step, "result.verdict.findings") or ()}
     if "lost" in found:
         return not_met("a sending process died, and its requests were not sent")
@@ -186,7 +188,7 @@ def _concurrent(report: Report) -> ComplianceVerdict:
     loads = steps(report)
     processes = max((len(at(step, "result.sender.processes") or ()) for step in loads), default=0)
     if not processes:
-        return cannot_tell("the report does not tell its sending processes")
+        return cannot_tell("the report does not report its sending processes")
     most = max(_in_flight(step) or 0.0 for step in loads)
     if most <= 1:
         return not_applicable(f"{most:.2f} requests in flight on average: none had to wait for another")
@@ -231,27 +233,28 @@ _GATEWAY: Final = ("ttft", "throughput", "tradeoff", "itl", "guardrail-overhead"
 """The same without 5.5, which recommends Synthetic-Uniform, and with 5.10, which recommends this one."""
 
 
-def _is_custom(step: Step) -> bool:
-    return workload(step).get("name") not in STANDARD_WORKLOADS
-
-
 def _name(step: Step) -> str:
     return str(workload(step).get("name") or at(step, "result.plan.trace"))
 
 
-_each_custom: Final = each_load(_is_custom, "its workloads are those of 4.3.2")
+def _each_custom(judge: LoadJudge) -> Check:
+    def check(report: Report) -> ComplianceVerdict:
+        none = "its workloads are those of 4.3.2"
+        return over(report, judge, lambda step: bool(departures(report, step)), none)
+
+    return check
 
 
 @_each_custom
 def _custom(report: Report, step: Step) -> ComplianceVerdict:
-    return met(f"{_name(step)}, which is none of 4.3.2")
+    return met(f"{_name(step)}: {'; '.join(departures(report, step))}")
 
 
 def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
     """Whether a load tells all that 4.3.1 lists of its workload."""
     parts = [part(report, step) for part in (_input, _output, _contents, _sharing)]
     found = worst(parts, NO_WORKLOAD)
-    told = f"workload {_name(step)}: lengths, contents and sharing are told"
+    told = f"workload {_name(step)}: lengths, contents and sharing are reported"
     return met(told) if found.status == "met" else found
 
 
@@ -269,7 +272,7 @@ def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
         return not_met(f"{side} lengths are those of the trace {trace}" if trace else NO_WORKLOAD)
     lengths = told.get(side)
     if not isinstance(lengths, Mapping) or not lengths:
-        return not_met(f"{_name(step)} does not tell its {side} lengths")
+        return not_met(f"{_name(step)} does not report its {side} lengths")
     lacking = [name for name in ("distribution", "unit") if not lengths.get(name)]
     if lacking:
         return not_met(f"{side} lengths lack {' and '.join(lacking)}")
@@ -300,14 +303,16 @@ def _output(report: Report, step: Step) -> ComplianceVerdict:
         return found
     control = at(_described(step), "output.control")
     return (
-        met(f"{found.evidence}, by {control}") if control else not_met("how outputs are limited is not told")
+        met(f"{found.evidence}, by {control}")
+        if control
+        else not_met("how outputs are limited is not reported")
     )
 
 
 def _contents(report: Report, step: Step) -> ComplianceVerdict:
     content = workload(step).get("content")
     if not isinstance(content, Mapping) or not content.get("domain"):
-        return not_met("neither domain nor language of the contents is told")
+        return not_met("neither domain nor language of the contents is reported")
     language = content.get("language") or "no language"
     prompt = at(workload(step), "sharing.tokens")
     system = "no system prompt" if prompt is None else "the shared context is the system prompt"
@@ -317,14 +322,14 @@ def _contents(report: Report, step: Step) -> ComplianceVerdict:
 def _sharing(report: Report, step: Step) -> ComplianceVerdict:
     told = workload(step)
     if "sharing" not in told:
-        return not_met("whether prompts share a prefix is not told")
+        return not_met("whether prompts share a prefix is not reported")
     sharing = told["sharing"]
     if sharing is None:
         return met("no prefix is shared")
     lengths, fraction = sharing.get("tokens"), sharing.get("fraction")
     known = lengths.get("distribution") if isinstance(lengths, Mapping) else lengths
     if fraction is None or not known:
-        return not_met("how many requests share how long a prefix is not told")
+        return not_met("how many requests share how long a prefix is not reported")
     shown = _said(lengths) if isinstance(lengths, Mapping) else f"{text(lengths)} tokens"
     return met(f"{fraction:.0%} share a prefix: {shown}")
 
@@ -358,13 +363,18 @@ def _published(report: Report) -> ComplianceVerdict:
 
 def _of_data(part: str, what: str) -> Check:
     def judge(report: Report, step: Step) -> ComplianceVerdict:
-        told = text(workload(step)["data"].get(part))
-        return met(f"{what}: {told}") if told else not_met(f"{what} of the data set is not told")
+        data = workload(step).get("data")
+        if not data:
+            return not_met(
+                f"{_name(step)} is to be drawn from {DATA_SETS[_name(step)]}, and no file was given"
+            )
+        told = text(data.get(part))
+        return met(f"{what}: {told}") if told else not_met(f"{what} of the data set is not reported")
 
     def from_data(step: Step) -> bool:
-        return bool(workload(step).get("data"))
+        return bool(workload(step).get("data")) or _name(step) in DATA_SETS
 
-    return lambda report: over(report, judge, from_data, "no load was drawn from a data set")
+    return lambda report: over(report, judge, from_data, "no workload is drawn from a data set")
 
 
 REFERENCE: Final = "cl100k_base"
@@ -538,7 +548,7 @@ def _spoken(wanted: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
         spoken = protocol(report)
         if spoken is None:
-            return cannot_tell("the target's address does not tell its protocol")
+            return cannot_tell("the target's address does not report its protocol")
         return met(spoken) if spoken == wanted else not_met(f"{spoken}, not {wanted}")
 
     return check
@@ -548,7 +558,7 @@ def _protocol(report: Report) -> ComplianceVerdict:
     told, seen = at(report, "sut.protocol"), protocol(report)
     if told and seen and seen.lower() not in str(told).lower():
         return not_met(f"{told} is declared, and {seen} was spoken")
-    return met(str(told or seen)) if told or seen else not_met("the protocol is not told")
+    return met(str(told or seen)) if told or seen else not_met("the protocol is not reported")
 
 
 @each_load()
@@ -559,7 +569,7 @@ def _chunking(report: Report, step: Step) -> ComplianceVerdict:
         at(step, "result.chunking.chunks_with_known_tokens"),
     )
     if share is None:
-        return met(str(told)) if told else not_met("how many tokens a chunk has is not told")
+        return met(str(told)) if told else not_met("how many tokens a chunk has is not reported")
     return met(
         f"{share:.1%} of {count(known)} chunks have one token" + (f"; declared: {told}" if told else "")
     )
@@ -581,16 +591,16 @@ def _option(report: Report) -> ComplianceVerdict:
     if not all(option in OPTIONS for option in options):
         return not_met("none of A, B and C is declared (itl_option)")
     if "C" in options and not _told_by_server(report):
-        return not_met("C is declared, and the server told no times of tokens")
+        return not_met("C is declared, and the server reported no times of tokens")
     return met(f"option {told}: {' and '.join(OPTIONS[option] for option in options)}")
 
 
 def _server_side(report: Report) -> ComplianceVerdict:
     told = _told_by_server(report)
     if not told:
-        return not_applicable("the server tells no times of tokens")
+        return not_applicable("the server reports no times of tokens")
     option = str(report.get("itl_option"))
-    evidence = f"the server told {count(told)} gaps between tokens; the option is {option}"
+    evidence = f"the server reported {count(told)} gaps between tokens; the option is {option}"
     return verdict("C" in option, evidence)
 
 
@@ -725,7 +735,7 @@ def _named(report: Report) -> ComplianceVerdict:
 def _refused(report: Report) -> ComplianceVerdict:
     refused = report.get("refused")
     if refused is None:
-        return not_met("how many requests were refused is not told")
+        return not_met("how many requests were refused is not reported")
     sent = sum(at(step, "result.n") or 0 for step in steps(report))
     return met(f"{count(refused)} of {several(sent, 'request')} were refused")
 
@@ -795,15 +805,15 @@ ROWS: Final[tuple[Requirement, ...]] = (
     row("4.3-1", "MAY", "tester", "A workload of one's own may be used.", _custom),
     row("4.3-2", "MUST", "report", "A workload of one's own is fully specified.",
         _each_custom(fully_specified)),
-    row("4.3.1-1a", "MUST", "setup", "The workload tells its input lengths: distribution, parameters, unit.",
+    row("4.3.1-1a", "MUST", "setup", "The workload reports input lengths: distribution, parameters, unit.",
         each_load()(_input)),
     row("4.3.1-1b", "MUST", "setup",
-        "The workload tells its output lengths: distribution, parameters, control, unit.",
+        "The workload reports its output lengths: distribution, parameters, control, unit.",
         each_load()(_output)),
-    row("4.3.1-1c", "MUST", "setup", "The workload tells its contents: domain, language, system prompt.",
+    row("4.3.1-1c", "MUST", "setup", "The workload reports its contents: domain, language, system prompt.",
         each_load()(_contents)),
     row("4.3.1-1d", "MUST", "setup",
-        "The workload tells what share of requests has how long a common prefix.", each_load()(_sharing)),
+        "The workload reports what share of requests has how long a common prefix.", each_load()(_sharing)),
     row("4.3.2.1-1", "REQUIRED", "setup", "A model engine is tested with Synthetic-Uniform.",
         only_at("model engine")(workload_is("synthetic-uniform")), _ENGINE),
     row("4.3.2.3-1", "RECOMMENDED", "setup", "An application gateway is tested with Conversation.",
@@ -854,7 +864,7 @@ ROWS: Final[tuple[Requirement, ...]] = (
     row("4.6.2-1b", "MUST", "report", "Whether a chunk has one token, or may have several.", _chunking),
     row("4.6.2-1c", "MUST", "report", "What is made of chunks with several tokens for ITL.", _handling),
     row("4.6.3-1", "MUST", "report", "Which of the options A, B and C the ITL is of.", _option),
-    row("4.6.3-2", "RECOMMENDED", "procedure", "ITL is the server's, where it tells times.", _server_side),
+    row("4.6.3-2", "RECOMMENDED", "procedure", "ITL is the server's, if it reports times.", _server_side),
     row("4.7.1-1", "RECOMMENDED", "setup", "A model engine is tested on the load generator's machine.",
         _same_machine),
     row("4.7.2-1", "MUST", "setup", "Of two machines, NTP keeps the clocks within 10 ms.", _ntp),

@@ -1,4 +1,4 @@
-"""Section 5: the ten tests.
+"""Requirements of section 5: the ten tests.
 
 Long because section 5 of the draft is one table, with its evidence functions in the same order.
 """
@@ -73,7 +73,7 @@ workload_defined: Final = each_load()(fully_specified)
 @each_load()
 def load_model(report: Report, step: Step) -> ComplianceVerdict:
     mode = at(step, "result.load.mode")
-    return met(f"{mode} loop") if mode in ("open", "closed") else not_met("the load model is not told")
+    return met(f"{mode} loop") if mode in ("open", "closed") else not_met("the load model is not reported")
 
 
 @each_load()
@@ -97,7 +97,9 @@ def _distribution(report: Report, step: Step) -> ComplianceVerdict:
 @each_load(is_closed, "no load is a closed loop")
 def _concurrency(report: Report, step: Step) -> ComplianceVerdict:
     slots = slots_of(report, step)
-    return met(f"{count(slots)} at a time") if slots else not_met("how many requests at a time is not told")
+    return (
+        met(f"{count(slots)} at a time") if slots else not_met("how many requests at a time is not reported")
+    )
 
 
 def _hardware(report: Report) -> ComplianceVerdict:
@@ -204,7 +206,7 @@ def _model_and_hardware(report: Report) -> ComplianceVerdict:
 def _warmed(report: Report) -> ComplianceVerdict:
     told = [one for one in report.get("warmups") or () if not one.get("skipped")]
     if not told:
-        return not_met("no warm-up is told")
+        return not_met("no warm-up is reported")
     one = told[0]
     requests, tokens = (one.get(name) or 0 for name in ("requests", "tokens"))
     return met(f"warm-up: {several(requests, 'request')}, {several(tokens, 'token')}")
@@ -243,7 +245,7 @@ def _long_enough(report: Report) -> ComplianceVerdict:
         if asked is not None and asked < ITL_OUTPUT_MIN:
             return not_met(f"answers of {asked} tokens were asked for, {ITL_OUTPUT_MIN} needed")
         if not levels:
-            return cannot_tell("the lengths of answers are not told")
+            return cannot_tell("the lengths of answers are not reported")
         return met(f"no answer had fewer than {ITL_OUTPUT_MIN} tokens")
 
     return over(report, judge, is_measured)
@@ -264,7 +266,7 @@ def _without_ttft(report: Report, step: Step) -> ComplianceVerdict:
 def _gaps(report: Report, step: Step) -> ComplianceVerdict:
     n = at(step, "result.metrics.tbc.n")
     if n is None:
-        return cannot_tell("the number of gaps is not told")
+        return cannot_tell("the number of gaps is not reported")
     evidence = f"{count(n)} gaps between tokens, {count(GAPS_MIN)} wanted"
     return verdict(n >= GAPS_MIN, evidence)
 
@@ -306,7 +308,7 @@ def _closed(*names: str) -> Check:
 def _limit_found(report: Report) -> ComplianceVerdict:
     told = at(report, "measurements")
     if told is None or "limit" not in told:
-        return cannot_tell("the report does not tell where its search ended")
+        return cannot_tell("the report does not report where its search ended")
     if told["limit"] is None:
         return not_met("the highest load that was tried was sustained: no saturation was found")
     broken = [one for one in told.get("levels") or () if at(one, "holds") is False]
@@ -321,7 +323,7 @@ def _ramp_up(report: Report) -> ComplianceVerdict:
         if (window := at(one, "window")) and None not in (window.get("from"), window.get("to"))
     ]
     if not spans:
-        return cannot_tell("which part of each load counts is not told")
+        return cannot_tell("which part of each load counts is not reported")
     shares = [begin / end for begin, end in spans if end]
     least = min(shares, default=0.0)
     evidence = f"of {len(spans)} loads the first {least:.0%} or more is not counted"
@@ -343,7 +345,7 @@ def _percents(report: Report) -> list[float]:
 def _enough_levels(report: Report) -> ComplianceVerdict:
     levels = at(report, "measurements.levels")
     if levels is None:
-        return cannot_tell("the report tells no levels")
+        return cannot_tell("the report has no levels")
     evidence = f"{len(levels)} levels, {LEVELS_MIN} needed"
     return verdict(len(levels) >= LEVELS_MIN, evidence)
 
@@ -351,7 +353,7 @@ def _enough_levels(report: Report) -> ComplianceVerdict:
 def _span(report: Report) -> ComplianceVerdict:
     percents = _percents(report)
     if not percents:
-        return cannot_tell("what share of capacity the levels are is not told")
+        return cannot_tell("what share of capacity the levels are is not reported")
     evidence = f"from {percents[0]:g} to {percents[-1]:g} % of capacity"
     told = at(report, "measurements") or {}
     signs = [told.get(name) is not None for name in ("saturation_rps", "queue_grows_from_rps")]
@@ -365,7 +367,7 @@ def _span(report: Report) -> ComplianceVerdict:
 def _all_levels(report: Report) -> ComplianceVerdict:
     percents = _percents(report)
     if not percents:
-        return cannot_tell("what share of capacity the levels are is not told")
+        return cannot_tell("what share of capacity the levels are is not reported")
     less = lacking(percents, TRADEOFF_LEVELS)
     evidence = f"levels {', '.join(f'{one:g}' for one in percents)} %"
     return not_met(f"{evidence}; without {', '.join(map(str, less))} %") if less else met(evidence)
@@ -382,7 +384,7 @@ def _criteria(report: Report) -> ComplianceVerdict:
     told = at(report, "measurements.criteria") or {}
     completion, ttft = told.get("completion"), told.get("ttft_p99")
     if completion is None or ttft is None:
-        return not_met("the report tells no criteria of completion and TTFT P99")
+        return not_met("the report has no criteria of completion and TTFT P99")
     memory = told.get("memory_errors")
     evidence = f"{completion:.0%} complete, TTFT P99 <= {seconds(ttft)}, {text(memory)} out of memory"
     return verdict(completion >= COMPLETION_MIN and memory == 0, evidence)
@@ -398,7 +400,7 @@ def _long_levels(report: Report, step: Step) -> ComplianceVerdict:
     time, slots = lasted(report, step), slots_of(report, step)
     outcomes = at(step, "result.outcomes")
     if time is None or slots is None or outcomes is None:
-        return cannot_tell("time, concurrency or completions are not told")
+        return cannot_tell("time, concurrency or completions are not reported")
     done = sum(outcomes.get(name) or 0 for name in ("complete", "refused")) / slots
     evidence = f"{time:.0f} s of {DURATION_MIN_S}, {done:.0f} completions per slot of {PER_SLOT_MIN}"
     return verdict(time >= DURATION_MIN_S and done >= PER_SLOT_MIN, evidence)
@@ -425,7 +427,7 @@ def _is_mix(step: Step) -> bool:
 def _share_of_saturation(report: Report) -> ComplianceVerdict:
     share = at(report, "measurements.load_share")
     if share is None:
-        return cannot_tell("what share of saturation the load was is not told")
+        return cannot_tell("what share of saturation the load was is not reported")
     evidence = f"{share:.0%} of saturation, {SHARES[0]:.0%} to {SHARES[1]:.0%} recommended"
     return verdict(SHARES[0] - 0.005 <= share <= SHARES[1] + 0.005, evidence)
 
@@ -444,7 +446,7 @@ def _two_classes(report: Report) -> ComplianceVerdict:
 def _per_class(report: Report) -> ComplianceVerdict:
     sent = {name: at(one, "sent") for name, one in _classes(report).items()}
     if not sent or None in sent.values():
-        return cannot_tell("requests by class are not told")
+        return cannot_tell("requests by class are not reported")
     told = ", ".join(f"{name} {count(n)}" for name, n in sent.items())
     evidence = f"{told} requests, {PER_CLASS_MIN} of each needed"
     return verdict(min(sent.values()) >= PER_CLASS_MIN, evidence)
@@ -453,7 +455,7 @@ def _per_class(report: Report) -> ComplianceVerdict:
 def _isolated(report: Report) -> ComplianceVerdict:
     classes = _classes(report)
     if not classes:
-        return cannot_tell("no classes are told")
+        return cannot_tell("no classes are reported")
     lacking = [name for name, one in classes.items() if not at(one, "alone.sent")]
     if lacking:
         return not_met(f"not measured alone: {', '.join(lacking)}")
@@ -491,7 +493,7 @@ def _identical(report: Report) -> ComplianceVerdict:
 def _oversubscribed(report: Report) -> ComplianceVerdict:
     told = at(report, "params.levels")
     if not told:
-        return cannot_tell("levels are not told")
+        return cannot_tell("levels are not reported")
     above = [float(one) for one in told if float(one) > 100]
     evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of capacity"
     return met(evidence) if above else not_met(f"{evidence}: none is above it")
@@ -500,7 +502,7 @@ def _oversubscribed(report: Report) -> ComplianceVerdict:
 def _capacity_known(report: Report) -> ComplianceVerdict:
     capacity, source = at(report, "measurements.capacity"), str(at(report, "measurements.capacity_source"))
     if capacity is None:
-        return cannot_tell("the capacity that levels are of is not told")
+        return cannot_tell("the capacity that levels are of is not reported")
     evidence = f"{count(capacity)} at a time: {source}"
     return met(evidence) if "5.5" in source else cannot_tell(evidence)
 
@@ -508,7 +510,7 @@ def _capacity_known(report: Report) -> ComplianceVerdict:
 def _short_output(report: Report) -> ComplianceVerdict:
     tokens = at(report, "params.output_tokens")
     if tokens is None:
-        return cannot_tell("the length of answers is not told")
+        return cannot_tell("the length of answers is not reported")
     evidence = f"answers of {count(tokens)} tokens, {OUTPUT} wanted"
     return verdict(tokens == OUTPUT, evidence)
 
@@ -523,14 +525,14 @@ def _few_at_a_time(report: Report, step: Step) -> ComplianceVerdict:
     if not is_closed(step):
         return not_met("no closed loop")
     if slots is None:
-        return cannot_tell("how many requests were kept at a time is not told")
+        return cannot_tell("how many requests were kept at a time is not reported")
     return met(f"{slots} at a time") if slots <= CONCURRENCY_MAX else not_met(f"{slots} at a time, 4 at most")
 
 
 def _short_warm_up(report: Report) -> ComplianceVerdict:
     said = str(at(report, "configuration.Warm-up") or "")
     if not said:
-        return cannot_tell("what it was warmed up with is not told")
+        return cannot_tell("what it was warmed up with is not reported")
     return met(said)
 
 

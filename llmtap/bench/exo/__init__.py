@@ -1,1 +1,1 @@
-"""exo-bench mode (seed 003)."""
+"""The benchmark of exo (exo-bench): prefill and generation rates over a grid."""

@@ -3,15 +3,15 @@
 A batch has as many requests as the concurrency says. Connections are open and bodies are made before their
 common start, from which `elapsed_s` counts. The next batch starts when the one before has ended.
 
-Without `--use-prefix-cache` the prefix cache is off by a field of the request, or no two prompts have a
-common prefix. A prompt is an atom (seed 003's `a`, or a word of one token) that is repeated until the text of
+The requests of a batch share one prompt, unless the grid wants distinct ones. Without `--use-prefix-cache`
+the prefix cache is off by a field of the request, or the prompts of no two batches have a common prefix. A
+prompt is an atom (exo-bench's methodology's `a`, or a word of one token) that is repeated until the text of
 the chat template has the wanted number of tokens.
 
-Difference from exo: models are neither downloaded nor placed on nodes.
-
-Source: seed 003, whole.
+Source: exo-bench's methodology, whole.
 """
 
+import asyncio
 import secrets
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -22,11 +22,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llmtap import __version__
+from llmtap.bench.exo.placement import PlacedInstance, PlacementWish, place, remove
 from llmtap.bench.exo.result import ExoCell, ExoResult, ExoRun, Power, Sent, Telling, total_of
-from llmtap.bench.exo.server import ExoServed, Kind, NodeMetrics, ask_served
+from llmtap.bench.exo.server import ExoServed, Kind, NodeMetrics, ask_served, side_session
 from llmtap.bench.run.session import SessionWatcher
 from llmtap.clock import SystemClock
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.monitor.system import is_loopback
 from llmtap.load.monitor.watch import Watch
@@ -51,10 +52,12 @@ _IN_A_ROW: Final = 8
 
 
 class Prompts:
-    """Makes them, each anew, or always the same of a length."""
+    """Makes them, anew for each batch or request, or always the same of a length."""
 
-    def __init__(self, counter: TokenCounter, *, alike: bool, seed: int) -> None:
+    def __init__(self, counter: TokenCounter, *, alike: bool, seed: int, distinct: bool = False) -> None:
+        """`alike`: the same in all batches. `distinct`: the requests of a batch do not share one."""
         self.alike = alike
+        self.distinct = distinct
         self._counter = counter
         self._numbers = Numbers(seed)
         self._given = 0
@@ -72,8 +75,9 @@ class Prompts:
             if pp not in self._known:
                 self._known[pp] = self._fit(pp, [0])[0]
             return [self._known[pp]] * n
-        first, self._given = self._given, self._given + n
-        return self._fit(pp, range(first, first + n))
+        made = n if self.distinct else 1
+        first, self._given = self._given, self._given + made
+        return self._fit(pp, range(first, first + made)) * (n // made)
 
     def _fit(self, pp: int, numbers: Sequence[int]) -> list[Made]:
         return fit([Draft(pp, self._maker(number), self._overhead) for number in numbers], self._counter)
@@ -124,6 +128,8 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 0
     """Requests of the first pp and tg before all others, one at a time; they are in no result."""
     use_prefix_cache: bool = False
+    distinct_prompts: bool = False
+    """Requests of a batch have prompts of their own; by default they share one (exo-bench, "Concurrency")."""
 
     def check(self) -> None:
         """Raises ConfigError that names the option."""
@@ -157,6 +163,8 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Duration = Duration(600 * NS_PER_S)
     metrics: str | None = None
     """URL of the server's metrics, `none`, or None: its /metrics, if there is one."""
+    placement: PlacementWish | None = None
+    """For exo: place the model anew."""
     seed: int | None = None
     """Of the words that prompts begin with. None: another one each time, since a server may have the prompts
     of an earlier benchmark in its cache still."""
@@ -179,6 +187,7 @@ class ExoBench:
         self._clock = SystemClock()
         self._nvml = nvml
         self._replay: Replay | None = None
+        self._placing: asyncio.Task[PlacedInstance] | None = None
         self._sent_pp: set[int] = set()
         self.stopped = False
 
@@ -186,6 +195,8 @@ class ExoBench:
         """The batch under way ends and counts for nothing; those before it are told. The second time, answers
         are not waited for."""
         self.stopped = True
+        if self._placing is not None:
+            self._placing.cancel()  # which does nothing once it is over
         if self._replay is not None:
             self._replay.stop()
 
@@ -200,8 +211,35 @@ class ExoBench:
             options.target, options.headers, model=options.model, kind=options.server,
             use_prefix_cache=grid.use_prefix_cache, tls=self._tls,
         )  # fmt: skip
+        if options.placement is not None:
+            if served.kind != "exo":
+                raise ConfigError("--instance-meta", "only exo places models, and this server is another")
+            async with side_session(options.headers, self._tls) as session:
+                self._watcher.step("placement", f"waiting for an instance of {served.model}")
+                placing = place(session, served.url, served.model, options.placement)
+                self._placing = asyncio.ensure_future(placing)
+                try:
+                    placed = await self._placing
+                except asyncio.CancelledError:
+                    raise LlmtapError("stopped while the model was placed") from None
+            try:
+                served = await ask_served(
+                    options.target, options.headers, model=served.model, kind=options.server,
+                    use_prefix_cache=grid.use_prefix_cache, tls=self._tls, instance=placed.id,
+                )  # fmt: skip
+                return await self._measured(served, counter, placed)
+            finally:
+                async with side_session(options.headers, self._tls) as session:
+                    await remove(session, served.url, placed)
+        return await self._measured(served, counter, None)
+
+    async def _measured(
+        self, served: ExoServed, counter: TokenCounter, placed: PlacedInstance | None
+    ) -> ExoResult:
+        options, grid = self._options, self._grid
         seed = secrets.randbits(32) if options.seed is None else options.seed
-        prompts = Prompts(counter, alike=grid.use_prefix_cache or served.switches_cache, seed=seed)
+        alike = grid.use_prefix_cache or served.switches_cache
+        prompts = Prompts(counter, alike=alike, seed=seed, distinct=grid.distinct_prompts)
         _check_lengths(grid, prompts)
         watch = Watch(
             self._clock, served.url, metrics=options.metrics, scrape=options.metrics != "none",
@@ -227,13 +265,17 @@ class ExoBench:
         here = is_loopback(urlsplit(served.url).hostname or "")
         columns = {} if nodes is None else nodes.columns
         power = Power(series.system if here else None, columns)
-        telling = Telling(served, power, start_ns=start_ns)
+        telling = Telling(
+            served, power, start_ns=start_ns, download_s=None if placed is None else placed.download_s
+        )
         for one in warm:
             list(telling.runs(one))
         runs = [run for one in sent for run in telling.runs(one)]
         return ExoResult(
             runs=runs,
-            cluster=self._cluster(served, prompts, counter, seed, [*self._notes(served, here), *_seen(runs)]),
+            cluster=self._cluster(
+                served, prompts, counter, seed, [*self._notes(served, here, placed), *_seen(runs)]
+            ),
             system_metrics={
                 "local": {"server_is_here": here, **series.to_dict()},
                 "nodes": {node: one.to_dict(start_ns) for node, one in columns.items()},
@@ -260,7 +302,8 @@ class ExoBench:
             raise ReplayStopped("stopped")
         n = cell.concurrency
         made = prompts.make(cell.pp, n)
-        sent = Sent(cell, repeat, made, known=prompts.alike and (cell.pp in self._sent_pp or n > 1))
+        shared = n > 1 and (prompts.alike or not prompts.distinct)
+        sent = Sent(cell, repeat, made, known=shared or (prompts.alike and cell.pp in self._sent_pp))
         self._sent_pp.add(cell.pp)
         # All of one arrival: they leave together, one after another as quickly as one process can.
         requests = Requests(array("q", bytes(8 * n)), array("q", [cell.pp] * n), array("q", [cell.tg] * n))
@@ -302,7 +345,9 @@ class ExoBench:
             },
         }  # fmt: skip
 
-    def _notes(self, served: ExoServed, here: bool) -> Iterable[str]:
+    def _notes(self, served: ExoServed, here: bool, placed: PlacedInstance | None) -> Iterable[str]:
+        if placed is not None and placed.others:
+            yield f"{placed.others:,} other placements of the model fit the options and were not measured"
         if self.stopped:
             yield "it was stopped: the grid is not complete"
         if served.bans_eos is None:
@@ -313,9 +358,7 @@ class ExoBench:
             yield "prompts were counted by llmtap's own tokenizer: --tokenizer makes them exact"
         if served.owner == _OURS:
             yield f"the server is llmtap's simulated engine, which knows the fields of {served.kind}"
-        if served.kind == "exo":
-            yield "peak memory is in exo's generation_stats, which exchanges do not keep"
-        elif not here:
+        if served.kind != "exo" and not here:
             yield "the server is not on this host: its power and memory are not known"
 
 

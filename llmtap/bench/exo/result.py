@@ -4,21 +4,22 @@ A run is one request. Prefill is prompt tokens by prefill time, generation is th
 time from the first to the last. The server's times are used where it reports both, else ours, whose prefill
 is TTFT and so contains the network and the queue; `timing` says which.
 
-`agg_gen_tps` is exo-bench's aggregate: the rate of the fastest request times their number. `wall_gen_tps` is
-what was made: all tokens by the wall time of the batch. Fields that seed 003 does not name are ours and come
-last.
+`agg_gen_tps` is exo-bench's aggregate: the rate of the fastest request times their number. `wall_gen_tps`
+is what was made: all tokens by the wall time of the batch. Fields that exo-bench's methodology does not
+name are ours and come last.
 
 Nodes of an exo cluster report the power of a whole machine; otherwise power is that of this host's GPUs, if
 the server runs here. Energy is integrated by trapezoids of samples a second apart: rough for short batches.
 
-Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System Metrics".
+Source: exo-bench's methodology, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System
+Metrics".
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -129,6 +130,8 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     error: str | None
     batch: ExoBatch
+    download_duration_s: float | msgspec.UnsetType = msgspec.UNSET
+    """Of the model, if this benchmark had nodes download it."""
 
 
 class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,6 +255,8 @@ class ExoRow:
     wall_gen_tps: Spread | None
     wall_s: Spread | None
     joules: Spread | None
+    memory_bytes: int | None
+    """Highest peak memory of a request."""
     hits: Mapping[str, int]
     timing: str
     """`server`, `client`, or both where it differs."""
@@ -281,6 +286,7 @@ def _row(pp_tokens: int, tg: int, concurrency: int, repeats: Sequence[Sequence[E
         wall_gen_tps=_spread(batch.wall_gen_tps for batch in batches),
         wall_s=_spread(batch.wall_s for batch in batches),
         joules=_spread(None if batch.energy is None else batch.energy.joules for batch in batches),
+        memory_bytes=max((m["inBytes"] for run in runs if (m := run.stats.peak_memory_usage)), default=None),
         hits=hits,
         timing=", ".join(sorted({run.timing for run in runs})),
     )  # fmt: skip
@@ -393,8 +399,11 @@ class Sent:
 class Telling:
     """Makes runs of batches. What was sent to warm up has to pass, too: its prompts are in the cache."""
 
-    def __init__(self, served: ExoServed, power: Power, *, start_ns: int) -> None:
+    def __init__(
+        self, served: ExoServed, power: Power, *, start_ns: int, download_s: float | None = None
+    ) -> None:
         self._served = served
+        self._download_s = download_s
         self._power = power
         self._start_ns = start_ns
         self._stored: dict[int, float] = {}
@@ -433,6 +442,15 @@ class Telling:
             prompt_tps = self._stored.get(cell.pp)
         elif prompt_tps is not None:
             self._stored[cell.pp] = prompt_tps
+        own = (x.usage or {}).get("generation_stats") if served.kind == "exo" else None
+        if isinstance(own, dict):
+            # exo itself says what the methodology reports: of an exact hit the stored rate.
+            hit = own["prefix_cache_hit"] if own.get("prefix_cache_hit") in get_args(Hit) else hit
+            rate_told = own.get("prompt_tps")
+            prompt_tps = float(rate_told) if isinstance(rate_told, int | float) else prompt_tps
+            peak = own.get("peak_memory_usage")
+            if isinstance(peak, dict) and isinstance(peak.get("inBytes"), int):
+                memory = peak["inBytes"], "the server's generation_stats"
         ttft_ns = ttft_any_ns(x.timeline) if x.stream else None
         end_ns = x.timeline.response_end_ns
         text = None if x.said is None else x.said.response_text
@@ -452,6 +470,7 @@ class Telling:
             timing_source=timing.source, ttft_s=_seconds(ttft_ns),
             dispatch_late_s=_seconds(x.dispatch_late_ns), uncertainty_s=x.uncertainty_ns / NS_PER_S,
             eos_banned=served.bans_eos is not None, peak_memory_source=None if memory is None else memory[1],
+            download_duration_s=msgspec.UNSET if self._download_s is None else self._download_s,
             outcome=x.outcome.value, finish_reason=x.finish_reason, error=x.error, batch=batch,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The server of an exo benchmark, by what it tells of itself: whose it is, and so what it can be asked for.
+"""Detect the type of a server, and the fields and endpoints that an exo benchmark can use with it.
 
 Two things make a request a benchmark's: answers go on until they are as long as was asked (EOS is banned),
 and no prompt is found in a cache unless that is wanted. exo has an endpoint of its own for both, llama.cpp a
@@ -6,8 +6,8 @@ field for each, vLLM, SGLang and our simulated engine fields for the first; of o
 
 An exo cluster is also asked what it consists of, and once a second how its nodes are.
 
-Source: seed 003, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and src/exo/shared/types;
-llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).
+Source: exo-bench's methodology, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and
+src/exo/shared/types; llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).
 """
 
 import asyncio
@@ -22,13 +22,14 @@ import msgspec
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import server_of
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries
+from llmtap.load.monitor.timeseries import Columns
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.target import shown_url
 from llmtap.net.failures import failure_said
+from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S
 
-__all__ = ["KINDS", "ExoServed", "NodeMetrics", "Placement", "ask_served", "placement_of"]
+__all__ = ["KINDS", "ExoServed", "NodeMetrics", "Placement", "ask_served", "placement_of", "side_session"]
 
 Kind = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "exo"]
 KINDS: Final = ("auto", "openai", "vllm", "sglang", "llamacpp", "exo")
@@ -90,15 +91,18 @@ async def ask_served(
     kind: Kind,
     use_prefix_cache: bool,
     tls: ssl.SSLContext | None = None,
+    instance: str | None = None,
 ) -> ExoServed:
     """Asks the server who it is. `tls` verifies it where that is not the system's trust.
+
+    `instance`: the one of exo's that is measured; None: the first of the model.
 
     Raises ConfigError that names `--target` or `--model`.
     """
     url = target.rstrip("/")
     root = url.removesuffix("/v1")
     try:
-        async with _session(headers, tls) as session:
+        async with side_session(headers, tls) as session:
             raw = await _get(session, f"{root}/v1/models")
             models = _models(raw)
             owner = _owner(models)
@@ -117,7 +121,7 @@ async def ask_served(
             return msgspec.structs.replace(
                 served, url=root, endpoint=BENCH_PATH, stream=False, bans_eos="its benchmark endpoint",
                 fields={"use_prefix_cache": _raw(use_prefix_cache)}, switches_cache=True,
-                placement=placement_of((state or {}).get("instances"), named),
+                placement=placement_of((state or {}).get("instances"), named, instance),
             )  # fmt: skip
         case "llamacpp":
             return msgspec.structs.replace(
@@ -129,8 +133,8 @@ async def ask_served(
     return served
 
 
-def placement_of(instances: Any, model: str) -> Placement:
-    """Of the first instance of the model in exo's state.
+def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
+    """Of the instance, or of the first one of the model in exo's state.
 
     An instance lies in an object with its kind as the only key, `MlxRingInstance`, and so does each shard,
     `PipelineShardMetadata`.
@@ -139,6 +143,8 @@ def placement_of(instances: Any, model: str) -> Placement:
         meta, inner = _untag(tagged)
         shards = inner.get("shardAssignments")
         if not isinstance(shards, dict) or shards.get("modelId") != model:
+            continue
+        if instance not in (None, inner.get("instanceId")):
             continue
         first = next(iter((shards.get("runnerToShard") or {}).values()), None)
         sharding, _ = _untag(first)
@@ -183,7 +189,7 @@ class NodeMetrics:
             columns.close()
 
     async def _run(self) -> None:
-        async with _session(self._headers, self._tls) as session:
+        async with side_session(self._headers, self._tls) as session:
             start_ns = self._clock.mono_ns()
             number = 0
             while True:
@@ -261,7 +267,7 @@ def _raw(value: bool) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
+def side_session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
     """For what is asked beside the load, with a name by which it can be told from it."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=_ASK_S), headers={**dict(headers), "User-Agent": USER_AGENT},

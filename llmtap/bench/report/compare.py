@@ -1,4 +1,4 @@
-"""Compare several systems, or one system with itself: seed 000, section 6.
+"""Compare several systems, or one system with itself, by section 6 of the IETF draft.
 
 Requests of one run are not independent: they share the state of the machine. So figures of runs are compared,
 three of each system at least (6.3). With fewer runs, requests of the first runs are compared, and the report
@@ -7,7 +7,7 @@ says that the variation between runs is in no interval. Figures of loads that di
 p-values of the few figures that a test is about are corrected together by Holm's method, those of all others
 by Benjamini and Hochberg's.
 
-Source: IETF seed 000, 6.1 to 6.4.
+Source: IETF draft, 6.1 to 6.4.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

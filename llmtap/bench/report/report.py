@@ -1,11 +1,11 @@
-"""What a benchmark says, as public JSON: a report for each test, and one document of all of them.
+"""Public JSON of a benchmark: a report for each test, and one document of all tests.
 
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
-`deviations`, `itl_option`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has what
-they share, `tests` (the reports of first runs), `repeats` (of further ones, in short), `not_run` and a
-verdict over all.
+`deviations`, `itl_option`, `round_trip` (seconds), `exact_requests`, `forfeits`, `verdict` and `compliance`.
+The document has what they share, `tests` (the reports of first runs), `repeats` (of further ones, in short),
+`not_run` and a verdict over all.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap import __version__
-from llmtap.bench.compliance.evidence import several
+from llmtap.bench.compliance.evidence import at, several
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.compliance.preparation import as_declared
 from llmtap.bench.run.folder import RESULT, Folder
@@ -31,6 +31,7 @@ from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, Test
 from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
+from llmtap.report.replay_terms import selftest_said
 from llmtap.units import NS_PER_S, to_seconds
 
 __all__ = [
@@ -90,6 +91,7 @@ _PACKAGES: Final = (
 _OPTIONS_SAID: Final = {
     "A": "time between chunks",
     "A (direct)": "time between chunks, nearly all of which have one token",
+    "B": "all tokens of a chunk at its time",
     "B (even)": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }
@@ -99,7 +101,7 @@ _STREAMED: Final = frozenset({"ttft", "itl"})
 """Tests about single answers: what readers had of two of them is drawn, of the last load."""
 _REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
 """What a document has of a further run; the rest is in its result.json."""
-_LONG: Final = ("timeline",)
+_LONG: Final = ("timeline", "hdr_histograms")
 
 
 def report_of(
@@ -110,10 +112,12 @@ def report_of(
     *,
     began_ns: int,
     ended_ns: int,
+    selftest: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report of one test, judged. Times are of the wall clock."""
     steps = _steps(session)
     option = _itl_option(found, steps)
+    trip = next((told for step in steps if (told := step["result"].get("round_trip")) is not None), None)
     charts = list(found.charts)
     if test.name in _STREAMED and session.steps:
         charts += stream_charts(session.steps[-1])
@@ -128,9 +132,14 @@ def report_of(
         "versions": versions(), "steps": steps, "warmups": session.warmups, "refused": session.refused,
         "measurements": found.measurements, "tables": msgspec.to_builtins(found.tables),
         "charts": msgspec.to_builtins(charts),
-        "configuration": found.configuration | _itl_line(option),
+        "configuration": found.configuration
+        | _itl_line(option)
+        | _trip_line(trip)
+        | ({"error of our own times": selftest_said(selftest)} if selftest else {}),
+        "round_trip": trip,
+        "selftest": selftest,
         "notes": [*found.notes, *_warm_notes(session)],
-        "deviations": [*found.deviations, *_unprobed(session)],
+        "deviations": [*found.deviations, *_unprobed(session), *_of_workloads(steps)],
         "itl_option": option,
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
@@ -144,18 +153,21 @@ def document_of(
     asked: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """All reports, those of further runs in short, beside what was asked for."""
-    findings = [
-        {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
-        for report in reports
-        for finding in report["verdict"]["findings"]
-    ]
+    found = {
+        kind: [
+            {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
+            for report in reports
+            for finding in report["verdict"].get(kind) or ()
+        ]
+        for kind in ("findings", "cautions")
+    }
     return {
         **asked, "tests": [report for report in reports if _run(report) == 1],
         "repeats": [
             {name: report[name] for name in _REPEATED} for report in reports if _run(report) > 1
         ],
         "not_run": list(not_run),
-        "verdict": {"valid": all(report["verdict"]["valid"] for report in reports), "findings": findings},
+        "verdict": {"valid": not found["findings"], "grade": _grade(*found.values()), **found},
     }  # fmt: skip
 
 
@@ -172,6 +184,16 @@ def _unprobed(session: BenchSession) -> list[str]:
         f"4.5.2: warm-ups were of {several(int(session.warmup), 'request')}, as --warmup says, and no probe"
     )
     return [f"{said}: that latency had settled is not shown (4.5.1-1a, 4.5.2-1a, 4.5.2-1b)"]
+
+
+def _of_workloads(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where a load's workload is another than the draft's, or a reading of it, each once."""
+    said = (
+        f"{one['section']}: the draft has {one['says']}; here {one['here']}"
+        for step in steps
+        for one in at(step, "result.plan.workload.deviations") or ()
+    )
+    return list(dict.fromkeys(said))
 
 
 def _run(report: Mapping[str, Any]) -> int:
@@ -250,6 +272,13 @@ def _itl_line(option: str | None) -> dict[str, str]:
     return {"ITL option (4.6.3)": said}
 
 
+def _trip_line(trip: float | None) -> dict[str, str]:
+    if trip is None:
+        return {}
+    said = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
+    return {"Network round trip (4.7.3)": said}
+
+
 def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the option of 4.6.3, such as `A` or `B (even)`; `A + B (even)` where loads differ."""
     if found.itl_option is not None:
@@ -276,11 +305,18 @@ def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     findings = [
-        {"step": step["name"], "what": finding["what"], "says": finding["says"]}
+        {
+            "step": step["name"],
+            "what": finding["what"],
+            "says": finding["says"],
+            "share": finding.get("share"),
+            "invalidates": finding.get("invalidates", True),
+        }
         for step in steps
         for finding in (step["result"].get("verdict") or {}).get("findings") or ()
-        if finding.get("invalidates", True)
     ]
+    cautions = [finding for finding in findings if not finding.pop("invalidates")]
+    findings = [finding for finding in findings if finding not in cautions]
     against = [finding for finding in findings if finding["what"] not in _OVER]
     answered = any(
         (step["result"].get("outcomes") or {}).get(name, 0)
@@ -291,4 +327,11 @@ def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         says = "no request of any load ended well"
         against.append({"step": steps[-1]["name"], "what": "no_answers", "says": says})
     expected = [finding for finding in findings if finding["what"] in _OVER]
-    return {"valid": not against, "findings": against, "failures": expected}
+    return {
+        "valid": not against, "grade": _grade(against, cautions), "findings": against, "cautions": cautions,
+        "failures": expected,
+    }  # fmt: skip
+
+
+def _grade(findings: Sequence[Any], cautions: Sequence[Any]) -> str:
+    return "not valid" if findings else "caution" if cautions else "valid"

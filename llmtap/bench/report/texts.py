@@ -1,4 +1,4 @@
-"""Reports of a benchmark as text: the minimum report (IETF seed 000, C.1) and the full one in Markdown (C.2).
+"""Texts of benchmark reports: the minimum report (IETF draft, C.1) and the full report (C.2) in Markdown.
 
 In the minimum report one load stands for the whole: that of the TTFT test where it was run, else of the first
 test there is. A test's main load is what the test is about: of a search the highest level that held, of
@@ -17,7 +17,7 @@ from typing import Any, Final
 from llmtap.bench.compliance.evidence import Report, Step, at, measured, name_of
 from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.report.bench import compliance_said, findings_said
+from llmtap.report.bench import compliance_said, deviations_said, findings_said
 from llmtap.report.document import (
     Block,
     ItemList,
@@ -80,6 +80,7 @@ def _level(one: Mapping[str, Any]) -> float | None:
 
 
 def _holds(one: Mapping[str, Any]) -> bool:
+    """Whether a level was sustained: it met the objectives, or without any its queue did not grow."""
     holds = one.get("holds")
     return bool(one.get("queue") == "stable" if holds is None else holds)
 
@@ -212,7 +213,7 @@ def _throughputs(document: Mapping[str, Any]) -> tuple[float | None, float | Non
     """Return the highest sustained output rate, and the highest one within C.1's bound of TTFT P99."""
     reports = {report["test"]: report.get("measurements") or {} for report in document.get("tests") or ()}
     levels = [level for name in _FOR_THROUGHPUT for level in (reports.get(name) or {}).get("levels") or ()]
-    sustained = [level for level in levels if level["holds"] and level["output_tps"] is not None]
+    sustained = [level for level in levels if _holds(level) and level.get("output_tps") is not None]
     held = [
         level["output_tps"]
         for level in sustained
@@ -241,16 +242,14 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
         if figures.get("n") and figures["n"] < SAMPLES_MIN["p99"]:
             least = SAMPLES_MIN["p99"]
             yield f"P99 rests on {figures['n']:,} samples; {least:,} are needed for 10 % accuracy (5.1.4.3)"
-    deviations = [(report["test"], said) for report in reports for said in report.get("deviations") or ()]
-    yield from (f"Deviation ({test}): {said}" for test, said in deviations)
-    if document.get("quick"):
-        yield "Deviation: shortened tests (--quick), whose figures are indicative"
-    lacking = [report for report in reports if (report.get("compliance") or {}).get("why")]
-    yield from (f"Deviation ({report['test']}): {compliance_said(report)}" for report in lacking)
-    if not deviations and not lacking and not document.get("quick"):
+    deviations = deviations_said(document)
+    yield from deviations
+    if reports and not deviations and all(report.get("compliance") for report in reports):
         yield "No deviation from the methodology is known to the tests that were run"
     for said in findings_said((document.get("verdict") or {}).get("findings") or ()):
         yield f"Not to be relied on: {said}"
+    for said in findings_said((document.get("verdict") or {}).get("cautions") or ()):
+        yield f"Caution: {said}"
     yield f"Guardrails: {guardrails_said(document.get('sut') or {})}"
     refused = sum(report.get("refused") or 0 for report in reports)
     yield f"Requests refused by guardrails: {refused}"
@@ -300,13 +299,16 @@ def full_markdown(document: Mapping[str, Any]) -> str:
 
 def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     version = (document.get("versions") or {}).get("llmtap", "?")
-    yield Note(f"By the methodology of IETF seed 000, with llmtap {version}, {document.get('made', '?')}.")
+    yield Note(f"By the methodology of the IETF draft, with llmtap {version}, {document.get('made', '?')}.")
     verdict = document.get("verdict") or {}
-    if verdict.get("valid", True):
+    if cautions := findings_said(verdict.get("cautions") or ()):
+        yield Note("", lead="Caution:")
+        yield ItemList(cautions)
+    elif verdict.get("valid", True):
         yield Note(
             "The load was sent as asked and on time: nothing that is checked speaks against the figures."
         )
-    else:
+    if not verdict.get("valid", True):
         yield Note("", lead="Some figures are not to be relied on:")
         yield ItemList(findings_said(verdict.get("findings") or ()))
 
@@ -399,8 +401,7 @@ def _compliance(document: Mapping[str, Any]) -> Iterator[Block]:
     listed = {
         "Tests performed:": [f"{r['section']} {r['title']}: {compliance_said(r)}" for r in reports],
         "Tests that could not run:": [f"{r['test']}: {r['why']}" for r in document.get("not_run") or ()],
-        "Deviations:": [f"{r['test']}: {said}" for r in reports for said in r.get("deviations") or ()]
-        or ["none that the tests know of"],
+        "Deviations:": deviations_said(document) or ["none that the tests know of"],
         "Limitations:": [
             *(
                 f"{r['test']}: shortened by --quick, which gives up {', '.join(r['forfeits'])}"

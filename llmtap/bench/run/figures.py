@@ -1,4 +1,4 @@
-"""Figures as tests tell them: percentiles with their intervals, texts for tables, the usual charts.
+"""Figures of tests: percentiles with intervals, texts for tables, and the common charts.
 
 Measurements are public JSON, in seconds. Texts and charts are for people, in milliseconds.
 """

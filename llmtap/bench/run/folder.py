@@ -1,4 +1,4 @@
-"""The results folder of a benchmark: each step as it was measured, so that an interrupted run goes on.
+"""The results folder of a benchmark, from which an interrupted run is resumed.
 
     RESULTS/
       bench.json            what was asked: SUT, target, parameters, seeds, versions (no keys)

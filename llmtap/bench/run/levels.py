@@ -1,4 +1,4 @@
-"""Load levels, as most tests measure them: bounds, loads, figures in JSON, and the search for capacity.
+"""Load levels of tests: bounds, loads, figures in JSON, and the search for capacity.
 
 Every step draws its requests with a seed made of the session's seed and the step's name: with equal prompts
 at each level, a server with a prefix cache would know them all at the second one.
@@ -7,7 +7,7 @@ A share of load is a share of capacity, and capacity belongs to a workload. The 
 taken where it is of the same workload. Otherwise closed loops with twice as many requests at a time are sent,
 until they bring no more output tokens per second.
 
-Source: IETF seed 000, 5.2.3.2.
+Source: IETF draft, 5.2.3.2.
 """
 
 import re
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of
-from llmtap.bench.run.session import BASELINE, BenchSession
+from llmtap.bench.run.session import BASELINE, BenchSession, time_said
 from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel
@@ -308,8 +308,7 @@ def endings(measured: Measurement) -> dict[str, int]:
 
 def lasts(tries: int, duration_s: float) -> str:
     """What is left: `at most 7 levels, 7 min`"""
-    seconds = tries * duration_s
-    time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    time = time_said(tries * duration_s)
     return f"at most {tries} {'level' if tries == 1 else 'levels'}, {time} and the time to drain"
 
 

@@ -8,7 +8,7 @@ five equal parts. In flight are requests that were sent and have not ended. The 
 made evenly between its first token and its end. A difference counts where it exceeds two standard deviations
 of independent arrivals and departures.
 
-Source: IETF seed 000, 5.2.3.1 and 5.2.3.2; the draft defines neither "growing" nor "stable": ours stand
+Source: IETF draft, 5.2.3.1 and 5.2.3.2; the draft defines neither "growing" nor "stable": ours stand
 beside the properties.
 """
 
@@ -42,7 +42,7 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
     ), pa.int64()),
     **dict.fromkeys(("tpot_ns", "jitter_ns", "server_queue_ns", "server_prefill_ns"), pa.float64()),
     **dict.fromkeys(("outcome", "request_class", "token_source", "itl_policy"), pa.string()),
-    **dict.fromkeys(("gaps_ns", "server_gaps_ns"), pa.list_(pa.int64())),
+    **dict.fromkeys(("gaps_ns", "server_gaps_ns", "chunk_tokens"), pa.list_(pa.int64())),
 }  # fmt: skip
 """Of the table of requests."""
 
@@ -59,8 +59,9 @@ class Measurement:
     `scheduled_ns` and `end_ns` (from the load's start), `ttft_ns` (first content token), `ttft_any_ns`,
     `e2e_ns`, `tpot_ns`, `jitter_ns`, `input_tokens`, `output_tokens`, `cached_tokens`, `uncertainty_ns`,
     `server_queue_ns`, `server_prefill_ns`, `outcome`, `request_class`, `token_source`, `itl_policy`,
-    `gaps_ns` (a list: the time before each event with tokens but the first) and `server_gaps_ns` (the
-    same between tokens, by the server's own clock: option C of 4.6.3). What is not known is null."""
+    `gaps_ns` (a list: the time before each event with tokens but the first), `server_gaps_ns` (the same
+    between tokens, by the server's own clock: option C of 4.6.3) and `chunk_tokens` (the tokens of each of
+    these events). What is not known is null."""
     cached: bool = False
     """It was measured before this run was begun, and read from the results folder."""
 
@@ -128,6 +129,7 @@ class MeasurementRecorder:
             "server_queue_ns": _told_ns(x, "queue"), "server_prefill_ns": _told_ns(x, "prefill"),
             "outcome": x.outcome.value, "request_class": self.class_of(row), "token_source": tokens.source,
             "itl_policy": m.itl_policy, "gaps_ns": m.tbc_ns, "server_gaps_ns": m.itl_c_ns,
+            "chunk_tokens": m.tokens_per_chunk,
         }  # fmt: skip
         for name, column in self._columns.items():
             column.append(told[name])

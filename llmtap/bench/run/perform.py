@@ -12,7 +12,7 @@ keys; where a folder lacks it, the report of the first run is used.
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +20,12 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.bench.report.report import ASKED, date_of, document_of, is_results, report_of, versions
+from llmtap.bench.run.figures import Cell, latency_columns, table_of, text
 from llmtap.bench.run.folder import RESULT, Folder
-from llmtap.bench.run.session import BASELINE, BenchSession, SessionWatcher
-from llmtap.bench.run.test import BenchTest, test_named
+from llmtap.bench.run.levels import latency_rows
+from llmtap.bench.run.session import BASELINE, BenchSession, Interrupted, SessionWatcher, time_said
+from llmtap.bench.run.test import BenchTest, TestResult, test_named
+from llmtap.bench.selftest import run_selftest, selftest_load
 from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
@@ -91,12 +94,9 @@ def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str,
 
 
 def _before(folder: Folder, test: BenchTest[Any]) -> dict[str, Any] | None:
-    """What whole loads in a test's folder were measured with; None without any, or where nothing tells."""
-    report = folder.read_json(RESULT)
-    whole = (at for at in folder.path.rglob("step.json") if ".unfinished/" not in at.as_posix())
-    if report is None and next(whole, None) is None:
-        return None
+    """What a test's folder was begun with, whether or not a load of it is whole; None where nothing tells."""
     asked: dict[str, Any] | None = folder.read_json(TEST_ASKED)
+    report = folder.read_json(RESULT)
     if asked is not None or report is None:
         return asked
     arms = {name: arm for name, arm in (report.get("arms") or {}).items() if name in _arms_of(test)}
@@ -225,12 +225,18 @@ class Bench:
     runs: int = 1
     """Of each test, independent of each other: every one is warmed up anew and has a seed of its own, which
     is the same for every system that is measured with `seed`."""
+    first_run: int = 1
+    """Run to begin with; earlier ones are in the folder."""
     again: bool = False
     """Measured anew, whatever the folder holds of a test: all runs of it are taken away. Without it, a test
     that was measured with other parameters is refused."""
     command: str = ""
     """As it was typed, for who wants to do it again."""
+    selftest: bool = True
+    """Measure the error of our own times after each test, at its densest load."""
     clock: Clock = field(default_factory=SystemClock)
+    reported: Callable[[dict[str, Any]], None] = lambda document: None
+    """Called after each test with the document so far."""
     _session: BenchSession | None = None
     _measured: bool = False
     """A load was sent, and is in the folder."""
@@ -248,7 +254,8 @@ class Bench:
             ConfigError: the one test that was asked for cannot run, or none of several can; or the folder
                 has one of them, measured with other parameters. Where nothing was measured, the folder is as
                 it was before, but for what `again` took away.
-            Interrupted: somebody stopped it; the same call goes on where it was.
+            Interrupted: somebody stopped it before anything was measured. Later the document is returned,
+                with `stopped` and what was measured; the same call goes on where it was.
         """
         self._refuse_other_folder()
         chosen = [test_named(name) for name in sorted(names, key=ORDER.index)]
@@ -288,10 +295,13 @@ class Bench:
             self.watcher.step(name, f"will be left out, unless a test before it tells: {_said(why)}")
         reports: list[dict[str, Any]] = []
         not_run: list[dict[str, Any]] = []
+        stopped = False
         first: ConfigError | None = None
-        begun = [(test, run) for run in range(1, self.runs + 1) for test in chosen]
+        if len(chosen) > 1:
+            self.watcher.left(self._total([test for test in chosen if test.name not in later]))
+        begun = [(test, run) for run in range(self.first_run, self.runs + 1) for test in chosen]
         for i, (test, run) in enumerate(begun):
-            if run > 1 and test.name in {one["test"] for one in not_run}:
+            if run > self.first_run and test.name in {one["test"] for one in not_run}:
                 continue
             session, params = self._prepared(test, run)
             try:
@@ -305,9 +315,17 @@ class Bench:
             which = f", run {run} of {self.runs}" if self.runs > 1 else ""
             then = f", then {left:,} more" if left else ""
             said = f"{test.name} ({test.section} {test.title}){which}{then}"
-            self.watcher.left(said if len(begun) > 1 else "")
+            self.watcher.left(f"{said}: {_time(_seconds(test, session, params))}")
             try:
                 reports.append(await self._run_one(test, session, params))
+                self.reported(document_of(asked, reports, not_run))
+            except Interrupted:
+                stopped = True
+                partial = self._partial(test, session, params)
+                if not reports and partial is None:
+                    raise
+                reports += [] if partial is None else [partial]
+                break
             except ConfigError as exc:
                 if len(chosen) == 1:
                     raise _as_in_file(exc) from None
@@ -315,7 +333,34 @@ class Bench:
                 not_run.append(_left_out(test, _as_in_file(exc), begun=True))
         if first is not None and not reports and not self._measured:
             raise first
-        return document_of(asked, reports, not_run)
+        return document_of(asked, reports, not_run) | {"stopped": stopped}
+
+    def _total(self, tests: Sequence[BenchTest[Any]]) -> str:
+        """How long several tests take, as far as their parameters tell."""
+        known = {test.name: _seconds(test, *self._prepared(test)) for test in tests}
+        total = self.runs * sum(seconds or 0.0 for seconds in known.values())
+        open_ = [name for name, seconds in known.items() if seconds is None]
+        more = f", and the time of {', '.join(open_)}, which depends on the server" if open_ else ""
+        return f"{len(tests)} tests, about {time_said(total)} in all{more}"
+
+    def _partial(
+        self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
+    ) -> dict[str, Any] | None:
+        """Return the report of a stopped test, which is not kept: the same command goes on with the test."""
+        if not session.steps:
+            return None
+        rows = [{"name": one.name, "n": one.n, **latency_rows(one)} for one in session.steps]
+        found = TestResult(deviations=["the test was stopped before its end"])
+        found.tables = [table_of("Loads until the test was stopped", rows, _STOPPED_COLUMNS)]
+        now_ns = self.clock.wall_ns()
+        report = report_of(test, params, session, found, began_ns=now_ns, ended_ns=now_ns)
+        said = "the test was stopped: the last load is a part of what was planned"
+        finding = {"step": session.steps[-1].name, "what": "stopped", "says": said}
+        verdict = report["verdict"]
+        report["verdict"] = verdict | {
+            "valid": False, "grade": "not valid", "findings": [finding, *verdict["findings"]],
+        }  # fmt: skip
+        return report
 
     async def _run_one(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
@@ -329,9 +374,23 @@ class Bench:
         finally:
             self._session = None
             self._measured = self._measured or any(not step.cached for step in session.steps)
-        report = report_of(test, params, session, found, began_ns=began_ns, ended_ns=self.clock.wall_ns())
+        ended_ns = self.clock.wall_ns()
+        checked = await self._selftest(session) if self.selftest and not self._stopped else None
+        report = report_of(
+            test, params, session, found, began_ns=began_ns, ended_ns=ended_ns, selftest=checked
+        )
         session.folder.write_json(RESULT, report)
         return report
+
+    async def _selftest(self, session: BenchSession) -> dict[str, Any] | None:
+        """Return the self-test at the load with the most tokens per second, or the earlier one."""
+        steps = session.steps
+        if all(step.cached for step in steps):
+            earlier: dict[str, Any] | None = (session.folder.read_json(RESULT) or {}).get("selftest")
+            return earlier
+        densest = max(steps, key=lambda step: step.result["tokens"]["output_per_second"] or 0)
+        load = selftest_load(densest.result, session.target.url, processes=session.target.processes)
+        return None if load is None else await run_selftest(load)
 
     def _prepared(self, test: BenchTest[Any], run: int = 1) -> tuple[BenchSession, msgspec.Struct]:
         params = self.file.params_of(test, quick=self.quick)
@@ -387,6 +446,23 @@ class Bench:
         path = self.folder.path
         if not is_results(path) and any(path.iterdir()):
             raise ConfigError("--results", f"{path} has files, and is no results folder of llmtap bench")
+
+
+_STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Load": text("name"),
+    "Requests": text("n", ","),
+    **latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2e p50", "e2e p99"),
+}
+
+
+def _seconds(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> float | None:
+    return None if test.seconds is None else test.seconds(session, params)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "its time depends on the server"
+    return f"about {time_said(seconds)} at most, warm-up and answers aside"
 
 
 def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> None:

@@ -1,4 +1,4 @@
-"""The search for the highest level that holds: doubled until one breaks, then halved between the two.
+"""Search for the highest level that holds: double until one fails, then bisect.
 
 Levels are whole numbers above 0: concurrencies, or multiples of a step in rate. The next level depends on the
 verdicts alone, so an interrupted search that gets the same verdicts asks for the same levels.
@@ -6,7 +6,7 @@ verdicts alone, so an interrupted search that gets the same verdicts asks for th
 With `votes` above 1 the two levels at the limit are tried until further verdicts could not change the
 majority. If a level is overturned, the search continues from there.
 
-Source: IETF seed 000, 5.2.3 (4) and 5.5.3 (4).
+Source: IETF draft, 5.2.3 (4) and 5.5.3 (4).
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
-"""One test under way: it asks for loads, and gets what came of them, measured now or before an interruption.
+"""A running test: requests loads, and returns their results, measured now or before an interruption.
 
-The order is that of seed 000: the SUT is put into the configuration that the load is for, warmed up once in
-it (4.5), then the load is sent and every exchange kept.
+The order is that of the IETF draft: the SUT is put into the configuration that the load is for, warmed up
+once in it (4.5), then the load is sent and every exchange kept.
 """
 
 import asyncio
@@ -17,7 +17,9 @@ from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load, write_requests
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
+from llmtap.bench.sut.detect import round_trip_ns
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
+from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import BodyOptions
@@ -25,10 +27,10 @@ from llmtap.load.replay.options import ReplayOptions, read_headers
 from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.workers.worker_pool import LoadResult
-from llmtap.units import NS_PER_S, Duration
+from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["BenchSession", "Interrupted", "SessionWatcher"]
+__all__ = ["BenchSession", "Interrupted", "SessionWatcher", "time_said"]
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
 CAPTURE: Final = "capture"
@@ -41,8 +43,8 @@ class Interrupted(LlmtapError):
 
 
 class SessionWatcher(ProgressListener, Protocol):
-    def step(self, name: str, said: str) -> None:
-        """A load begins; or, with `said` beginning with "measured before", is not sent again."""
+    def step(self, name: str, said: str, seconds: float | None = None) -> None:
+        """A load of so many seconds begins; or, with `said` "measured before", is not sent again."""
         ...
 
     def left(self, said: str) -> None:
@@ -70,6 +72,8 @@ class BenchSession:
     """All loads of this test, in the order measured."""
     warmups: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
+    _trips: dict[str, int | None] = field(default_factory=dict)
+    """Network round trip by address, measured before the test's first load to it (4.7.3)."""
     _warm: set[str] = field(default_factory=set)
     _state: str | None = None
     """The arm that the server was last switched to by a command."""
@@ -87,6 +91,9 @@ class BenchSession:
         self._stopped = True
         if self._replay is not None:
             self._replay.stop()
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
 
     async def reach(self, arm: str = BASELINE) -> None:
         """Raises ConfigError where there is no server, or the target is none."""
@@ -125,7 +132,7 @@ class BenchSession:
             self.watcher.step(name, "measured before")
             return self._keep(found)
         await self._switch(arm, overlay)
-        self.watcher.step(name, _says(load))
+        self.watcher.step(name, _says(load), _lasts_s(load))
         place = self.folder.begin(name)
         recorder: MeasurementRecorder | None = None
         exact: dict[str, Any] = {}
@@ -135,6 +142,9 @@ class BenchSession:
             recorder = MeasurementRecorder(outcome.began_ns, load.class_of)
             return recorder.add
 
+        url = overlay.url or self.target.url
+        if url not in self._trips:
+            self._trips[url] = await round_trip_ns(url, SystemClock())
         warmup = self.warmup if arm not in self._warm else "none"
         warmed: dict[str, Any] | None = None
         if warmup != "none":
@@ -149,8 +159,10 @@ class BenchSession:
             write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
         )
         one.keeping = keeping
-        result = await self._perform(one, one.run())
+        result = await self._perform(one, one.run(), partly=True)
         assert recorder is not None
+        trip_ns = self._trips[url]
+        result["round_trip"] = None if trip_ns is None else to_seconds(trip_ns)
         result["capture"]["to"] = str(self.folder.place(name) / CAPTURE)
         if prime is not None:
             result["primed"] = len(prime.plan.requests)
@@ -159,6 +171,9 @@ class BenchSession:
             self._warm.add(arm)
             self.warmups.append({"arm": arm, "step": name, **warmed})
         found = Measurement(name, arm, result, recorder.table())
+        if self._is_stopped():  # what came is reported; the load is sent anew when the command goes on
+            self.steps += [found] if found.n else []
+            raise Interrupted("stopped")
         found.save(place)
         told = {
             "name": name, "arm": arm, "fingerprint": fingerprint, "requests": exact,
@@ -169,7 +184,10 @@ class BenchSession:
         self.folder.finish(name)
         return self._keep(found)
 
-    async def _perform(self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    async def _perform(
+        self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, partly: bool = False
+    ) -> dict[str, Any]:
+        """Run it; with `partly` what was measured until a stop is returned."""
         self._replay = one
         try:
             result = await work
@@ -177,7 +195,7 @@ class BenchSession:
             raise Interrupted("stopped") from None
         finally:
             self._replay = None
-        if self._stopped:
+        if self._stopped and not partly:
             raise Interrupted("stopped")
         return result
 
@@ -259,4 +277,18 @@ def _says(load: Load) -> str:
         how = "at its own times"
     if load.duration_ns is not None:
         return f"{how}, {load.duration_ns / NS_PER_S:g} s"
-    return f"{how}, {several(requests, 'request')}"
+    time = _lasts_s(load)
+    return f"{how}, {several(requests, 'request')}" + ("" if time is None else f", {time_said(time)}")
+
+
+def _lasts_s(load: Load) -> float | None:
+    """Time until the last request of a load is sent, where the plan tells."""
+    if load.duration_ns is not None:
+        return load.duration_ns / NS_PER_S
+    arrivals = load.plan.requests.arrival_ns
+    return arrivals[-1] / NS_PER_S if load.closed is None and len(arrivals) else None
+
+
+def time_said(seconds: float) -> str:
+    """`42 min`, `90 s`"""
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""What a test of the draft is: its declaration (`BenchTest`), its result, and the list of all tests.
+"""Declaration of a test of the draft (`BenchTest`), its result, and the list of all tests.
 
 A test's module is imported when the test is asked for. `llmtap bench list` prints `tests_said`.
 """
@@ -103,6 +103,8 @@ class BenchTest(Generic[P]):
     run: "Callable[[BenchSession, P], Awaitable[TestResult]]"
     quick: Mapping[str, Any] = field(default_factory=dict)
     """Parameters as `--quick` has them, where the user sets none."""
+    seconds: "Callable[[BenchSession, P], float | None] | None" = None
+    """Time its loads take at most, as far as the parameters tell; None where it depends on the server."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that `quick` gives up."""
     check: "Callable[[BenchSession, P], None] | None" = None

@@ -1,4 +1,4 @@
-"""What a server says of itself, for the bench file: asked once, with a few small requests and one answer.
+"""Detect model, server and settings of a system under test, with a few small requests.
 
 Asked are `/v1/models`, `/version` (vLLM), `/server_info` or `/get_server_info` and `/get_model_info`
 (SGLang), `/health/readiness` and `/guardrails/list` (LiteLLM), `/health`, `/metrics` (vLLM's and SGLang's
@@ -36,7 +36,7 @@ from llmtap.units import format_ns
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import VOCABULARY
 
-__all__ = ["Detected", "Fact", "detect"]
+__all__ = ["TRIPS", "Detected", "Fact", "detect", "round_trip_ns"]
 
 CHAT: Final = "chat.completions"
 TIMEOUT_S: Final = 10
@@ -94,6 +94,23 @@ async def detect(target: BenchTarget, clock: Clock | None = None) -> Detected:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         return await one.run(session)
+
+
+async def round_trip_ns(url: str, clock: Clock) -> int | None:
+    """Return the time of the quickest of `TRIPS` TCP handshakes; None if nobody accepts one (IETF 4.7.3)."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme in ("https", "wss", "grpcs") else 80)
+    trips = []
+    for _ in range(TRIPS):
+        began_ns = clock.mono_ns()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                _, writer = await asyncio.open_connection(parts.hostname, port)
+        except (OSError, TimeoutError):
+            continue
+        trips.append(clock.mono_ns() - began_ns)
+        writer.close()
+    return min(trips, default=None)
 
 
 class _Detecting:
@@ -298,9 +315,11 @@ class _Detecting:
             found.know("sut.hardware.cpu", _cpu(), "this machine's")
             return
         found.know("sut.clock.placement", "remote", f"{self._host} is no address of this machine")
-        rtt_ns = await self._round_trip()
+        rtt_ns = await round_trip_ns(self._target.url, self._clock)
         if rtt_ns is not None:
-            found.notes.append(f"a TCP connection takes {format_ns(rtt_ns)} (4.7.3; the quickest of {TRIPS})")
+            found.notes.append(
+                f"network round trip {format_ns(rtt_ns)} (4.7.3; quickest of {TRIPS} connections)"
+            )
         found.hints["sut.clock.synchronization"] = (
             "TTFT, gaps and E2E are differences of one clock, ours: only the server's own stamps need it"
         )
@@ -313,19 +332,6 @@ class _Detecting:
         except OSError:
             return []
         return list(dict.fromkeys(str(one[4][0]) for one in found))
-
-    async def _round_trip(self) -> int | None:
-        trips = []
-        for _ in range(TRIPS):
-            began_ns = self._clock.mono_ns()
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    _, writer = await asyncio.open_connection(self._host, self._port)
-            except (OSError, TimeoutError):
-                continue
-            trips.append(self._clock.mono_ns() - began_ns)
-            writer.close()
-        return min(trips, default=None)
 
     async def _is_there(self, session: aiohttp.ClientSession, path: str) -> bool:
         answer = await self._get(session, self._root + path)

@@ -1,4 +1,4 @@
-"""The bench file: where requests go, what is tested, and the setup parameters of the tests, as TOML.
+"""Read the bench file: target, declarations of the system under test, and parameters of the tests.
 
     [target]        where requests go: `bench/sut/sut.py`
     [sut]           what it is, with [sut.hardware], [sut.tokenizer], [sut.guardrails] and [sut.clock]

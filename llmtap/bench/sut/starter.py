@@ -1,4 +1,4 @@
-"""A bench file to start from: detected values, and comments for what a person has to declare.
+"""Write a bench file with detected values, and comments for declarations that a person must add.
 
 A declaration is marked as required where a MUST that is met with it is not met, or cannot be judged, without
 it. The requirements' own checks decide this, so conditions between declarations (how the clocks of a remote
@@ -69,7 +69,7 @@ ASKED_BY: Final = {
     "sut.tokenizer.system_prompt": "4.4.3", "sut.tokenizer.tools": "4.4.3", "sut.guardrails": "4.8.1",
     "sut.clock": "4.7",
 }  # fmt: skip
-"""Sections of IETF seed 000, by key or table."""
+"""Sections of the IETF draft, by key or table."""
 _EXAMPLES: Final = {
     "sut.boundary": "model engine", "sut.model": "Qwen2-7B-Instruct, bf16", "sut.software": "vLLM 0.9.1",
     "sut.protocol": "SSE", "sut.chunking": "one token per chunk", "sut.prefix_cache": True,
@@ -113,11 +113,11 @@ _ARMS: Final = """
 
 
 def starter_text(detected: Detected) -> str:
-    """The file. It can be read as it is: what is not known stands in comments."""
+    """Return the bench file; unknown declarations are comments."""
     lines = [
-        "# What llmtap bench is to test, written by `llmtap bench init`. Beside a value stands who told it;",
-        "# what nobody told is a comment, with the section of the methodology (IETF seed 000) that asks.",
-        "# A report without one that is marked MUST does not comply.",
+        "# Bench file, written by `llmtap bench init`. Comments name the source of detected values.",
+        "# Unknown declarations are comments, with the section of the IETF draft that requires them.",
+        "# A report without a declaration that is marked MUST does not comply.",
     ]
     lines += [line for note in detected.notes for line in _comment(f"Noted: {note}.")]
     wanted = open_declarations(detected)

@@ -1,4 +1,4 @@
-"""Concurrent Request Capacity (seed 000, 5.5): how many requests at a time are served as they should be.
+"""Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
 A closed loop: so many are submitted at once, and each that completes is replaced at once. Nothing of a level
 is dropped: the first requests, which all come together, are part of what the draft has judged.
@@ -114,9 +114,7 @@ def check(session: BenchSession, params: CapacityParams) -> None:
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:
     """5.5.3: search, and report the highest concurrency that meets the criteria."""
-    search = RateSearch(
-        low=1, high=params.maximum, start=params.initial, resolution=params.resolution, votes=params.votes
-    )
+    search = _search(params)
     levels = _Levels()
     while (slots := search.next) is not None:
         session.watcher.left(lasts(search.left, _level_s(params, levels, slots)))
@@ -124,6 +122,12 @@ async def run(session: BenchSession, params: CapacityParams) -> TestResult:
         levels.tried.append(one)
         search.tell(slots, one.holds)
     return _found(params, search, levels)
+
+
+def _search(params: CapacityParams) -> RateSearch:
+    return RateSearch(
+        low=1, high=params.maximum, start=params.initial, resolution=params.resolution, votes=params.votes
+    )
 
 
 def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
@@ -344,6 +348,7 @@ TEST: Final = BenchTest(
     name="capacity",
     params=CapacityParams,
     run=run,
+    seconds=lambda session, params: _search(params).left * to_seconds(params.duration),
     quick={
         "ttft_p99": Duration(2 * NS_PER_S),
         "output_tokens": 64,

@@ -1,14 +1,13 @@
-"""Scheduling Fairness (seed 000, 5.6): whether short and long requests slow each other down.
+"""Scheduling Fairness (IETF draft, 5.6): whether short and long requests slow each other down.
 
 Each class is measured alone, then in the mix. Open points of the draft:
 
 - Synthetic-Skewed and classes: see `mixes.py`.
 - Isolation "at same total load": the same tokens per second (`isolation = "tokens"`). The same requests per
   second would be a fifth of the mix's work for short requests, and three times it for long ones.
-- Jain's index of "normalized latency": x is a class's mean TTFT in the mix over its median alone, one x for
-  each class. An index of 0.9 then means that one of two classes was slowed down twice as much as the other.
-  Of single requests, 0.9 says little: exponential waits of a queue that treats all alike have an index of
-  0.5.
+- Jain's index of "normalized latency": x is a request's TTFT in the mix over the median of its class alone.
+  That index falls with any spread of waits, also where all are treated alike (exponential
+  waits have 0.5), so the index over classes (mean TTFT in the mix over the median alone) stands beside it.
 - Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
@@ -212,38 +211,51 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
     if len(isolated) < len(classes) or not all(latencies.values()):
         return None
     read = jain_readings(latencies, isolated)
-    low, high = _jain_interval([*latencies.values()], [*alone.values()], seed)
+    intervals = _jain_intervals([*latencies.values()], [*alone.values()], seed)
     count = sum(map(len, latencies.values()))
+    method = "bootstrap of each class's requests, percentiles"
+    told = {
+        name: figure(getattr(read, name), low, high, count, method=method, reading=name)
+        for name, (low, high) in intervals.items()
+    }
     return {
-        "headline": figure(
-            read.per_class, low, high, count, method="bootstrap of each class's requests, percentiles",
-            reading="per_class",
-        ),
+        "headline": told["per_request"], "by_class": told["per_class"],
         "per_class": read.per_class, "per_request": read.per_request, "raw": read.raw,
         "slowdown": dict(read.inflation), "unfair_below": UNFAIR_BELOW,
     }  # fmt: skip
 
 
-def _jain_interval(
+def _jain_intervals(
     mixed: Sequence[Sequence[float]], alone: Sequence[Sequence[float]], seed: int
-) -> tuple[float | None, float | None]:
-    """Where the index by class lies, had other requests of each class been sent, mixed and alone."""
+) -> dict[str, tuple[float | None, float | None]]:
+    """Where the index by request and by class lies, had other requests of each class been sent, mixed and
+    alone."""
     samples = [np.asarray(values) for values in (*mixed, *alone)]
     if min(map(len, samples)) < 2:
-        return None, None
+        return {"per_request": (None, None), "per_class": (None, None)}
 
     def index(*drawn: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-        means = [one.mean(axis=axis) for one in drawn[: len(mixed)]]
-        medians = [np.median(one, axis=axis) for one in drawn[len(mixed) :]]
-        x = np.stack([m / alone for m, alone in zip(means, medians, strict=True)])
-        found: NDArray[np.float64] = x.sum(axis=0) ** 2 / (len(mixed) * (x**2).sum(axis=0))
+        """Both indices; the sums over requests follow from the moments of each class."""
+        classes = list(zip(drawn[: len(mixed)], drawn[len(mixed) :], strict=True))
+        n = [one.shape[axis] for one, _ in classes]
+        medians = [np.median(one, axis=axis) for _, one in classes]
+        x = np.stack([one.mean(axis=axis) / m for (one, _), m in zip(classes, medians, strict=True)])
+        squares = np.stack(
+            [(one**2).mean(axis=axis) / m**2 for (one, _), m in zip(classes, medians, strict=True)]
+        )
+        weights = np.asarray(n, float).reshape(-1, *[1] * (x.ndim - 1))
+        by_request = (weights * x).sum(axis=0) ** 2 / (sum(n) * (weights * squares).sum(axis=0))
+        by_class = x.sum(axis=0) ** 2 / (len(classes) * (x**2).sum(axis=0))
+        found: NDArray[np.float64] = np.stack([by_request, by_class])
         return found
 
     ends = stats.bootstrap(
         samples, index, n_resamples=RESAMPLES, batch=BATCH, vectorized=True, paired=False,
         method="percentile", rng=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
-    return float(ends.low), float(ends.high)
+    return {
+        name: (float(ends.low[i]), float(ends.high[i])) for i, name in enumerate(("per_request", "per_class"))
+    }
 
 
 def _configuration(params: FairnessParams, told: Mapping[str, Any]) -> dict[str, str]:
@@ -268,6 +280,7 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     classes = [{"name": name.title(), **one} for name, one in told["classes"].items()]
     jain = told["jain"]
     metrics = {"Jain's Fairness Index": "-" if jain is None else f"{jain['headline']['value']:.2f}"}
+    metrics["Jain's index of class means"] = "-" if jain is None else f"{jain['per_class']:.2f}"
     metrics |= {f"{one['name']} Class Starvation": with_interval(one["starvation"], ".1%") for one in classes}
     against = [
         [f"{one['name']}, {how}", *map(cell, KEY_SHARES)] for one in classes for how, cell in _compared(one)
@@ -295,12 +308,10 @@ def _compared(one: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[str], str
 
 
 def _readings(jain: Mapping[str, Any]) -> ReportTable:
-    head = jain["headline"]
-    span = "" if head["low"] is None else f" ({head['low']:.3f} to {head['high']:.3f})"
     slowdown = ", ".join(f"{name} {x:.2f}" for name, x in jain["slowdown"].items())
     rows = [
-        [f"by class: mean TTFT / median alone ({slowdown})", f"{head['value']:.3f}{span}"],
-        ["by request: TTFT / median of its class alone", f"{jain['per_request']:.3f}"],
+        ["by request: TTFT / median of its class alone", with_interval(jain["headline"], ".3f")],
+        [f"by class: mean TTFT / median alone ({slowdown})", with_interval(jain["by_class"], ".3f")],
         ["by request: TTFT as it is", f"{jain['raw']:.3f}"],
     ]
     return ReportTable("Jain's index by what normalized latency may mean", ["x", "Index"], rows)
@@ -337,8 +348,9 @@ def _remark(
         ),
         f"alone, each class had {same} ({told['tokens_per_second']:,.0f} tokens/s)",
         (
-            "Jain's index is of classes: a class's mean TTFT in the mix / its median alone; 0.9 is where"
-            " one of two classes is slowed down twice as much as the other"
+            "Jain's index is of requests: TTFT in the mix / the median of its class alone; the spread within"
+            " a class lowers it too. Of class means 0.9 is where one of two classes is slowed down twice as"
+            " much as the other"
         ),
         f"starved: a TTFT of more than {STARVED_MEDIANS:g} medians of the class in the mix",
         SPANS,
@@ -352,17 +364,8 @@ def _remark(
             found.deviations.append(
                 "5.6.2: saturation was not found, so the load is a share of the most that was tried"
             )
-        elif not 0.7 <= told["load_share"] <= 0.9:
-            found.deviations.append(
-                f"5.6.2: loaded to {told['load_share']:.0%} of saturation, not to 70-90 %"
-            )
     else:
         found.deviations.append("5.6.2: the rate was given; what share of saturation it is was not measured")
-    for one in classes:
-        if one.mixed.n < 500:
-            found.deviations.append(f"5.6.2: {one.mixed.n:,} requests of class {one.name}, 500 wanted")
-    if mixed.seconds < 300:
-        found.deviations.append(f"5.6.3: the mix ran for {mixed.seconds:.0f} s, 300 s wanted")
     for name, load in (("the mix", mixed), *((f"{one.name} alone", one.alone) for one in classes)):
         kept = overload(load)
         if kept is not None:
@@ -376,14 +379,21 @@ def _remark(
     jain = told["jain"]
     if jain is None:
         found.notes.append("no Jain's index: a class has no TTFT")
-    elif jain["headline"]["value"] < UNFAIR_BELOW:
-        found.notes.append(f"an index below {UNFAIR_BELOW} is significant unfairness (5.6.4)")
+        return
+    low = [
+        of for of, name in (("requests", "per_request"), ("class means", "per_class"))
+        if jain[name] < UNFAIR_BELOW
+    ]  # fmt: skip
+    if low:
+        said = f"Jain's index of {' and of '.join(low)} is below {UNFAIR_BELOW}"
+        found.notes.append(f"{said}: significant unfairness (5.6.4)")
 
 
 TEST: Final = BenchTest(
     name="fairness",
     params=FairnessParams,
     run=run,
+    seconds=lambda session, params: (len(params.classes) + 1) * params.duration / NS_PER_S,
     quick={"requests_per_class": 20, "duration": Duration(15 * NS_PER_S), "slots_max": 32},
     forfeits=("5.6.2-p2", "5.6.3-p2"),
     check=check,

@@ -1,4 +1,4 @@
-"""Guardrail Overhead (seed 000, 5.10): what safety systems cost in latency and throughput.
+"""Guardrail Overhead (IETF draft, 5.10): what safety systems cost in latency and throughput.
 
 Configurations are arms of the bench file: `baseline`, and any of `input_filter`, `output_filter` and `full`.
 Every configuration gets the same rows at every load; a repeat has rows of its own. Blocks are sent in an
@@ -92,7 +92,9 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     arrivals: Annotated[str, Meta(description="arrival process: poisson, uniform, gamma:cv=2, ...")] = (
         "poisson"
     )
-    search: Annotated[bool, Meta(description="look for each configuration's maximum throughput, too")] = False
+    search: Annotated[
+        bool, Meta(description="measure each configuration's maximum throughput, too (Table 14)")
+    ] = True
     slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for capacity")] = 128
 
 
@@ -368,9 +370,7 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
     if any(row["throughput"] is None for row in rows):
         found.notes.append("no throughput at a load whose blocks are shorter than three answers")
     if not params.search:
-        found.notes.append(
-            "maximum throughput was not measured (search = true measures it): Table 14 is left out"
-        )
+        found.notes.append("maximum throughput was not measured (search = false): Table 14 is left out")
     cached = cached_share(cells)
     if cached is not None and cached > CACHED_SHARE:
         found.deviations.append(
@@ -398,9 +398,6 @@ def _refusals(told: Mapping[str, Any]) -> Iterator[str]:
 def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
     if params.repeats < RUNS_MIN:
         yield f"6.3: {params.repeats} independent runs of each configuration and load, {RUNS_MIN} wanted"
-    wanted = {25.0, 50.0, 75.0} - set(params.levels)
-    if wanted:
-        yield f"5.10.2: not tested at {', '.join(f'{level:g} %' for level in sorted(wanted))} of capacity"
     if not told["capacity"]["saturated"]:
         yield "5.10.2: capacity was not reached: loads are shares of the most that was tried"
     for row in _rows(told["levels"]):

@@ -1,13 +1,14 @@
-"""Inter-Token Latency Distribution (seed 000, 5.4): how evenly tokens come, at several shares of saturation.
+"""Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
 What is measured is the time between events that carry output. Where nearly all of them carry one token that
 is ITL, measured directly (B.2.1); where they do not it is option A of 4.6.3 and is called time between chunks
-(TBC); where the server tells its own stamps, option C. Option B is not offered: by the draft's own words it
-understates the variance, which is what this test is about. TTFT is in none of them.
+(TBC); where the server tells its own stamps, option C. Option B, all tokens of a chunk at one time, is
+a choice: by the draft's own words it understates the variance, which this test is about. TTFT is in none.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -37,6 +38,7 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult, Workload
 from llmtap.errors import ConfigError
+from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.modality import dip_test, modes, tail
 from llmtap.metrics.statistics import deviation, percentile, tail_ratio
 
@@ -55,6 +57,7 @@ _HISTOGRAM_TO: Final = 0.995
 _METHODS: Final = {
     "A": "option A (time between chunks)",
     "A (direct)": "option A, direct (more than 90 % single-token chunks, B.2.1)",
+    "B": "option B (all tokens of a chunk at its time)",
     "C": "option C (the server's own stamps)",
 }
 
@@ -81,9 +84,10 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         "poisson"
     )
     option: Annotated[
-        Literal["auto", "A", "C"],
+        Literal["auto", "A", "B", "C"],
         Meta(
-            description="4.6.3: A, time between chunks; C, the server's stamps; auto: C where it tells them"
+            description="4.6.3: A, time between chunks; B, tokens of a chunk at one time; C, the server's"
+            " stamps; auto: C where it tells them, else A"
         ),
     ] = "auto"
 
@@ -153,19 +157,22 @@ def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
 
 
 def _level(
-    measured: Measurement, option: Literal["auto", "A", "C"]
+    measured: Measurement, option: Literal["auto", "A", "B", "C"]
 ) -> tuple[list[list[float]], dict[str, Any]]:
     """The gaps of each answer that is long enough, and all that is told of them."""
-    rows = measured.ended_well().select(
-        ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
-    ).to_pylist()  # fmt: skip
+    columns = ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
+    columns += ["chunk_tokens"] * (option == "B")
+    rows = measured.ended_well().select(columns).to_pylist()
     answers = [row for row in rows if _tokens(row) >= OUTPUT_MIN]
     by_server = [row for row in answers if row["server_gaps_ns"]]
     server = bool(by_server) and (option == "C" or (option == "auto" and len(by_server) == len(answers)))
     direct = sum("direct" in (row["itl_policy"] or "") for row in answers) > DIRECT_SHARE * len(answers)
     column = "server_gaps_ns" if server else "gaps_ns"
     chosen = by_server if server else answers
-    groups = [[ns / 1e9 for ns in row[column]] for row in chosen if row[column]]
+    if option == "B":
+        groups = [group for row in answers if row["chunk_tokens"] and (group := _distributed(row))]
+    else:
+        groups = [[ns / 1e9 for ns in row[column]] for row in chosen if row[column]]
     gaps = [gap for group in groups for gap in group]
     itl = clustered_row(groups)
     chunking = measured.result.get("chunking") or {}
@@ -176,8 +183,8 @@ def _level(
         "answers": len(groups),
         "too_short": len(rows) - len(answers),
         "offered_rps": load.get("offered_rps"),
-        "option": _option(server, direct),
-        "term": "ITL" if server or direct else "TBC",
+        "option": "B" if option == "B" else _option(server, direct),
+        "term": "ITL" if option == "B" or server or direct else "TBC",
         "itl": itl,
         "std": deviation(gaps),
         "jitter": latency_row(jitters, KEY_SHARES),
@@ -191,6 +198,12 @@ def _level(
             for name in ("single_token_share", "tokens_per_chunk_mean", "tokens_per_chunk_max")
         },
     }  # fmt: skip
+
+
+def _distributed(row: dict[str, Any]) -> list[float]:
+    """Return the gaps of an answer whose tokens have the times of their chunks, in seconds."""
+    times_ns = list(accumulate(row["gaps_ns"] or (), initial=0))
+    return [ns / 1e9 for ns in itl_ns(times_ns, row["chunk_tokens"])]
 
 
 def _tokens(row: dict[str, Any]) -> int:
@@ -316,7 +329,12 @@ def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
             size = "unknown sizes" if mean is None else f"{mean:.2f} tokens on average"
             single = "" if share is None else f", {share:.0%} of one token"
             notes.append(f"{_name(one)}: chunks have {size}{single}, so what is told is time between chunks")
-        if (one["zero_share"] or 0) > ZERO_SHARE:
+        if one["option"] == "B":
+            notes.append(
+                f"{_name(one)}: {one['zero_share'] or 0:.1%} of gaps are 0 by option B; answers whose tokens"
+                " per chunk are unknown are left out"
+            )
+        elif (one["zero_share"] or 0) > ZERO_SHARE:
             notes.append(
                 f"{_name(one)}: {one['zero_share']:.1%} of gaps are 0, because tokens came in one read"
                 " (buffers on the way, or too little CPU here): how far apart they left is not known"

@@ -1,12 +1,13 @@
-"""Memory Pressure Behavior (seed 000, 5.8): more requests than memory has room for.
+"""Memory Pressure Behavior (IETF draft, 5.8): more requests than memory has room for.
 
 A closed loop at capacity, and then at more than that. This test pushes a system past its limit (7.4): it says
 so before it does, waits after each level until every answer has ended, and asks at the end, one request at a
 time, whether the system is again what it was before.
 
-Preemption cannot be seen from outside: a stream that pauses may have any reason. What a server counts on its
-`/metrics` (vLLM and SGLang do) are events, and of these the share of requests follows only within bounds;
-where it tells nothing, that is reported, and not 0.
+Preemption cannot be seen from outside: a stream that pauses may have any reason. vLLM and SGLang count events
+on their `/metrics`, from which the share of requests follows only within bounds. The simulated engine also
+counts the requests preempted and recovered, and the tokens discarded and swapped. A figure that the server
+does not count is reported as not measurable, and not as 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from llmtap.bench.run.levels import (
     memory_errors,
     number,
     p99_chart,
+    server_mean,
     server_total,
     share,
 )
@@ -97,14 +99,33 @@ class _Level:
     @property
     def preemptions(self) -> int | None:
         """Events, as the server counts them; None where it tells none."""
-        told = server_total(self.measured, "preemptions")
+        told = self.total("preemptions")
         return None if told is None else round(told)
 
     @property
     def preempted_most(self) -> float | None:
-        """Share of requests that were preempted, if none was more than once."""
-        events = self.preemptions
-        return None if events is None else min(1.0, events / max(1, self.measured.n))
+        """Share of requests that were preempted; if only events are told, as if none was more than once."""
+        told = self.total("preempted")
+        told = self.preemptions if told is None else told
+        return None if told is None else min(1.0, told / max(1, self.measured.n))
+
+    @property
+    def recovery_rate(self) -> float | None:
+        """Share of preempted requests that were served to the end."""
+        preempted, recovered = self.total("preempted"), self.total("recovered")
+        if preempted and recovered is not None:
+            return recovered / preempted
+        return 1.0 if self.preemptions and not self.failed else None
+
+    @property
+    def loss(self) -> float | None:
+        """Tokens discarded per preemption."""
+        tokens = self.total("preempted_tokens")
+        return tokens / self.preemptions if tokens is not None and self.preemptions else None
+
+    def total(self, name: str) -> float | None:
+        """Growth of a counter of the server; None where it has none."""
+        return server_total(self.measured, name)
 
     def p99(self, name: str) -> float | None:
         return percentile(self.measured.values(f"{name}_ns"), 0.99)
@@ -240,9 +261,12 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
         "endings": endings(measured),
         "memory_errors": memory_errors(measured),
         "preemption_events": events,
+        "preempted_requests": level.total("preempted"),
         "preemption_rate_max": level.preempted_most,
-        "preemption_recovery_rate": 1.0 if events and not level.failed else None,
-        "preemption_loss_tokens": None,
+        "preemption_recovery_rate": level.recovery_rate,
+        "preemption_loss_tokens": level.loss,
+        "swapped_tokens": level.total("swapped_tokens"),
+        "swapped_mean": server_mean(measured, "swapped", steady),
         "completed_rps": steady.completed_rps,
         "output_tps": steady.output_tps,
         "drain": max(0.0, measured.seconds - steady.to_s),
@@ -280,16 +304,18 @@ def _name(level: Mapping[str, Any]) -> str:
     return f"{percent}%" + " (base)" * (percent == 100)
 
 
-def _told(events: int | None) -> str:
-    return _NOT_TOLD if events is None else f"{events}"
-
-
 def _preempted(level: Mapping[str, Any]) -> str:
     """`0%`, `5.2% at most`"""
     most = level["preemption_rate_max"]
     if most is None:
         return _NOT_TOLD
-    return f"{share(most)} at most" if most else "0%"
+    return share(most) + " at most" * bool(most and level["preempted_requests"] is None)
+
+
+def _amount(value: float | None) -> str:
+    if value is None:
+        return _NOT_TOLD
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def _recovery(level: Mapping[str, Any]) -> str:
@@ -308,11 +334,12 @@ TABLE_11: Final[Mapping[str, Cell]] = {
 }
 PREEMPTION_COLUMNS: Final[Mapping[str, Cell]] = {
     "Oversub Level": _name,
-    "Events": lambda level: (
-        _NOT_TOLD if level["preemption_events"] is None else f"{level['preemption_events']}"
-    ),
+    "Events": lambda level: _amount(level["preemption_events"]),
     "Recovery": _recovery,
-    "Tokens lost per event": lambda level: _NOT_TOLD,
+    "Tokens lost per event": lambda level: _amount(level["preemption_loss_tokens"]),
+    "Tokens swapped out": lambda level: _amount(level["swapped_tokens"]),
+    "Requests swapped out, mean": lambda level: _amount(level["swapped_mean"]),
+    "Recovery time": lambda level: f"{level['drain']:.1f} s",
 }
 DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
     "Oversub Level": _name,
@@ -322,7 +349,6 @@ DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
     **latency_columns("tpot p99"),
     "Longest pause P99": lambda level: ms(level["longest_pause_p99"]),
     "OOM errors": text("memory_errors"),
-    "Drained after": lambda level: f"{level['drain']:.1f} s",
     "Pattern": text("pattern"),
 }
 
@@ -347,9 +373,9 @@ def _remark(
     notes.append(WARNING)
     if told["preemption_is_told"]:
         notes.append(
-            "preemptions are events, by the server's own count: a request may be preempted more than once,"
-            " so the share of requests is that at most; recovery is known where nobody failed, and the tokens"
-            " that an event discards no server tells"
+            "preemptions are the server's own count; if it counts events alone, the share of requests is that"
+            " at most, as one may be preempted more than once, and recovery is known where nobody failed;"
+            " recovery time is from the end of a level until its last answer"
         )
     else:
         notes.append(
@@ -388,6 +414,7 @@ TEST: Final = BenchTest(
     name="memory-pressure",
     params=MemoryPressureParams,
     run=run,
+    seconds=lambda session, params: len(params.levels) * to_seconds(params.duration),
     quick={"workload": "synthetic-uniform", "duration": Duration(5 * NS_PER_S), "output_tokens": 64},
     forfeits=("5.8.2-1", "5.8.3-p2"),
     check=check,

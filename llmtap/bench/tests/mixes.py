@@ -9,7 +9,7 @@ first seed are the same work with different texts.
 
 Rows are drawn as in `workload/composed.py`: a row is the same however many are drawn.
 
-Source: IETF seed 000, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
+Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
 
 import itertools
@@ -93,10 +93,7 @@ class ClassMix:
     content: Literal["words", "ids"] = "words"
     vocabulary: int = CL100K_IDS
     """Of ids: they are below it."""
-
-    @property
-    def name(self) -> str:
-        return "synthetic-skewed" if self.lengths == "skewed" else "request-classes"
+    name: str = "request-classes"
 
     def alone(self, name: str) -> "ClassMix":
         (one,) = (one for one in self.classes if one.name == name)
@@ -108,7 +105,7 @@ class ClassMix:
         return {
             "name": self.name,
             "about": "requests of classes, mixed by share",
-            "source": "seed 000, 5.6.2, 4.3.2.2 and A.2",
+            "source": "IETF draft, 5.6.2, 4.3.2.2 and A.2",
             "classes": msgspec.to_builtins(self.classes),
             "input": self._described(_INPUT, "the prompt"),
             "output": {**self._described(_OUTPUT, "the answer"), "control": "max_tokens"},

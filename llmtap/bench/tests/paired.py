@@ -2,7 +2,7 @@
 
 A machine drifts while it is measured, so what is compared is sent in blocks whose order is drawn from the
 seed: drift becomes noise. All configurations of a repeat get the same rows of one plan, and each row is
-compared with itself. Every repeat has rows of its own, so repeats are independent runs (IETF seed 000, 6.1
+compared with itself. Every repeat has rows of its own, so repeats are independent runs (IETF draft, 6.1
 and 6.3). All figures are public JSON.
 """
 

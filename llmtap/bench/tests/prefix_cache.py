@@ -1,4 +1,4 @@
-"""Prefix Cache Effectiveness (seed 000, 5.7): the effect of a cache of shared prefixes.
+"""Prefix Cache Effectiveness (IETF draft, 5.7): the effect of a cache of shared prefixes.
 
 A repeat sends the same work three times: with the cache off, with an empty cache (cold), and with a cache
 that holds the shared prefixes and nothing else (warm).

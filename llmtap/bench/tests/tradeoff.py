@@ -1,4 +1,4 @@
-"""Throughput-Latency Tradeoff (seed 000, 5.3): latency and throughput from a tenth of capacity to beyond it.
+"""Throughput-Latency Tradeoff (IETF draft, 5.3): latency and throughput at 10 to 120 % of capacity.
 
 Open loop alone: a closed one sends less when the system is slow, and never shows what lies beyond capacity.
 
@@ -65,6 +65,8 @@ RATE_MAX: Final = 1_024.0
 """Requests per second, beyond which nobody looks for capacity without saying so."""
 STEPS: Final = 12
 """Increments into which a preliminary search divides what is to be found."""
+SEARCH_LEVELS: Final = 16
+"""At most, of such a search: eleven doublings to `RATE_MAX`, and five halvings."""
 _ANY: Final = 1 << 62
 """Of a resolution: none is needed."""
 
@@ -306,10 +308,17 @@ def _remark(found: TestResult, params: TradeoffParams, tried: Sequence[Tried]) -
     notes.append(SPANS)
 
 
+def _seconds(session: BenchSession, params: TradeoffParams) -> float:
+    known = capacity_told(session, params.max_rate, params.workload) is not None
+    search = 0 if known else SEARCH_LEVELS * to_seconds(params.search_duration)
+    return search + len(params.levels) * to_seconds(params.duration)
+
+
 TEST: Final = BenchTest(
     name="tradeoff",
     params=TradeoffParams,
     run=run,
+    seconds=_seconds,
     quick={
         "duration": Duration(5 * NS_PER_S),
         "search_duration": Duration(3 * NS_PER_S),

@@ -1,4 +1,4 @@
-"""Time to First Token (seed 000, 5.1): how long until the first content token, at a load.
+"""Time to First Token (IETF draft, 5.1): its distribution at a given load.
 
 TTFT is from the last byte of the request to the first content token that is not empty or white space
 (5.1.3.1, B.1.1). Where tokens of another kind come before it, the time to any token is told beside it.
@@ -104,16 +104,24 @@ def _capacity(session: BenchSession, params: TtftParams) -> Capacity | None:
     return capacity_told(session, None, params.workload)
 
 
+def _rate(session: BenchSession, params: TtftParams) -> float | None:
+    """Return the rate as given or as a share of capacity; None of a closed loop, or if nobody knows it."""
+    if params.rate is not None or params.concurrency is not None:
+        return params.rate
+    found = _capacity(session, params)
+    return None if found is None else SHARE * found.rps
+
+
 def _load(session: BenchSession, params: TtftParams) -> Load:
-    rate = params.rate
-    if rate is None and params.concurrency is None:
-        found = _capacity(session, params)
-        assert found is not None  # `check` has seen it
-        rate = SHARE * found.rps
     return make_load(
-        params.workload, rate_rps=rate, slots=params.concurrency, seed=session.seed,
+        params.workload, rate_rps=_rate(session, params), slots=params.concurrency, seed=session.seed,
         requests=params.requests, arrivals=params.arrivals, **session.target.counting,
     )  # fmt: skip
+
+
+def _seconds(session: BenchSession, params: TtftParams) -> float | None:
+    rate = _rate(session, params)
+    return None if rate is None else params.requests / rate
 
 
 def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
@@ -247,6 +255,7 @@ TEST: Final = BenchTest(
     params=TtftParams,
     run=run,
     quick={"requests": 200},
+    seconds=_seconds,
     forfeits=("5.1.2.1-1a", "5.1.2.1-1b"),
     check=check,
 )

@@ -1,1 +1,1 @@
-"""What a capture keeps of prompts: block hashes, sessions, redaction."""
+"""Privacy of a capture: block hashes of prompts, sessions, redaction."""

@@ -1,4 +1,4 @@
-"""Chained, salted hashes of prompt blocks: they tell what prompts share, without their words.
+"""Chained, salted hashes of prompt blocks: show what prompts share without storing text.
 
 A prompt's text is cut into blocks of one size, across its messages; the id of a block is a keyed BLAKE2b of
 the id before it and of the block. Two prompts have the same first n ids exactly when their first n blocks

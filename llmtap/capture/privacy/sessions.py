@@ -1,4 +1,4 @@
-"""Sessions: links the requests of one conversation, with the time between them.
+"""Link the requests of a conversation, with the think time between them.
 
 A conversation is recognised in two ways. `explicit`: the request names it, in a header or a field of its
 body. `prefix`: chat clients send the whole conversation each time, so a request whose first k messages are

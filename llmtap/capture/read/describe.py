@@ -1,7 +1,7 @@
-"""A capture summed up: the Summary of its exchanges, and the shape of its workload, as public JSON."""
+"""Summarise a capture: Summary of its exchanges and shape of its workload, as public JSON."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -11,7 +11,11 @@ import pyarrow.compute as pc
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import Summary
 
 __all__ = ["BY", "CapturedWorkload", "describe"]
@@ -215,9 +219,9 @@ BY: Final = tuple(_LABELS)
 class _Groups:
     """A summary for each value of a label."""
 
-    def __init__(self, label: str, objectives: Objectives | None) -> None:
+    def __init__(self, label: str, objectives: Objectives | None, reader: Benefit) -> None:
         self._of = _LABELS[label]
-        self._objectives = objectives
+        self._objectives, self._reader = objectives, reader
         self.summaries: dict[str, Summary] = {}
 
     def add(self, x: Exchange) -> None:
@@ -225,7 +229,7 @@ class _Groups:
         if name not in self.summaries and len(self.summaries) >= GROUPS_MAX:
             name = "other"
         if name not in self.summaries:
-            self.summaries[name] = Summary(self._objectives)
+            self.summaries[name] = Summary(self._objectives, self._reader)
         self.summaries[name].add(x)
 
 
@@ -235,6 +239,8 @@ def describe(
     *,
     by: Collection[str] = (),
     objectives: Objectives | None = None,
+    percentiles: Mapping[str, float] | None = None,
+    reader: Benefit = DEFAULT_BENEFIT,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, object]:
     """A Summary as JSON, with `capture` (what it is) and `workload` beside it.
@@ -244,12 +250,14 @@ def describe(
         batches: all rows, in the whole schema.
         by: some of BY, to have the same for each tenant, model, ...
         objectives: what the exchanges are judged by.
+        percentiles: further ones of each metric, by name.
+        reader: whose user idle latency and smooth goodput are computed.
         progress: told the rows done, now and then.
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
-    total = Summary(objectives)
-    groups = {label: _Groups(label, objectives) for label in by}
+    total = Summary(objectives, reader)
+    groups = {label: _Groups(label, objectives, reader) for label in by}
     unknown = uncertainties = 0
     for batch in batches:
         workload.add(batch)
@@ -264,12 +272,12 @@ def describe(
     window, seconds, mode = workload.window(), workload.span_s, workload.mode
     parts = {
         label: {
-            name: summary.to_dict(window, seconds, mode)
+            name: summary.to_dict(window, seconds, mode, percentiles=percentiles)
             for name, summary in sorted(group.summaries.items(), key=lambda part: -part[1].n)
         }
         for label, group in groups.items()
     }
-    out = total.to_dict(window, seconds, mode, parts)
+    out = total.to_dict(window, seconds, mode, parts, percentiles=percentiles)
     if unknown:
         # A trace that tells no outcome says nothing of how its exchanges ended.
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]
@@ -278,6 +286,7 @@ def describe(
     for one in (out, *(summary for part in parts.values() for summary in part.values())):
         if not uncertainties:
             one["uncertainty"] = None
+            one["uncertainties"] = summarise_ns(Histogram())
         if not workload.ends_known:
             one["load"] |= {"achieved_rps": None}  # type: ignore[operator]
     told = workload.to_dict()

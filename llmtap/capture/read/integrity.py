@@ -1,4 +1,4 @@
-"""Integrity of a capture: missing exchanges, by the numbers of its rows and the counts of its relays.
+"""Find the missing exchanges of a capture, from its row numbers and the counts of its relays.
 
 Each relay numbers its exchanges from 1, without gaps, and reports how many it has begun, how many it could
 not measure, by reason, and how many are under way (`schema.CaptureLedger`). From these:
@@ -25,8 +25,10 @@ from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
 __all__ = ["COLUMNS", "CaptureIntegrity", "Integrity", "RelayIntegrity", "check", "latest_ledger"]
 
-COLUMNS = ("capture", "relay", "seq", "anchor", "arrival_ns")
+COLUMNS = ("capture", "relay", "seq", "id", "anchor", "arrival_ns")
 _GROUPS = ["capture", "relay", "anchor"]
+_LATER = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"
+"""Matches the id of a later response of a session: it has the number of the first."""
 
 
 @dataclass(slots=True)
@@ -141,10 +143,10 @@ def check(
     unnumbered = 0
     for batch in batches:
         # Elsewhere a trace may bring its own numbers; only with a relay's name are they without gaps.
-        numbered = batch.select(COLUMNS).filter(
-            pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
-        )
-        unnumbered += batch.num_rows - numbered.num_rows
+        later = pc.match_substring_regex(pc.fill_null(batch.column("id"), ""), _LATER)
+        known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
+        numbered = batch.select(COLUMNS).filter(pc.and_not(known, later))
+        unnumbered += batch.num_rows - numbered.num_rows - later.true_count
         groups = pa.TableGroupBy(pa.Table.from_batches([numbered]), _GROUPS, use_threads=False).aggregate(
             [("seq", "list"), ("seq", "min"), ("arrival_ns", "min")]
         )

@@ -1,4 +1,4 @@
-"""Reader of captures: files, folders, patterns and URLs as one table or one stream of rows or Exchanges.
+"""Read captures: files, folders, patterns and URLs as a table or a stream of rows or Exchanges.
 
 - Rows come in the order of the files' names and, in a file, in the order in which the exchanges ended. Our
   names sort by time.
@@ -154,7 +154,7 @@ class Capture:
             try:
                 yield from self._spooled(file, wanted) if file.spool else _batches(file, wanted)
             except FileNotFoundError:
-                self._break(file.name, "is gone: somebody has moved or deleted it since it was found")
+                self._break(file.name, "was moved or deleted while it was read")
             except (pa.ArrowException, OSError, SpoolError, msgspec.MsgspecError) as exc:
                 self._break(file.name, f"is damaged: {_first_line(exc)}")
 
@@ -234,7 +234,7 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
             if opened is not None:
                 found[opened.name] = opened
     if not found and not broken:
-        raise CaptureError(redacted(places[0]), "no Parquet file is there any more", "they went a moment ago")
+        raise CaptureError(redacted(places[0]), "the Parquet files were removed", "they went a moment ago")
     return Capture(list(found.values()), broken, places, skip_broken=skip_broken)
 
 
@@ -278,7 +278,7 @@ def _finished(stem: str, places: Sequence[str]) -> _Found | None:
 
 def _nothing_at(place: str) -> tuple[str, str]:
     if not _URL.match(place) and (Path(place).expanduser() / _SPOOL_FOLDER).is_dir():
-        return "no Parquet file is there, and its spool is empty", "nothing has been captured there yet"
+        return "no Parquet file found, and the spool is empty", "nothing has been captured there yet"
     if _URL.match(place):
         return "no Parquet file is there", f"{_CONVERT}; a capture that runs has its last minutes in a spool"
     return "no Parquet file is there", _CONVERT

@@ -1,4 +1,4 @@
-"""Trace files for reading and writing: `.gz` and `.zst` by Arrow's codecs, counted, never half written.
+"""Read and write trace files, also `.gz` and `.zst`; written files appear only when complete.
 
 A target is written under another name and renamed when all of it is on the disk. A new file is readable by
 its owner alone, because traces may hold texts of people; one that replaces a file keeps its mode.
@@ -207,4 +207,4 @@ def _check_free(path: Path, *, replace: bool) -> None:
     if path.exists() and not path.is_file():
         raise ConfigError(str(path), "is no regular file", "- writes to standard output")
     if path.exists() and not replace:
-        raise ConfigError(str(path), "is there already", "--force replaces it")
+        raise ConfigError(str(path), "already exists", "--force replaces it")

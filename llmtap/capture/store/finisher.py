@@ -1,4 +1,4 @@
-"""Thread that makes Parquet files of closed spools and puts them in their place; sizes of the local files.
+"""Thread that converts closed spools to Parquet files, delivers them, and limits the size of local files.
 
 One spool at a time, oldest first. A spool is removed only when its file is durable; until then everything may
 be repeated under the same name, so a kill at any point leaves no row twice. While the disk or the store does

@@ -1,4 +1,4 @@
-"""Parquet files of a capture: their encoding, and the writer of a run (replay, bench, simulation).
+"""Encode Parquet files of captures; write the capture of a run (replay, bench, simulation).
 
 Measured with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms), 8,000 exchanges in one row group,
 zstd level 3, bytes per event:

@@ -1,4 +1,4 @@
-"""Places of finished files: a local folder, or any store that `pyarrow.fs` knows by its URL.
+"""Destinations of finished files: a local folder, or an object store that `pyarrow.fs` supports.
 
 A local file is made under a name with a leading dot, which readers skip, synced, and renamed. An object store
 is written under the final name, the same at each attempt, because a put is atomic.

@@ -134,8 +134,6 @@ def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
         columns["redactions"] = [None if said is None else said.redactions for said in saids]
     columns["capture"] = [capture] * n
     columns["id"] = [x.id for x in xs]
-    # A relay's numbers have no gaps and come once: of a session's responses the first has the number.
-    columns["seq"] = [x.seq if x.part < 2 else None for x in xs]
     columns["path"] = [_clean(x.path) for x in xs]
     arrays = [_column(columns.get(field.name), n, field.type) for field in SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

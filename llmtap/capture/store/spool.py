@@ -1,4 +1,4 @@
-"""The spool: an append-only file that keeps rows safe until they are Parquet.
+"""Append-only spool file that keeps rows safe until they are in a Parquet file.
 
 A spool is a sequence of frames:
 

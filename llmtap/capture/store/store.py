@@ -1,4 +1,4 @@
-"""Store of a capture: the spool that takes rows now, and the files that spools become.
+"""Store of a capture: the open spool, and the files that closed spools become.
 
 Rows are safe once `append` returns True. What prevents it (a full disk, a folder that is gone or read-only,
 the bound on the total) is a named `problem`: the caller keeps the batch and tries again.

@@ -1,59 +1,250 @@
-"""Finished exchanges to an OpenTelemetry receiver: one span each, and metrics of all of them.
+"""Export finished exchanges to an OpenTelemetry receiver: one span each, and metrics.
 
-Where exchanges end, a span is noted and the metrics are counted (nothing for a chunk but its share of one
-sort). Everything else is done by a thread of its own: encoding, sending, waiting for a receiver that is away.
+OpenTelemetry's SDK makes spans, samples, batches, encodes and sends, and reads all `OTEL_*` variables. Two
+things are done here. Metrics are counted by `metrics.py` and given to the SDK as finished points, because its
+instruments take 9 us for each value, and there is a gap for each token. And every span is accounted for: the
+SDK's exporters (1.45) drop a batch whose receiver stays away, and ignore how many spans of it were rejected.
 
-Nothing gets lost without being counted. Spans wait in a queue with a bound; what finds no room, what the
-receiver rejects for good and what is left at the end is in `state().dropped`, by reason. Metrics are totals
-since the start, so whatever a receiver missed is in what it gets next.
+Nothing is lost without being counted. Spans wait in a queue with a bound; those without room, those that the
+receiver rejects for good and those that are left at the end are in `state().dropped`, by reason. Metrics are
+totals since the start, so whatever a receiver missed is in the next export.
 """
 
 import logging
-import random
+import os
 import socket
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Final
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from threading import Event, Thread
+from typing import Any, Final, Literal
+
+import grpc
+import requests
+from google.protobuf.message import DecodeError
+from opentelemetry.exporter.otlp.proto.grpc import metric_exporter as grpc_metrics
+from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc_traces
+from opentelemetry.exporter.otlp.proto.http import metric_exporter as http_metrics
+from opentelemetry.exporter.otlp.proto.http import trace_exporter as http_traces
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.metrics import Histogram
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    MetricsData,
+    ResourceMetrics,
+    ScopeMetrics,
+)
+from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
-from llmtap.export.opentelemetry.metrics import MetricRecorder, Totals
-from llmtap.export.opentelemetry.otlp import (
-    METRICS,
-    TRACES,
-    OtlpLink,
-    OtlpOrigin,
-    OtlpResponse,
-    connect,
-    encode_metrics,
-    encode_spans,
-)
-from llmtap.export.opentelemetry.semconv import SERVICE_NAME, SERVICE_VERSION, VERSIONS
-from llmtap.export.opentelemetry.spans import Span, ids_of, is_sampled, span_of, terms_of
-from llmtap.export.options import OtlpOptions, parse_pairs
+from llmtap.export.opentelemetry.metrics import MetricRecorder, Totals, metrics_of
+from llmtap.export.opentelemetry.semconv import SERVICE_VERSION, VERSIONS
+from llmtap.export.opentelemetry.spans import ExchangeIds, start_span, terms_of
+from llmtap.export.options import OtlpOptions
 from llmtap.export.sinks import ExporterState, SeriesKey
 from llmtap.export.trace_context import parse_trace_parent
-from llmtap.metrics.latency import Measured
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 
-__all__ = ["OtlpExporter", "pause_s"]
+__all__ = ["OtlpExporter"]
 
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 512
-"""Spans in one request, as the SDKs have it: 0.7 MB at most, where receivers take 4 MiB."""
-SPAN_DELAY_S: Final = 1.0
-"""How long a span waits for others to go with it."""
+"""Spans in one request, the SDK's default: 0.7 MB at most, where receivers take 4 MiB."""
+POINTS_MAX: Final = 2_000
+"""Points in one request: 0.6 KB each."""
+QUEUE_MAX: Final = 2_048
+"""The SDK's default."""
+RETRY_S: Final = 1.0
+"""Between tries with a batch, each of which the SDK repeats with growing pauses until its timeout."""
 CLOSE_S: Final = 3.0
 """For the last flush, within what the supervisor gives a meter to end."""
-BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Between tries while the receiver is away; up to a quarter longer, so that many taps do not come at once."""
-AFTER_S_MAX: Final = 60.0
-"""A receiver may ask for a longer pause than ours, up to this."""
+
+Answer = Literal["ok", "again", "refused"]
+
+
+class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpcio has no types
+    """What a receiver answered to the last request, by gRPC or HTTP.
+
+    Source: OTLP specification 1.x, "OTLP/gRPC" and "OTLP/HTTP": failures, partial success.
+    """
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        """None: nothing was sent."""
+        self.rejected = 0
+        """Spans or points that it did not take from a request that it took."""
+        self._logged: set[str] = set()
+
+    def expect(self) -> None:
+        """Forget the answer before the next request."""
+        self.answer, self.rejected = None, 0
+
+    def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
+        call, status = proceed(details, request), grpc.StatusCode
+        code = call.code()
+        if code is status.OK:
+            self.took(call.result().partial_success)
+        else:
+            again = code in (
+                status.CANCELLED, status.DEADLINE_EXCEEDED, status.ABORTED, status.OUT_OF_RANGE,
+                status.UNAVAILABLE, status.DATA_LOSS,
+            )  # fmt: skip
+            self.failed("again" if again else "refused", f"{code.name}: {call.details()}")
+        return call
+
+    def took(self, partial: Any) -> None:
+        self.answer = "ok"
+        self.rejected = getattr(partial, "rejected_spans", 0)
+        if partial.error_message:
+            self.log("otlp_rejected", partial.error_message)
+
+    def failed(self, answer: Answer, problem: str) -> None:
+        self.answer = answer
+        self.log("otlp_failed", problem)
+
+    def log(self, event: str, problem: str) -> None:
+        """Log the first problem of a kind; the counts show how often."""
+        if event not in self._logged:
+            self._logged.add(event)
+            log.warning("event=%s error=%r further=counted", event, problem)
+
+
+class _Session(requests.Session):
+    """An HTTP session that reports answers to a `_Receiver`."""
+
+    def __init__(self, receiver: _Receiver, response: Any) -> None:
+        super().__init__()
+        self._receiver, self._response = receiver, response
+
+    def request(self, *args: Any, **options: Any) -> Any:
+        receiver = self._receiver
+        try:
+            response = super().request(*args, **options)
+        except requests.RequestException as exc:
+            receiver.failed("again", f"{type(exc).__name__}: {exc}")
+            raise
+        if 200 <= response.status_code < 300:
+            try:
+                receiver.took(self._response.FromString(response.content).partial_success)
+            except DecodeError:  # still a success
+                receiver.answer = "ok"
+        else:
+            again = response.status_code in (429, 502, 503, 504)
+            receiver.failed("again" if again else "refused", f"HTTP {response.status_code}")
+        return response
+
+
+class _Intercepted:
+    """Mixin of the SDK's gRPC exporters: lets a `_Receiver` see the answers."""
+
+    def __init__(self, receiver: _Receiver) -> None:
+        self._receiver = receiver
+        super().__init__()
+
+    def _initialize_channel_and_stub(self: Any) -> None:  # also called when the SDK reconnects
+        super()._initialize_channel_and_stub()  # type: ignore[misc]
+        self._client = self._stub(grpc.intercept_channel(self._channel, self._receiver))
+
+
+class _GrpcSpans(_Intercepted, grpc_traces.OTLPSpanExporter):
+    pass
+
+
+class _GrpcMetrics(_Intercepted, grpc_metrics.OTLPMetricExporter):
+    pass
+
+
+class _SpanDelivery(SpanExporter):
+    """Delivers batches, tries again while the receiver is away, and counts."""
+
+    def __init__(self, inner: SpanExporter, receiver: _Receiver, closing: Event) -> None:
+        self.inner = inner
+        self.sent = self.failures = 0
+        self.dropped: dict[str, int] = {}
+        self._receiver, self._closing = receiver, closing
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        receiver = self._receiver
+        while True:
+            answer = self._try(spans)
+            if answer == "ok":
+                self.sent += len(spans) - receiver.rejected
+                self.drop("rejected", receiver.rejected)
+                return SpanExportResult.SUCCESS
+            self.failures += 1
+            if answer == "again" and not self._closing.wait(RETRY_S):
+                continue
+            refused = answer == "refused" or not self._closing.is_set()
+            self.drop("refused" if refused else "shutdown", len(spans))
+            return SpanExportResult.FAILURE
+
+    def _try(self, spans: Sequence[ReadableSpan]) -> Answer | None:
+        self._receiver.expect()
+        try:
+            self.inner.export(spans)
+        except Exception as exc:  # ours: telemetry must not end because one batch is odd
+            self._receiver.log("otlp_bug", repr(exc))
+        return self._receiver.answer
+
+    def drop(self, reason: str, n: int) -> None:
+        if n:
+            self.dropped[reason] = self.dropped.get(reason, 0) + n
+
+    def shutdown(self) -> None:
+        """The owner ends the inner exporter."""
+
+
+class _MetricDelivery:
+    """Exports the totals at an interval, and once more at the end."""
+
+    def __init__(
+        self, exporter: Any, receiver: _Receiver, totals: Totals,
+        origin: tuple[Resource, InstrumentationScope], clock: Clock, closing: Event,
+    ) -> None:  # fmt: skip
+        self.failures = 0
+        self.inner = exporter
+        self._receiver, self._totals, self._origin = receiver, totals, origin
+        self._clock, self._closing = clock, closing
+        self._delta = exporter._preferred_temporality[Histogram] is AggregationTemporality.DELTA
+        self._interval_s = _number("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
+
+    def run(self) -> None:
+        last = False
+        while not last:
+            last = self._closing.wait(self._interval_s)
+            try:
+                self._export()
+            except Exception as exc:  # ours: the next totals may be fine
+                self.failures += 1
+                self._receiver.log("otlp_bug", repr(exc))
+
+    def _export(self) -> None:
+        resource, scope = self._origin
+        now_ns = self._clock.wall_ns()
+        gathered = self._totals.gather(now_ns)
+        while points := list(islice(gathered, POINTS_MAX)):
+            scoped = ScopeMetrics(scope, metrics_of(points, now_ns, self._delta), scope.schema_url or "")
+            self._receiver.expect()
+            self.inner.export(MetricsData([ResourceMetrics(resource, [scoped], "")]))
+            if self._receiver.answer != "ok":
+                self.failures += 1
+                return  # the next export has newer totals
+            if self._delta:
+                self._totals.forget(points)
 
 
 class OtlpExporter:
-    """Takes exchanges on one thread, and sends what they come to from another."""
+    """Takes exchanges on one thread; the SDK's threads send what they come to."""
 
     def __init__(
         self,
@@ -62,182 +253,157 @@ class OtlpExporter:
         version: str,
         servers: Mapping[str, tuple[str, int]] | None = None,
         *,
-        make_link: Callable[[OtlpOptions], OtlpLink] = connect,
-        span_delay_s: float = SPAN_DELAY_S,
-        backoff_s: tuple[float, ...] = BACKOFF_S,
+        reader: Benefit = DEFAULT_BENEFIT,
     ) -> None:
-        """`servers` holds the upstream's host and port by arm, under "" for all others.
-
-        Raises ConfigError when the link cannot be made.
-        """
+        """`servers` holds the upstream's host and port by arm, under "" for all others."""
         self._options = options
-        self._clock = clock
         self._servers = servers or {}
         self._names = VERSIONS[options.semconv]
-        self._origin = OtlpOrigin(_resource(options, version), version, self._names.schema_url)
-        self._recorder = MetricRecorder(self._names, options.series_max)
-        self._totals = Totals(self._recorder, self._servers)
-        self._start_wall_ns = clock.wall_ns()
-        self._link = make_link(options)
-        self._span_delay_s = span_delay_s
-        self._backoff_s = backoff_s
-
-        self._queue: deque[Span] = deque()
-        self._wake = threading.Event()
-        self._close_by_ns: int | None = None
-        self._unsent: list[Span] = []
-        """The batch that a try is being made for."""
-        self._sent = self._failures = self._failed_in_a_row = 0
-        self._after_s = 0.0
-        self._full = 0
-        """Written where exchanges end; the other counts where they are sent."""
-        self._dropped: dict[str, int] = {}
-        self._told: set[str] = set()
-        self._metrics_due_ns = clock.mono_ns() + options.interval
-        self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self._closing = Event()
+        self._handed = self._full = 0
+        logging.getLogger("opentelemetry.exporter").setLevel(
+            logging.CRITICAL
+        )  # the receiver's answers are ours to log
+        with _environment(options.environment()):
+            resource = _resource(version, reader)
+            self._traces = options.traces and _is_wanted("TRACES")
+            self._metrics = options.metrics and _is_wanted("METRICS")
+            spans, metrics, receivers = _exporters(options.protocol)
+            always = options.sampler == "always"
+            root = TraceIdRatioBased(1.0 if options.sample_ratio is None else options.sample_ratio)
+            self._ids = ExchangeIds()
+            self._provider = TracerProvider(
+                ParentBased(root, remote_parent_not_sampled=ALWAYS_ON) if always else None,
+                resource, shutdown_on_exit=False, id_generator=self._ids,
+            )  # fmt: skip
+            self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
+            self._spans = _SpanDelivery(spans, receivers[0], self._closing)
+            self._queue_max = max(1, round(_number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
+            self._provider.add_span_processor(
+                BatchSpanProcessor(
+                    self._spans,
+                    self._queue_max + BATCH_MAX,
+                    max_export_batch_size=min(BATCH_MAX, self._queue_max),
+                )
+            )
+            kind = metrics._preferred_aggregation[Histogram]
+            exponential = isinstance(kind, ExponentialBucketHistogramAggregation)
+            self._recorder = MetricRecorder(self._names, options.series_max, exponential=exponential)
+            totals = Totals(self._recorder, self._servers, clock.wall_ns())
+            origin = resource, InstrumentationScope("llmtap", version, self._names.schema_url)
+            self._totals = _MetricDelivery(metrics, receivers[1], totals, origin, clock, self._closing)
+            if self._metrics:
+                self._thread = Thread(target=self._totals.run, name="otlp", daemon=True)
+                self._thread.start()
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """Takes in one finished exchange; quick, and never waits for a receiver."""
-        options = self._options
         server = self._servers.get(x.arm or "") or self._servers.get("")
-        terms = terms_of(x, m, None if server is None else server[0], options.provider)
-        if options.metrics:
+        terms = terms_of(x, m, None if server is None else server[0], self._options.provider)
+        if self._metrics:
             self._recorder.record(x, m, terms)
-        if not options.traces:
+        if not self._traces:
             return
-        parent = parse_trace_parent(x.trace_parent)
-        if parent is None:
-            if options.sample_ratio < 1 and not is_sampled(ids_of(x)[0], options.sample_ratio):
-                return
-        elif options.sampler == "parent" and not parent.sampled:
+        self._ids.set(x)
+        span = start_span(self._tracer, x, terms, self._names, parse_trace_parent(x.trace_parent), server)
+        if not span.is_recording():
             return
-        if len(self._queue) + len(self._unsent) >= options.queue_max:
+        if self._waiting() >= self._queue_max:
             self._full += 1
             return
-        self._queue.append(span_of(x, terms, self._names, parent, server))
-        if len(self._queue) == BATCH_MAX:
-            self._wake.set()
+        self._handed += 1
+        span.end(x.arrival_wall_ns + terms.end_ns - x.timeline.arrival_ns)
+
+    def _waiting(self) -> int:
+        return self._handed - self._spans.sent - sum(self._spans.dropped.values())
 
     def state(self) -> ExporterState:
         """How it goes; from any thread."""
-        dropped = dict(self._dropped)
+        dropped = dict(self._spans.dropped)
         if self._full:
             dropped["queue_full"] = self._full
-        queued = len(self._queue) + len(self._unsent)
-        return ExporterState("otlp", self._sent, queued, self._failures, dropped)
+        failures = self._spans.failures + self._totals.failures
+        return ExporterState("otlp", self._spans.sent, max(0, self._waiting()), failures, dropped)
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Sends what is left, for at most `limit_s`; what then remains is counted as dropped. Blocks."""
-        self._close_by_ns = self._clock.mono_ns() + round(limit_s * 1e9)
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join(limit_s)
-        self._link.close()  # ends a request under way
-        if self._thread.ident is not None:
-            self._thread.join(1.0)
-        self._drop("shutdown", len(self._queue) + len(self._unsent))
-        self._queue.clear()
-        self._unsent = []
-        log.info("event=otlp_closed sent=%d dropped=%s", self._sent, self.state().dropped)
+        self._closing.set()
+        until = time.monotonic() + limit_s
+        flushes = [Thread(target=self._provider.shutdown, daemon=True)]
+        flushes[0].start()
+        if self._metrics:
+            flushes.append(self._thread)
+        for flush in flushes:
+            flush.join(max(0.0, until - time.monotonic()))
+        self._spans.inner.shutdown()  # ends a request under way
+        self._totals.inner.shutdown()
+        for flush in flushes:
+            flush.join(1.0)
+        self._spans.drop("shutdown", self._waiting())
+        log.info("event=otlp_closed sent=%d dropped=%s", self._spans.sent, self.state().dropped)
 
-    # The thread that sends.
 
-    def _run(self) -> None:
-        while True:
-            self._wake.wait(self._pause_s())
-            self._wake.clear()
-            closing = self._close_by_ns is not None
-            try:
-                self._send_spans(closing)
-                if self._options.metrics and (closing or self._clock.mono_ns() >= self._metrics_due_ns):
-                    self._send_metrics()
-            except Exception as exc:  # ours: telemetry must not end because one batch is odd
-                self._drop("refused", len(self._unsent))
-                self._unsent = []
-                self._metrics_due_ns = self._clock.mono_ns() + self._options.interval
-                self._tell("otlp_bug", repr(exc), exc)
-            if closing:
-                return
-
-    def _pause_s(self) -> float:
-        """Until there is something to do."""
-        if self._failed_in_a_row:
-            return pause_s(self._backoff_s, self._failed_in_a_row, self._after_s)
-        until_metrics = (self._metrics_due_ns - self._clock.mono_ns()) / 1e9
-        pause = self._span_delay_s if self._options.traces else until_metrics
-        return max(0.0, min(pause, until_metrics) if self._options.metrics else pause)
-
-    def _send_spans(self, closing: bool) -> None:
-        """Sends batches as long as there are spans and the receiver takes them."""
-        while True:
-            if not self._unsent:
-                while self._queue and len(self._unsent) < BATCH_MAX:
-                    self._unsent.append(self._queue.popleft())
-            if not self._unsent or (closing and self._time_left_s() <= 0):
-                return
-            answer = self._send(TRACES, encode_spans(self._unsent, self._origin))
-            if not answer.ok and answer.again:
-                return
-            n = len(self._unsent)
-            self._sent += n - answer.rejected if answer.ok else 0
-            self._drop("rejected" if answer.ok else "refused", answer.rejected if answer.ok else n)
-            self._unsent = []
-
-    def _send_metrics(self) -> None:
-        if self._close_by_ns is not None and self._time_left_s() <= 0:
-            return
-        now_ns = self._clock.wall_ns()
-        points = self._totals.gather()
-        for body in encode_metrics(points, self._origin, self._start_wall_ns, now_ns):
-            answer = self._send(METRICS, body)
-            if not answer.ok and answer.again:
-                return  # due still: the next try has newer totals
-        self._metrics_due_ns = self._clock.mono_ns() + self._options.interval
-
-    def _send(self, signal: str, body: bytes) -> OtlpResponse:
-        timeout_s = self._options.timeout / 1e9
-        if self._close_by_ns is not None:
-            timeout_s = max(0.01, min(timeout_s, self._time_left_s()))
-        answer = self._link.send(signal, body, timeout_s)
-        self._after_s = answer.after_s
-        if answer.ok:
-            self._failed_in_a_row = 0
+def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Receiver]]:
+    """Return the SDK's exporters of both signals; a signal may have its own protocol."""
+    receivers = _Receiver(), _Receiver()
+    made: list[Any] = []
+    for signal, receiver, by_grpc, by_http, response in (
+        ("TRACES", receivers[0], _GrpcSpans, http_traces.OTLPSpanExporter, ExportTraceServiceResponse),
+        (
+            "METRICS",
+            receivers[1],
+            _GrpcMetrics,
+            http_metrics.OTLPMetricExporter,
+            ExportMetricsServiceResponse,
+        ),
+    ):
+        if os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", protocol) == "grpc":
+            made.append(by_grpc(receiver))
         else:
-            self._failures += 1
-            # What is refused for good is no reason to wait: the next batch may be fine.
-            self._failed_in_a_row += answer.again
-        if answer.problem:
-            self._tell("otlp_rejected" if answer.ok else "otlp_failed", answer.problem)
-        return answer
-
-    def _time_left_s(self) -> float:
-        assert self._close_by_ns is not None
-        return (self._close_by_ns - self._clock.mono_ns()) / 1e9
-
-    def _drop(self, reason: str, n: int) -> None:
-        if n:
-            self._dropped[reason] = self._dropped.get(reason, 0) + n
-
-    def _tell(self, event: str, problem: str, exc: BaseException | None = None) -> None:
-        """The first of a kind; the counts tell how often."""
-        if event not in self._told:
-            self._told.add(event)
-            log.warning("event=%s error=%r further=counted", event, problem, exc_info=exc)
+            made.append(by_http(session=_Session(receiver, response)))
+    return made[0], made[1], receivers
 
 
-def pause_s(steps: tuple[float, ...], failures: int, after_s: float) -> float:
-    """Before the next try: by the failures in a row (one at least), and as the receiver asks; bounded."""
-    step = steps[min(failures, len(steps)) - 1]
-    return max(step * random.uniform(1, 1.25), min(after_s, AFTER_S_MAX))
+def _resource(version: str, reader: Benefit) -> Resource:
+    """Return our attributes, with those of the reader of user idle latency. The operator's win."""
+    named = Resource.create()
+    if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        named = named.merge(Resource({SERVICE_NAME: "llmtap"}))
+    ours = {
+        SERVICE_VERSION: version, "host.name": socket.gethostname(),
+        "llmtap.reader.tokens_per_second": f"{reader.speed:g}", "llmtap.reader.due": reader.due_text,
+        "llmtap.smooth_goodput.alpha": f"{reader.alpha:g}", "llmtap.smooth_goodput.idle_cost": reader.f,
+    }  # fmt: skip
+    return Resource(ours).merge(named)
 
 
-def _resource(options: OtlpOptions, version: str) -> tuple[tuple[str, str], ...]:
-    """Who we are. What the operator names wins, except over `service_name`, which has its own option."""
-    named = dict(parse_pairs(options.resource, "otlp.resource"))
-    ours = {SERVICE_VERSION: version, "host.name": socket.gethostname()}
-    if options.service_name != "llmtap" or SERVICE_NAME not in named:
-        named[SERVICE_NAME] = options.service_name
-    return tuple({**ours, **named}.items())
+def _is_wanted(signal: str) -> bool:
+    environ = os.environ
+    off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    endpoint = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or environ.get(
+        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+    return not off and bool(endpoint) and environ.get(f"OTEL_{signal}_EXPORTER", "otlp").strip() != "none"
+
+
+def _number(variable: str, default: float) -> float:
+    try:
+        value = float(os.environ.get(variable) or default)
+    except ValueError:
+        return default
+    return value if value > 0 else default
+
+
+@contextmanager
+def _environment(ours: Mapping[str, str]) -> Iterator[None]:
+    """The process's environment with variables of ours, for the SDK to read as it starts."""
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,4 +1,4 @@
-"""Histograms and counters for OpenTelemetry, counted here and sent as cumulative totals.
+"""Histograms and counters for OpenTelemetry, counted here, exported by the SDK as finished points.
 
 The SDK's instruments take 10 us for each value, and there is a gap for each token: here an exchange is
 counted at once when it ends. The thread on which exchanges end adds to a table of new counts; the sending
@@ -6,14 +6,17 @@ thread takes that table as a whole and adds it to its totals, so neither waits f
 exchange takes to be counted.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import sub
 from threading import Lock
-from typing import Final
+from typing import Any, Final
+
+from opentelemetry.sdk.metrics import export as sdk
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.export.buckets import Buckets
+from llmtap.export.buckets import Buckets, ExponentialBuckets
 from llmtap.export.opentelemetry.semconv import (
     ARM,
     ERROR_TYPE,
@@ -29,7 +32,12 @@ from llmtap.export.opentelemetry.semconv import (
 from llmtap.export.opentelemetry.spans import TEXT_MAX, Terms
 from llmtap.metrics.latency import Measured
 
-__all__ = ["MetricRecorder", "Point", "Totals"]
+__all__ = ["MetricRecorder", "Point", "Totals", "metrics_of"]
+
+EXPONENTIAL_MAX: Final = 160
+"""Buckets of an exponential histogram. Source: OpenTelemetry metrics SDK specification, default `MaxSize`."""
+
+NO_EXTREMES: Final[Mapping[str, Any]] = {"min": None, "max": None}
 
 Key = tuple[str | None, ...]
 """Values of the attributes, in the order of `Recorder.names`; empty: the series of what had no room."""
@@ -41,13 +49,17 @@ class Point:
 
     measure: Measure
     attributes: list[tuple[str, str | bool | int]]
-    cell: Buckets
+    cell: Buckets | ExponentialBuckets
+    start_ns: int
+    """Since when it counts, in ns since the epoch."""
+    place: tuple[int, Key]
+    """Of its cell."""
 
 
 class MetricRecorder:
     """Counts exchanges, on the thread where they end."""
 
-    def __init__(self, names: Semconv, series_max: int) -> None:
+    def __init__(self, names: Semconv, series_max: int, *, exponential: bool = False) -> None:
         self.names: Final = (
             names.operation, names.provider, names.request_model, names.response_model, TENANT, ARM,
             ERROR_TYPE, OUTCOME,
@@ -61,9 +73,10 @@ class MetricRecorder:
         self._known: list[set[Key]] = [set() for _ in self.measures]
         self._series_max = series_max
         self._lock = Lock()
-        self._fresh: dict[tuple[int, Key], Buckets] = {}
+        self._fresh: dict[tuple[int, Key], Buckets | ExponentialBuckets] = {}
+        self._exponential = exponential
 
-    def take(self) -> dict[tuple[int, Key], Buckets]:
+    def take(self) -> dict[tuple[int, Key], Buckets | ExponentialBuckets]:
         """What was counted since the last call; from any thread."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
@@ -93,6 +106,7 @@ class MetricRecorder:
             add(SemconvQuantity.INPUT_TOKENS, key, x.tokens.input)
             add(SemconvQuantity.OUTPUT_TOKENS, key, terms.output_tokens)
             add(SemconvQuantity.CACHED_TOKENS, key, x.tokens.cached)
+            add(SemconvQuantity.CACHE_WRITE_TOKENS, key, terms.cache_write_tokens)
             add(SemconvQuantity.REASONING_TOKENS, key, x.tokens.reasoning)
         add(SemconvQuantity.SERVER_DURATION, of_error, terms.server_duration_ns)
         if not x.stream:
@@ -116,7 +130,7 @@ class MetricRecorder:
             for i in self._of.get(quantity, ()):
                 self._cell(i, key).record_many(values)
 
-    def _cell(self, i: int, key: Key) -> Buckets:
+    def _cell(self, i: int, key: Key) -> Buckets | ExponentialBuckets:
         cell = self._fresh.get((i, key))
         if cell is not None:
             return cell
@@ -126,31 +140,44 @@ class MetricRecorder:
                 known.add(key)
             else:
                 key = ()
-        return self._fresh.setdefault((i, key), Buckets(self.measures[i].instrument.edges))
+        instrument = self.measures[i].instrument
+        if self._exponential and instrument.edges:
+            return self._fresh.setdefault((i, key), ExponentialBuckets(instrument.scale))
+        return self._fresh.setdefault((i, key), Buckets(instrument.edges))
 
 
 class Totals:
     """Everything counted since the start, on the thread that sends."""
 
-    def __init__(self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]]) -> None:
+    def __init__(
+        self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
+    ) -> None:
         """`servers` names the upstream's host and port by arm, under "" for all others."""
         self._recorder = recorder
         self._servers = servers
         self._arm = recorder.names.index(ARM)
-        self._cells: dict[tuple[int, Key], Buckets] = {}
+        self._cells: dict[tuple[int, Key], tuple[int, Buckets | ExponentialBuckets]] = {}
+        self._start_ns = self._gathered_ns = start_ns
 
-    def gather(self) -> Iterator[Point]:
+    def gather(self, now_ns: int = 0) -> Iterator[Point]:
         """Every series, with what is new in it, those of one instrument together."""
         for at, cell in self._recorder.take().items():
             if at in self._cells:
-                self._cells[at].merge(cell)
+                self._cells[at][1].merge(cell)  # type: ignore[arg-type]  # of the same kind
             else:
-                self._cells[at] = cell
+                self._cells[at] = self._gathered_ns, cell
+        self._gathered_ns = now_ns
         measures = self._recorder.measures
-        for (i, key), cell in sorted(
+        for place, (start_ns, cell) in sorted(
             self._cells.items(), key=lambda item: measures[item[0][0]].instrument.name
         ):
-            yield Point(measures[i], self._attributes(measures[i], key), cell)
+            measure = measures[place[0]]
+            yield Point(measure, self._attributes(measure, place[1]), cell, start_ns, place)
+
+    def forget(self, points: Sequence[Point]) -> None:
+        """Count these series from zero again: they were delivered as deltas."""
+        for point in points:
+            del self._cells[point.place]
 
     def _attributes(self, measure: Measure, key: Key) -> list[tuple[str, str | bool | int]]:
         if not key:
@@ -163,3 +190,39 @@ class Totals:
         if server is not None:
             out += ((SERVER_ADDRESS, server[0]), (SERVER_PORT, server[1]))
         return out
+
+
+def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Metric]:
+    """Return these points as the SDK's exporters take them; those of one instrument follow each other."""
+    temporality = sdk.AggregationTemporality.DELTA if delta else sdk.AggregationTemporality.CUMULATIVE
+    found = []
+    for instrument, group in groupby(points, key=lambda point: point.measure.instrument):
+        ready = [_ready(point, now_ns) for point in group]
+        data: Any
+        if not instrument.edges:
+            data = sdk.Sum(ready, temporality, is_monotonic=True)
+        elif isinstance(ready[0], sdk.HistogramDataPoint):
+            data = sdk.Histogram(ready, temporality)
+        else:
+            data = sdk.ExponentialHistogram(ready, temporality)
+        found.append(sdk.Metric(instrument.name, instrument.description, instrument.unit, data))
+    return found
+
+
+def _ready(point: Point, now_ns: int) -> Any:
+    instrument, cell, when = point.measure.instrument, point.cell, (point.start_ns, now_ns)
+    attributes = dict(point.attributes)
+    if isinstance(cell, ExponentialBuckets):
+        scale, offset, dense = cell.dense(EXPONENTIAL_MAX)
+        positive, negative = sdk.Buckets(offset, dense), sdk.Buckets(0, [])
+        return sdk.ExponentialHistogramDataPoint(
+            attributes, *when, cell.n, cell.total / instrument.scale, scale, cell.zeros, positive, negative,
+            flags=0, **NO_EXTREMES,
+        )  # fmt: skip
+    counts, total = cell.read()
+    if not instrument.edges:
+        return sdk.NumberDataPoint(attributes, *when, total)
+    bounds = [edge / instrument.scale for edge in instrument.edges]
+    return sdk.HistogramDataPoint(
+        attributes, *when, sum(counts), total / instrument.scale, counts, bounds, **NO_EXTREMES
+    )

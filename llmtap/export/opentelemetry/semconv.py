@@ -1,15 +1,14 @@
 """Names of OpenTelemetry by version of the GenAI semantic conventions.
 
-The conventions for generative AI are in development: version 1.41 of the semantic conventions is the last
-that holds them, and their new repository (`genai-main` here: its main branch as of October 2026) renames
-metrics without having released anything yet. So no other module spells such a name; it uses the table of the
-configured version. `off` has names of our own only.
+The conventions for generative AI are in development. Their own repository has released `0.1.0`. Before, they
+were part of the semantic conventions, last in `1.41`, whose names this release still offers. So no other
+module spells such a name; it uses the table of the configured version. `off` has names of our own only.
 
 Names of HTTP, servers and errors are stable and the same in every version.
 
-Source: semantic-conventions v1.41.0 and semantic-conventions-genai, docs/gen-ai: spans, metrics, token
-metrics, client inference, client embeddings. A metric is listed here only where our measure is exactly its
-definition.
+Source: open-telemetry/semantic-conventions v1.41.0 and open-telemetry/semantic-conventions-genai v0.1.0,
+docs/gen-ai: client-inference.md, client-embeddings.md, gen-ai-metrics.md, non-normative/migration.md. A
+metric is listed here only where our measure is exactly its definition.
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ __all__ = [
     "provider_of",
 ]  # fmt: skip
 
-Version = Literal["1.41", "genai-main", "off"]
+Version = Literal["0.1.0", "1.41", "off"]
 
 ERROR_TYPE: Final = "error.type"
 HTTP_METHOD: Final = "http.request.method"
@@ -79,6 +78,7 @@ class SemconvQuantity(Enum):
     INPUT_TOKENS = auto()
     OUTPUT_TOKENS = auto()
     CACHED_TOKENS = auto()
+    CACHE_WRITE_TOKENS = auto()
     REASONING_TOKENS = auto()
     EMBEDDINGS_DURATION = auto()
     EMBEDDINGS_TOKENS = auto()
@@ -121,7 +121,7 @@ class Semconv:
     version: str
     schema_url: str = ""
     """Empty where the version has no published schema."""
-    # Attributes, the same in both versions of the conventions.
+    # Attributes.
     operation: str = "gen_ai.operation.name"
     provider: str = "gen_ai.provider.name"
     request_model: str = "gen_ai.request.model"
@@ -132,6 +132,7 @@ class Semconv:
     input_tokens: str = "gen_ai.usage.input_tokens"
     output_tokens: str = "gen_ai.usage.output_tokens"
     cached_tokens: str = "gen_ai.usage.cache_read.input_tokens"
+    cache_write_tokens: str = "gen_ai.usage.cache_write.input_tokens"
     reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
     # Metrics.
     measures: Mapping[SemconvQuantity, tuple[Measure, ...]]
@@ -151,7 +152,7 @@ _OWN: Final = {
         "llmtap.inter_chunk", "Time between consecutive events that carry output.", GAP_EDGES_NS
     ),
     _Q.USER_IDLE: _seconds(
-        "llmtap.user_idle", "All waits of a reader of 20 tokens/s with nothing to read, added up.",
+        "llmtap.user_idle", "Time that a reader (attributes llmtap.reader.*) waits with nothing to read.",
         TTFT_EDGES_NS,
     ),
     _Q.EXCHANGES: (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),
@@ -183,6 +184,7 @@ def _v1_41() -> Semconv:
     return Semconv(
         version="1.41",
         schema_url="https://opentelemetry.io/schemas/1.41.0",
+        cache_write_tokens="gen_ai.usage.cache_creation.input_tokens",
         measures={
             _Q.DURATION: duration,
             _Q.EMBEDDINGS_DURATION: duration,
@@ -197,7 +199,7 @@ def _v1_41() -> Semconv:
     )
 
 
-def _genai_main() -> Semconv:
+def _v0_1_0() -> Semconv:
     inference, embeddings = "gen_ai.client.inference.", "gen_ai.client.embeddings."
     # Providers tell tokens of text from those of images or sound too seldom to build on it.
     unknown = (("gen_ai.token.modality", "unknown"),)
@@ -209,7 +211,7 @@ def _genai_main() -> Semconv:
         return Measure(Instrument(name, text, "{token}", _TOKENS))
 
     return Semconv(
-        version="genai-main",
+        version="0.1.0",
         measures={
             _Q.DURATION: _seconds(inference + "duration", "GenAI client inference operation duration."),
             _Q.FIRST_CHUNK: _seconds(inference + "time_to_first_chunk", "Time to receive the first chunk."),
@@ -223,6 +225,7 @@ def _genai_main() -> Semconv:
                 tokens(inference + "operation.output_tokens", "Output tokens used per inference operation."),
             ),
             _Q.CACHED_TOKENS: (counter("cache_read.input_tokens", "Input tokens read from a cache."),),
+            _Q.CACHE_WRITE_TOKENS: (counter("cache_write.input_tokens", "Input tokens written to a cache."),),
             _Q.REASONING_TOKENS: (counter("reasoning.output_tokens", "Output tokens used for reasoning."),),
             _Q.EMBEDDINGS_DURATION: _seconds(
                 embeddings + "duration", "GenAI client embeddings operation duration."
@@ -243,7 +246,7 @@ def _off() -> Semconv:
     return Semconv(version="off", **own, measures=_OWN)
 
 
-VERSIONS: Final[Mapping[str, Semconv]] = {table.version: table for table in (_v1_41(), _genai_main(), _off())}
+VERSIONS: Final[Mapping[str, Semconv]] = {table.version: table for table in (_v0_1_0(), _v1_41(), _off())}
 
 
 _OPERATIONS: Final = {

@@ -1,16 +1,18 @@
-"""One span for each exchange, made when it is over.
-
-A span is kept as small data until its batch is sent: what it says is copied from the Exchange, whose event
-log is too large to hold for a receiver that may be away. Nothing of a prompt or an answer is in it.
+"""One span of the SDK for each exchange, made when it is over. Nothing of a prompt or an answer is in it.
 
 The caller's `traceparent` passes the relay unchanged, so our span is its child beside the spans of the
 gateway behind us.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import compress
 from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from llmtap.exchange.exchange import EventLog, Exchange
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
@@ -40,14 +42,11 @@ from llmtap.metrics.summary import ENDED_WELL
 
 __all__ = [
     "TEXT_MAX",
-    "Span",
+    "ExchangeIds",
     "Terms",
-    "Value",
     "chunk_times_ns",
     "error_type",
-    "ids_of",
-    "is_sampled",
-    "span_of",
+    "start_span",
     "terms_of",
 ]
 
@@ -84,6 +83,7 @@ class Terms:
     chunk_times_ns: list[int]
     output_tokens: int | None
     """None where their number is an estimate."""
+    cache_write_tokens: int | None
     server_duration_ns: int | None
     server_first_token_ns: int | None
     server_per_token_ns: int | None
@@ -111,6 +111,7 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
         first_chunk_ns=times[0] - t.arrival_ns if times else None,
         chunk_times_ns=times,
         output_tokens=output,
+        cache_write_tokens=_cache_write_tokens(x.usage or {}),
         server_duration_ns=server,
         server_first_token_ns=first_token,
         server_per_token_ns=_per_token_ns(x, server, first_token, output),
@@ -150,68 +151,70 @@ def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, outp
     return (server_ns - first_ns) // (output - 1)
 
 
+def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
+    """Input tokens written to a cache, in the words of Anthropic, Bedrock's Converse and OpenRouter."""
+    details = usage.get("prompt_tokens_details")
+    for source, name in (
+        (usage, "cache_creation_input_tokens"), (usage, "cacheWriteInputTokens"),
+        (details, "cache_write_tokens"),
+    ):  # fmt: skip
+        count = source.get(name) if isinstance(source, Mapping) else None
+        if isinstance(count, int) and count >= 0:
+            return count
+    return None
+
+
 def _cut(text: str | None) -> str | None:
     return None if text is None else text[:TEXT_MAX]
 
 
 Value = str | bool | int | float | list[str]
 
-SAMPLED: Final = 1
-RANDOM: Final = 2
-"""Flags of W3C Trace Context: a trace id made here is as good as random, being a hash."""
+
+class ExchangeIds(IdGenerator):
+    """Ids of the span being made: the same for an exchange each time, so that its span can be found again."""
+
+    def __init__(self) -> None:
+        self.trace_id = self.span_id = 0
+
+    def set(self, x: Exchange) -> None:
+        """Use the ids of this exchange: a hash, so that nothing need be stored."""
+        text = f"{x.id} {x.arrival_wall_ns} {x.timeline.arrival_ns}".encode()
+        digest = blake2b(text, digest_size=24).digest()
+        self.trace_id, self.span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        return self.span_id
 
 
-@dataclass(slots=True)
-class Span:
-    """A finished span; times in ns since the epoch."""
+def start_span(
+    tracer: trace.Tracer,
+    x: Exchange,
+    terms: Terms,
+    names: Semconv,
+    parent: TraceParent | None,
+    server: tuple[str, int] | None,
+) -> trace.Span:
+    """Return the exchange as a span of kind CLIENT, in the names of a version; `terms.end_ns` is not set yet.
 
-    trace_id: bytes
-    span_id: bytes
-    parent_id: bytes
-    """Empty where we are the root."""
-    flags: int
-    name: str
-    start_ns: int
-    end_ns: int
-    attributes: list[tuple[str, Value]] = field(default_factory=list)
-    events: list[tuple[str, int]] = field(default_factory=list)
-    error: str | None = None
-    """The status is Error, with this as its message; None: unset."""
-
-
-def ids_of(x: Exchange) -> tuple[bytes, bytes]:
-    """Trace and span id of an exchange: 16 and 8 bytes, the same whoever asks.
-
-    A hash, because then nothing need be stored to find the span of an exchange again.
+    It does not record if the tracer's sampler leaves it out.
     """
-    digest = blake2b(f"{x.id} {x.arrival_wall_ns} {x.timeline.arrival_ns}".encode(), digest_size=24).digest()
-    return digest[:16], digest[16:]
-
-
-def is_sampled(trace_id: bytes, ratio: float) -> bool:
-    """Whether a trace is among the share that is recorded: all who ask about one trace agree.
-
-    Source: OpenTelemetry specification, TraceIdRatioBased: the id's lower 8 bytes against the ratio.
-    """
-    return int.from_bytes(trace_id[8:]) < round(ratio * 2**64)
-
-
-def span_of(
-    x: Exchange, terms: Terms, names: Semconv, parent: TraceParent | None, server: tuple[str, int] | None
-) -> Span:
-    """The exchange as a span of kind CLIENT, in the names of a version."""
-    trace_id, span_id = ids_of(x)
-    parent_id, flags = b"", SAMPLED | RANDOM
+    context = Context()
     if parent is not None:
-        trace_id, parent_id = bytes.fromhex(parent.trace_id), bytes.fromhex(parent.span_id)
-        flags = SAMPLED | parent.flags & RANDOM
+        caller = trace.SpanContext(
+            int(parent.trace_id, 16), int(parent.span_id, 16), True, trace.TraceFlags(parent.flags)
+        )
+        context = trace.set_span_in_context(trace.NonRecordingSpan(caller), context)
+    attributes = {k: _clean(v) for k, v in _attributes(x, terms, names, server) if v is not None}
+    span = tracer.start_span(
+        _text(_name(x, terms)), context, trace.SpanKind.CLIENT, attributes, start_time=x.arrival_wall_ns
+    )
+    if not span.is_recording():
+        return span
     t = x.timeline
-    to_wall = x.arrival_wall_ns - t.arrival_ns
-    span = Span(
-        trace_id=trace_id, span_id=span_id, parent_id=parent_id, flags=flags, name=_name(x, terms),
-        start_ns=x.arrival_wall_ns, end_ns=terms.end_ns + to_wall,
-        attributes=[(k, v) for k, v in _attributes(x, terms, names, server) if v is not None],
-    )  # fmt: skip
     for name, t_ns in (
         ("llmtap.submit", t.submit_ns),
         ("llmtap.first_byte", t.first_byte_ns),
@@ -220,10 +223,21 @@ def span_of(
         ("llmtap.last_token", t.last_token_ns if x.stream else None),
     ):
         if t_ns is not None:
-            span.events.append((name, t_ns + to_wall))
+            span.add_event(name, timestamp=t_ns + x.arrival_wall_ns - t.arrival_ns)
     if terms.error_type is not None:
-        span.error = x.error or terms.error_type
+        span.set_status(trace.Status(trace.StatusCode.ERROR, _text(x.error or terms.error_type)))
     return span
+
+
+def _text(text: str) -> str:
+    # Text of the world may hold what UTF-8 cannot: half a surrogate pair out of a JSON escape.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _clean(value: Value) -> Value:
+    if isinstance(value, str):
+        return _text(value)
+    return [_text(text) for text in value] if isinstance(value, list) else value
 
 
 def _name(x: Exchange, terms: Terms) -> str:
@@ -253,7 +267,8 @@ def _attributes(
         (names.finish_reasons, None if x.finish_reason is None else [x.finish_reason[:TEXT_MAX]]),
         (names.first_chunk, None if terms.first_chunk_ns is None else terms.first_chunk_ns / 1e9),
         (names.input_tokens, tokens.input), (names.output_tokens, terms.output_tokens),
-        (names.cached_tokens, tokens.cached), (names.reasoning_tokens, tokens.reasoning),
+        (names.cached_tokens, tokens.cached), (names.cache_write_tokens, terms.cache_write_tokens),
+        (names.reasoning_tokens, tokens.reasoning),
         (DIALECT, x.dialect), (REFUSAL_KIND, None if kind is None else str(kind)),
         (TOKEN_SOURCE, tokens.source.value),
     ]  # fmt: skip

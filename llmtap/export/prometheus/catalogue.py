@@ -1,4 +1,4 @@
-"""The metrics that `/metrics` shows: name, kind, help, labels, and edges of histograms.
+"""Catalogue of the metrics on `/metrics`: name, type, help, labels, histogram edges.
 
 A counter's name gets `_total` in the exposition. `llmtap_capture_paused` is the metric to alert on: exchanges
 are measured and not captured; the reason is in `llmtap_capture_problem`.
@@ -14,8 +14,8 @@ from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.export.buckets import ADDED_EDGES_NS, DURATION_EDGES_NS, GAP_EDGES_NS, TOKEN_EDGES, TTFT_EDGES_NS
 
 __all__ = [
-    "ADDED", "COUNTERS", "HISTOGRAMS", "LAG", "SELF", "WHO", "CounterFamily", "HistogramFamily", "SelfMetric",
-    "Value", "collect",
+    "ADDED", "CALLS", "COUNTERS", "HISTOGRAMS", "LAG", "SELF", "WHO", "CounterFamily", "HistogramFamily",
+    "SelfMetric", "Value", "collect",
 ]  # fmt: skip
 
 WHO: Final = ("tenant", "model", "arm")
@@ -114,7 +114,7 @@ HISTOGRAMS: Final[Mapping[str, HistogramFamily]] = {
     ),
     "clock": HistogramFamily(
         "llmtap_server_clock_disagreement_seconds",
-        "Difference between what we saw of a duration and what the server tells of it;"
+        "Difference between what we saw of a duration and the server's report of it;"
         " longer=ours: network and queues between the two, longer=server: a clock is wrong",
         TTFT_EDGES_NS,
         labels=(*WHO, "duration", "longer"),
@@ -126,6 +126,12 @@ ADDED: Final = HistogramFamily(
     ADDED_EDGES_NS,
     labels=("point",),
 )
+CALLS: Final = HistogramFamily(
+    "llmtap_mcp_request_duration_seconds",
+    "Submit to the end of the answer of a request to an MCP server; name: the tool or prompt",
+    DURATION_EDGES_NS,
+    labels=("tenant", "method", "name", "outcome"),
+)
 LAG: Final = HistogramFamily(
     "llmtap_tap_loop_lag_seconds", "How late the relay's event loop ran", LAG_EDGES_NS, labels=_RELAY
 )
@@ -134,11 +140,27 @@ COUNTERS: Final[Mapping[str, CounterFamily]] = {
     "output": CounterFamily(
         "llmtap_output_tokens", "Output tokens by the source of the count", (*WHO, "source")
     ),
-    "input": CounterFamily("llmtap_input_tokens", "Input tokens, where the provider tells them"),
+    "input": CounterFamily("llmtap_input_tokens", "Input tokens, if the provider reports them"),
     "cached": CounterFamily("llmtap_cached_input_tokens", "Those of the input tokens that were cached"),
     "reasoning": CounterFamily("llmtap_reasoning_tokens", "Those of the output tokens that were reasoning"),
     "after_cancel": CounterFamily(
-        "llmtap_tokens_after_cancel", "Tokens that still came when the client had left"
+        "llmtap_tokens_after_cancel",
+        "Output tokens that an application with the middleware still sent when the client had left. A relay"
+        " closes the upstream's connection then and cannot see more: see llmtap_upstream_output_tokens_total",
+    ),
+    "smooth_tokens": CounterFamily(
+        "llmtap_smooth_output_tokens",
+        "Output tokens of streams with a known user idle latency; the benefit is these minus the penalty",
+    ),
+    "smooth_penalty": CounterFamily(
+        "llmtap_smooth_penalty_tokens",
+        "Penalty of the user idle latency of these streams: alpha x f(l), in tokens",
+    ),
+    "deadlines": CounterFamily(
+        "llmtap_token_deadlines",
+        "Token deadlines of streams with bounds for the first token and the gaps; met / all is the fluidity"
+        " index of Etalon's code",
+        (*WHO, "result"),
     ),
     "no_token": CounterFamily(
         "llmtap_no_token", "Exchanges that never produced a token, by reason", (*WHO, "reason")
@@ -167,7 +189,7 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "slo_burn_rate": SelfMetric(
         _G, "How many times faster than allowed the error budget goes, over a window", ("slo", "window")
     ),
-    "relay_exchanges": SelfMetric(_C, "Exchanges begun", _RELAY),
+    "relay_exchanges": SelfMetric(_C, "Exchanges started", _RELAY),
     "tap_measured_exchanges": SelfMetric(_C, "Exchanges whose every frame was acknowledged", _RELAY),
     "relay_accepted_connections": SelfMetric(_C, "Connections accepted", _RELAY),
     "relay_upstream_connects": SelfMetric(_C, "Connections made upstream", _RELAY),
@@ -189,6 +211,11 @@ SELF: Final[Mapping[str, SelfMetric]] = {
         ("relay", "implementation"),
     ),
     "tap_dropped_exchanges": SelfMetric(_C, "Exchanges that passed unmeasured", ("relay", "reason")),
+    "relay_skipped_requests": SelfMetric(
+        _C,
+        "Requests forwarded but not measured, as no inference: by rule of relay.skip",
+        ("relay", "rule"),
+    ),
     "relay_refused": SelfMetric(_C, "Connections and requests turned away, by limit", ("relay", "limit")),
     "relay_bytes": SelfMetric(
         _C, "Bytes passed on: up to the gateway, down to the clients", ("relay", "direction")
@@ -209,6 +236,17 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "goodput_requests_per_second": SelfMetric(
         _G, "Requests that met all their objectives, per second", _WINDOW
     ),
+    "upstream_running_requests": SelfMetric(_G, "Requests that the upstream runs, by its own /metrics"),
+    "upstream_waiting_requests": SelfMetric(_G, "Requests in the queue of the upstream"),
+    "upstream_kv_cache_usage_ratio": SelfMetric(_G, "Share of the KV cache of the upstream in use"),
+    "upstream_preemptions": SelfMetric(_C, "Requests that the upstream preempted"),
+    "upstream_input_tokens": SelfMetric(_C, "Prompt tokens that the upstream counted"),
+    "upstream_output_tokens": SelfMetric(
+        _C,
+        "Output tokens that the upstream counted; more than llmtap_output_tokens_total: generated for clients"
+        " that had left, or that do not come through llmtap",
+    ),
+    "upstream_scrape_failures": SelfMetric(_C, "Scrapes of the upstream's metrics that failed"),
     "window_uncertainty_seconds": SelfMetric(
         _G, "Worst lag of a relay's event loop in a window: no figure of it is more exact", _WINDOW
     ),

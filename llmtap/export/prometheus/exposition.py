@@ -1,4 +1,4 @@
-"""The meter's numbers as a Prometheus exposition.
+"""Render the meter's numbers as a Prometheus exposition.
 
 Recording happens once per exchange, at its end, into counters of our own (`series.py`); a scrape copies
 them in one go (`Exposition.freeze`, on the thread that records) and renders the copy wherever it likes
@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import repeat
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -20,13 +21,15 @@ from prometheus_client.samples import Exemplar
 
 from llmtap import native
 from llmtap.exchange.exchange import Exchange
-from llmtap.export.buckets import ADDED_EDGES_NS, Buckets
-from llmtap.export.prometheus.catalogue import ADDED, COUNTERS, LAG, HistogramFamily, Value, collect
+from llmtap.export.buckets import ADDED_EDGES_NS, DURATION_EDGES_NS, Buckets
+from llmtap.export.prometheus.catalogue import ADDED, CALLS, COUNTERS, LAG, HistogramFamily, Value, collect
+from llmtap.export.prometheus.protobuf import CONTENT_TYPE, ProtobufWriter, is_preferred
 from llmtap.export.prometheus.series import FrozenSeries, Series, families_for
-from llmtap.export.prometheus.text import TextWriter, escape
+from llmtap.export.prometheus.text import TextWriter
 from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import TraceParent, parse_trace_parent
 from llmtap.metrics.latency import Measured
+from llmtap.metrics.objectives import Objectives, fluidity_of
 from llmtap.metrics.summary import ENDED_WELL
 
 __all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "by_series"]
@@ -34,6 +37,9 @@ __all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "by_series"]
 
 EXEMPLARS_MAX: Final = 20_000
 """The newest: 0.7 KB each, and 2,000 series of a histogram have 60,000 buckets, most with old news."""
+
+CALLS_MAX: Final = 1_000
+"""Tenants, methods, tools and outcomes of MCP together; the methods of more are `other`."""
 
 Place = tuple[str, tuple[str, ...], int]
 """Metric, labels and bucket."""
@@ -67,18 +73,33 @@ def by_series(kept: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...],
 
 
 _Who = tuple[str, str, str]
-Cell = tuple[tuple[str, ...], Sequence[int], int]
-"""Labels, counts by bucket, and sum of a histogram's series."""
+Cell = tuple[Any, ...]
+"""Labels, counts by bucket, and sum of a histogram's series; then its native buckets, if it has some."""
 
 
 class Exposition:
-    """Everything counted since the meter started; `bounds` (objective, ns) become edges of histograms."""
+    """Everything counted since the meter started.
 
-    def __init__(self, version: str, bounds: Sequence[tuple[str, int]] = ()) -> None:
-        self._version = version
-        self._families = families_for(bounds)
+    Bounds of `objectives` (by class) become edges of histograms, and deadlines of the tokens of a stream.
+    `edges`: other edges in seconds, by kind. `native`: count for native histograms, and offer the protobuf
+    format, which has them.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        objectives: Mapping[str, Objectives] | None = None,
+        edges: Mapping[str, Sequence[float]] | None = None,
+        *,
+        native: bool = False,
+    ) -> None:
+        self._version, self._native = version, native
+        self._objectives = objectives or {}
+        bounds = [bound for one in self._objectives.values() for bound in one.bounds]
+        self._families = families_for(bounds, edges)
         self._series: dict[_Who, Series] = {}
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
+        self._calls: dict[tuple[str, str, str, str], Buckets] = {}
         self._unparsed = 0
         self._exemplars = Exemplars()
 
@@ -87,8 +108,11 @@ class Exposition:
         who = key[:3]
         series = self._series.get(who)
         if series is None:
-            series = self._series[who] = Series(self._families)
+            series = self._series[who] = Series(self._families, native=self._native)
         series.add(x, m)
+        objectives = self._objectives.get(key.slo) if x.stream else None
+        if objectives is not None and (found := fluidity_of(x, m, objectives)) is not None:
+            series.deadlines(found)
         if x.uncertain:
             series.uncertain()
         self._unparsed += x.unparsed_events
@@ -100,6 +124,17 @@ class Exposition:
         self._added["chunk"].record_many(added.chunks_ns)
         if x.trace_parent is not None:
             self._note_trace(x, m, who)
+
+    def called(self, x: Exchange, m: Measured) -> None:
+        """Count a request to an MCP server."""
+        method, _, name = (x.call or "").partition(" ")
+        key = x.tenant, method, name, x.outcome.value
+        if key not in self._calls and len(self._calls) >= CALLS_MAX:
+            key = x.tenant, "other", "", x.outcome.value
+        cell = self._calls.get(key)
+        if cell is None:
+            cell = self._calls[key] = Buckets(DURATION_EDGES_NS)
+        cell.record(m.e2e_ns or 0)
 
     def _note_trace(self, x: Exchange, m: Measured, who: _Who) -> None:
         """Exemplars, where the caller records its trace."""
@@ -114,8 +149,7 @@ class Exposition:
             (duration, who, m.e2e_ns if x.outcome in ENDED_WELL else None),
         ):
             if value is not None:
-                shown = tuple(map(escape, labels))
-                place = family.name, shown, bisect_left(family.edges, value)
+                place = family.name, labels, bisect_left(family.edges, value)
                 self._exemplars.note(place, value / family.unit, parent, wall_ns)
 
     def freeze(
@@ -134,8 +168,9 @@ class Exposition:
         return Frozen(
             self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()},
+            [(labels, *buckets.read()) for labels, buckets in self._calls.items()],
             {"unparsed_events": self._unparsed, **(values or {})}, lags, helps or {},
-            self._exemplars.freeze(),
+            self._exemplars.freeze(), self._native,
         )  # fmt: skip
 
 
@@ -147,23 +182,34 @@ class Frozen:
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_Who, FrozenSeries]]
     added: Mapping[str, tuple[Sequence[int], int]]
+    calls: Sequence[Cell]
     values: Mapping[str, Value]
     lags: Sequence[Cell]
     helps: Mapping[str, str]
     exemplars: Mapping[Place, Exemplar]
+    native: bool = False
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the Accept header asks for."""
+        if self.native and is_preferred(accept):
+            protobuf = ProtobufWriter()
+            self._write(protobuf)
+            for metric in self.collect():
+                protobuf.metric(metric)
+            return protobuf.bytes(), CONTENT_TYPE
         encode, content_type = choose_encoder(accept)
         writer = TextWriter(openmetrics=content_type.startswith("application/openmetrics-text"))
+        self._write(writer)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return writer.bytes() + encode(registry), content_type
+
+    def _write(self, writer: TextWriter | ProtobufWriter) -> None:
         exemplars = by_series(self.exemplars)
         for family, cells in self._histograms():
             writer.histogram(family, cells, exemplars.get(family.name))
         for name, rows in self._counters().items():
             writer.counter(COUNTERS[name], rows)
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return writer.bytes() + encode(registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """The few series that are not of a tenant: a prometheus_client collector."""
@@ -180,23 +226,25 @@ class Frozen:
 
     def _histograms(self) -> Iterator[tuple[HistogramFamily, Sequence[Cell]]]:
         found: dict[str, list[Cell]] = {}
-        for who, (keys, read, _) in self.series:
-            labels = tuple(map(escape, who))
-            for (name, more), counts, total in zip(keys, read[::2], read[1::2], strict=True):
-                found.setdefault(name, []).append(((*labels, *more), counts, total))
+        for who, (keys, read, _, exact) in self.series:
+            for (name, more), counts, total, buckets in zip(
+                keys, read[::2], read[1::2], exact or repeat(None, len(keys)), strict=True
+            ):
+                found.setdefault(name, []).append(((*who, *more), counts, total, buckets))
         # Option A is the gap between chunks, counted once and shown by both names.
-        gaps = [((*labels, "A"), counts, total) for labels, counts, total in found.get("chunk_gap", ())]
+        gaps = [((*labels, "A"), *rest) for labels, *rest in found.get("chunk_gap", ())]
         if gaps:
             found["token_gap"] = gaps + found.get("token_gap", [])
         for name, rows in found.items():
             yield self.families[name], rows
         yield ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
+        if self.calls:
+            yield CALLS, self.calls
         yield LAG, self.lags
 
-    def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:
-        found: dict[str, list[tuple[tuple[str, ...], int]]] = {}
-        for who, (_, _, counts) in self.series:
-            labels = tuple(map(escape, who))
+    def _counters(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
+        found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
+        for who, (_, _, counts, _) in self.series:
             for (name, more), n in counts.items():
-                found.setdefault(name, []).append(((*labels, *map(escape, more)), n))
+                found.setdefault(name, []).append(((*who, *more), n))
         return found

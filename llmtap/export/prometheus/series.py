@@ -1,17 +1,19 @@
-"""What is counted for each tenant, model and arm: histograms and counters, and how an exchange feeds them.
+"""Series of a tenant, model and arm: histograms and counters that each exchange updates.
 
 Recording happens once per exchange, when it ends. A histogram exists once it counted something.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.buckets import Buckets
+from llmtap.export.buckets import Buckets, DualBuckets, ExponentialBuckets, edges_as
 from llmtap.export.prometheus.catalogue import HISTOGRAMS, HistogramFamily
 from llmtap.metrics.latency import Measured
+from llmtap.metrics.objectives import Fluidity
 from llmtap.metrics.summary import (
     ENDED_WELL,
     NO_TOKEN_REASONS,
@@ -37,16 +39,18 @@ _FROM_THE_START: Final = (
 
 Key = tuple[str, tuple[str, ...]]
 """Of HISTOGRAMS or COUNTERS, and the labels beside tenant, model and arm."""
-FrozenSeries = tuple[list[Key], list[Any], dict[Key, int]]
+FrozenSeries = tuple[list[Key], list[Any], dict[Key, float], list[ExponentialBuckets] | None]
 """What `Series.freeze` gives."""
 
 
-def families_for(bounds: Sequence[tuple[str, int]]) -> dict[str, HistogramFamily]:
+def families_for(
+    bounds: Sequence[tuple[str, int]], edges: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, HistogramFamily]:
     """HISTOGRAMS, with an edge at each bound (name of an objective, ns) that operators set.
 
-    So that the share of exchanges within a bound can be read off exactly.
+    So that the share of exchanges within a bound can be read off exactly. `edges`: as `buckets.edges_as`.
     """
-    found = dict(HISTOGRAMS)
+    found = {key: replace(one, edges=edges_as(one.edges, edges or {})) for key, one in HISTOGRAMS.items()}
     for name, bound_ns in bounds:
         for key in _ALSO.get(name, ()):
             found[key] = found[key].with_edges((bound_ns,))
@@ -56,20 +60,23 @@ def families_for(bounds: Sequence[tuple[str, int]]) -> dict[str, HistogramFamily
 class Series:
     """The counts of one tenant, model and arm."""
 
-    __slots__ = ("_cells", "_families", "counts")
+    __slots__ = ("_cells", "_families", "_native", "counts")
 
-    def __init__(self, families: Mapping[str, HistogramFamily]) -> None:
-        self._families = families
+    def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
+        """`native`: count for native histograms as well."""
+        self._families, self._native = families, native
         self._cells: dict[Key, Buckets] = {}
         # A counter that appears with its first event hides that event from rate().
-        self.counts: dict[Key, int] = dict.fromkeys(_FROM_THE_START, 0)
+        self.counts: dict[Key, float] = dict.fromkeys(_FROM_THE_START, 0)
 
     def freeze(self) -> FrozenSeries:
-        """A copy: the keys of the histograms; of each the counts by bucket, then the sum; the counters."""
+        """A copy: the keys of the histograms; of each the counts by bucket, then the sum; the counters; the
+        native buckets of each histogram, where they are counted."""
         cells = self._cells.values()
         # Few objects that the garbage collector has to look at: there are 30,000 cells.
         read = chain.from_iterable(cell.read() for cell in cells)
-        return list(self._cells), list(read), self.counts.copy()
+        native = [cell.native.copy() for cell in cells if isinstance(cell, DualBuckets)]
+        return list(self._cells), list(read), self.counts.copy(), native if self._native else None
 
     def add(self, x: Exchange, m: Measured) -> None:
         """Counts one exchange."""
@@ -119,6 +126,9 @@ class Series:
         ):  # fmt: skip
             if ns is not None:
                 self._in(key).record(ns)
+        if m.smooth_benefit is not None and x.tokens.output is not None:
+            self._count("smooth_tokens", x.tokens.output)
+            self._count("smooth_penalty", x.tokens.output - m.smooth_benefit)
         if m.tpot_ns is not None:
             self._in("tpot").record(round(m.tpot_ns))
         if m.tbc_ns:
@@ -146,11 +156,16 @@ class Series:
                 labels = ("other", "other")
         self._count("guardrail", 1, *labels)
 
+    def deadlines(self, found: Fluidity) -> None:
+        """Token deadlines of a stream were counted."""
+        self._count("deadlines", found.in_time, "met")
+        self._count("deadlines", found.missed, "missed")
+
     def uncertain(self) -> None:
         """An exchange with stamps that are too wide was counted."""
         self._count("uncertain", 1)
 
-    def _count(self, name: str, n: int, *labels: str) -> None:
+    def _count(self, name: str, n: float, *labels: str) -> None:
         key = (name, labels)
         self.counts[key] = self.counts.get(key, 0) + n
 
@@ -158,5 +173,7 @@ class Series:
         key = (name, labels)
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = Buckets(self._families[name].edges)
+            family = self._families[name]
+            cell = DualBuckets(family.edges, family.unit) if self._native else Buckets(family.edges)
+            self._cells[key] = cell
         return cell

@@ -1,1 +1,1 @@
-"""Recording rules and alerts for Prometheus, made from the objectives of the configuration."""
+"""Recording rules and alerts for Prometheus, generated from the configured objectives."""

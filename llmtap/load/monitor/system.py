@@ -11,7 +11,7 @@ descendants;
 
 The kernel counts CPU time in ticks of 10 ms, so a sample of 1 s is accurate to 1 % of a CPU.
 
-Source: seed 003, "System Metrics".
+Source: exo-bench's methodology, "System Metrics".
 """
 
 import logging
@@ -24,8 +24,9 @@ import psutil
 
 from llmtap.clock import Clock
 from llmtap.load.monitor.gpu import Gpus, open_gpus
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries, Ticks
+from llmtap.load.monitor.timeseries import Columns, Ticks
 from llmtap.net.failures import failure_said
+from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
 
 __all__ = [

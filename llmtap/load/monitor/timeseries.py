@@ -11,26 +11,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite, nan
 from threading import Lock
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
 from llmtap.metrics.statistics import mean, percentile
+from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import to_seconds
 
-__all__ = ["Columns", "MonitorSeries", "Ticks", "TimeSeries"]
+__all__ = ["Columns", "Ticks", "TimeSeries"]
 
 SAMPLES_MAX: Final = 100_000
 """More than a day at 1 Hz; 20 series then take 16 MB."""
-
-Kind = Literal["interval", "gauge", "counter"]
-
-
-@dataclass(frozen=True, slots=True)
-class MonitorSeries:
-    unit: str
-    """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
-    kind: Kind = "gauge"
-    """`interval`: average since the previous sample; `gauge`: current value; `counter`: only grows."""
 
 
 @dataclass(slots=True)
@@ -213,6 +204,10 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
     hits = (found.get("prefix_hits") or {}).get("total")
     if queries and hits is not None:
         found["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
+    for name in ("ttft", "itl"):
+        seconds, n = ((found.get(f"{name}_{what}") or {}).get("total") for what in ("seconds", "values"))
+        if seconds is not None and n:
+            found[f"{name}_mean"] = {"unit": "seconds", "kind": "ratio", "total": seconds / n}
     return found
 
 

@@ -26,8 +26,17 @@ import pyarrow as pa
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import TokenSource
+from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
-from llmtap.metrics.latency import e2e_ns, output_times_ns, tbc_max_ns, tbc_ns, tpot_ns, ttft_ns
+from llmtap.metrics.latency import (
+    DEFAULT_BENEFIT,
+    e2e_ns,
+    output_times_ns,
+    tbc_max_ns,
+    tbc_ns,
+    tpot_ns,
+    ttft_ns,
+)
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
@@ -82,8 +91,9 @@ class Baseline:
         recorded: RecordedAnswer,
         quantiles: tuple[float, ...] = (),
         objectives: Objectives | None = None,
+        reader: Benefit = DEFAULT_BENEFIT,
     ) -> None:
-        """`quantiles`: shares of the distributions. `objectives`: applied to the recorded rows."""
+        """`quantiles`: shares of the distributions. `objectives`, `reader`: applied to the recorded rows."""
         self.recorded = recorded
         n = len(recorded.places)
         self._quantiles = quantiles
@@ -99,7 +109,7 @@ class Baseline:
         self._slower = dict.fromkeys(FIGURES, 0)
         self._uncertainty = Histogram()
         self._lengths = {"n": 0, "equal": 0, "near": 0, "then": 0, "now": 0}
-        self.summary = Summary(objectives)
+        self.summary = Summary(objectives, reader)
         """Summary of the recorded rows, however they ended."""
         self._first_ns: int | None = None
         self._last_ns: int | None = None
@@ -258,8 +268,8 @@ def read_then(
 ) -> bool:
     """Read the sent rows from the source; return whether it has dates.
 
-    A row with other lengths is another row and counts as not found. Raises ConfigError if the source cannot
-    be read, ValueError for an unknown enumeration value.
+    A row with other lengths (where it has any) is another row and counts as not found. Raises ConfigError if
+    the source cannot be read, ValueError for an unknown enumeration value.
     """
     recorded = baseline.recorded
     places = recorded.places
@@ -278,12 +288,13 @@ def read_then(
                     part.column(name).is_valid().to_pylist() for name in ("outcome", "uncertainty_us")
                 ), strict=True)  # fmt: skip
                 lengths = zip(*(
-                    part.column(name).fill_null(0).to_pylist() for name in ("input_tokens", "output_tokens")
+                    part.column(name).to_pylist() for name in ("input_tokens", "output_tokens")
                 ), strict=True)  # fmt: skip
                 for row, x, (outcome, sure), length in zip(
                     rows, exchanges_of(part), known, lengths, strict=True
                 ):
-                    if length == (requests.input[row], requests.output[row]):
+                    planned = (requests.input[row], requests.output[row])
+                    if all(n in (None, ours) for n, ours in zip(length, planned, strict=True)):
                         baseline.add_then(row, x, outcome=outcome, uncertainty=sure)
             begin = end
             if done == len(order):

@@ -20,6 +20,8 @@ from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
 from llmtap.load.run import StopErrors
 from llmtap.load.sessions.prompt_sender import PromptMaker, Spoken, protocol_of
 from llmtap.load.target import check_fields
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.net.failures import failure_said
 from llmtap.net.tls import client_context
 from llmtap.units import Duration
@@ -66,8 +68,11 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     stop_errors: StopErrors | None = None
     request_ids: str = "llmtap"
     warmup: str = "none"
-    """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
+    """`auto` (IETF draft, 4.5), `none` (a cold start), or a number of requests."""
     slo: str | None = None
+    percentiles: dict[str, float] = {}
+    """Further percentiles of each metric, by name."""
+    reader: Benefit = DEFAULT_BENEFIT
     capture: str | None = None
     scrape: str | None = None
     """`none`, a URL, or None: the target's /metrics, if any."""
@@ -178,8 +183,8 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
     },
     "grpc": {
         "--endpoint": "there is one method", "--fresh": "one connection carries all calls", **_NEITHER,
-        "--server": "it is vLLM's engine service", "--ca": "it is spoken without TLS",
-        "--insecure": "it is spoken without TLS",
+        "--server": "it is vLLM's engine service", "--ca": "it is spoken without TLS (grpcs:// has it)",
+        "--insecure": "gRPC always verifies the certificate",
     },
 }  # fmt: skip
 
@@ -187,9 +192,9 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
 def refuse_meaningless(target: str, given: Mapping[str, bool]) -> None:
     """Raise ConfigError naming a `given` option that has no meaning for this target."""
     spoken = protocol_of(target)
+    scheme = urlsplit(target).scheme
     for option, why in _MEANINGLESS[spoken].items():
-        if given.get(option):
-            scheme = urlsplit(target).scheme
+        if given.get(option) and (scheme, option) != ("grpcs", "--ca"):
             raise ConfigError(
                 option, f"has no meaning for {scheme}:// ({_NAMES[spoken]}): {why}", "leave it out"
             )
@@ -224,7 +229,7 @@ def http_beside(target: str) -> str | None:
 async def reach(target: str) -> None:
     """Raise ConfigError if nobody listens: gRPC would wait for a server."""
     parts = urlsplit(target)
-    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    port = parts.port or (443 if parts.scheme in ("wss", "grpcs") else 80)
     try:
         async with asyncio.timeout(REACHED_WITHIN_S):
             _, writer = await asyncio.open_connection(parts.hostname, port)

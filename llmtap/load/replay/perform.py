@@ -1,6 +1,6 @@
 """Perform a plan: prepare bodies, warm the server up, send and monitor the load, report.
 
-In the order of seed 000, 4.5 and 5: nothing is prepared or read while requests are due, and no figure
+In the order of the IETF draft, 4.5 and 5: nothing is prepared or read while requests are due, and no figure
 includes the warm-up.
 """
 
@@ -182,10 +182,11 @@ class Replay:
             "ray": options.ray,
             "notes": [*self.plan.notes, *notes_of(options.target), *self.notes],
         }  # fmt: skip
-        unstamped = urlsplit(options.target).scheme in ("https", "wss", "grpc")
+        unstamped = urlsplit(options.target).scheme in ("https", "wss", "grpc", "grpcs")
         return result_of(
             outcome, seen, plan=plan, closed=options.closed is not None,
             clock="mono" if unstamped else options.clock, anchor=anchor, beside=beside,
+            percentiles=options.percentiles,
         )  # fmt: skip
 
     async def reach(self) -> None:
@@ -270,7 +271,8 @@ class Replay:
             tenant_header=options.tenant_header, exact_output=exact_output, ca=options.ca,
             verify=not options.insecure, script_fd=-1, bodies_fd=bodies_fd, spill_fd=None,
             slots=options.closed, open=self._connections(), duration_ns=_or_never(options.duration),
-            drain_ns=_or_never(options.drain), slo=options.slo, priority=options.realtime,
+            drain_ns=_or_never(options.drain), slo=options.slo, reader=options.reader,
+            priority=options.realtime,
             limit_in_flight=options.limit_in_flight, stop_errors=options.stop_errors,
             request_ids=f"{options.request_ids}-{secrets.token_hex(4)}" if options.request_ids else "",
         )  # fmt: skip
@@ -330,7 +332,8 @@ class Replay:
         if self.plan.baseline is None:
             return None
         slo = self.options.slo
-        return Baseline(self.plan.baseline, QUANTILES, Objectives.parse(slo) if slo else None)
+        objectives = Objectives.parse(slo) if slo else None
+        return Baseline(self.plan.baseline, QUANTILES, objectives, self.options.reader)
 
     def _compared(self, baseline: Baseline) -> dict[str, object] | None:
         """Compare with the capture; a source that cannot be read any more costs only the comparison."""

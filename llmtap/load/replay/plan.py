@@ -33,7 +33,7 @@ __all__ = ["REQUESTS", "ReplayPlan", "ReplayQuestion", "make_plan", "other_words
 
 
 REQUESTS: Final = 1_000
-"""Default number of requests of a workload: p99 needs as many (seed 000, 5.1.4.3)."""
+"""Default number of requests of a workload: p99 needs as many (IETF draft, 5.1.4.3)."""
 AT_ONCE: Final = "at-once"
 
 
@@ -175,7 +175,8 @@ def _of_trace(
         arrivals = _arrange(requests, asked.arrivals, asked)
     about = {
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
-        "rows": len(trace), "requests": len(requests), "arrivals": arrivals, "seed": asked.seed,
+        "rows": len(trace), "rows_left_out": trace.left_out, "rows_estimated": trace.estimated,
+        "requests": len(requests), "arrivals": arrivals, "seed": asked.seed,
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
         "window_from": asked.window_from_ns / NS_PER_S,
         "window_for": None if asked.window_for_ns is None else asked.window_for_ns / NS_PER_S,
@@ -195,7 +196,7 @@ def _of_trace(
 
 
 def _lengths(requests: Requests) -> dict[str, Any]:
-    """Describe the known lengths of rows as workloads do (seed 000, 4.3.1)."""
+    """Describe the known lengths of rows as workloads do (IETF draft, 4.3.1)."""
     given, made = (
         lengths_told([tokens for tokens in column if tokens]) for column in (requests.input, requests.output)
     )

@@ -1,4 +1,4 @@
-"""What came of a replay, as public JSON: a Summary, the plan, how well it was kept, and by whom.
+"""Result of a replay as public JSON: Summary, plan, timeliness, and the senders.
 
 Names that a Summary has are its own (design: "Public contract"). Beside them: `plan` (all that makes the load
 again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `quantiles` (what a distribution
@@ -244,6 +244,7 @@ def result_of(
     clock: str,
     anchor: WallAnchor,
     beside: Mapping[str, object],
+    percentiles: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the result as public JSON.
 
@@ -253,6 +254,7 @@ def result_of(
         clock: source of timestamps: `kernel` or `mono`.
         anchor: converts times to dates.
         beside: further parts by name.
+        percentiles: further ones of each metric, by name.
     """
     tally = outcome.tally
     seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
@@ -260,7 +262,8 @@ def result_of(
         "name": "replay", "seconds": seconds,
         "start": _date(anchor, outcome.began_ns), "end": _date(anchor, outcome.ended_ns),
     }  # fmt: skip
-    result = tally.summary.to_dict(window, seconds, "closed" if closed else "open")
+    mode = "closed" if closed else "open"
+    result = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
     planned_ns = array("q") if closed else seen.planned_ns()
     kept = tally.plan_dict()
     result["load"] = {
@@ -276,6 +279,7 @@ def result_of(
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
     result["quantiles"] = _quantiles(tally)
+    result["hdr_histograms"] = tally.summary.hdr_histograms()
     result["timeline"] = timeline_of(
         seen.sent_ns, seen.ended_ns, began_ns=outcome.began_ns, until_ns=outcome.ended_ns,
         planned_ns=planned_ns,
@@ -285,7 +289,9 @@ def result_of(
     result.update(beside)
     found = findings(result)
     valid = not any(finding.invalidates for finding in found)
-    result["verdict"] = {"valid": valid, "findings": [finding.to_dict() for finding in found]}
+    partial = any(finding.partial for finding in found)
+    told = [finding.to_dict() for finding in found]
+    result["verdict"] = {"valid": valid, "partial": partial, "findings": told}
     return result
 
 

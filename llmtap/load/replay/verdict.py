@@ -1,4 +1,4 @@
-"""Whether the figures of a run are valid, checked before they are read.
+"""Decide whether the figures of a run are valid.
 
 A load generator that cannot keep up measures itself. Each finding names figure, limit and remedy; one that
 `invalidates` means that the load was not the requested one. Pure: takes the result as public JSON. The limits
@@ -7,8 +7,10 @@ are ours unless a document is named.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from math import floor
 from typing import Any, Final
 
+from llmtap.metrics.statistics import SHARES
 from llmtap.units import SHARE_OF_MIN, format_share
 
 __all__ = ["LIMITS", "Finding", "findings"]
@@ -36,6 +38,8 @@ the first limit it is a token at the start of a prompt or of the template; beyon
 prefill another load than planned."""
 
 
+CAUTION_SHARE: Final = 0.07
+"""Up to this share of late stamps or requests a finding is a caution: 5 % as a p95 of few values shows it."""
 CPU_SECONDS_MIN: Final = 5.0
 """A shorter run consists mostly of its sender's start."""
 _SERVERS_OWN: Final = frozenset({408, 425, 429})
@@ -51,7 +55,11 @@ class Finding:
     limit: float
     says: str
     invalidates: bool = True
-    """The load was not the requested one."""
+    """The load was not the requested one; otherwise the finding is a caution."""
+    share: float | None = None
+    """Largest share of the requests or exchanges that a stamp or dispatch beyond the limit concerns."""
+    partial: bool = False
+    """The load was only a part of the requested one."""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -59,7 +67,7 @@ class Finding:
 
 def findings(result: Mapping[str, Any]) -> list[Finding]:
     """Return the findings of a result, the most serious first."""
-    rules = (_lost, _silent, _late, _slow, _busy, _unsure, _failed, _apart, _miscounted)
+    rules = (_lost, _left_out, _silent, _late, _slow, _busy, _unsure, _failed, _apart, _miscounted)
     return [finding for rule in rules for finding in rule(result)]
 
 
@@ -75,6 +83,18 @@ def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
             "unread", unread, 0,
             f"the exchanges of {unread:,} of {sum(n):,} requests did not come from the sending processes:"
             " they are in the latencies and outcomes, and not in the lengths, the timeline or a capture",
+        )  # fmt: skip
+
+
+def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
+    plan = result.get("plan") or {}
+    left, rows = plan.get("rows_left_out") or 0, plan.get("rows") or 0
+    if left:
+        yield Finding(
+            "left_out", left / (left + rows), 0,
+            f"{left:,} of the trace's {left + rows:,} rows ({left / (left + rows):.1%}) were left out: they"
+            " have no arrival time, or neither a token count nor a size of the prompt",
+            invalidates=False, partial=True,
         )  # fmt: skip
 
 
@@ -96,10 +116,12 @@ def _late(result: Mapping[str, Any]) -> Iterator[Finding]:
     by_ttft = min(LIMITS["lateness_most"], LIMITS["lateness_of_ttft"] * (ttft or 0))
     limit = max(LIMITS["lateness_p99"], by_ttft)
     if p99 > limit:
+        share = _share_beyond(lateness, limit)
         yield Finding(
             "dispatch_lateness", p99, limit,
-            f"{_slowest(lateness['n'], 'requests')} left late, by {_ms(p99)} or more: the load was not what"
-            " was asked; send from a machine with free CPUs, or with more --processes",
+            f"{_slowest(lateness['n'], 'requests')} left late, by {_ms(p99)} or more, and at most {share:.0%}"
+            f" later than {_ms(limit)}; send from a machine with free CPUs, or with more --processes",
+            invalidates=share > CAUTION_SHARE, share=share,
         )  # fmt: skip
 
 
@@ -139,11 +161,14 @@ def _unsure(result: Mapping[str, Any]) -> Iterator[Finding]:
     name, share = ("tbc", "uncertainty_of_tbc") if kernel else ("ttft", "uncertainty_of_ttft")
     figure = result["metrics"][name]["p50"]
     if figure and p99 > LIMITS[share] * figure:
+        beyond = _share_beyond(uncertainties, LIMITS[share] * figure)
         what = "pieces may have been stamped together" if kernel else "a byte may have waited unstamped"
         yield Finding(
             "uncertainty", p99, LIMITS[share] * figure,
             f"in {_slowest(uncertainties['n'], 'exchanges')} {what} for {_ms(p99)} or more, at a"
-            f" {name.upper()} p50 of {_ms(figure)}: the sender was not given a CPU in time",
+            f" {name.upper()} p50 of {_ms(figure)}, at most {beyond:.0%} beyond the limit: the sender was not"
+            " given a CPU in time",
+            invalidates=beyond > CAUTION_SHARE, share=beyond,
         )  # fmt: skip
 
 
@@ -208,6 +233,17 @@ def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
             " --tokenizer takes the folder of the server's model",
             invalidates=grave,
         )  # fmt: skip
+
+
+def _share_beyond(figures: Mapping[str, Any], limit: float) -> float:
+    """Return the smallest share that is known to hold all values beyond a limit."""
+    last: int = figures["n"] - 1
+    ranks = [
+        floor(last * p)
+        for name, p in SHARES.items()
+        if (value := figures.get(name)) is not None and value <= limit
+    ]
+    return (last - max(ranks, default=-1)) / max(1, last + 1)
 
 
 def _ttft(result: Mapping[str, Any]) -> float | None:

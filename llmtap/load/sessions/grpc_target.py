@@ -2,12 +2,13 @@
 
 gRPC exposes neither sockets nor their timestamps: a message is stamped when it reaches this process, after
 gRPC's own threads, whose delay is not measured. `uncertainty_ns` covers the loop only. T_submit is when gRPC
-accepted the request message on an open connection; T_first is the first message with a token (IETF seed 000,
+accepted the request message on an open connection; T_first is the first message with a token (IETF draft,
 B.1.2).
 """
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -44,18 +45,20 @@ class GrpcTarget:
         url: str,
         *,
         model: str | None = None,
+        ca: str | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
         tenant_header: str | None = None,
         exact_output: bool = False,
         timeout_ns: int = TIMEOUT_NS,
         name: str = "load",
     ) -> None:
-        """Target of `grpc://host:port`. `headers` are sent as metadata and may be secret. `exact_output`:
+        """Target of `grpc://host:port`, or `grpcs://` for TLS. `ca`: PEM file to trust in place of gRPC's own
+        list of CAs. `headers` are sent as metadata and may be secret. `exact_output`:
         request exactly the given number of tokens.
 
         Raises ConfigError naming `--target` or `--header`.
         """
-        address = parse_grpc(url)
+        address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
         self.model = model
         self._tenant_header = None if tenant_header is None else tenant_header.lower()
@@ -64,13 +67,15 @@ class GrpcTarget:
         self._name = name
         self._seq = 0
         self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
-        self._channel = grpc.aio.insecure_channel(
-            address,
-            options=(
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.enable_retries", 0),
-                ("grpc.use_local_subchannel_pool", 1),
-            ),
+        options = (
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),
         )  # fmt: skip
+        if tls:
+            trusted = grpc.ssl_channel_credentials(None if ca is None else Path(ca).read_bytes())
+            self._channel = grpc.aio.secure_channel(address, trusted, options=options)
+        else:
+            self._channel = grpc.aio.insecure_channel(address, options=options)
         # On the wire a call that sends one message is the same whether it might have sent more, and of one
         # that might, gRPC says when it took the message.
         self._call = self._channel.stream_stream(METHOD)
@@ -139,16 +144,16 @@ class GrpcTarget:
         self.lateness.close()
 
 
-def parse_grpc(url: str) -> str:
-    """Return the address of `grpc://host:port`. Raises ConfigError naming `--target`."""
+def parse_grpc(url: str) -> tuple[str, bool]:
+    """Return the address of `grpc://host:port` or `grpcs://`, and whether it is TLS. Raises ConfigError."""
     parts = urlsplit(url)
     try:
         port = parts.port
     except ValueError as exc:
         raise ConfigError("--target", f"{url!r} is no URL: {exc}") from None
-    if parts.scheme != "grpc" or not parts.hostname or port is None or parts.path.strip("/"):
+    if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or port is None or parts.path.strip("/"):
         raise ConfigError("--target", f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
-    return parts.netloc
+    return parts.netloc, parts.scheme == "grpcs"
 
 
 def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:

@@ -25,7 +25,9 @@ from llmtap.workload.prompts.prompt import Prompt
 __all__ = ["Asking", "PromptMaker", "PromptTarget", "Spoken", "check_target", "make_asking", "protocol_of"]
 
 Spoken = Literal["http", "realtime", "grpc"]
-_SCHEMES: Final[Mapping[str, Spoken]] = {"ws": "realtime", "wss": "realtime", "grpc": "grpc"}
+_SCHEMES: Final[Mapping[str, Spoken]] = {
+    "ws": "realtime", "wss": "realtime", "grpc": "grpc", "grpcs": "grpc",
+}  # fmt: skip
 _ID: Final = b"X-Request-Id"
 
 
@@ -216,8 +218,7 @@ def check_target(setup: WorkerSetup) -> bool:
 
             check_fields(headers)
             metadata_of(headers)
-            parse_grpc(setup.url)
-            return False
+            return parse_grpc(setup.url)[1]
 
 
 def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None) -> Asking:
@@ -238,7 +239,7 @@ def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SS
         # Imported only here: 33 ms and 14 MB.
         from llmtap.load.sessions.grpc_target import GrpcTarget
 
-        target = GrpcTarget(setup.url, **common)
+        target = GrpcTarget(setup.url, ca=setup.ca, **common)
     return Asking(
         loop, target, name=options.name, tenant_header=setup.tenant_header,
         connect_timeout_ns=options.connect_timeout,

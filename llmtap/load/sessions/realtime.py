@@ -2,7 +2,7 @@
 
 Long because target and session are one subject. A request is one message,
 `response.create` with its own input and outside any conversation, so that sessions can be reused. Its last
-byte is T_submit (IETF seed 000, B.1.1); connecting and upgrading come before and count only as dispatch
+byte is T_submit (IETF draft, B.1.1); connecting and upgrading come before and count only as dispatch
 lateness. Received data goes to the tap's Observer first, then it is parsed here for the end of the answer and
 for pings. Sessions are kept by tenant, because a header of the upgrade names the tenant.
 """

@@ -81,7 +81,7 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     )  # fmt: skip
     rows = _column(script.rows)
     schedule = Schedule(requests, rows, setup.slots)
-    tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None)
+    tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None, setup.reader)
     tally.planned = len(rows)
     realtime = setup.priority and _real_time()
     commands = _Commands(commands_fd)

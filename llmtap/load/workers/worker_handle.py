@@ -21,6 +21,8 @@ from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import SenderOptions
 from llmtap.load.run import StopErrors
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.units import NEVER, encode_special, to_seconds
 
 __all__ = [
@@ -56,6 +58,7 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     """Open loop: skip and count a due request with so many in flight."""
     stop_errors: StopErrors | None = None
     slo: str | None = None
+    reader: Benefit = DEFAULT_BENEFIT
     priority: bool = False
 
 

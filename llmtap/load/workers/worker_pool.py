@@ -253,7 +253,7 @@ class WorkerPool:
 
     def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
         setup = self._setup
-        tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None)
+        tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None, setup.reader)
         out = LoadResult(tally, began_ns, began_ns, stopped=self._why)
         for member, rows, report in zip(self._members, self._hands, reports, strict=True):
             match report:

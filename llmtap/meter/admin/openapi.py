@@ -1,4 +1,4 @@
-"""The admin API described for machines: `/api/v1/openapi.json`, made of one table.
+"""OpenAPI description of the admin API (`/api/v1/openapi.json`), from one table of routes.
 
 Source: OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
 """
@@ -93,11 +93,14 @@ ROUTES: Final = (
     ),
     ApiRoute(
         path="/readyz", name="readiness", text="A relay is connected and spoke lately.",
-        answers={"text/plain": TEXT}, errors={503: "No relay speaks to the meter."}, probe=True,
+        answers={"text/plain": TEXT}, probe=True,
+        errors={503: "No relay speaks to the meter, or the upstream that it needs is away."},
     ),
     ApiRoute(
         path="/metrics", name="metrics", text="The Prometheus exposition, as Accept asks for it.",
-        answers={"text/plain": TEXT, "application/openmetrics-text": TEXT},
+        answers={
+            "text/plain": TEXT, "application/openmetrics-text": TEXT, "application/vnd.google.protobuf": TEXT,
+        },
     ),
     ApiRoute(
         path="/api/v1/summary", name="summary", text="Every figure of a window.",
@@ -106,6 +109,14 @@ ROUTES: Final = (
             Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}),
             Parameter("by", f"some of {', '.join(BY)}; all but series where not given; or none"),
             _CERTAIN,
+        ),
+    ),
+    ApiRoute(
+        path="/api/v1/histograms", name="histograms",
+        text="The latencies of each tenant, model, arm and class in HdrHistogram's V2 encoding.",
+        answers={JSON: reference("Histograms")}, errors=_BAD_QUERY,
+        query=(
+            Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}), _CERTAIN,
         ),
     ),
     ApiRoute(
@@ -126,6 +137,15 @@ ROUTES: Final = (
             _CERTAIN,
             *_FILTERS,
         ),
+    ),
+    ApiRoute(
+        path="/api/v1/capture/flush", method="post", name="flushCapture",
+        text=(
+            "Makes Parquet files of the exchanges captured so far. Answers with the state of the capture;"
+            " where `waiting` or `files_waiting` is not 0, the place does not take files now."
+        ),
+        answers={JSON: {"type": "object"}},
+        errors={409: "Nothing is captured.", 415: "The body is a form."},
     ),
     ApiRoute(
         path="/api/v1/streams", name="streams", text="The exchanges under way, newest first.",

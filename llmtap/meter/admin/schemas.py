@@ -1,4 +1,4 @@
-"""What the admin API answers, as JSON Schema (2020-12): the names of design.md, "Public contract".
+"""JSON Schemas (2020-12) of the answers of the admin API.
 
 Durations are seconds. Objects may gain names in later versions; none listed here goes away.
 """
@@ -157,7 +157,7 @@ _STREAM: Final = _object(
         "age": _about("Seconds since arrival.", NUMBER),
         "ttft": _about("As of a finished exchange, from submit; null before the first token.", _MAYBE),
         "events": COUNT,
-        "tokens": _about("As far as the events tell; a chunk counts as one where they do not.", COUNT),
+        "tokens": _about("From the events; a chunk without a count is one token.", COUNT),
         "since_last": _about("Seconds since the last event with output; null before the first.", _MAYBE),
         "timeline": _about(
             "Events with output within the window, as seconds since arrival and tokens. More than 200 become"
@@ -196,9 +196,9 @@ _GUARDRAIL: Final = _object(
 _SERVER_TIME: Final = _object(
     {
         "name": TEXT, "ms": NUMBER, "where": TEXT, "unit": _about("On the wire.", TEXT),
-        "path": _MAYBE_TEXT, "event": _about("Index of the event that told it.", COUNT),
+        "path": _MAYBE_TEXT, "event": _about("Index of the event that reported it.", COUNT),
     },
-    "A duration that the server told of its own work.",
+    "A duration that the server reported about its own work.",
     optional=("path", "event"),
 )  # fmt: skip
 
@@ -238,7 +238,7 @@ _SUMMARY: Final[dict[str, Schema]] = {
     "tokens": _object(
         {
             **dict.fromkeys(("input", "output", "reasoning", "cached"), _MAYBE_COUNT),
-            "output_per_second": _MAYBE,
+            "input_per_second": _MAYBE, "output_per_second": _MAYBE,
             "source": _map(COUNT),
             "cancelled": _MAYBE_COUNT,
             "after_cancel": _MAYBE_COUNT,
@@ -272,7 +272,10 @@ _SUMMARY: Final[dict[str, Schema]] = {
     "clock_disagreement": _map(reference("Statistics"), "Ours minus the server's, by duration."),
     "refusals": _object({"n": COUNT, "share": _MAYBE, "kinds": _map(COUNT)}),
     "cost": _or_null(_ANYTHING),
-    "uncertainty": _about("Worst event-loop lag of the relays.", _MAYBE),
+    "uncertainties": _about(
+        "Of each exchange: the longest time a byte may have waited unread.", reference("Statistics")
+    ),
+    "uncertainty": _about("The worst of them, and of the relays' event-loop lag.", _MAYBE),
 }  # fmt: skip
 
 _LIVE_SUMMARY: Final = _object(
@@ -307,6 +310,7 @@ _RELAY_STATUS: Final[dict[str, Schema]] = {
         COUNT,
     ),
     "dropped": _map(COUNT, "Exchanges that were not measured, by reason."),
+    "skipped": _map(COUNT, "Requests that are not inference, by rule of `relay.skip`; not among `opened`."),
     "refused": _map(COUNT, "Connections and requests that were refused, by limit."),
     "cpu": _about("CPU time in seconds.", NUMBER),
     "lag_max": _about("Worst event-loop lag since its last status, in seconds.", NUMBER),
@@ -328,6 +332,22 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Refusal": _REFUSAL,
     "Guardrail": _GUARDRAIL,
     "ServerTime": _SERVER_TIME,
+    "Histograms": _object(
+        {
+            "window": _object({"name": TEXT, "seconds": NUMBER, "start": DATE, "end": DATE}),
+            "unit": TEXT, "encoding": TEXT,
+            "series": _list(
+                _object(
+                    {
+                        **dict.fromkeys(("tenant", "model", "arm", "class"), _MAYBE_TEXT),
+                        "n": COUNT,
+                        "histograms": _map(TEXT, "By metric; those without values are omitted."),
+                    }
+                )
+            ),
+        },
+        "Histograms of latencies that other tools can merge.",
+    ),
     "Exchanges": _object(
         {
             "exchanges": _list(reference("Exchange")),
@@ -357,6 +377,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Summary": _object(
         {
             **_SUMMARY,
+            "not_inference": _about("Requests that were forwarded and not measured (`relay.skip`).", COUNT),
             "uncertain": _object(
                 {"n": COUNT, "included": FLAG, "limit": _about("`meter.uncertainty_limit`.", NUMBER)},
                 "Exchanges whose stamps are too wide.",
@@ -373,6 +394,10 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "relays": _map(reference("Relay"), "Each relay of itself."),
             "meter": _object({"version": TEXT, **_IMPLEMENTATION}, "The meter that answers."),
             "meter_errors": _map(COUNT, "What could not be measured, by kind."),
+            "upstream": _about(
+                "The upstream's own load by its /metrics; null where it is not read.",
+                _or_null(_object({"values": _map(NUMBER), "failures": COUNT, "problem": _MAYBE_TEXT})),
+            ),
             "capture": _about("What is kept, dropped and waiting; null without one.", _or_null(_ANYTHING)),
         }
     ),
@@ -411,6 +436,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "SloWindow": _object(
         {
+            "seconds": _about("Measured time: less than the window while the meter is younger.", NUMBER),
             "counted": COUNT, "good": COUNT, "attainment": _MAYBE, "burn_rate": _MAYBE, "marks": _list(TEXT),
         }
     ),
@@ -423,13 +449,15 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "state": {"type": "string", "enum": ["none", "off", "running", "ended"]},
             "name": TEXT, "enabled": FLAG, "switched_by": TEXT, "since": _MAYBE_TEXT, "until": _MAYBE_TEXT,
             "unit": TEXT, "aa": FLAG, "control": TEXT, "key_fingerprint": TEXT, "alpha": NUMBER,
+            "covariate": TEXT, "stop_worse": _list(TEXT), "stopped": _ANYTHING,
             "arms": _map(_ANYTHING), "differences": _map(_ANYTHING), "comparisons": COUNT,
             "findings": _list(_ANYTHING), "sample_ratio": _ANYTHING, "disclosure": _ANYTHING,
         },
-        "With `state` none nothing else is there.",
+        "With `state` none there are no other fields.",
         optional=(
             "name", "enabled", "switched_by", "since", "until", "unit", "aa", "control", "key_fingerprint",
-            "alpha", "arms", "differences", "comparisons", "findings", "sample_ratio", "disclosure",
+            "alpha", "covariate", "stop_worse", "stopped", "arms", "differences", "comparisons", "findings",
+            "sample_ratio", "disclosure",
         ),
     ),
     "Error": _object(

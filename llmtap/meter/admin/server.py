@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import ssl
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -21,7 +22,7 @@ from llmtap.errors import ConfigError
 from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.admin.openapi import add_openapi_route
 from llmtap.meter.admin.page import PATHS, add_dashboard
-from llmtap.meter.admin.views import metrics_of, summary_of
+from llmtap.meter.admin.views import histograms_of, metrics_of, summary_of
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import WINDOWS, MeterOptions, is_loopback
 from llmtap.meter.pipeline import recent_exchanges as kept
@@ -101,6 +102,12 @@ def _is_loopback(host: str) -> bool:
 
 BODY_BYTES_MAX: Final = 4_096
 
+FLUSH_S: Final = 30.0
+"""A store that is away must not hold a request for ever."""
+FLUSH_STEP_S: Final = 0.02
+_FORMS: Final = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
+"""A page of another origin can send these without asking the server first."""
+
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -159,7 +166,9 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_get("/readyz", api.readyz)
     app.router.add_get("/metrics", api.metrics)
     app.router.add_get("/api/v1/summary", api.summary)
+    app.router.add_get("/api/v1/histograms", api.histograms)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
+    app.router.add_post("/api/v1/capture/flush", api.flush)
     LiveFeed(pipeline).add_to(app)
     pipeline.streams.add_to(app)
     add_dashboard(app)
@@ -181,7 +190,8 @@ class _Admin:
         """A relay is connected and spoke lately: what passes now is measured."""
         if self._pipeline.relays.ready(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
-        return web.Response(status=503, text="no relay speaks to the meter\n")
+        reason = "no relay speaks to the meter, or the upstream that it needs is away\n"
+        return web.Response(status=503, text=reason)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The Prometheus exposition, as text or OpenMetrics, whichever is asked for."""
@@ -210,12 +220,36 @@ class _Admin:
         work = summary_of(self._pipeline, window, by, certain=certain)
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
 
+    async def histograms(self, request: web.Request) -> web.Response:
+        """The latencies of each series in `?window=` as HdrHistograms; `?certain=1` as for the summary."""
+        fields = read_fields(request.query.items())
+        window = _window(fields.pop("window", self._pipeline.options.window_name))
+        certain = kept.read_flag("certain", fields.pop("certain", "0"))
+        for field in fields:
+            raise BadQuery(field, "no such field; known: window, certain")
+        work = histograms_of(self._pipeline, window, certain=certain)
+        return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
+
     async def exchanges(self, request: web.Request) -> web.Response:
         """The newest exchanges that match, newest first."""
         query = Query.parse(read_fields(request.query.items()))
         async with self._exchanges_lock:  # one answer is encoded at a time
             found = self._pipeline.recent.find(query)
             return _json(await asyncio.to_thread(self._pipeline.recent.to_json, found, query))
+
+    async def flush(self, request: web.Request) -> web.Response:
+        """Make files of the exchanges captured so far; wait FLUSH_S for them at most."""
+        if request.content_type in _FORMS:
+            raise web.HTTPUnsupportedMediaType(reason="expected a POST without a body")
+        recorder = self._pipeline.recorder
+        if recorder is None:
+            raise web.HTTPConflict(reason="nothing is captured: set capture.to")
+        recorder.flush()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                while recorder.flushing:
+                    await asyncio.sleep(FLUSH_STEP_S)
+        return _json(msgspec.json.encode(recorder.state().to_dict()))
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

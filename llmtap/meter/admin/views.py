@@ -1,4 +1,4 @@
-"""What the admin port shows of the meter: copies taken on its loop, rendered in worker threads."""
+"""Views of the meter for the admin port: copied on its loop, rendered in worker threads."""
 
 import resource
 from collections.abc import Callable, Collection, Sequence
@@ -11,11 +11,21 @@ from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.memory import resident_bytes
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.windows import BY_DEFAULT
+from llmtap.meter.pipeline.windows import BY_DEFAULT, names_of
 from llmtap.meter.relays import RelayState
 from llmtap.meter.slo import FrozenSlos
+from llmtap.meter.upstream import UpstreamLoad
 
-__all__ = ["capture_values", "exporter_values", "lag_cells", "metrics_of", "relay_values", "summary_of"]
+__all__ = [
+    "capture_values",
+    "exporter_values",
+    "histograms_of",
+    "lag_cells",
+    "metrics_of",
+    "relay_values",
+    "summary_of",
+    "upstream_values",
+]
 
 
 _RELAY_COUNTERS: Final = {
@@ -29,6 +39,12 @@ _RELAY_GAUGES: Final = {
     "relay_rss_bytes": "rss_bytes",
 }  # fmt: skip
 """Metrics, and the fields of a status that they show."""
+_UPSTREAM: Final = {
+    "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
+    "upstream_kv_cache_usage_ratio": "kv_use", "upstream_preemptions": "preemptions",
+    "upstream_input_tokens": "prompt_tokens", "upstream_output_tokens": "generation_tokens",
+}  # fmt: skip
+"""Metrics, and the names of `net/server_metrics.py`."""
 Values = dict[str, Value]
 
 
@@ -53,6 +69,7 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
             name: r.goodput_rps for name, r in rates.items() if r.goodput_rps is not None
         },
         "window_uncertainty_seconds": {name: r.lag_ns / 1e9 for name, r in rates.items()},
+        **upstream_values(p.upstream),
         **relay_values(relays),
         **_slo_values(p.slos.freeze()),
         **exporter_values([exporter() for exporter in p.exporters]),
@@ -60,9 +77,17 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
     }
     smooth = (
         f"Sum of output tokens - {p.benefit.alpha:g} x user idle latency, {p.benefit.f_text},"
-        f" of a reader of {p.benefit.speed:g} tokens/s, per second"
+        f" of a reader of {p.benefit.speed:g} tokens/s with token i due at {p.benefit.due_text}, per second"
     )
     return p.exposition.freeze(values, lag_cells(relays), {"smooth_goodput_tokens_per_second": smooth})
+
+
+def upstream_values(upstream: UpstreamLoad | None) -> Values:
+    """Return the metrics of the upstream; none where it is not scraped, or did not say."""
+    if upstream is None:
+        return {}
+    said = {metric: upstream.values[name] for metric, name in _UPSTREAM.items() if name in upstream.values}
+    return {**said, "upstream_scrape_failures": upstream.failures}
 
 
 def relay_values(relays: Sequence[RelayState]) -> Values:
@@ -93,6 +118,9 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
         "relay_info": {(r.name, r.implementation): 1 for r in relays if r.connected and r.implementation},
         "tap_dropped_exchanges": dropped | {(r.name, "relay_lost"): r.lost for r in relays if r.lost},
         "relay_refused": {(name, limit): n for name, s in said.items() for limit, n in s.refused.items()},
+        "relay_skipped_requests": {
+            (name, rule): n for name, s in said.items() for rule, n in s.skipped.items()
+        },
         "relay_bytes": {
             (name, way): n
             for name, s in said.items()
@@ -165,6 +193,25 @@ def capture_values(state: CaptureState | None) -> Values:
     }
 
 
+def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callable[[], dict[str, object]]:
+    """The histograms of each series of a window, as work for any thread."""
+    frozen = p.windows.freeze(window)
+
+    def work() -> dict[str, object]:
+        series = [
+            {**names_of(who), "n": summary.n, "histograms": summary.hdr_histograms()}
+            for who, summary in frozen.series(certain=certain)
+        ]
+        return {
+            "window": {
+                "name": frozen.name, "seconds": frozen.seconds, "start": frozen.start, "end": frozen.end,
+            },
+            "unit": "ns", "encoding": "HdrHistogram V2, compressed, base64", "series": series,
+        }  # fmt: skip
+
+    return work
+
+
 def summary_of(
     p: ExchangePipeline,
     window: str | None = None,
@@ -184,6 +231,7 @@ def summary_of(
     relays = p.relays.to_dict(p.clock.mono_ns())
     errors = dict(p.errors)
     capture = None if p.recorder is None else p.recorder.state().to_dict()
+    upstream = None if p.upstream is None else p.upstream.to_dict()
 
     def work() -> dict[str, object]:
         out = frozen.to_dict(by, certain=certain, price=p.price)
@@ -193,6 +241,7 @@ def summary_of(
             "relays": relays,
             "meter_errors": errors,
             "capture": capture,
+            "upstream": upstream,
             "meter": {
                 "version": __version__,
                 "implementation": native.NAME,

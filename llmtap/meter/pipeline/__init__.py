@@ -1,1 +1,1 @@
-"""From frames to windows, capture, exports and live views."""
+"""From frames to windows, captures, exports and live views."""

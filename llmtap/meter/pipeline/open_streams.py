@@ -1,4 +1,4 @@
-"""`/api/v1/streams`: the exchanges under way, the newest first, as far as they are known.
+"""`/api/v1/streams`: the running exchanges, newest first.
 
 Nothing is kept for it. Who asks makes the meter copy, a few streams at a time, what the observers hold
 anyway; thinning and JSON are a worker thread's. Frames come every 10 ms (`channel/channel.py`), so
@@ -72,7 +72,8 @@ class StreamsQuery:
         observer, arm = found
         x = observer.exchange
         return (
-            (self.id is None or x.id == self.id)
+            x.call is None
+            and (self.id is None or x.id == self.id)
             and (self.tenant is None or x.tenant == self.tenant)
             and (self.model is None or x.model == self.model)
             and (self.arm is None or arm == self.arm)

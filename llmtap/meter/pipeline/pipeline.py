@@ -25,6 +25,7 @@ from llmtap.meter.pipeline.windows import Windows
 from llmtap.meter.relays import RelayBook
 from llmtap.meter.slo import SloBook
 from llmtap.meter.tenants import Labels, Tenants
+from llmtap.meter.upstream import UpstreamLoad
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured, measure
 from llmtap.metrics.slo import SloOptions
@@ -76,10 +77,15 @@ class ExchangePipeline:
         self.slos = SloBook(slos or {}, clock)
         reserved = [*tenants.names.values(), *self.slos.tenants]
         self.labels = Labels(tenants.max, options.models_max, options.series_max, reserved)
-        self.windows = Windows(clock, {name: slo.objectives for name, slo in self.slos.classes.items()})
-        bounds = [bound for slo in self.slos.classes.values() for bound in slo.objectives.bounds]
-        self.exposition = Exposition(__version__, bounds)
-        self.recent = RecentExchanges(options.exchanges_kept, benefit=self.benefit)
+        objectives = {name: slo.objectives for name, slo in self.slos.classes.items()}
+        self.windows = Windows(clock, objectives)
+        self.exposition = Exposition(
+            __version__, objectives, options.buckets, native=options.native_histograms
+        )
+        self._readers = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
+        url = options.upstream_metrics
+        self.upstream = None if url is None else UpstreamLoad(url)
+        self.recent = RecentExchanges(options.exchanges_kept)
         self.experiments = Experiments(experiment, clock)
         self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent]
         if experiment is not None:
@@ -111,11 +117,14 @@ class ExchangePipeline:
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer:
         """Return the observer of an exchange that began now."""
-        return Observer(
+        observer = Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
             self.tenants.identify, self._patterns, self._count_tokens,
             None if self.recorder is None else self.recorder.hear, self._bodies,
         )  # fmt: skip
+        if observer.exchange.call is not None:
+            self.windows.opened(-1)
+        return observer
 
     def opened(self) -> None:
         """An exchange began."""
@@ -131,16 +140,21 @@ class ExchangePipeline:
         self.live -= 1
         pause = self.turns.pause  # all this takes as long as a dozen frames
         pause()
-        m = measure(x, self.benefit)
+        slo = self.slos.of(x.tenant)
+        m = measure(x, self.benefit if slo is None else self._readers.get(slo.name, self.benefit))
         pause()
         if not self.options.request_objectives:
             x.slo_ttft_ns = x.slo_tpot_ns = None
         for kind, n in (x.invalid_values or {}).items():
             self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
-        slo = self.slos.of(x.tenant)
         # Clients without a valid key could otherwise use up all the names.
         x.tenant = self.labels.tenant(x.tenant, trusted=x.status != UNAUTHORIZED)
+        if x.call is not None:
+            self.exposition.called(x, m)
+            if self.recorder is not None:
+                self.recorder.leave_out("mcp")
+            return
         tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm)
         met = self.slos.judge(x, m, slo, tenant)
         key = SeriesKey(tenant, model, arm, "" if slo is None else slo.name, x.uncertain)
@@ -157,9 +171,10 @@ class ExchangePipeline:
 
     def status(self, relay: str, status: RelayStatus) -> None:
         """A relay reported its counts."""
-        self.relays.say(relay, status, self.clock.mono_ns())
+        skipped = self.relays.say(relay, status, self.clock.mono_ns())
         if self.relays.is_elsewhere(relay):
             return  # counted here, measured and kept there
+        self.windows.skipped(skipped)
         self.windows.lagged(status.lag_ns_max)
         if self.recorder is not None:
             self.recorder.relay_said(

@@ -1,4 +1,4 @@
-"""The meter's end of the tap: a local socket on which relays deliver batches of frames.
+"""Meter's end of the channel: a local socket on which relays deliver batches of frames.
 
 Each connection is one relay, and says so in its first frame. A batch is acknowledged when everything in
 it has been accounted; what a dying meter had not acknowledged, the relay counts as not measured. Where a

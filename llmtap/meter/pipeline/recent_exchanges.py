@@ -1,4 +1,4 @@
-"""The newest exchanges, kept whole in memory for whoever asks: bounded by number and by bytes."""
+"""The newest exchanges in memory, bounded by number and by bytes."""
 
 import re
 from collections import deque
@@ -12,7 +12,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, chunking_of, measure
+from llmtap.metrics.latency import Measured, chunking_of, measure
 from llmtap.units import shown
 
 __all__ = [
@@ -166,14 +166,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 class RecentExchanges:
     """A ring of exchanges in the order in which they ended."""
 
-    def __init__(
-        self, exchanges_max: int, bytes_max: int = BYTES_MAX, *, benefit: Benefit = DEFAULT_BENEFIT
-    ) -> None:
-        self._ring: deque[tuple[int, int, Exchange]] = deque()
-        """Number, weight when it was added, and exchange."""
+    def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX) -> None:
+        self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
+        """Number, weight when it was added, exchange, and the reader that it was measured for."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
-        self._benefit = benefit
         self.weight_bytes = 0
         """Of all that are kept."""
         self._next = 1
@@ -185,36 +182,36 @@ class RecentExchanges:
         """Keep an exchange, and drop the oldest that no longer fit."""
         ring = self._ring
         weight = weight_bytes(x)
-        ring.append((self._next, weight, x))
+        ring.append((self._next, weight, x, m.benefit))
         self._next += 1
         self.weight_bytes += weight
         while len(ring) > self._exchanges_max or (self.weight_bytes > self._bytes_max and ring):
             self.weight_bytes -= ring.popleft()[1]
 
-    def find(self, query: Query) -> list[tuple[int, Exchange]]:
-        """The newest exchanges that match, with their numbers; one above the limit where there are more."""
-        found: list[tuple[int, Exchange]] = []
-        for number, _, x in reversed(self._ring):
+    def find(self, query: Query) -> list[tuple[int, Exchange, Benefit]]:
+        """The newest exchanges that match, with number and reader; one above the limit if there are more."""
+        found: list[tuple[int, Exchange, Benefit]] = []
+        for number, _, x, reader in reversed(self._ring):
             if (query.before is not None and number >= query.before) or not query.matches(x):
                 continue
-            found.append((number, x))
+            found.append((number, x, reader))
             if len(found) > query.limit:
                 break
         return found
 
-    def to_json(self, found: Sequence[tuple[int, Exchange]], query: Query) -> bytes:
+    def to_json(self, found: Sequence[tuple[int, Exchange, Benefit]], query: Query) -> bytes:
         """The answer of `/api/v1/exchanges`: as much of `found` as its limit and PAGE_BYTES_MAX allow.
 
         Finished exchanges do not change: any thread may do this.
         """
         out: list[bytes] = []
         size, cursor = 0, None
-        for i, (number, x) in enumerate(found):
+        for i, (number, x, reader) in enumerate(found):
             if i == query.limit or size >= PAGE_BYTES_MAX:
                 cursor = str(found[i - 1][0])
                 break
             start = query.events_start if query.before == number + 1 else 0
-            about = x.to_dict(measure(x, self._benefit).metrics(), chunking_of(x))
+            about = x.to_dict(measure(x, reader).metrics(), chunking_of(x))
             if start:
                 about["events_start"] = start
             if not query.events:

@@ -152,6 +152,7 @@ class Recorder:
         self._batch_rows = 0
         self._kept = 0
         self._dropped: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
         self._unshaped = 0  # counted by the loop
         self._cut = 0  # prompts with too many parts, counted by the thread
         self._errors: dict[str, int] = {}
@@ -165,6 +166,8 @@ class Recorder:
         self._open_at_ns = 0
         self._waits = waits
         self._gives_way = False
+        self._flush_asked = 0  # counted by the loop
+        self._flush_done = 0  # counted by the thread
         self._aside: Path | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -197,6 +200,10 @@ class Recorder:
             return
         self._taken_bytes += n_bytes
         self._inbox.append((x, None, b"", n_bytes))
+
+    def leave_out(self, reason: str) -> None:
+        """Count an exchange that is no model traffic: readers know then that its row is not missing."""
+        self._left_out[reason] = self._left_out.get(reason, 0) + 1
 
     def relay_said(
         self, relay: str, opened: int, dropped: dict[str, int], unsettled: int,
@@ -258,6 +265,15 @@ class Recorder:
         self._info = msgspec.structs.replace(self._info, config=config)
         self._store.info = self._info
 
+    def flush(self) -> None:
+        """Make files of all exchanges that have ended, without waiting for `capture.rotate_every`."""
+        self._flush_asked += 1
+
+    @property
+    def flushing(self) -> bool:
+        """Whether a file that was asked for is still to come."""
+        return self._flush_done < self._flush_asked or self._store.state().files_waiting > 0
+
     def give_way(self) -> None:
         """Leave the folder to another recorder of the capture; write what still ends beside it."""
         self._gives_way = True
@@ -300,10 +316,12 @@ class Recorder:
         self._turn(last=True)
 
     def _turn(self, *, last: bool = False) -> None:
+        asked = self._flush_asked
+        flush = asked > self._flush_done
         try:
             self._digest()
             due_ns = self._oldest_ns + self._options.flush
-            if self._rows and (last or self._clock.mono_ns() >= due_ns):
+            if self._rows and (last or flush or self._clock.mono_ns() >= due_ns):
                 self._encode()
             if self._gives_way:
                 self._step_aside()
@@ -312,6 +330,9 @@ class Recorder:
                 if last:
                     self._give_up()
                     self._store.append(self._nothing, self._ledger(closed=self._whole))
+                if flush:
+                    self._store.rotate()
+                    self._flush_done = asked
                 self._store.tick()
         except Exception as error:  # capture may fail, measuring may not
             self._failed(error)
@@ -443,7 +464,7 @@ class Recorder:
 
     def _ledger(self, *, closed: bool = False) -> CaptureLedger:
         # The store adds what it deletes.
-        return CaptureLedger(self._relays, dict(self._dropped), self._meter, closed)
+        return CaptureLedger(self._relays, {**self._dropped, **self._left_out}, self._meter, closed)
 
     def _failed(self, error: BaseException) -> None:
         kind = type(error).__name__

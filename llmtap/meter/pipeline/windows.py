@@ -34,6 +34,7 @@ __all__ = [
     "SliceLevel",
     "Slices",
     "Windows",
+    "names_of",
     "window_name",
 ]
 
@@ -228,8 +229,9 @@ class _Tile:
     """What one slice holds."""
 
     opened: int = 0
-    """Exchanges begun, and below how late the relays ran: what belongs to no series."""
+    """Exchanges begun, and below how late the relays ran and what they skipped: what belongs to no series."""
     lag_ns: int = 0
+    skipped: int = 0
     n: int = 0
     uncertain: int = 0
     benefit: float = 0.0
@@ -241,6 +243,7 @@ class _Tile:
     def add_sums(self, other: "_Tile") -> None:
         self.opened += other.opened
         self.lag_ns = max(self.lag_ns, other.lag_ns)
+        self.skipped += other.skipped
         self.n += other.n
         self.uncertain += other.uncertain
         self.benefit += other.benefit
@@ -295,9 +298,13 @@ class Windows:
             tile.met += met
         self._tidy(TIDY_EACH)
 
-    def opened(self) -> None:
-        """An exchange began just now."""
-        self._slices.current(self._clock.mono_ns()).opened += 1
+    def opened(self, n: int = 1) -> None:
+        """Exchanges began just now; -1 takes one back that is no model traffic."""
+        self._slices.current(self._clock.mono_ns()).opened += n
+
+    def skipped(self, n: int) -> None:
+        """Count requests that were not inference."""
+        self._slices.current(self._clock.mono_ns()).skipped += n
 
     def lagged(self, lag_ns: int) -> None:
         """A relay's event loop ran this late."""
@@ -401,18 +408,15 @@ class FrozenWindow:
         tenants: dict[str, object] = {}
         series: list[dict[str, object]] = []
         # Tenant by tenant, each told and forgotten: all of them opened at once would be a gigabyte.
-        for tenant, found in groupby(self._series(certain=certain), lambda one: one[0].tenant):
+        for tenant, found in groupby(self.series(certain=certain), lambda one: one[0].tenant):
             of_tenant = Summary()
-            for who, parts in found:
-                summary = Summary()
-                for part in parts:
-                    _add(summary, part)
+            for who, summary in found:
                 of_tenant.merge(summary)
                 for label, group in groups.items():
                     if name := getattr(who, _FEW[label]):
                         group[name].merge(summary)
                 if "series" in by:
-                    series.append(_named(who) | told(summary))
+                    series.append(names_of(who) | told(summary))
             total.merge(of_tenant)
             if "tenant" in by and tenant:
                 tenants[tenant] = told(of_tenant)
@@ -420,13 +424,14 @@ class FrozenWindow:
         for label, group in groups.items():
             labels[label] = {name: told(summary) for name, summary in sorted(group.items())}
         out = total.to_dict(window, self.seconds, by=labels, price=price)
+        out["not_inference"] = sums.skipped
         out["uncertain"] = {"n": sums.uncertain, "included": not certain}
         if "series" in by:
             out["by"] = {**labels, "series": series}
         return out
 
-    def _series(self, *, certain: bool) -> list[tuple[SeriesKey, list[Summary | bytes]]]:
-        """The parts of each series, in the order of their labels."""
+    def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
+        """Each series, in the order of their labels."""
         found: dict[SeriesKey, list[Summary | bytes]] = {}
         for tile in self.tiles:
             for who, part in tile.parts.items():
@@ -435,7 +440,11 @@ class FrozenWindow:
                         continue
                     who = who._replace(uncertain=False)
                 found.setdefault(who, []).append(part)
-        return sorted(found.items(), key=itemgetter(0))
+        for who, parts in sorted(found.items(), key=itemgetter(0)):
+            summary = Summary()
+            for part in parts:
+                _add(summary, part)
+            yield who, summary
 
 
 def window_name(text: str) -> str | None:
@@ -449,7 +458,8 @@ def window_name(text: str) -> str | None:
     return next((name for name, window_ns in WINDOWS.items() if window_ns == length_ns), None)
 
 
-def _named(who: SeriesKey) -> dict[str, object]:
+def names_of(who: SeriesKey) -> dict[str, object]:
+    """The labels of a series, as in public JSON."""
     return {"tenant": who.tenant, "model": who.model, "arm": who.arm or None, "class": who.slo or None}
 
 

@@ -1,1 +1,1 @@
-"""One file per dialect: what an event of that stream says. How to add one: ADDING.md."""
+"""Parsers of stream dialects, one file each. ADDING.md describes how to add one."""

@@ -1,9 +1,11 @@
-"""Bedrock's ConverseStream and Converse: events of one message, and whole ones.
+"""Bedrock's ConverseStream and Converse: events of one message, and whole ones; and the texts of InvokeModel.
 
 The messages of `application/vnd.amazon.eventstream` name the event; `protocol/event_stream.py` passes that
-name on. InvokeModelWithResponseStream carries the events of the model's own dialect instead.
+name on. InvokeModelWithResponseStream carries the events of the model's own dialect instead: Nova's are those
+of ConverseStream, each in an object that names it; Titan, Llama and Mistral send texts.
 
-Source: botocore data/bedrock-runtime/2023-09-30 (ConverseStreamOutput, ConverseResponse).
+Source: botocore data/bedrock-runtime/2023-09-30 (ConverseStreamOutput, ConverseResponse);
+docs.aws.amazon.com bedrock userguide, model-parameters-titan-text, -meta, -mistral-text-completion.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +13,13 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.protocol.delta import Delta, EventClass, Verdict
+from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects.native_shapes import (
+    FIRST,
     Fields,
     ObjectReader,
     Piece,
+    add_counts,
     counted,
     failure_in,
     gather,
@@ -23,12 +27,12 @@ from llmtap.protocol.dialects.native_shapes import (
     piece,
     text_of,
 )
-from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, read_json, unknown
+from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, RunningCount, count, read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import INPUT, OUTPUT, of_finish_reason, phase_of_trace
+from llmtap.protocol.verdicts import INPUT, OUTPUT, of_finish_reason, of_guardrail_action, phase_of_trace
 
-__all__ = ["BedrockConverse"]
+__all__ = ["BedrockConverse", "BedrockText"]
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -57,19 +61,23 @@ class BedrockConverse(ObjectReader):
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        if "stopReason" in value and isinstance(value.get("output"), dict):
+        if "messageStart" in value or ("stopReason" in value and isinstance(value.get("output"), dict)):
             return 3
         if path.endswith("/converse-stream"):
             return 4  # its events have no type of their own, and are alone on this path
         return int(path.endswith("/converse"))
 
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        match kind_of(None, event):
+        kind = kind_of(None, event)
+        value = None if kind else read_json(data)
+        if isinstance(value, dict) and (kind := _named(value)):
+            said = self.fields.of(value[kind]) or said
+        match kind:
             case "contentBlockDelta":
                 pieces = list(_block(said.delta, arguments="input"))
-                return piece(*pieces[0]) if len(pieces) == 1 else gather(pieces)
+                return piece(*pieces[0]) if len(pieces) == 1 else gather(pieces, _calling(said.delta))
             case "contentBlockStart":
-                return gather(_block(said.start, arguments=""))
+                return gather(_block(said.start, arguments=""), _calling(said.start))
             case "messageStart":
                 return Delta(EventClass.ROLE)
             case "contentBlockStop":
@@ -98,6 +106,11 @@ class BedrockConverse(ObjectReader):
         return _read_end(said, pieces, reason=said.stop_reason, verdict=verdict)
 
 
+def _named(value: dict[str, Any]) -> str:
+    """Return the name of the event that an object holds; "" if it holds none."""
+    return next((name for name in value if name in _EVENTS), "")
+
+
 def _block(block: Any, *, arguments: str = "input") -> Iterator[Piece]:
     """Yield the output in a block of content, or in a piece of one; tool results and images are none."""
     if not isinstance(block, dict):
@@ -112,6 +125,11 @@ def _block(block: Any, *, arguments: str = "input") -> Iterator[Piece]:
     call = block.get("toolUse")
     if isinstance(call, dict) and (call.get("name") or call.get(arguments)):
         yield EventClass.TOOL_CALL, text_of(call.get(arguments))
+
+
+def _calling(block: Any) -> tuple[EventClass, ...]:
+    """Return the class of a piece of a call, which may be empty: its arguments begin so."""
+    return (EventClass.TOOL_CALL,) if isinstance(block, dict) and "toolUse" in block else ()
 
 
 def _traced(trace: Any) -> Verdict | None:
@@ -135,3 +153,79 @@ def _read_end(
         delta.usage, delta.counts = usage, counts
     delta.server_times = object_times("metrics", said.metrics)
     return delta
+
+
+class _Text(msgspec.Struct, gc=False):
+    output_text: Any = msgspec.field(default=None, name="outputText")
+    completion_reason: Any = msgspec.field(default=None, name="completionReason")
+    input_count: Any = msgspec.field(default=None, name="inputTextTokenCount")
+    output_count: Any = msgspec.field(default=None, name="totalOutputTextTokenCount")
+    results: Any = None
+    generation: Any = None
+    stop_reason: Any = None
+    prompt_token_count: Any = None
+    generation_token_count: Any = None
+    outputs: Any = None
+    guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
+    trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
+    invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
+
+
+_METHODS: Final = ("/invoke", "/invoke-with-response-stream")
+_TEXTS: Final = ("outputText", "generation", "outputs", "results")
+
+
+class BedrockText(ObjectReader):
+    """Reads one answer of a model that sends texts."""
+
+    name = "bedrock.invoke"
+    fields = Fields(_Text)
+
+    __slots__ = ("_input", "_running")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._input: Any = None
+        """Tokens of the prompt, which only the first event counts."""
+        self._running = RunningCount()
+
+    @staticmethod
+    def claim(value: dict[str, Any], path: str) -> int:
+        if path.endswith(_METHODS) and any(name in value for name in _TEXTS):
+            return 4
+        return 2 if "completionReason" in value or "generation_token_count" in value else 0
+
+    def _read(self, said: _Text, data: bytes, event: SseEvent) -> Delta:
+        parts = said.outputs or said.results
+        part = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], dict) else {}
+        if said.output_text is None and said.generation is None and parts is None:
+            return failure_in(read_json(data), event.event)
+        text = text_of(said.output_text or said.generation or part.get("text") or part.get("outputText"))
+        verdict = of_guardrail_action(said.guardrail_action, said.trace)
+        pieces = [(EventClass.CONTENT, text)] if text and verdict is None else []
+        told = (
+            said.completion_reason,
+            said.stop_reason,
+            part.get("stop_reason"),
+            part.get("completionReason"),
+        )
+        reason = next((r for r in told if r), None)
+        delta = gather(pieces, reason=reason, signal="stop_reason", verdict=verdict)
+        added = self._running.step(0, count(said.generation_token_count) or 0)
+        if added:
+            delta.output, delta.choices = True, FIRST
+            delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
+        invoked = said.invocation if isinstance(said.invocation, dict) else {}
+        self._input = said.input_count or said.prompt_token_count or self._input
+        counts = counted(
+            invoked.get("inputTokenCount", self._input),
+            invoked.get("outputTokenCount", said.output_count or said.generation_token_count),
+        )
+        if counts is not None and counts.output:
+            add_counts(delta, counts, invoked)
+        delta.usage_running = reason is None
+        delta.server_times = object_times("amazon-bedrock-invocationMetrics", said.invocation)
+        return delta
+
+    def read_body(self, body: bytes) -> Delta:
+        return self.read_event(SseEvent(0, len(body), body))

@@ -47,12 +47,11 @@ class Gemini(ObjectReader):
     name = "gemini"
     fields = Fields(_Event)
 
-    __slots__ = ("_spoken", "_stopped")
+    __slots__ = ("_spoken",)
 
     def __init__(self) -> None:
         super().__init__()
         self._spoken = False
-        self._stopped = False
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -74,7 +73,7 @@ class Gemini(ObjectReader):
         answers = (a for v in values if (a := self.fields.of(v)) is not None)
         said = [a for a in answers if a.candidates or a.prompt_feedback or a.usage]
         if not said:
-            return failure_in(value[0] if isinstance(value, list) and value else value)
+            return failure_in(value)
         # The elements of a stream that was read as one value.
         lists = [a.candidates for a in said if isinstance(a.candidates, list)]
         whole = _Event(
@@ -103,7 +102,6 @@ class Gemini(ObjectReader):
                 choices.append(index if type(index) is int and 0 <= index < INDEX_MAX else 0)
                 pieces += found
         verdict = of_block_reason(said.prompt_feedback, "promptFeedback")
-        self._stopped |= reason is not None or verdict is not None
         usage = said.usage if isinstance(said.usage, dict) else {}
         counts = counted(*(usage.get(name) for name in _COUNTS))
         beside = [EventClass.USAGE] if counts is not None else []
@@ -119,7 +117,7 @@ class Gemini(ObjectReader):
             verdict=verdict,
         )
         if counts is not None:
-            delta.usage, delta.counts, delta.usage_running = usage, counts, not self._stopped
+            delta.usage, delta.counts = usage, counts  # totals so far: the last one counts
         self._name(delta, said.model)
         return delta
 

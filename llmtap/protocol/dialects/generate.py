@@ -1,4 +1,4 @@
-"""The `/generate` endpoints of SGLang and of TGI, which share a path and nothing else.
+"""The `/generate` endpoints of SGLang and of TGI, which have the same path and different events.
 
 SGLang repeats in each event the whole text so far, and counts its tokens. A server started to stream
 increments sends in each event its own text only: the first text that does not begin with the one before it

@@ -57,10 +57,12 @@ class LlamaCpp(ObjectReader):
     name = "llamacpp.native"
     fields = Fields(_Event)
 
-    __slots__ = ("_predicted",)
+    __slots__ = ("_ids", "_predicted")
 
     def __init__(self) -> None:
         super().__init__()
+        self._ids = False
+        """Its events tell the tokens one by one: the count that runs along has one more at the end."""
         self._predicted = RunningCount()
 
     @staticmethod
@@ -106,16 +108,17 @@ class LlamaCpp(ObjectReader):
         running = said.tokens_predicted
         if running is None and isinstance(said.timings, dict):
             running = said.timings.get("predicted_n")
-        total = count(running)
+        total, runs = count(running), self._predicted.runs(index) and not self._ids
         added = 0 if total is None else self._predicted.step(index, total)
         for found, source in (
             (said.tokens, TokenSource.TOKEN_IDS),
             (said.completion_probabilities, TokenSource.LOGPROBS),
         ):
             if isinstance(found, list) and found:
+                self._ids = True
                 delta.tokens, delta.token_source = len(found), source
                 return
-        if added and delta.output and said.stop is not True:
+        if added and (runs or (delta.output and said.stop is not True)):
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
     def _close(self, said: _Event, delta: Delta) -> None:

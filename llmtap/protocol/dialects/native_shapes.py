@@ -1,5 +1,4 @@
-"""What the dialects whose events are flat JSON objects have in common: lenient decoding, the reading of an
-event, token counts, and the Delta of one piece of output or of several.
+"""Shared code of dialects with flat JSON events: lenient decoding, token counts, Deltas of output.
 
 Source: shared/dialects/dialects.md sections 1, 4 and 5.
 """
@@ -195,8 +194,9 @@ def gather(
         delta.output = True
         delta.choices = choices
         delta.text = "".join(texts.get(first, ()))
-        delta.content = bool(content) and not content.isspace()
-        delta.blank = bool(content) and not delta.content
+        spoken = texts.get(EventClass.CONTENT, ())
+        delta.content = bool(spoken) and ("" in spoken or not content.isspace())  # audio has no text
+        delta.blank = bool(spoken) and not delta.content
         delta.reasoning = EventClass.REASONING in texts
         delta.tool_call = EventClass.TOOL_CALL in texts
         delta.refusal = EventClass.REFUSAL in texts

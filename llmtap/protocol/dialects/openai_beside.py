@@ -1,5 +1,4 @@
-"""The events of OpenAI's two older dialects, as far as they are alike: choices, and what servers and gateways
-put beside them (errors, filters, rails, hooks, durations).
+"""Shared code of OpenAI's two older dialects: choices, errors, filters, rails, hooks and durations.
 
 Fields beside the choices come with events that end something or carry no choice, so they are decoded in a
 second pass.
@@ -46,8 +45,8 @@ from llmtap.protocol.verdicts import (
 )
 
 __all__ = [
-    "BESIDE_NAMES", "Beside", "ChoicesReader", "ChunkFields", "add_beside", "build_chunk", "is_plain",
-    "read_beside", "read_failure",
+    "BESIDE_NAMES", "Beside", "ChoicesReader", "ChunkFields", "add_beside", "build_chunk", "is_alone",
+    "is_plain", "read_beside", "read_failure",
 ]  # fmt: skip
 
 BESIDE_NAMES: Final = (
@@ -129,6 +128,9 @@ class Beside(msgspec.Struct, gc=False):
         """The usage object, and where it stands."""
         if self.usage is None and isinstance(self.x_groq, dict):
             return self.x_groq.get("usage"), "x_groq.usage"
+        if isinstance(self.usage, dict) and isinstance(self.generation_stats, dict):
+            # exo's rates, cache hit and peak memory, which no count of tokens tells.
+            return {**self.usage, "generation_stats": self.generation_stats}, "usage"
         return self.usage, "usage"
 
     def times(self) -> tuple[ServerTime, ...]:
@@ -238,6 +240,9 @@ class ChunkFields(msgspec.Struct, gc=False):
     timings: Any = None
     hook_results: Any = None
     warnings: Any = None
+    x_groq: Any = None
+    guardrails_data: Any = None
+    guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
 
 
 class ChoicesReader:
@@ -273,8 +278,7 @@ class ChoicesReader:
             return Delta(EventClass.KEEPALIVE)
         findings = Findings()
         choices = chunk.choices or ()
-        plain = is_plain(chunk, name) and not (b'"x_groq"' in data or b"guardrailAction" in data)
-        beside = None if plain else read_beside(data)
+        beside = None if is_plain(chunk, name) else read_beside(data)
         if choices:
             self._begin(chunk, data)
             verdict = None if beside is None else beside.replaced()
@@ -291,11 +295,15 @@ class ChoicesReader:
             add_beside(findings, beside, data, name, finished=self._finished)
             usage = beside.counted()[0]
             known = known or beside.known
+            if not known and beside.type == "ping":
+                return Delta(EventClass.KEEPALIVE)
             verdict = findings.delta.verdict
             if findings.railed and verdict is not None and verdict.substituted and is_unused(usage):
                 verdict.kind, verdict.phase = INPUT, "input"  # NeMo: no model was asked
         if findings.delta.finish_reason is not None:
             self._finished = True
+        if usage is None and choices:
+            usage = getattr(choices[0], "usage", None)
         findings.usage(usage, self._running)
         if chunk.timings is not None:
             findings.timings(chunk.timings, self._predicted)
@@ -322,22 +330,30 @@ class ChoicesReader:
 
 
 def is_plain(chunk: Any, name: bytes | None) -> bool:
-    """Return whether nothing can stand beside the choices: there is one, and it goes on."""
+    """Return whether nothing stands beside the choices: there is one, and it goes on."""
     choices = chunk.choices
     return bool(
-        choices
-        and name is None
-        and not choices[0].finish_reason
-        and len(choices) == 1
-        and chunk.error is None
+        choices and name is None and not choices[0].finish_reason and len(choices) == 1 and is_alone(chunk)
+    )
+
+
+def is_alone(chunk: Any) -> bool:
+    """Return whether a chunk has no error and no verdict beside its choices."""
+    return (
+        chunk.error is None
         and chunk.moderation is None
         and chunk.hook_results is None
         and chunk.warnings is None
+        and chunk.x_groq is None
+        and chunk.guardrails_data is None
+        and chunk.guardrail_action is None
     )
 
 
 Built = TypeVar("Built")
-_ALSO: Final = ("error", "moderation", "timings", "hook_results", "warnings")
+_ALSO: Final = tuple(
+    (f.name, f.encode_name) for f in msgspec.structs.fields(ChunkFields) if f.name not in ("model", "usage")
+)
 
 
 def build_chunk(
@@ -362,7 +378,7 @@ def build_chunk(
         ] if isinstance(choices, list) else None,
         model=model if isinstance(model, str) else None,
         usage=usage if isinstance(usage, dict) else None,
-        **{name: get(name) for name in _ALSO},
+        **{name: get(key) for name, key in _ALSO},
     )  # fmt: skip
 
 

@@ -15,7 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, ChoicesReader, ChunkFields, build_chunk
+from llmtap.protocol.dialects.openai_beside import (
+    BESIDE_NAMES,
+    ChoicesReader,
+    ChunkFields,
+    build_chunk,
+    is_alone,
+)
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
@@ -66,6 +72,8 @@ class _Choice(msgspec.Struct, gc=False):
     token_ids: list[int] | None = None
     content_filter_results: msgspec.Raw = NO_RAW
     message: _Delta | None = None
+    usage: Any = None
+    """Moonshot counts here, where a choice ends."""
 
 
 class _Chunk(ChunkFields, gc=False):
@@ -148,15 +156,7 @@ class OpenAIChat(ChoicesReader):
         except BAD_JSON:
             return self._read_json(data, event.event, streamed=True)
         choices = chunk.choices
-        if (
-            choices is not None
-            and len(choices) == 1
-            and chunk.model == self._model
-            and chunk.error is None
-            and chunk.moderation is None
-            and chunk.hook_results is None
-            and chunk.warnings is None
-        ):
+        if choices is not None and len(choices) == 1 and chunk.model == self._model and is_alone(chunk):
             delta = self._read_usual(choices[0], chunk.usage)
             if delta is not None:
                 if chunk.timings is not None:
@@ -446,7 +446,9 @@ def _calls(delta: _Delta) -> Iterator[dict[str, Any]]:
 
 def _parts(get: Callable[[str], Any]) -> dict[str, Any]:
     """Return the fields of a choice that only chat has, for `build_chunk`."""
-    out: dict[str, Any] = {"content_filter_results": to_raw(get("content_filter_results"))}
+    out: dict[str, Any] = {
+        "content_filter_results": to_raw(get("content_filter_results")), "usage": get("usage"),
+    }  # fmt: skip
     for name in ("delta", "message"):
         part = get(name)
         if isinstance(part, dict):

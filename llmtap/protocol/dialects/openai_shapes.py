@@ -1,5 +1,4 @@
-"""What the OpenAI-shaped dialects have in common: usage, errors, running counts, the ranking of classes,
-and events that are no JSON object.
+"""Shared code of OpenAI-like dialects: usage, errors, running counts, ranking of classes, other events.
 
 Source: shared/dialects/dialects.md sections 1, 2, 5 and 6.
 """
@@ -192,19 +191,25 @@ class RunningCount:
         self._last: dict[int, int] = {}
 
     def added(
-        self, choices: list[int], counts: UsageCounts | None, *, running: bool, text: bool = False
+        self,
+        choices: list[int],
+        counts: UsageCounts | None,
+        *,
+        running: bool,
+        text: bool = False,
+        role: bool = False,
     ) -> int:
         """Tokens since the last chunk of the same choice; 0 where nothing can be said.
 
-        `running` is whether this chunk looks like one of a running count, `text` whether it has output.
-        vLLM counts each choice for itself, so a chunk of several choices says nothing.
+        `running` is whether this chunk looks like one of a running count, `text` whether it has output,
+        `role` whether it only names the speaker: what it counts comes with the next chunk. vLLM counts each
+        choice for itself, so a chunk of several choices says nothing.
         """
         if self.running is None and choices:
             self.running = running
-        if not self.running or len(choices) != 1 or counts is None or counts.output is None:
-            return 0
-        if text and not counts.output:
+        if text and running and not (counts is not None and counts.output):
             self.running = False
+        if not self.running or role or len(choices) != 1 or counts is None or counts.output is None:
             return 0
         return self.step(choices[0], counts.output)
 
@@ -214,6 +219,10 @@ class RunningCount:
         if choice in self._last or len(self._last) < CHOICES_MAX:
             self._last[choice] = count
         return max(0, count - last)
+
+    def runs(self, choice: int) -> bool:
+        """Return whether the count of a choice was told before."""
+        return choice in self._last
 
     @property
     def several(self) -> bool:
@@ -235,6 +244,8 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
     added = 0 if total is None else predicted.step(choices[0], total)
     if added and delta.tokens < 0:
         delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
+        if not delta.output:
+            delta.output, delta.choices = True, tuple(choices)  # tokens without text, such as the last one
 
 
 def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
@@ -381,8 +392,10 @@ class Findings:
         self.verdict(verdict)
 
     def timings(self, timings: Any, predicted: RunningCount) -> None:
-        """llama.cpp's `timings`, which may run along with the output; call it behind the choices."""
-        add_timings(self.delta, timings, self._indexes if self._carrying else [], predicted)
+        """llama.cpp's `timings`, which may run along with the output; call it last."""
+        indexes = self._indexes
+        runs = bool(self._carrying) or (len(indexes) == 1 and predicted.runs(indexes[0]))
+        add_timings(self.delta, timings, indexes if runs else [], predicted)
 
     def usage(self, usage: Any, running: RunningCount) -> None:
         """The event's usage object, if any; call it last."""
@@ -391,7 +404,8 @@ class Findings:
         delta = self.delta
         counts = None if usage is None else read_usage(usage)
         goes_on = usage is not None and delta.finish_reason is None
-        added = running.added(self._indexes, counts, running=goes_on, text=bool(self._texts))
+        text = bool(self._texts)
+        added = running.added(self._indexes, counts, running=goes_on, text=text, role=self._role and not text)
         if counts is not None:
             self._mask |= _USAGE_BIT
             delta.usage, delta.counts = usage, counts
@@ -407,6 +421,7 @@ class Findings:
             delta.tokens, delta.token_source = self._logprobs, TokenSource.LOGPROBS
         elif added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
+            self._carrying[self._indexes[0]] = None  # with text or without
 
     def ranked(self) -> Delta:
         delta = self.delta

@@ -1,4 +1,4 @@
-"""Which dialect an answer speaks: told by the answer itself, with the request's path to break a tie.
+"""Choose the dialect of an answer by its content; the request's path breaks ties.
 
 Nothing is configured, because one gateway speaks several dialects and knows it better than its operator.
 """
@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.anthropic import Anthropic
-from llmtap.protocol.dialects.bedrock import BedrockConverse
+from llmtap.protocol.dialects.bedrock import BedrockConverse, BedrockText
 from llmtap.protocol.dialects.cohere import Cohere
 from llmtap.protocol.dialects.gemini import Gemini
 from llmtap.protocol.dialects.generate import SGLang, Tgi
@@ -55,6 +55,7 @@ DIALECTS: Final = (
     LmStudio,
     Gemini,
     BedrockConverse,
+    BedrockText,
 )
 """`claim(value, path)` of each says how sure a first JSON object makes it that the answer is its own:
 3 the answer names itself (4 where others share its names, and the path tells), 2 its shape fits, 1 only the
@@ -110,6 +111,8 @@ class Undecided:
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
         self.chosen = choose(value, self._path)
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "error" in value[0]:
+            return _read_unknown(value[0], None)  # Google's services wrap their errors
         return _read_unknown(value, None) if self.chosen is None else self.chosen.read_body(body)
 
 

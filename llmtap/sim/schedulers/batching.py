@@ -1,4 +1,4 @@
-"""The schedulers of seed 004, which serve whole batches: fixed or controlled sizes, one queue or bins.
+"""Schedulers of the multi-bin paper, which serve whole batches: fixed or controlled sizes, one queue or bins.
 
 A batch starts together and ends together, when its longest request does. To add a scheduler, register it in
 `registry.py`.
@@ -157,7 +157,7 @@ class Bins:
 
 
 def equal_mass(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bins:
-    """Return bins of equal mass (seed 004, Algorithm 3): floored linear quantiles of the lengths."""
+    """Return bins of equal mass (multi-bin paper, Algorithm 3): floored linear quantiles of the lengths."""
     known = list(lengths)
     if readings.edges == "first-1000":
         known = known[:_FIRST]
@@ -172,7 +172,7 @@ def equal_mass(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bi
 
 
 def batch_limits(bins: Bins, readings: ModelOptions) -> list[int]:
-    """Return the largest batch of each bin (seed 004, 8.2)."""
+    """Return the largest batch of each bin (multi-bin paper, 8.2)."""
     if readings.bin_limit == "none":
         return [readings.b_max] * len(bins)
     memory_gb = readings.safe_gb if readings.bin_limit == "7gb" else readings.free_gb
@@ -217,7 +217,7 @@ class _WholeBatches:
 
 
 class StaticFifo(_WholeBatches):
-    """One queue, batches of a fixed size (seed 004, 5.2): the baseline."""
+    """One queue, batches of a fixed size (multi-bin paper, 5.2): the baseline."""
 
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         super().__init__(requests, model, readings)
@@ -236,7 +236,7 @@ class StaticFifo(_WholeBatches):
 
 
 class DynamicNoBins(_WholeBatches):
-    """One queue, batches as large as the estimated memory and the token SLA allow (seed 004, 5.3)."""
+    """One queue, batches as large as the estimated memory and the token SLA allow (multi-bin paper, 5.3)."""
 
     def __init__(
         self, requests: Requests, model: LatencyModel, readings: ModelOptions, limits: Sequence[int] = ()
@@ -266,7 +266,7 @@ class DynamicNoBins(_WholeBatches):
 
 
 class MultiBinDynamic(DynamicNoBins):
-    """A queue for each bin of predicted output lengths (seed 004, 5.4).
+    """A queue for each bin of predicted output lengths (multi-bin paper, 5.4).
 
     A batch is from one bin, so that its requests have similar lengths and none waits long for the longest.
     """

@@ -1,4 +1,4 @@
-"""The schedulers that compose a new batch at every iteration, as inference servers do.
+"""Schedulers that compose a new batch at every iteration, as inference servers do.
 
 They decide what an iteration consists of; the `Roster` keeps the requests and their memory. To add one,
 define `form` and register it in `registry.py`.
@@ -20,8 +20,8 @@ class ContinuousBatching:
     """Prompts first, as vLLM's scheduler before it processed prompts in pieces.
 
     While a request waits for which there is room, an iteration processes whole prompts, up to `tokens_max`
-    tokens, and the running requests pause (the generation stall of seed 001, 3.2). Otherwise all running
-    requests make their next token.
+    tokens, and the running requests pause (the generation stall of the smooth goodput paper, 3.2).
+    Otherwise all running requests make their next token.
     """
 
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
@@ -56,8 +56,9 @@ class ContinuousBatching:
 class ChunkedPrefill(ContinuousBatching):
     """Tokens first: Sarathi-Serve.
 
-    Every iteration makes the next token of all running requests, and processes pieces of prompts until it has
-    `chunk` tokens together. No request pauses during a prefill, and prompts take longer (seed 001, 3.2).
+    Every iteration makes the next token of all running requests, and processes pieces of prompts until it
+    has `chunk` tokens together. No request pauses during a prefill, and prompts take longer (smooth goodput
+    paper, 3.2).
     """
 
     _begun: int | None = None
@@ -156,7 +157,7 @@ class DecodePrepone(ContinuousBatching):
 
 
 class OutputDelay:
-    """Wraps an iterating scheduler in a buffer that holds tokens back: seed 001's output delay (3.4).
+    """Iterating scheduler with a buffer that delays tokens: output delay of the smooth goodput paper (3.4).
 
     A token leaves at least p after the one before it: q_1 = t_1, q_i = max(t_i, q_(i-1) + p), where t is when
     tokens are made and q when they leave. The engine does not know the buffer: lateness is judged by t.

@@ -1,4 +1,4 @@
-"""The KV memory of a server: blocks held by requests, and blocks shared between prompts.
+"""KV memory of a server: blocks of requests, and blocks shared between prompts.
 
 Memory is allocated in blocks of a fixed number of tokens. With a prefix cache the whole blocks of prompts
 have names: prompts with the same beginning have the same names, and a named block is in memory once, however

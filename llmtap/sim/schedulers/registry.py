@@ -51,7 +51,7 @@ _MEMORY: Final = frozenset(("memory_gb", "model_gb", "kv_gb_per_token"))
 class SchedulerKind(NamedTuple):
     build: Callable[[Requests, ServingSetup], Scheduler]
     iterates: bool
-    """It composes anew at every iteration; else it serves whole batches, as seed 004 has it."""
+    """It composes anew at every iteration; else it serves whole batches, as the multi-bin paper has it."""
     reads: frozenset[str] = ALL_OPTIONS
     """Options that may change its runs."""
 
@@ -107,5 +107,5 @@ SCHEDULERS: Final[dict[str, SchedulerKind]] = {
         "shortest_predicted_first", _shortest_predicted_first, "tokens_max", "predictor"
     ),
 }  # fmt: skip
-"""The first three by the names of seed 004. Output delay is a scheduler by name (`OUTPUT_DELAYS`), and an
-option of all others that iterate."""
+"""The first three have the names of the multi-bin paper. Output delay is a scheduler (`OUTPUT_DELAYS`) and
+an option of all other iterating schedulers."""

@@ -1,4 +1,4 @@
-"""Requests under way: who waits, runs, holds memory, and is preempted. Shared by the iterating schedulers.
+"""Requests of a server: waiting, running, preempted. Shared by the iterating schedulers.
 
 A request holds the memory of its prompt from when it is seated, and one block more whenever its next token
 begins one. No request is seated that would take the blocks of the next step from running ones. If the memory
@@ -23,7 +23,7 @@ __all__ = ["Deadlines", "Roster", "Waiting"]
 
 
 class Deadlines:
-    """Deadline of each request's next token, for giving up on late ones (seed 001, 4.1, eq. 5)."""
+    """Deadline of each request's next token, to drop late requests (smooth goodput paper, 4.1, eq. 5)."""
 
     def __init__(self, ttft_ns: int, tbt_ns: int) -> None:
         self._ttft_ns = ttft_ns
@@ -427,6 +427,7 @@ class Roster:
         if seat.until and self._swaps:
             self._swapped.add(request)
             self._swap_ns += tokens * self._swap_token_ns
+            state.swapped_tokens += tokens
         else:
             # Blocks that stay in the prefix cache are not discarded.
             kept = min(len(seat.names) * self.memory.named_tokens, tokens)

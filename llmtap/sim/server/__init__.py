@@ -1,1 +1,1 @@
-"""A server like OpenAI's, Anthropic's and Ollama's, over HTTP, WebSocket and gRPC, on a real clock."""
+"""Simulated server with the APIs of OpenAI, Anthropic and Ollama, over HTTP, WebSocket and gRPC."""

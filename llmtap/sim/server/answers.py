@@ -1,4 +1,4 @@
-"""What is answered to a request: its faults, drawn once; its texts and their ends; prompt lengths. Pure."""
+"""Content of an answer: faults, texts and their ends, prompt lengths. Pure."""
 
 import random
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From tokens made to writes due: where the tokens of an answer come from, and the stages up to the socket.
+"""From generated tokens to scheduled writes: the source of tokens, and the stages before the socket.
 
     made by the engine -> input filter -> output filter -> chunks -> faults -> coalescing -> keep-alives
 

@@ -1,4 +1,4 @@
-"""The simulated engine's `/metrics`, with vLLM's names and buckets.
+"""The simulated engine's `/metrics`, with vLLM's names and buckets, and preemption in detail.
 
 A fixed schedule has no queue and no KV memory: no request waits, and those that run are being answered. An
 engine reports its own `state`. What whole batches do not have (KV memory, preemption, a prefix cache) is 0.
@@ -31,9 +31,13 @@ _E2E: Final = (
     960.0, 1920.0, 7680.0,
 )  # fmt: skip
 _COUNTED: Final = (
-    ("preemptions", "num_preemptions", "Requests preempted, each time."),
-    ("prefix_queries", "prefix_cache_queries", "Tokens looked for in the prefix cache."),
-    ("prefix_hits", "prefix_cache_hits", "Tokens found there."),
+    ("preemptions", "vllm:num_preemptions", "Requests preempted, each time."),
+    ("prefix_queries", "vllm:prefix_cache_queries", "Tokens looked for in the prefix cache."),
+    ("prefix_hits", "vllm:prefix_cache_hits", "Tokens found there."),
+    ("preempted", "llmtap_sim:preempted_requests", "Requests preempted at least once."),
+    ("recovered", "llmtap_sim:recovered_requests", "Preempted requests that were served to the end."),
+    ("preempted_tokens", "llmtap_sim:preempted_tokens", "Tokens whose KV was discarded by preemption."),
+    ("swapped_tokens", "llmtap_sim:swapped_tokens", "Tokens whose KV was swapped out by preemption."),
 )
 """Fields of the engine's state that are counters."""
 _LATENCIES: Final = (
@@ -56,7 +60,9 @@ class EngineMetrics:
         self._at = (model, "0")
 
         def made(kind: type[M], name: str, text: str, **more: Any) -> M:
-            metric: M = kind(f"vllm:{name}", text, _LABELS, registry=registry, **more).labels(*self._at)
+            metric: M = kind(
+                name if ":" in name else f"vllm:{name}", text, _LABELS, registry=registry, **more
+            ).labels(*self._at)
             return metric
 
         self._running = made(Gauge, "num_requests_running", "Requests being answered.")

@@ -101,8 +101,11 @@ class GrpcService:
         self._reception = reception
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, host: str, port: int) -> int:
-        """Serve; the port that it is. Raises OSError when it cannot be had."""
+    async def start(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> int:
+        """Serve; the port that it is. Raises OSError when it cannot be had.
+
+        `tls`: certificate and key (PEM).
+        """
         server = self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
@@ -112,10 +115,13 @@ class GrpcService:
         method = grpc.unary_stream_rpc_method_handler(self._generate)  # bytes in, bytes out
         service = grpc.method_handlers_generic_handler(SERVICE, {METHOD.rpartition("/")[2]: method})
         server.add_generic_rpc_handlers((service,))
+        address = f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
         try:
-            bound = server.add_insecure_port(
-                f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
-            )
+            if tls is None:
+                bound = server.add_insecure_port(address)
+            else:
+                certificate, key = tls
+                bound = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
         except RuntimeError as exc:
             raise OSError(0, str(exc)) from None
         if not bound:

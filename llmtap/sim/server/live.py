@@ -1,4 +1,4 @@
-"""The driver in real time: the same engine as in `engine.py`, with events as they happen.
+"""Real-time driver of the engine in `engine.py`.
 
 The engine's clock is exact whatever the machine's load: a run ends when it was to end, not when somebody
 looked, and a request arrives when it was accepted. So the times of tokens depend on arrivals (and departures)

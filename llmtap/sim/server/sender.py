@@ -1,4 +1,4 @@
-"""A request under way, and its answer: at each due moment the bytes of a write, directly to the connection.
+"""A running request and its answer: writes bytes to the connection at the scheduled times.
 
 A response of aiohttp takes a coroutine and two more calls per write, too slow for ten thousand tokens a
 second on one core. So aiohttp reads the request, writes the head and ends the body, and the rest is written

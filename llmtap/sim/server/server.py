@@ -1,4 +1,4 @@
-"""A server like OpenAI's, Anthropic's and Ollama's, whose every send is due at a known moment.
+"""Simulated server with the APIs of OpenAI, Anthropic and Ollama, whose sends have exact scheduled times.
 
 A request is read by its endpoint and accepted by the reception (`reception.py`), which decides the answer and
 its schedule; it is delivered (`delivery.py`, `sender.py`) by one pacer for all. The real send times are kept
@@ -93,15 +93,15 @@ class SimServer:
         self.app.on_shutdown.append(self._leave)
         self.app.on_cleanup.append(self._close)
 
-    def serve_grpc(self, host: str, port: int) -> None:
+    def serve_grpc(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> None:
         """Also serve vLLM's engine service over gRPC, from when `app` starts to when it ends; `grpc_port` is
-        its port then."""
+        its port then. `tls`: certificate and key (PEM)."""
         from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
 
         service = GrpcService(self.reception)
 
         async def start(app: web.Application) -> None:
-            self.grpc_port = await service.start(host, port)
+            self.grpc_port = await service.start(host, port, tls)
 
         async def stop(app: web.Application) -> None:
             await service.stop()

@@ -1,4 +1,4 @@
-"""What really happened, for comparison with measurements: when each token was due, and when it was sent.
+"""Truth log for comparison with measurements: when each token was due, and when it was sent.
 
 All stamps are ns of the monotonic clock; the anchor converts them to wall-clock time.
 """

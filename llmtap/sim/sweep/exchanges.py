@@ -1,10 +1,10 @@
-"""Simulated requests as Exchanges, as a tap would have recorded them; summed up, and captured if wanted.
+"""Convert simulated requests to Exchanges as a tap would record them; summarise and capture them.
 
 An engine in virtual time knows only when each token left. So its Exchanges have:
 
 - Exact stamps in virtual ns: `uncertainty_ns` is 0. Arrival, end of request, submit and `scheduled` are one
   moment; head, first byte and first token are another.
-- One event per token, without bytes. In a whole batch (seed 004, 4.3) the answer ends with the batch.
+- One event per token, without bytes. In a whole batch (multi-bin paper, 4.3) the answer ends with the batch.
 - `usage` as a provider sends it last, and the finish reason `stop`.
 - The relay `sim-<scheduler>` with rows from 1 as numbers; the arm is the scheduler, for `report --by arm`.
 
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, RequestShape, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.metrics.latency import measure
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import GivenUp, RunRecord
@@ -76,6 +77,8 @@ class ExchangeMaker:
         if requests.blocks:
             blocks = array("q", requests.blocks[request])
             x.asked = RequestShape(blocks=blocks, block_size=requests.block_tokens, block_unit="tokens")
+        if self._record.server and self._record.server[request] >= 0:
+            x.route = f"gpu-{self._record.server[request]}"
         reason = self._record.reasons.get(request)
         if not served and not n:
             x.status, x.outcome, x.error = 503, Outcome.UPSTREAM_ERROR, _BEFORE[reason]
@@ -117,11 +120,13 @@ class VirtualMeter:
         maker: ExchangeMaker,
         *,
         objectives: Objectives | None = None,
+        reader: Benefit = DEFAULT_BENEFIT,
         gap_max_ns: int,
         keep: Callable[[Exchange], None] | None = None,
     ) -> None:
         """`gap_max_ns`: the longest time between tokens that is not `slow`."""
-        self.summary = Summary(objectives)
+        self.summary = Summary(objectives, reader)
+        self._reader = reader
         self.slow = 0
         """Requests with any gap above that."""
         self._make = maker.exchange
@@ -130,7 +135,7 @@ class VirtualMeter:
 
     def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         x = self._make(request, token_ns, end_ns, served=served)
-        measured = measure(x)
+        measured = measure(x, self._reader)
         self.summary.add(x, measured)
         if measured.tbc_max_ns is not None and measured.tbc_max_ns > self._gap_max_ns:
             self.slow += 1

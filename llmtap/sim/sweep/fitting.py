@@ -1,4 +1,4 @@
-"""Fit the latency models: a `LatencyModel` to a grid of batches, an `IterationModel` to captures or traces.
+"""Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to captures or traces.
 
 Captures and traces must tell when tokens came. The number of requests that ran at a time follows from the
 rows: a request runs from its first token to its last. So all of an engine's traffic must be captured; other
@@ -138,7 +138,7 @@ _COLUMNS: Final = (
     ("max_seq_len", "l", "length"),
     ("mean_latency_sec", "seconds", "latency_s"),
 )
-"""Names that each column of a grid may have; the first as in seed 004, 3.2."""
+"""Names that each column of a grid may have; the first as in the multi-bin paper, 3.2."""
 
 
 @dataclass(frozen=True, slots=True)

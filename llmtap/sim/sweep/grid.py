@@ -1,4 +1,4 @@
-"""The grid of a sweep: values of options are multiplied out to points, and points become jobs; presets.
+"""Grid of a sweep: combinations of option values as jobs; presets.
 
 Points are ordered for reading: sizes, loads, seeds, servers, options as given, then schedulers. A job has
 only the options that its scheduler reads (`registry.options_read`): points that differ in others are one job.
@@ -54,10 +54,10 @@ class Preset:
 _SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 _BINS: Final = "multi_bin_dynamic"
 
-PRESETS: Final[Mapping[str, Preset]] = {
+PRESETS: Final[dict[str, Preset]] = {
     "grid": Preset(
         "which number of GPUs and bins is enough, by size: 192 runs at one load",
-        "seed 004, 7.1, step 1",
+        "multi-bin batching paper, 7.1, step 1",
         {
             "requests": _SIZES,
             "scale": (100.0,),
@@ -67,8 +67,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
         },
     ),
     "methods": Preset(
-        "the seed's four methods, by size: one GPU each, and the fewest that are as good as the grid's best",
-        "seed 004, 7.1, step 2",
+        "the paper's four methods, by size: one GPU each, and the fewest that are as good as the grid's best",
+        "multi-bin batching paper, 7.1, step 2",
         {"requests": _SIZES, "scale": (100.0,)},
         (
             {"scheduler": "static_fifo", "servers": 1},
@@ -78,9 +78,20 @@ PRESETS: Final[Mapping[str, Preset]] = {
         ),
         best_of="grid",
     ),
+    "defaults": Preset(
+        "the study's own defaults: 4 GPUs, 4 and 8 bins, at 1, 10 and 100 times the rate",
+        "multi-bin batching paper, 7.2 and 8.1",
+        {
+            "requests": (1_000,),
+            "scale": (1.0, 10.0, 100.0),
+            "servers": (4,),
+            "bins": ("4", "8"),
+            "scheduler": ("static_fifo", "dynamic_no_bins", _BINS),
+        },
+    ),
     "goodput": Preset(
         "goodput and smooth goodput against the rate, up to twice what the engine can do; of chat, for one",
-        "seed 001, 5.2, figure 5",
+        "smooth goodput paper, 5.2, figure 5",
         {
             "requests": (2_000,),
             "share": (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0),
@@ -90,6 +101,12 @@ PRESETS: Final[Mapping[str, Preset]] = {
         objectives="ttft:1s tbc_max:200ms",
     ),
 }  # fmt: skip
+for _name, _scale_of in product(("grid", "methods"), (1, 10, 100)):
+    _preset = PRESETS[_name]
+    PRESETS[f"{_name}-{_scale_of}x"] = replace(
+        _preset, about=f"{_name} at {_scale_of} times the trace's rate",
+        axes={**_preset.axes, "scale": (float(_scale_of),)}, best_of=_preset.best_of and f"grid-{_scale_of}x",
+    )  # fmt: skip
 
 
 READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(ModelOptions))
@@ -278,7 +295,7 @@ def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
 
 def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
     """Return the fewest servers, then the fewest bins, whose share of requests outside the request SLA is at
-    most a percentage point above the least. Seed 004 (7.1) does not define "best".
+    most a percentage point above the least. The multi-bin paper (7.1) does not define "best".
     """
     late = [told["request_sla_violation"] for told in summaries]
     enough = [p for p, share in zip(tried, late, strict=True) if share <= min(late) + _BEST_WITHIN]

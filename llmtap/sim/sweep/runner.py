@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep in this process, in several, or on a Ray cluster, and keeps the results.
+"""Run the jobs of a sweep in this process, in several, or on a Ray cluster, and store the results.
 
 Attempts come as they end, in any order. A job that fails is an attempt with an error, also if its process
 dies. Each attempt is written and synced first, so a kill costs only what was running; an incomplete last line

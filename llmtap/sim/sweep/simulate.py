@@ -1,6 +1,6 @@
 """Run one scheduler on one workload in virtual time, and report the result as public JSON.
 
-Seed 004, section 9, defines the figures: throughput, latency, shares of requests outside the SLAs,
+The multi-bin paper, section 9, defines the figures: throughput, latency, shares of requests outside the SLAs,
 utilisation, batch size, queueing delay. `ModelOptions` decides its open points. A run that was measured also
 has all figures of a Summary, because it made the same Exchanges as live traffic.
 
@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 
 from llmtap.exchange.outcome import Outcome
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by
 from llmtap.metrics.summary import Summary
@@ -84,6 +86,12 @@ class SimulationResult:
         limit_ns, step_ns = self.readings.token_sla, self.model.step_ns
         slow = sum(b * n for b, n in self.record.sizes.items() if step_ns(b) > limit_ns)
         return slow / len(self.requests)
+
+    def missed_share(self) -> float:
+        """Return the share of requests that did not meet every objective; of a measured run with some."""
+        assert self.summary is not None
+        met = sum(count.met for count in self.summary.goodput.by_objectives.values())
+        return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
         """Return public JSON: a Summary's names, and those that only a simulated engine has. Seconds.
@@ -200,7 +208,7 @@ class SimulationResult:
 
 
 def _engine(state: IterationState, n: int) -> dict[str, Any]:
-    """Return what the engine did with its memory, for `n` requests (IETF seed 000, 5.7.4 and 5.8.4)."""
+    """Return what the engine did with its memory, for `n` requests (IETF draft, 5.7.4 and 5.8.4)."""
     return {
         "preemptions": state.preemptions,
         "preempted": state.preempted,
@@ -255,6 +263,7 @@ def simulate(
     servers: int = 1,
     seed: int | None = 42,
     objectives: Objectives | None = None,
+    reader: Benefit = DEFAULT_BENEFIT,
     measure: bool | None = None,
     capture: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
@@ -292,7 +301,8 @@ def simulate(
     if measure:
         writer = None if capture is None else run_writer(capture, name, requests)
         meter = VirtualMeter(
-            ExchangeMaker(name, requests, record), objectives=objectives, gap_max_ns=readings.token_sla,
+            ExchangeMaker(name, requests, record), objectives=objectives, reader=reader,
+            gap_max_ns=readings.token_sla,
             keep=None if writer is None else writer.add,
         )  # fmt: skip
     run_virtual(

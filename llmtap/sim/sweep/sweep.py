@@ -1,4 +1,4 @@
-"""One run of a sweep as a job that can be named, sent to another process, and run.
+"""One run of a sweep: a job with an id that can run in another process.
 
 A `SweepJob` holds everything that decides its result, and its id is a hash of that: two jobs with one id have
 the same figures. So results are kept by id, and not run again. A trace is identified by its name and a digest
@@ -9,7 +9,7 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,8 @@ import msgspec
 
 from llmtap import __version__
 from llmtap.errors import LlmtapError
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
@@ -27,11 +29,13 @@ from llmtap.units import encode_special, to_seconds
 if TYPE_CHECKING:
     from llmtap.workload.trace import Trace
 
-__all__ = ["SweepAttempt", "SweepJob", "SweepRows", "attempt", "rows_of", "run_job"]
+__all__ = ["CAPACITY_BY", "SweepAttempt", "SweepJob", "SweepRows", "attempt", "rows_of", "run_job"]
 
 _ID_DIGITS: Final = 16
 """Hex digits: with 64 bits, a million jobs collide once in forty million times."""
 
+CAPACITY_BY: Final = ("request", "token", "slo")
+"""Bounds that a capacity can be searched by: request SLA, token SLA, or the objectives of `--slo`."""
 _MEASURED: Final = 100
 _SEARCH: Final = 15
 """Runs needed to find a capacity."""
@@ -60,10 +64,14 @@ class SweepJob:
     fit: dict[str, Any] | None = None
     """What the models were fitted to, and the quality of the fit."""
     objectives: str = ""
+    reader: Benefit = DEFAULT_BENEFIT
+    """The reader of smooth goodput."""
     measure: bool | None = None
     """As `simulate` takes it."""
     capacity: float | None = None
-    """Also find the rate at which this share of requests is outside the SLA."""
+    """Also find the rate at which this share of requests is outside their bounds."""
+    capacity_by: tuple[str, ...] = ("request",)
+    """Bounds of the capacity, of CAPACITY_BY."""
     capture: str | None = None
     """Folder or URL in which the job's capture gets a folder of its own."""
     version: str = __version__
@@ -83,7 +91,7 @@ class SweepJob:
     def effort(self) -> int:
         """Rough cost, in unmeasured requests."""
         measured = self.measure or self.objectives or self.capture or SCHEDULERS[self.scheduler].iterates
-        searched = _SEARCH if self.capacity is not None else 1
+        searched = _SEARCH * len(self.capacity_by) if self.capacity is not None else 1
         return self.count * (_MEASURED if measured else 1) * searched
 
     @property
@@ -123,7 +131,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         )  # fmt: skip
 
     result = run_at(
-        job.scale, objectives=objectives, measure=job.measure, progress=progress,
+        job.scale, objectives=objectives, reader=job.reader, measure=job.measure, progress=progress,
         capture=None if folder is None else folder.begun(),
     )  # fmt: skip
     told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
@@ -133,13 +141,15 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         own_rps = trace.rate_rps
         assert own_rps is not None, "who plans jobs has looked"
 
-        def late(rps: float) -> float:
-            again = run_at(rps / own_rps, measure=False)
-            return again.late_share(again.latencies_ns())
+        def outside(by: str, rps: float) -> float:
+            slo = objectives if by == "slo" else None
+            again = run_at(rps / own_rps, measure=by != "request", objectives=slo)
+            if by == "request":
+                return again.late_share(again.latencies_ns())
+            return (again.missed_share() if by == "slo" else again.slow_share()) or 0.0
 
-        told["capacity"] = {
-            "allowed": job.capacity, "rps": capacity_rps(late, job.capacity, own_rps),
-        }  # fmt: skip
+        found = {by: capacity_rps(partial(outside, by), job.capacity, own_rps) for by in job.capacity_by}
+        told["capacity"] = {"allowed": job.capacity, "rps": found[job.capacity_by[0]], "by": found}
     return told
 
 

@@ -155,7 +155,7 @@ def _put_question(out: "_Lines", row: dict[str, Any]) -> bool:
         return out.drop("request body is no JSON object")
     url = row["path"] or ENDPOINTS.get(row["endpoint"] or endpoint_of(None, body) or "")
     if url is None:
-        return out.drop("nobody knows where the request went")
+        return out.drop("the destination of the request is unknown")
     if body.get("stream", _FALSE) != _FALSE or "stream_options" in body:
         # A batch has no streams: what asked for one gets its answer in one piece.
         out.unstreamed += 1

@@ -55,7 +55,7 @@ def _write_timed(writer: TraceWriter) -> None:
     _TIMED.write(writer)
     size = _TIMED.size_written(writer.info)
     if writer.rows and size != 16:
-        writer.notes.append(f"vLLM must be told: --timed-trace-chunk-hash-size {size}")
+        writer.notes.append(f"vLLM needs --timed-trace-chunk-hash-size {size}")
 
 
 FORMATS: Final = (

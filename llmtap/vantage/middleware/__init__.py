@@ -1,1 +1,1 @@
-"""The tap inside an app: middlewares that tell a meter what a relay in front of the app would tell it."""
+"""Middlewares that measure inside an application and report to a meter as a relay does."""

@@ -1,4 +1,4 @@
-"""The tap inside an aiohttp.web app.
+"""Middleware for aiohttp.web applications.
 
     setup(app, socket="/run/llmtap/tap.sock")
 
@@ -10,8 +10,8 @@ responses, payloads and handlers are left alone, and aiohttp's own answers to er
 The request's body is read from where aiohttp keeps it once a handler has read it (`await request.json()`,
 `text`, `read`, `post` of a form); if a handler takes `request.content` itself, model and tenant are read from
 the head and the answer. A file that the kernel sends (`web.FileResponse`) is an answer without a body here.
-WebSockets pass unmeasured, counted as dropped for the reason `websocket`. Paths in `skip` are not reported or
-counted.
+WebSockets pass unmeasured, counted as dropped for the reason `websocket`. Requests in `skip` pass
+unmeasured, counted as skipped.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from typing import Any, Final
 from aiohttp import HttpVersion10, web
 from aiohttp.typedefs import Handler, Middleware
 
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, Paths, mono_ns
+from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
+from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
 from llmtap.vantage.middleware.exchange import AppExchange, request_head
 
 __all__ = ["setup"]
@@ -31,15 +32,16 @@ _WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
 
 
 def setup(
-    app: web.Application, *, socket: str, skip: Collection[str] = (), tap_bytes: int = TAP_BYTES
+    app: web.Application, *, socket: str, skip: Collection[str] = NOT_INFERENCE, tap_bytes: int = TAP_BYTES
 ) -> None:
     """Put the tap around an app, outside of all its middlewares, and end it with the app.
 
-    `socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that are not
-    measured, with all below them; `tap_bytes`: maximum bytes of frames that wait for the meter.
+    `socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: methods, and paths
+    with all below them, that are not measured (`llmtap.protocol.inference`); `tap_bytes`: maximum bytes of
+    frames that wait for the meter.
     Raises ConfigError.
     """
-    skipped = Paths(skip)
+    skips = SkipRules(skip)
     emitters = Emitters(socket, tap_bytes)
 
     async def begin(_: web.Application) -> None:
@@ -48,18 +50,21 @@ def setup(
     async def end(_: web.Application) -> None:
         await emitters.close()
 
-    app.middlewares.insert(0, _middleware(emitters, skipped))
+    app.middlewares.insert(0, _middleware(emitters, skips))
     app.on_startup.append(begin)
     app.on_cleanup.append(end)
 
 
-def _middleware(emitters: Emitters, skipped: Paths) -> Middleware:
+def _middleware(emitters: Emitters, skips: SkipRules) -> Middleware:
     @web.middleware
     async def tapped(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in skipped:
-            return await handler(request)
+        rule = skips.rule_of(request.method, request.path, request.query_string, request.raw_headers)
         arrival_ns = mono_ns()
         emitter = emitters.here()
+        if rule is not None:
+            if emitter is not None:
+                emitter.skip(rule)
+            return await handler(request)
         call = None if emitter is None else _watch(emitter, request, arrival_ns)
         try:
             return await handler(request)

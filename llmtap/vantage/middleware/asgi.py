@@ -1,4 +1,4 @@
-"""The tap as ASGI middleware: Starlette, FastAPI, LiteLLM's proxy, and whatever else is an ASGI 3 app.
+"""Middleware for ASGI 3 applications: FastAPI, Starlette, LiteLLM's proxy and others.
 
     app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock")
 
@@ -9,7 +9,7 @@ or rewrites answers, add this one last, which in Starlette makes it the outermos
 |---|---|
 | `http` | an exchange |
 | `websocket` | passes unmeasured, counted as dropped for the reason `websocket` |
-| a path in `skip`, either of the two | passes; not reported or counted |
+| either of the two, in `skip` | passes unmeasured, counted as skipped |
 | `lifespan` | passes; before the app's end the last frames go to the meter, which takes 2 s at most |
 
 A client's leaving is known when the app learns it: by `http.disconnect`, which it has to receive, or by an
@@ -23,7 +23,8 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, Paths, mono_ns
+from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
+from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
 from llmtap.vantage.middleware.exchange import AppExchange, request_head
 
 __all__ = ["LlmtapMiddleware"]
@@ -44,20 +45,23 @@ class LlmtapMiddleware:
     """An app with the tap around it."""
 
     def __init__(
-        self, app: App, *, socket: str, skip: Collection[str] = (), tap_bytes: int = TAP_BYTES
+        self, app: App, *, socket: str, skip: Collection[str] = NOT_INFERENCE, tap_bytes: int = TAP_BYTES
     ) -> None:
-        """`socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that
-        are not measured, with all below them; `tap_bytes`: maximum bytes of frames that wait for the meter.
+        """`socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: methods,
+        and paths with all below them, that are not measured (`llmtap.protocol.inference`); `tap_bytes`:
+        maximum bytes of frames that wait for the meter.
 
         Raises ConfigError.
         """
         self._app = app
-        self._skipped = Paths(skip)
+        self._skips = SkipRules(skip)
         self._emitters = Emitters(socket, tap_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
-        if scope.get("path") in self._skipped:
+        if kind in ("http", "websocket") and (rule := _rule(self._skips, scope)) is not None:
+            if (emitter := self._emitters.here()) is not None:
+                emitter.skip(rule)
             await self._app(scope, receive, send)
         elif kind == "http":
             arrival_ns = mono_ns()
@@ -88,6 +92,19 @@ class LlmtapMiddleware:
             await send(message)
 
         await self._app(scope, receive, last)
+
+
+def _rule(skips: SkipRules, scope: Scope) -> str | None:
+    """Return the rule by which a request is not measured. Never raises."""
+    try:
+        fields = scope.get("headers", ())
+        if iter(fields) is fields:
+            fields = ()  # they can be read only once, and that is for the app
+        return skips.rule_of(
+            scope.get("method", ""), scope["path"], scope.get("query_string", b"").decode("latin-1"), fields
+        )
+    except Exception:
+        return None  # it is measured, or fails where that is counted
 
 
 def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival_ns: int) -> "_Call | None":

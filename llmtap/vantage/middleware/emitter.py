@@ -1,10 +1,10 @@
-"""The middleware's side of one process: its channel to the meter, and which paths are not measured.
+"""The middleware's part of one process: its channel to the meter.
 
-An app with the middleware is one more relay to the meter (`vantage/reporter.py`), with the relay's own
-bounded channel: what does not fit, or finds no meter, is dropped as whole exchanges, and counted.
+For the meter an application is one more relay (`vantage/reporter.py`) with the same bounded channel.
+Exchanges that do not fit, or find no meter, are dropped whole and counted.
 
-Nothing here raises into the app. An error in our own code costs the exchange (`middleware_error`), and is
-logged once for each kind, without the error's text: that could quote a header.
+Nothing here raises into the application. An error in our own code costs the exchange (`middleware_error`). It
+is logged once for each kind, without its text, which could quote a header. A missing meter is logged once.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import traceback
-from collections.abc import Collection
 from typing import Final
 
 from llmtap.channel.channel import SOCKET_PATH_BYTES_MAX
@@ -21,14 +20,16 @@ from llmtap.errors import ConfigError
 from llmtap.net.lag import make_lag_meter
 from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
 
-__all__ = ["TAP_BYTES", "Emitter", "Emitters", "Paths", "mono_ns"]
+__all__ = ["TAP_BYTES", "Emitter", "Emitters", "mono_ns"]
 
 TAP_BYTES: Final = 32 << 20
 """Maximum bytes of frames waiting for the meter, as for a relay (`relay.tap_bytes`)."""
 TAP_BYTES_MIN: Final = 64 << 10
 """Half of it is for exchanges that run already, and a request head alone may have 64 KiB in most servers."""
 DRAIN_S: Final = 2.0
-"""How long the end of an app may wait for the meter's last acknowledgement, as a relay's does."""
+"""Maximum time that the end of an app waits for the meter's last acknowledgement, as in a relay."""
+NO_METER_S: Final = 2.0
+"""Time without a meter before the warning."""
 
 log = logging.getLogger(__name__)
 mono_ns = SystemClock.mono_ns
@@ -48,6 +49,8 @@ class Emitter(Reporter):
             loop, path, tap_bytes, lag, clock or SystemClock(), name=name, vantage="middleware", guest=True
         )
         self.closed = False
+        self._path = path
+        self._missing: asyncio.TimerHandle | None = None
         self._failures: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -55,6 +58,7 @@ class Emitter(Reporter):
         """Connect to the meter as soon as it is there, and begin to report."""
         self.tap.connect()
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
+        self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)
 
     def pass_unmeasured(self, reason: str) -> None:
         """Number and count an exchange that is not measured."""
@@ -71,12 +75,18 @@ class Emitter(Reporter):
     async def close(self) -> None:
         """Send the last status, wait DRAIN_S at most for the meter to have everything, and disconnect."""
         self.closed = self.draining = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._missing):
+            if timer is not None:
+                timer.cancel()
         self.stop_probe()
         self.tap.status(self.status())
         await self.tap.drain(DRAIN_S)
         self.tap.close()
+
+    def _warn_without_meter(self) -> None:
+        if not self.tap.connected:
+            hint = f"llmtap meter --listen-socket {self._path}"
+            warn("event=no_meter socket=%s exchanges=unmeasured hint=%r", self._path, hint)
 
     def _on_report(self) -> None:
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
@@ -135,36 +145,17 @@ class Emitters:
             log_failure(exc)
 
 
-class Paths:
-    """Paths that are not measured, with all below them; of `/` itself alone.
-
-    `/health` holds `/health/live`, and not `/healthz`. Paths are named as clients ask for them: without the
-    query, decoded, and with the prefix under which an app is mounted.
-    """
-
-    __slots__ = ("_below", "_exact")
-
-    def __init__(self, named: Collection[str]) -> None:
-        """Raises ConfigError."""
-        if isinstance(named, str):  # also a collection, of its letters
-            raise ConfigError("skip", "is text, and wants a collection of paths", f"skip=({named!r},)")
-        for path in named:
-            if not path.startswith("/"):
-                raise ConfigError("skip", f"{path!r} does not begin with /")
-            if "*" in path or "?" in path:
-                raise ConfigError(
-                    "skip", f"{path!r} is a pattern or has a query", "a path holds all below it"
-                )
-        bare = [path.rstrip("/") for path in named]
-        self._exact = frozenset(path or "/" for path in bare)
-        self._below = tuple(f"{path}/" for path in bare if path)
-
-    def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and (path in self._exact or path.startswith(self._below))
-
-
 def log_failure(error: BaseException) -> None:
     """Log the kind and the place of an error, and nothing of its text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
-    log.warning("event=middleware_error kind=%s where=%s further=counted", type(error).__name__, where)
+    warn("event=middleware_error kind=%s where=%s further=counted", type(error).__name__, where)
+
+
+def warn(text: str, *values: object) -> None:
+    """Log a warning; in an application without log handlers, to stderr with prefix and time."""
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("llmtap %(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("llmtap").addHandler(handler)
+    log.warning(text, *values)

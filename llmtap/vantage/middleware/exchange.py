@@ -1,4 +1,4 @@
-"""One exchange as the middleware sees it, reported in the frames of a relay.
+"""One exchange in the middleware, reported in the frames of a relay.
 
 Heads are written from the fields that the app's server passes, without Transfer-Encoding, because bodies have
 no chunks here. Credentials are in them as in a relay's frames; the meter hashes them.

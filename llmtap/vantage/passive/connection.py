@@ -1,4 +1,4 @@
-"""A TCP connection seen from beside it: both directions in order, to the HTTP messages of `conversation.py`.
+"""A TCP connection seen from packets: both directions in order, passed to `conversation.py`.
 
 Bytes that were missed are a hole. A hole is final if the receiver acknowledged what is missing, if the ring
 has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under way are dropped,

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 messages of one connection, to the frames of a relay. No IO.
+"""Convert the HTTP/1.1 messages of one connection to the frames of a relay. No IO.
 
 Differences from a relay's frames: every time is that of a packet; `added` is always 0; SUBMIT is the packet
 with the request's last byte, and CLOSE the packet with the answer's last byte.
@@ -14,6 +14,7 @@ from llmtap.protocol.http1 import (
     BodyScanner,
     CloseScanner,
     Framing,
+    RequestHead,
     parse_request_head,
     parse_response_head,
     scanner_for,
@@ -46,6 +47,9 @@ class UnfollowableError(LlmtapError):
 
 class FrameSink(Protocol):
     """Receiver of frames, in the terms of the channel (`channel/channel.py`)."""
+
+    def skips(self, head: RequestHead) -> bool:
+        """Whether the request is counted only."""
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN) -> tuple[int, bool]: ...
     def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool: ...
@@ -143,17 +147,21 @@ class Conversation:
         buffer.clear()
         self.began = True
         x = _Exchange(head.method)
+        skipped = self._sink.skips(head)
         self._pending.append(x)
         stop = end
         if head.framing is LENGTH:
             stop += head.length
         if head.framing is Framing.CHUNKED or stop > len(whole):
             x.request_bytes = end
-            x.seq, x.tapped = self._sink.open(self._head_ns, whole[:end])
+            if not skipped:
+                x.seq, x.tapped = self._sink.open(self._head_ns, whole[:end])
             self._uploading, self._upload = x, scanner_for(head.framing, head.length)
             return whole[end:]
         x.request_bytes = stop
-        if self._head_ns == t_ns:
+        if skipped:
+            pass
+        elif self._head_ns == t_ns:
             x.seq, x.tapped = self._sink.open(t_ns, whole[:stop], t_ns, SENT)
         else:
             x.seq, x.tapped = self._sink.open(self._head_ns, whole[:stop], t_ns)
@@ -299,7 +307,8 @@ class Conversation:
             seq, _ = self._sink.open(self._head_ns, bytes(self._head))
             self._sink.drop(seq, t_ns, reason)
         for x in self._pending:
-            self._sink.drop(x.seq, t_ns, reason)
+            if x.seq:  # 0: it is not measured
+                self._sink.drop(x.seq, t_ns, reason)
         self._pending.clear()
         self._head.clear()
         self._response_head.clear()

@@ -1,15 +1,17 @@
-"""A packet capture file as a vantage: its exchanges in file time, by the same path as live packets.
+"""Packet capture file as a vantage: its exchanges in file time, with the code for live packets.
 
 Both clocks are one here: a stamp is the packet's wall time.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 
 from llmtap.channel.channel import Ledger
 from llmtap.channel.frames import Closing, Frame, FrameKind, Hello, RelayStatus
+from llmtap.protocol.http1 import RequestHead
+from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.pcap_file import PacketFile
 from llmtap.vantage.passive.segments import network_offset
@@ -41,6 +43,8 @@ class FileVantage:
         self.now_ns = 0
         self._digest = digest
         self._ledger = Ledger()
+        self._skips = SkipRules(options.skip, "watch.skip")
+        self._skipped: dict[str, int] = {}
         self._frames: list[Frame] = []
         self._table = ConnectionTable(self, options.ports, pack_addresses(options.upstream_hosts))
         self._unit_ns = 1
@@ -72,15 +76,11 @@ class FileVantage:
     def status(self) -> RelayStatus:
         """Return the counts as of a relay."""
         ledger, counts = self._ledger, self._table.counts
-        none: dict[str, Any] = dict.fromkeys(
-            ("streams", "upstream_idle", "upstream_connects", "upstream_reuses", "accepted", "rss_bytes",
-             "tap_pending_bytes", "cpu_ns", "lag_ns_max", "lag_sum_ns", "bytes_up", "bytes_down"), 0
-        )  # fmt: skip
         return RelayStatus(
             t_ns=self.now_ns, opened=ledger.opened, measured=ledger.measured, dropped=dict(ledger.dropped),
-            unsettled=ledger.unsettled, connections=len(self._table), refused={}, lag_buckets=[],
-            draining=True, packets={"captured": self.packets}, watched=dict(counts.connections),
-            missing_bytes=counts.missing_bytes, **none,
+            unsettled=ledger.unsettled, skipped=self._skipped, connections=len(self._table), draining=True,
+            packets={"captured": self.packets}, watched=dict(counts.connections),
+            missing_bytes=counts.missing_bytes,
         )  # fmt: skip
 
     def _flush(self) -> None:
@@ -89,6 +89,12 @@ class FileVantage:
         self._ledger.acknowledge(1)
 
     # ---------------------------------------------------------------- FrameSink
+
+    def skips(self, head: RequestHead) -> bool:
+        rule = self._skips.rule_of_head(head.method, head.target, head.headers)
+        if rule is not None:
+            self._skipped[rule] = self._skipped.get(rule, 0) + 1
+        return rule is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
         seq = self._ledger.open()

@@ -1,9 +1,10 @@
 """Options of the passive vantage: the `[watch]` table of the config file."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.units import Bytes
 
 __all__ = ["WatchOptions"]
@@ -22,6 +23,16 @@ class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tuple[str, ...],
         Meta(description="IP addresses of the servers; needed only if clients use the same ports."),
     ] = ()
+    timestamps: Annotated[
+        Literal["kernel", "adapter"],
+        Meta(
+            description="Clock that stamps received packets: the kernel's, or the network card's (`adapter`)."
+        ),
+    ] = "kernel"
+    skip: Annotated[
+        tuple[str, ...],
+        Meta(description="Requests that are not inference, as for `relay.skip`: counted, not measured."),
+    ] = NOT_INFERENCE
     ring_bytes: Annotated[Bytes, Meta(description="Size of the kernel's packet buffer per interface.")] = (
         Bytes(64 << 20)
     )

@@ -1,4 +1,4 @@
-"""Packets in pcap and pcapng files: any byte order, microseconds or nanoseconds, several interfaces.
+"""Read packets from pcap and pcapng files: any byte order, microseconds or nanoseconds, several interfaces.
 
 Source: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng.
 """

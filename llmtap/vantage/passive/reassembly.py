@@ -1,4 +1,4 @@
-"""One direction of a TCP connection: bytes in order, each once, from segments in any order. No IO.
+"""Reassemble one direction of a TCP connection from segments in any order. No IO.
 
 Segments that came early are kept, within bounds, until the bytes before them arrive. Bytes that arrive twice
 are used once; where the copies differ it is unknown which one the receiver got, and LostSyncError is raised.

@@ -1,4 +1,4 @@
-"""Packets in memory that the kernel shares with us (packet(7), TPACKET_V3): no system call for each packet.
+"""Packet ring shared with the kernel (packet(7), TPACKET_V3): no system call per packet.
 
 The socket is opened with CAP_NET_RAW and may be passed to a process without it. Its packets begin with the
 IP header (SOCK_DGRAM), so that all interfaces look alike, and VLAN tags are removed. A filter in the kernel
@@ -7,7 +7,9 @@ passes TCP segments of the ports that hold data, begin or end a connection, or c
 
 import ctypes
 import errno
+import fcntl
 import mmap
+import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -15,7 +17,7 @@ from typing import Final
 
 from llmtap.errors import ConfigError
 
-__all__ = ["PORTS_MAX", "PacketRing", "open_ring", "port_filter"]
+__all__ = ["PORTS_MAX", "PacketRing", "open_adapter_clock", "open_ring", "port_filter"]
 
 BLOCK_BYTES: Final = 128 << 10
 """Larger than the largest segment (64 KiB) with its headers."""
@@ -27,7 +29,7 @@ PORTS_MAX: Final = 64
 ANY: Final = "any"
 LOOPBACK: Final = "lo"
 
-_SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _IGNORE_OUTGOING = 263, 5, 6, 10, 23
+_SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _TIMESTAMP, _IGNORE_OUTGOING = 263, 5, 6, 10, 17, 23
 _SO_ATTACH_FILTER: Final = 26
 _TPACKET_V3: Final = 2
 _ETH_P_ALL: Final = 3
@@ -36,8 +38,10 @@ _USER: Final = 1
 _BLOCK: Final = struct.Struct("=8xIII4xQ")
 """tpacket_block_desc: status, packets, offset of the first, sequence number."""
 _STATUS: Final = struct.Struct("=I")
-_PACKET: Final = struct.Struct("=IIIII4xHH")
-"""tpacket3_hdr: next, s, ns, captured, length, tp_mac, tp_net."""
+_PACKET: Final = struct.Struct("=IIIIIIHH")
+"""tpacket3_hdr: next, s, ns, captured, length, status, tp_mac, tp_net."""
+_FROM_ADAPTER: Final = 31
+"""Bit of the status: the stamp is the adapter's."""
 _STATISTICS_V3: Final = struct.Struct("=III")
 
 
@@ -66,9 +70,8 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
         request = struct.pack("=7I", BLOCK_BYTES, blocks, _FRAME_BYTES, frames, RETIRE_MS, 0, 0)
         sock.setsockopt(_SOL_PACKET, _RX_RING, request)
         if interface == LOOPBACK:
-            sock.setsockopt(
-                _SOL_PACKET, _IGNORE_OUTGOING, 1
-            )  # else each packet is seen going out and coming in
+            # Else each packet is seen going out and coming in.
+            sock.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
         if interface != ANY:
             sock.bind((interface, _ETH_P_ALL))
     except OSError as exc:
@@ -101,8 +104,11 @@ class PacketRing:
         full = [(seq, i) for i, (status, _, _, seq) in enumerate(blocks) if status & _USER]
         return min(full)[1] if full else max((seq, i) for i, (_, _, _, seq) in enumerate(blocks))[1]
 
-    def take(self) -> Iterator[tuple[int, int, int]]:
-        """Yield `(wall_ns, start, stop)` of packets in `buffer`, each valid until the next one."""
+    def take(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield `(stamp_ns, which, start, stop)` of packets in `buffer`, each valid until the next one.
+
+        which: 0 for a stamp of the wall clock, 1 for one of the adapter's clock.
+        """
         buffer, unpack = self.buffer, _PACKET.unpack_from
         for _ in range(BLOCKS_PER_TURN):
             base = self._next * BLOCK_BYTES
@@ -111,9 +117,9 @@ class PacketRing:
                 return
             at = base + offset
             for _ in range(packets):
-                step, seconds, ns, captured, _, _, net = unpack(buffer, at)
+                step, seconds, ns, captured, _, status, _, net = unpack(buffer, at)
                 start = at + net
-                yield seconds * 1_000_000_000 + ns, start, start + captured
+                yield seconds * 1_000_000_000 + ns, status >> _FROM_ADAPTER, start, start + captured
                 at += step
             self.packets += packets
             _STATUS.pack_into(buffer, base + 8, 0)
@@ -131,20 +137,57 @@ class PacketRing:
         self._sock.close()
 
 
+# ---------------------------------------------------------------- stamps of the adapter
+
+_SIOCETHTOOL, _SIOCSHWTSTAMP, _SIOCGHWTSTAMP, _GET_TS_INFO = 0x8946, 0x89B0, 0x89B1, 0x41
+_TS_INFO: Final = struct.Struct("=IIiI12xI12x")
+"""ethtool_ts_info: command, capabilities, number of the clock, kinds of sending, filters of receiving."""
+_CONFIG: Final = struct.Struct("=iii")
+"""hwtstamp_config: flags, kind of sending, filter of receiving."""
+_RAW_HARDWARE: Final = 1 << 6
+_OFFERED: Final = _RAW_HARDWARE | 1 << 2
+"""The adapter's clock, for received packets."""
+_ALL_PACKETS: Final = 1
+
+
+def open_adapter_clock(sock: socket.socket, interface: str) -> int:
+    """Let the adapter stamp the packets that it receives; return a descriptor of its clock.
+
+    Packets that this host sends keep the kernel's stamp. Raises ConfigError if it is not offered.
+    """
+    info = ctypes.create_string_buffer(_TS_INFO.pack(_GET_TS_INFO, 0, -1, 0, 0), _TS_INFO.size)
+    config = ctypes.create_string_buffer(_CONFIG.size)
+    try:
+        _ask(sock, interface, _SIOCETHTOOL, info)
+        _, offers, number, _, filters = _TS_INFO.unpack(info.raw)
+        if offers & _OFFERED != _OFFERED or number < 0 or not filters & 1 << _ALL_PACKETS:
+            raise ConfigError(
+                "watch.timestamps", f"{interface} does not stamp all packets that it receives",
+                "leave out --timestamps adapter; `ethtool -T` shows what an interface offers",
+            )  # fmt: skip
+        _ask(sock, interface, _SIOCGHWTSTAMP, config)
+        flags, sending, receiving = _CONFIG.unpack(config.raw)
+        if receiving != _ALL_PACKETS:  # and leave what else uses the clock as it is: sending is of PTP
+            config.raw = _CONFIG.pack(flags, sending, _ALL_PACKETS)
+            _ask(sock, interface, _SIOCSHWTSTAMP, config)
+        sock.setsockopt(_SOL_PACKET, _TIMESTAMP, _RAW_HARDWARE)
+        return os.open(f"/dev/ptp{number}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise ConfigError(
+            "watch.timestamps", f"{interface} has no stamps of its adapter: {exc.strerror}",
+            "leave out --timestamps adapter, or run as root: it needs CAP_NET_ADMIN and /dev/ptpN",
+        ) from None  # fmt: skip
+
+
+def _ask(sock: socket.socket, interface: str, request: int, data: ctypes.Array[ctypes.c_char]) -> None:
+    fcntl.ioctl(sock, request, struct.pack("16sP16x", interface.encode(), ctypes.addressof(data)))
+
+
 # ---------------------------------------------------------------- the filter: classic BPF
 
 _LD_H, _LD_B, _LD_H_X, _LD_B_X, _LDX_IMM, _LDX_IP = 0x28, 0x30, 0x48, 0x50, 0x01, 0xB1
-_JEQ, _JEQ_X, _JSET, _ADD, _ADD_X, _AND, _RSH, _TAX, _RET = (
-    0x15,
-    0x1D,
-    0x45,
-    0x04,
-    0x0C,
-    0x54,
-    0x74,
-    0x07,
-    0x06,
-)
+_JEQ, _JEQ_X, _JSET, _ADD, _ADD_X = 0x15, 0x1D, 0x45, 0x04, 0x0C
+_AND, _RSH, _TAX, _RET = 0x54, 0x74, 0x07, 0x06
 _PACKET_TYPE, _HARDWARE_TYPE = 0xFFFFF004, 0xFFFFF01C
 """Offsets of ancillary data (linux/filter.h)."""
 _OUTGOING, _LOOPBACK_TYPE = 4, 772

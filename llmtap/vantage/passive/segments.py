@@ -1,4 +1,4 @@
-"""IP packets to TCP segments: headers only, pure. Checksums are not checked: the network card writes them.
+"""Parse IP packets to TCP segments (headers only, pure). Checksums are not checked.
 
 Source: RFC 791, RFC 8200, RFC 9293; link types: tcpdump.org/linktypes.html.
 """

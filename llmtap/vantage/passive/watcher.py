@@ -1,9 +1,9 @@
 """The watching process: packets from the rings, exchanges to the meter.
 
 Run by the supervisor as `python -m llmtap.vantage.passive`, without privileges: it inherits the packet
-sockets. The line on stdin is a WatchSetup as JSON. A packet's time is the kernel's, mapped from the wall
-clock to the monotonic clock; the uncertainty of an exchange is the width of that mapping, however late the
-packet was read.
+sockets. The line on stdin is a WatchSetup as JSON. A packet's time is the kernel's or the adapter's, mapped
+from that one's clock to the monotonic clock; the uncertainty of an exchange is the width of that mapping,
+however late the packet was read.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,9 +21,12 @@ import psutil
 import uvloop
 
 from llmtap.channel.frames import Closing, FrameKind
-from llmtap.clock import Clock, SystemClock, WallAnchor
+from llmtap.clock import AdapterClock, Clock, SystemClock
 from llmtap.log import LogSetup, set_up
 from llmtap.net.lag import make_lag_meter
+from llmtap.net.stream import Timebase
+from llmtap.protocol.http1 import RequestHead
+from llmtap.protocol.inference import SkipRules
 from llmtap.units import decode_special
 from llmtap.vantage.passive.connection import WatchCounts
 from llmtap.vantage.passive.options import WatchOptions
@@ -57,6 +61,8 @@ class WatchSetup(msgspec.Struct, kw_only=True):
     name: str
     packet_fds: list[int]
     """One packet socket for each interface, in their order."""
+    adapter_fds: list[int] = []
+    """The clock of each one's adapter, with `--timestamps adapter`."""
     tap_path: str
     log: LogSetup
 
@@ -64,11 +70,18 @@ class WatchSetup(msgspec.Struct, kw_only=True):
 class _ChannelSink:
     """Frames to the channel, with the exchanges that are running and their uncertainty."""
 
-    def __init__(self, watcher: "Watcher", reporter: Reporter) -> None:
-        self._watcher = watcher
+    def __init__(self, reporter: Reporter, skips: SkipRules, width_ns: Callable[[], int]) -> None:
+        self._skips = skips
+        self._width_ns = width_ns
         self._reporter = reporter
         self._tap = reporter.tap
         self.offer = reporter.tap.offer
+
+    def skips(self, head: RequestHead) -> bool:
+        rule = self._skips.rule_of_head(head.method, head.target, head.headers)
+        if rule is not None:
+            self._reporter.skip(rule)
+        return rule is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
         seq, tapped = self._tap.open(t_ns, data, extra_ns, kind)
@@ -79,7 +92,7 @@ class _ChannelSink:
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
         reporter = self._reporter
         arrival_ns = reporter.arrivals.get(seq, t_ns)
-        closing.lag_ns = max(self._watcher.width_ns, reporter.lag.worst_since(arrival_ns))
+        closing.lag_ns = max(self._width_ns(), reporter.lag.worst_since(arrival_ns))
         reporter.ended(seq, closing.request_bytes, closing.response_bytes)
         self._tap.close_exchange(seq, t_ns, closing)
 
@@ -89,7 +102,12 @@ class _ChannelSink:
 
 
 class Watcher:
-    """Follows the connections of all rings on one event loop."""
+    """Follows the connections of all rings on one event loop.
+
+    Args:
+        adapters: clock of the adapter that stamps the packets of each ring; empty: the kernel stamps them.
+        local: packed addresses of this host.
+    """
 
     def __init__(
         self,
@@ -100,20 +118,22 @@ class Watcher:
         name: str,
         tap_path: str,
         clock: Clock | None = None,
+        adapters: Sequence[Clock] = (),
         local: frozenset[bytes] = frozenset(),
     ) -> None:
         self._loop = loop
         self._clock = clock or SystemClock()
-        mapping = WallAnchor.sample(self._clock)
-        self.width_ns = mapping.width_ns
-        """Width of the mapping from the wall clock to the monotonic clock."""
-        self._offset_ns = mapping.mono_ns - mapping.wall_ns
         self.reporter = Reporter(
             loop, tap_path, options.tap_bytes, make_lag_meter(0), self._clock, name=name,
             clock_name="packet", vantage="passive", counters=self._counters,
         )  # fmt: skip
         self.counts = WatchCounts()
-        sink = _ChannelSink(self, self.reporter)
+        self._adapters = {
+            ring.fd: Timebase(adapter, self.reporter.lag)
+            for ring, adapter in zip(rings, adapters, strict=False)
+        }
+        self._bases = [self.reporter.timebase, *self._adapters.values()]
+        sink = _ChannelSink(self.reporter, SkipRules(options.skip, "watch.skip"), self._width_ns)
         hosts = pack_addresses(options.upstream_hosts)
         self._tables = [
             (ring, ConnectionTable(sink, options.ports, hosts, local=local, counts=self.counts))
@@ -150,30 +170,34 @@ class Watcher:
         await reporter.tap.drain(DRAIN_S)
         reporter.tap.close()
 
+    def _width_ns(self) -> int:
+        return max(base.width_ns for base in self._bases)
+
     def _readable(self, ring: PacketRing, table: ConnectionTable) -> None:
-        timebase = self.reporter.timebase
-        timebase.check()
+        for base in self._bases:
+            base.check()
         now_ns = self._clock.mono_ns()
-        if timebase.steps != self._steps:
-            self._steps = timebase.steps
+        steps = sum(base.steps for base in self._bases)
+        if steps != self._steps:
+            self._steps = steps
             self._doubt_until_ns = now_ns + DOUBT_NS
-            self._map_clocks()
         if ring.newly_lost():
             self._lost_ns = now_ns
             table.ring_lost(now_ns, now=True)
-        packet, buffer, offset_ns = table.packet, ring.buffer, self._offset_ns
+        packet, buffer = table.packet, ring.buffer
+        bases = (self.reporter.timebase, self._adapters.get(ring.fd, self.reporter.timebase))
         if now_ns < self._doubt_until_ns:
-            for wall_ns, start, stop in ring.take():
-                packet(buffer, start, stop, timebase.place(self._clock.mono_ns(), wall_ns))
+            for stamp_ns, which, start, stop in ring.take():
+                packet(buffer, start, stop, bases[which].place(self._clock.mono_ns(), stamp_ns))
             return
-        for wall_ns, start, stop in ring.take():
-            packet(buffer, start, stop, wall_ns + offset_ns)
+        offsets_ns = (bases[0].offset_ns, bases[1].offset_ns)
+        for stamp_ns, which, start, stop in ring.take():
+            packet(buffer, start, stop, stamp_ns + offsets_ns[which])
 
     def _look(self) -> None:
-        """Twice a second: map the clocks anew, sweep, report."""
+        """Twice a second: sweep, and report, which maps the clocks anew."""
         self._timer = self._loop.call_later(STATUS_S, self._look)
         try:
-            self._map_clocks()
             now_ns = self._clock.mono_ns()
             if self._lost_ns and now_ns - self._lost_ns > CALM_NS:
                 self._lost_ns = 0
@@ -189,15 +213,11 @@ class Watcher:
             for seq in [seq for seq in reporter.arrivals if seq not in live]:
                 del reporter.arrivals[seq]
             reporter.report()
+            for base in self._bases[1:]:
+                base.resample()
+            reporter.lag.note(now_ns, self._width_ns())
         except Exception as exc:
             log.exception("event=watch_failed error=%r", str(exc))
-
-    def _map_clocks(self) -> None:
-        fresh = WallAnchor.sample(self._clock)
-        offset_ns = fresh.mono_ns - fresh.wall_ns
-        self.width_ns = fresh.width_ns
-        self.reporter.lag.note(fresh.mono_ns, fresh.width_ns + abs(offset_ns - self._offset_ns))
-        self._offset_ns = offset_ns
 
     def _tell(self) -> None:
         """Log what is not measured: lost packets as they come, each kind of connection once."""
@@ -251,7 +271,8 @@ async def _run(setup: WatchSetup) -> None:
     options = setup.options
     rings = [PacketRing(socket.socket(fileno=fd), options.ring_bytes) for fd in setup.packet_fds]
     watcher = Watcher(
-        loop, options, rings, name=setup.name, tap_path=setup.tap_path, local=local_addresses()
+        loop, options, rings, name=setup.name, tap_path=setup.tap_path,
+        adapters=[AdapterClock(fd) for fd in setup.adapter_fds], local=local_addresses(),
     )  # fmt: skip
     stop = asyncio.Event()
 

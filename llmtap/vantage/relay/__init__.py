@@ -1,1 +1,1 @@
-"""The data plane: accepts, forwards and timestamps, and understands nothing of the body."""
+"""The data plane: accepts, forwards and timestamps; does not parse bodies."""

@@ -1,4 +1,4 @@
-"""A client's connection: request after request, answered in order.
+"""A client connection: requests one after another, answered in order.
 
 Reads heads strictly, gives bodies to the exchange that is running, and keeps what a client sends ahead of its
 answer (pipelining) up to a bound. The connection stays readable during an answer, so that a client's leaving

@@ -1,10 +1,11 @@
-"""What all connections and exchanges of one relay share."""
+"""Shared state of all connections and exchanges of a relay."""
 
 import asyncio
 import logging
 from typing import Final
 
 from llmtap.net.pool import Route
+from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.relay.experiment_router import ExperimentRouter
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.reporter import Reporter
@@ -33,6 +34,7 @@ class RelayContext:
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
         """None where no experiment is configured."""
+        self.skips = SkipRules(options.skip, "relay.skip")
         self.refused: dict[str, int] = {}
         self._warned_ns: dict[str, int] = {}
 

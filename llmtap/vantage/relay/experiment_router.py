@@ -1,4 +1,4 @@
-"""Experiments on the data plane: which arm a request gets, and what that changes about the request.
+"""Experiments in the relay: the arm of a request, and the changes that the arm makes.
 
 A request is assigned to an arm once, as soon as its unit is known: from the head where that is enough,
 otherwise when the body is complete, which until then is held back, up to `body_bytes`. A request without a

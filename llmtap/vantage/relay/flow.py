@@ -1,4 +1,4 @@
-"""One exchange: the request up (`upload.py`), the answer down, and a frame to the tap for each read.
+"""One exchange in the relay: request up (`upload.py`), answer down, and a frame for each read.
 
 The order of things at a read of the answer is the heart of the relay (`Flow.on_data`): the stamp is there
 already; find out whether the answer ends in these bytes; send them to the client; only then report them.
@@ -33,6 +33,8 @@ __all__ = ["Flow"]
 
 QUIET_NS: Final = 200_000_000
 """After this long without a byte, a stream is asked whether the loop has stopped watching it."""
+READ_ON_NS: Final = 2_000_000_000
+"""Time for a client to send the rest of a request that is answered already."""
 # By name: each would be looked up in its class for every read.
 RESPONSE_DATA: Final = FrameKind.RESPONSE_DATA
 ANSWER: Final = FrameKind.ANSWER
@@ -69,7 +71,7 @@ class Flow(FlowState):
     __slots__ = (
         "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part",
         "_keep_client", "_keep_upstream", "_method", "_outcome", "_paused_since_ns", "_scanner", "_stream",
-        "_tap", "_tunnel", "arrival_ns", "finishing", "over", "paused_ns", "status", "upload",
+        "_tap", "_tunnel", "arrival_ns", "finishing", "over", "paused_ns", "reads_on", "status", "upload",
     )  # fmt: skip
 
     def __init__(self, context: RelayContext, client: ExchangeClient, stream: Stream) -> None:
@@ -85,6 +87,7 @@ class Flow(FlowState):
         self._method = b""
         self._tunnel: Tunnel | None = None
         self._answered = False  # the client has got a byte of a final answer
+        self.reads_on = False  # if it fails, the rest of the request is read before its end, for the tap
         self.finishing = False  # the answer is complete, the client's socket has yet to take it
         self._keep_client = True
         self._keep_upstream = False
@@ -182,7 +185,7 @@ class Flow(FlowState):
                     data, self._method, bytes_max=options.head_bytes, fields_max=options.head_fields
                 )
                 if found is not None and found[0].status == 101 and not self.upload.upgrade:
-                    raise PeerProtocolError("the upstream switched protocols unasked", 502)
+                    raise PeerProtocolError("the upstream switched protocols without a request", 502)
             except PeerProtocolError as exc:
                 self._upstream_broke(exc)
                 return
@@ -276,7 +279,7 @@ class Flow(FlowState):
             self._paused_since_ns = 0
 
     def client_drained(self) -> None:
-        """The client's socket has taken all we held."""
+        """The client's socket has taken all we held; or all that was awaited of a request has come."""
         now_ns = mono_ns()
         self.last_ns = now_ns
         if self._paused_since_ns:
@@ -402,10 +405,12 @@ class Flow(FlowState):
         except OSError:
             self.client_gone()
             return
-        if sent:
+        self.finishing, self.reads_on = True, self.reads_on and sent
+        if self.reads_on:
+            self.last_ns = mono_ns()
+            self._stream.resume()
+        elif sent:
             self._finish()
-        else:
-            self.finishing = True
 
     def client_gone(self) -> None:
         """The client has left: the upstream must not go on working for nobody."""
@@ -429,10 +434,12 @@ class Flow(FlowState):
             if self._is_draining():
                 self.last_ns = now_ns
                 return
-        if idle_ns < self._context.options.idle_timeout:
+        if idle_ns < (READ_ON_NS if self.reads_on else self._context.options.idle_timeout):
             return
         is_upstream_deaf = upstream is not None and upstream.pending > 0
-        if self._stream.pending:
+        if self.reads_on:
+            self._finish()
+        elif self._stream.pending:
             self._error = "the client accepted nothing for too long"
             self._outcome = Outcome.CLIENT_CANCELLED
             self.client_gone()
@@ -457,7 +464,7 @@ class Flow(FlowState):
 
     def cut_short(self) -> None:
         """The time to finish is up: ended by the tap, and neither side is to blame."""
-        what = "the tap was stopped and its drain limit is over"
+        what = "llmtap was stopped and its drain time has passed"
         self.fail(503, "tap_stopped", what, Outcome.TRUNCATED if self._answered else Outcome.REJECTED)
         if not self.over:
             self._finish(cut=True)  # a client that does not take what it is sent is not waited for
@@ -476,16 +483,10 @@ class Flow(FlowState):
             assignment.give_room()
         if self.tapped:
             closing = Closing(
-                outcome=self._outcome,
-                status=self.status,
-                error=self._error,
-                paused_ns=self.paused_ns,
-                lag_ns=reporter.lag.worst_since(self.arrival_ns),
-                connect_ns=upload.connect_ns,
-                request_bytes=upload.bytes,
-                response_bytes=self.response_bytes,
-                retries=upload.retries,
-            )
+                outcome=self._outcome, status=self.status, error=self._error, paused_ns=self.paused_ns,
+                lag_ns=reporter.lag.worst_since(self.arrival_ns), connect_ns=upload.connect_ns,
+                request_bytes=upload.bytes, response_bytes=self.response_bytes, retries=upload.retries,
+            )  # fmt: skip
             if assignment is not None:
                 assignment.sign(closing)
             self._tap.close_exchange(self.seq, now_ns, closing)

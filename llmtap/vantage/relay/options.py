@@ -1,9 +1,10 @@
-"""What can be set about the relay: the `[relay]` table of the config file."""
+"""Options of the relay: the `[relay]` table of the configuration file."""
 
 from typing import Annotated, Literal
 
 import msgspec
 
+from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.units import Bytes, Duration
 
 __all__ = ["RelayOptions"]
@@ -40,6 +41,14 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     forwarded_for: Annotated[bool, _help("add the client's address to X-Forwarded-For")] = False
     websocket: Annotated[bool, _help("allow upgrades to WebSocket; the tunnel is measured as well")] = True
 
+    skip: Annotated[
+        tuple[str, ...],
+        _help(
+            "requests that are not inference, as methods (`GET`) and paths with all below them (`/tokenize`):"
+            " forwarded and counted, not measured; `[]`: measure all requests"
+        ),
+    ] = NOT_INFERENCE
+
     head_bytes: Annotated[Bytes, _help("maximum size of a request or response head")] = Bytes(65_536)
     head_fields: Annotated[int, _help("maximum number of field lines in a head", ge=1)] = 256
     streams: Annotated[
@@ -73,6 +82,9 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     idle_timeout: Annotated[Duration, _help("time without any byte after which an exchange is aborted")] = (
         Duration(600 * S)
     )
+    ready_needs_upstream: Annotated[
+        bool, _help("/readyz answers 503 while the upstream accepts no connection; it is asked every 2 s")
+    ] = False
     drain_timeout: Annotated[Duration, _help("maximum time for streams to finish after SIGTERM")] = Duration(
         30 * S
     )

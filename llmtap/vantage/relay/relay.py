@@ -1,4 +1,4 @@
-"""A relay process: its listeners, connections and upstreams, from the first line on stdin to the drain.
+"""The relay process: listeners, connections and upstreams, from its setup on stdin to the drain.
 
 The supervisor runs it as `python -m llmtap.vantage.relay`. The line is a RelaySetup as JSON; the listening
 sockets are inherited file descriptors, so they outlive this process and no connection is refused during its
@@ -22,10 +22,11 @@ from llmtap import native
 from llmtap.channel.experiment import Experiment, read_switch
 from llmtap.clock import Clock, SystemClock
 from llmtap.log import LogSetup, set_up
+from llmtap.net.failures import failure_said
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.listener import Listener, bound_url
 from llmtap.net.pool import Origin, Pool, Route, parse_origin
-from llmtap.net.stream import keep_stamps_on, open_stream
+from llmtap.net.stream import Stream, keep_stamps_on, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
 from llmtap.units import decode_special
 from llmtap.vantage.relay.connection import ClientConnection
@@ -37,6 +38,8 @@ from llmtap.vantage.reporter import PROBE_GRAIN_NS, PROBE_NS, STATUS_S, Reporter
 __all__ = ["Relay", "RelaySetup", "main"]
 
 SWEEP_S = 0.25
+ASK_S = 2.0
+"""Time between two checks of the upstream, where readiness depends on it."""
 SWEEP_SLICE = 256
 """Connections checked in one go: a sweep over ten thousand must not hold the loop for milliseconds."""
 KERNEL_FLOOR_NS = 50_000
@@ -48,6 +51,37 @@ ORPHAN_DRAIN_S = 20.0
 after us."""
 
 log = logging.getLogger(__name__)
+
+
+class _UpstreamCheck:
+    """Waiter for a connection to an upstream that is closed at once: whether the upstream is there."""
+
+    def __init__(self, origin: Origin, pool: Pool) -> None:
+        self.up: bool | None = None
+        self._url = f"{'https' if origin.tls else 'http'}://{origin.authority.decode()}"
+        self._pool = pool
+
+    def ask(self) -> None:
+        self._pool.connect(self)
+
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        if self.up is False:
+            log.info("event=upstream_reachable upstream=%s", self._url)
+        self.up = True
+        stream.close()
+
+    def on_connect_failed(self, error: OSError) -> None:
+        if self.up is not False:
+            log.warning(
+                "event=upstream_unreachable upstream=%s error=%r hint=%r",
+                self._url, failure_said(error), "is the gateway running, and relay.upstream right?",
+            )  # fmt: skip
+        self.up = False
+
+    def on_data(self, data: bytes, t_ns: int) -> None: ...
+    def on_eof(self) -> None: ...
+    def on_lost(self, error: OSError | None) -> None: ...
+    def on_drained(self) -> None: ...
 
 
 class Relay:
@@ -80,6 +114,7 @@ class Relay:
         )  # fmt: skip
         self.tap = reporter.tap
         self._pools: list[Pool] = []
+        self._checks: list[_UpstreamCheck] = []
         origin = parse_origin(options.upstream, "relay.upstream")
         route = self._route_to(origin, options.upstream_server_name)
         self.pool = route.pool
@@ -120,6 +155,7 @@ class Relay:
             server_name=server_name,
         )
         self._pools.append(pool)
+        self._checks.append(_UpstreamCheck(origin, pool))
         return Route(origin, origin.authority if options.host == "upstream" else None, pool)
 
     # ---------------------------------------------------------------- the experiment
@@ -162,7 +198,10 @@ class Relay:
         self.tap.connect()
         for sock in sockets:
             self._listeners.append(Listener(self.loop, sock, self._accept, self._accept_failed))
-        for work in (self._sweep_for_ever, self._report_for_ever):
+        vital = [self._sweep_for_ever, self._report_for_ever]
+        if self.options.ready_needs_upstream:
+            vital.append(self._ask_for_ever)
+        for work in vital:
             self._keep(work(), work.__name__).add_done_callback(self._vital_over)
 
     def _keep(self, coroutine: "asyncio._CoroutineLike[None]", name: str) -> asyncio.Task[None]:
@@ -205,6 +244,16 @@ class Relay:
             await asyncio.sleep(STATUS_S)
             self.reporter.report()
 
+    def ask_upstreams(self) -> None:
+        """Connect to each upstream once; log a warning for one that is not there."""
+        for check in self._checks:
+            check.ask()
+
+    async def _ask_for_ever(self) -> None:
+        while True:
+            self.ask_upstreams()
+            await asyncio.sleep(ASK_S)
+
     def _counters(self) -> dict[str, Any]:
         """The fields of RelayStatus that only a relay has."""
         return {
@@ -215,6 +264,7 @@ class Relay:
             "upstream_unsolicited": sum(pool.unsolicited for pool in self._pools),
             "accepted": self._accepted,
             "refused": self.context.refused,
+            "upstream_up": bool(self._checks[0].up) if self.options.ready_needs_upstream else None,
         }
 
     # ---------------------------------------------------------------- accepting
@@ -315,6 +365,8 @@ class RelaySetup(msgspec.Struct, kw_only=True):
     tap_path: str
     log: LogSetup
     experiment: Experiment | None = None
+    asks_upstream: bool = False
+    """Warn if the upstream is not there."""
 
 
 def main() -> int:
@@ -356,6 +408,8 @@ async def _run(setup: RelaySetup) -> int:
     if setup.experiment is not None:
         await relay.briefed()  # connections wait in the kernel meanwhile
     relay.start(socks)
+    if setup.asks_upstream:
+        relay.ask_upstreams()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     log.info(

@@ -1,4 +1,4 @@
-"""After an upgrade: two connections spliced into one, both ways, with back-pressure and stamps.
+"""Tunnel after an upgrade: two spliced connections with back-pressure and timestamps.
 
 Each side's end is passed on behind all its bytes, and the tunnel is over when both ends have been. A side
 with TLS cannot close one way only: after its end it is soon gone, and once the other's end has been passed to

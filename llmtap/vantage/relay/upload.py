@@ -1,4 +1,4 @@
-"""The way of one request to the upstream: the connection, the bytes, and the frames about them.
+"""Upload of one request: the upstream connection, the bytes, and the frames about them.
 
 A request is sent again, once, only when a kept-alive connection turned out to be closed before it answered a
 single byte, and either nothing of the request had left this process or its method is idempotent (RFC 9110
@@ -53,11 +53,15 @@ class UploadOwner(Waiter, Protocol):
     last_ns: int
     over: bool
     finishing: bool
+    reads_on: bool
 
     def fail(
         self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
     ) -> None:
         """End the exchange badly."""
+
+    def client_drained(self) -> None:
+        """End an exchange that only waits for its client."""
 
 
 class Upload:
@@ -113,8 +117,12 @@ class Upload:
             # RFC 9110 7.8: HTTP/1.0 has no upgrades.
             wanted = context.options.websocket and head.version == (1, 1)
             self.upgrade = wanted and head.upgrade.lower() == b"websocket"
+        rule = context.skips.rule_of_head(head.method, head.target, head.headers)
+        if rule is not None:
+            context.reporter.skip(rule)
+        skipped = rule is not None
         assignment = None
-        if context.router is not None:
+        if context.router is not None and not skipped:
             self.assignment = assignment = context.router.assign(head, context.tap.ledger.opened + 1)
         holds = assignment is not None and assignment.holds
         if assignment is not None and not holds:
@@ -122,11 +130,13 @@ class Upload:
         if not holds:
             # Nearly every request is complete by now: then it is one send, one frame, and no scanner.
             if head.framing is NONE:
-                return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns)
+                return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns, skipped)
             if head.framing is LENGTH and len(data) - head_end >= head.length:
-                return self._start_whole(head, data, head_end, head_end + head.length, arrival_ns, t_ns)
-        note = None if assignment is None else assignment.note
-        flow.seq, flow.tapped = context.tap.open(arrival_ns, data[:head_end], arm=note)
+                end = head_end + head.length
+                return self._start_whole(head, data, head_end, end, arrival_ns, t_ns, skipped)
+        if not skipped:
+            note = None if assignment is None else assignment.note
+            flow.seq, flow.tapped = context.tap.open(arrival_ns, data[:head_end], arm=note)
         self.bytes = head_end
         refused = NO_TRAILERS if assignment is None else assignment.refused_trailers
         self._scanner = scanner_for(head.framing, head.length, refused_trailers=refused)
@@ -141,7 +151,14 @@ class Upload:
         return rest
 
     def _start_whole(
-        self, head: RequestHead, data: bytes, head_end: int, end: int, arrival_ns: int, t_ns: int
+        self,
+        head: RequestHead,
+        data: bytes,
+        head_end: int,
+        end: int,
+        arrival_ns: int,
+        t_ns: int,
+        skipped: bool,
     ) -> bytes:
         flow, tap = self._flow, self._context.tap
         whole, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
@@ -165,8 +182,9 @@ class Upload:
                 self._sent = True
             except OSError:
                 pass
-        note = None if self.assignment is None else self.assignment.note
-        flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, note)
+        if not skipped:
+            note = None if self.assignment is None else self.assignment.note
+            flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, note)
         if not tried and upstream is not None:
             self._send(request)
         elif upstream is None:
@@ -180,7 +198,10 @@ class Upload:
         flow = self._flow
         if flow.finishing:
             # Nobody is there to take it: it neither waits for a connection nor keeps the exchange alive.
-            return self._scan(data, t_ns)[1]
+            rest = self._scan(data, t_ns)[1]
+            if self.end_ns and flow.reads_on:
+                flow.client_drained()
+            return rest
         flow.last_ns = t_ns
         data, rest = self._scan(data, t_ns)
         if not flow.over and not self.broken:
@@ -307,6 +328,7 @@ class Upload:
         """There is no connection to be had: the exchange fails."""
         self._attempt = None
         flow, context = self._flow, self._context
+        flow.reads_on = not self.end_ns and flow.tapped  # its body has the model
         if isinstance(error, TimeoutError):
             what = "the upstream did not accept a connection in time"
             flow.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)

@@ -2,10 +2,10 @@
 
 If each word is one token, the wanted length minus the overhead is the answer, and one count proves it.
 Otherwise the counts so far give the tokens per word for the next guess, and the rest is filled with a
-repeated atom, as in seed 003. What cannot be fitted (a template longer than the prompt, a tokenizer with an
-atom of several tokens) comes as near as possible and states the difference.
+repeated atom, as in exo-bench's methodology. What cannot be fitted (a template longer than the prompt, a
+tokenizer with an atom of several tokens) comes as near as possible and states the difference.
 
-Source: seed 003, "Prompt Construction", which searches by bisection over the atom alone.
+Source: exo-bench's methodology, "Prompt Construction", which searches by bisection over the atom alone.
 """
 
 import functools

@@ -26,7 +26,7 @@ class Prompt:
     text: str = ""
     """The user's message."""
     ids: Sequence[int] = ()
-    """The prompt as tokens, if the workload prescribes them (IETF seed 000, A.1.4)."""
+    """The prompt as tokens, if the workload prescribes them (IETF draft, A.1.4)."""
     system: str = ""
     """System prompt; most shared prefixes are one."""
     history: tuple[tuple[str, str], ...] = ()
@@ -75,7 +75,7 @@ class Workload(Protocol):
 
 
 CL100K_IDS: Final = 100_256
-"""Ids of cl100k_base without special ones: seed 000, A.1.4 draws from 0 to 100255."""
+"""Ids of cl100k_base without special ones: the IETF draft, A.1.4 draws from 0 to 100255."""
 _WORD_BITS: Final = 32
 
 

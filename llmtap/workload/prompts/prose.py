@@ -31,7 +31,7 @@ QUESTION: Final = (
     " which lines of the text you took it from. Name each place only once, in the order in which they were"
     " found, and say so where the text does not tell what you want to know at all."
 )
-"""Question of seed 000, A.5: 100 tokens."""
+"""Question of the IETF draft, A.5: 100 tokens."""
 
 
 class ProseWriter(Protocol):
@@ -42,7 +42,7 @@ class ProseWriter(Protocol):
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """Domain and language (seed 000, 4.3.1)."""
+        """Domain and language (IETF draft, 4.3.1)."""
         ...
 
 
@@ -97,7 +97,7 @@ class ProseWords:
 
 
 class Document:
-    """[document][question]: words, and the same question of 100 tokens at the end (seed 000, A.5)."""
+    """[document][question]: words, and the same question of 100 tokens at the end (IETF draft, A.5)."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
         """At least the question and one token, else only the question's beginning."""

@@ -386,7 +386,7 @@ class TextCounter:
 class ChatCounter:
     """Counts the rendered chat template: special tokens, roles, and the start of the answer.
 
-    Source: seed 003, "Prompt Construction": the overhead is measured with a sample message.
+    Source: exo-bench's methodology, "Prompt Construction": the overhead is measured with a sample message.
     """
 
     way = CHAT_TEMPLATE

@@ -30,8 +30,12 @@ from llmtap.bench.compliance.judge import (
     judge_comparison,
     listing,
 )
+from llmtap.bench.report.texts import full_markdown, minimum_text
 from llmtap.bench.run.test import TESTS
 from llmtap.bench.run.test import test_named as named
+from llmtap.bench.tests.mixes import LONG, SHORT, ClassMix
+from llmtap.workload.registry import workload_named
+from tests.support.results.bench_documents import bench_document
 from tests.support.results.compliance_reports import GONE, changed, report_of_test
 
 GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}
@@ -146,6 +150,48 @@ def test_the_listing_has_all_demands() -> None:
     assert [cells[0] for cells in table.rows] == [one.id for one in REQUIREMENTS]
     of = {cells[0]: cells[2] for cells in table.rows}
     assert (of["4.1-1"], of["5.3.2-1"], of["6.1-1a"]) == ("all tests", "tradeoff", "comparisons")
+
+
+CLASSES = ClassMix((SHORT, LONG)).describe()
+WITHOUT_FILE = {
+    name: workload_named(name, "tests").describe() for name in ("conversation", "code-completion")
+}
+W = "steps.*.result.plan.workload"
+NA = "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("test", "violation", "unmet"),
+    [
+        ("fairness", {W: {**CLASSES, "name": "synthetic-skewed"}}, "5.6.2-1"),
+        ("guardrail-overhead", {W: WITHOUT_FILE["conversation"]}, "4.3.3-4a"),
+        ("guardrail-overhead", {W: WITHOUT_FILE["conversation"]}, "5.10.2-1"),
+        ("prefix-cache", {W: WITHOUT_FILE["code-completion"]}, "5.7.2-1"),
+        ("ttft", {f"{W}.input.max": 128}, "4.3.2.1-1"),  # a file of one's own with a standard name
+        ("itl", {"params.output_tokens": 64}, "5.4.2-1"),
+        ("long-context", {f"{W}.output.tokens": 16}, "5.9.2-1"),
+        ("ttft", {"steps.*.result.plan.body.stream": False}, "4.2.2-1"),
+        ("ttft", {"warmups.0.requests": 10}, "4.5.1-1b"),
+        ("ttft", {"steps.*.result.plan.arrivals.arrivals": "uniform"}, "5.1.2.2-1"),
+        ("tradeoff", {"steps.*.result.load.mode": "closed"}, "5.3.2-1"),
+        ("fairness", {"measurements.classes.long.sent": 12}, "5.6.2-p2"),
+        ("capacity", {"sut.tokenizer.name": None}, "4.4.1-1a"),
+        ("memory-pressure", {"params.levels": [50, 100]}, "5.8.2-p1"),
+    ],
+)
+def test_a_planted_violation_is_not_met_and_stands_in_both_reports(
+    test: str, violation: dict[str, Any], unmet: str
+) -> None:
+    sound, planted = (changed(report_of_test(test), one) for one in ({}, violation))
+    for report in (sound, planted):
+        report["compliance"] = judge(report).to_dict()
+    before, after = ({row["id"]: row for row in report["compliance"]["rows"]} for report in (sound, planted))
+    assert (before[unmet]["status"], after[unmet]["status"]) in (("met", "not met"), (NA, "not met"))
+    said = f"{unmet} not met ({after[unmet]['level']}): {after[unmet]['says']} Found: "
+    for text in (minimum_text(bench_document(planted)), full_markdown(bench_document(planted))):
+        assert said in text
+        assert "No deviation" not in text
+    assert said not in minimum_text(bench_document(sound))
 
 
 def places(tree: Any, before: str = "") -> list[str]:

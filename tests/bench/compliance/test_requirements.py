@@ -7,6 +7,7 @@ import pytest
 from llmtap.bench.compliance.evidence import Requirement, Status
 from llmtap.bench.compliance.judge import COMPARISON, REQUIREMENTS
 from llmtap.bench.run.test import TESTS
+from llmtap.workload.registry import workload_named
 from tests.support.results.compliance_reports import GONE, changed, report_of_test
 
 BY_ID = {row.id: row for row in REQUIREMENTS}
@@ -19,6 +20,7 @@ ON = {"input_filter": True, "output_filter": True}
 REMOTE = {"placement": "remote", "synchronization": "NTP (chrony)", "accuracy": "2ms"}
 GATEWAY = {"sut.boundary": "application gateway"}
 DATA = {"file": "a.json", "version": "sha256", "subset": "shuffled", "preprocessing": "none"}
+DESCRIBED = workload_named("long-context-uniform", "tests").describe()
 CLOSED = {f"{S}.load.mode": "closed"}
 JAIN = "Jain\N{RIGHT SINGLE QUOTATION MARK}s Fairness Index"
 LATE: dict[str, Any] = {
@@ -108,7 +110,7 @@ SETUP: list[Case] = [
     ("4.3.1-1a", "ttft", {f"{S}.plan.workload.input": {**EMPIRICAL, "points": [[50, 9]]}}, "met", "in"),
     ("4.3.1-1a", "long-context", {f"{S}.plan.input_tokens": 1_024}, "met", "input: fixed, 1,024 tokens"),
     ("4.3.1-1a", "ttft", TRACE, "met", "input: empirical n 4 mean 45 min 30 max 60 in tokens"),
-    ("4.3.1-1a", "ttft", {**TRACE, f"{S}.plan.lengths.input": {}}, "not met", "a.csv does not tell"),
+    ("4.3.1-1a", "ttft", {**TRACE, f"{S}.plan.lengths.input": {}}, "not met", "a.csv does not report"),
     ("4.3.1-1a", "ttft", {**TRACE, f"{S}.plan.lengths": None}, "not met", "those of the trace a.csv"),
     ("4.3.1-1b", "ttft", TRACE, "met", "output: empirical n 4 mean 6.5 in tokens, by max_tokens"),
     ("4.3.1-1b", "ttft", {}, "met", "output: uniform min 64 max 256 in tokens, by max_tokens"),
@@ -122,10 +124,10 @@ SETUP: list[Case] = [
     ("4.3.2.1-1", "ttft", {f"{S}.plan.workload.name": "conversation"}, "not met", "synthetic-uniform"),
     ("4.3.2.1-1", "ttft", {"sut.boundary": None}, "cannot tell", "boundary"),
     ("4.3.2.1-1", "ttft", GATEWAY, "not applicable", "application gateway"),
-    ("4.3.2.3-1", "guardrail-overhead", GATEWAY, "met", "which parts from A.3.1"),
+    ("4.3.2.3-1", "guardrail-overhead", GATEWAY, "met", "; A.3.2, 4.3.2.3: they do not"),
     ("4.3.2.3-1", "ttft", GATEWAY, "not met", "synthetic-uniform, not conversation"),
     ("4.3.2.5-1", "long-context", {f"{S}.plan.workload.name": "conversation"}, "not met", "long-context"),
-    ("4.3.2.5-1", "long-context", {f"{S}.plan": {}}, "cannot tell", "not told"),
+    ("4.3.2.5-1", "long-context", {f"{S}.plan": {}}, "cannot tell", "not reported"),
     ("4.3.3-1", "ttft", {f"{S}.plan.seed": None}, "not met", "no seed"),
     ("4.3.3-2", "ttft", {"seed": None}, "not met", "no seed"),
     ("4.3.3-3", "ttft", {"exact_requests": None}, "met", "made again by llmtap 1.0 with seed 42"),
@@ -179,18 +181,18 @@ SETUP: list[Case] = [
     ("4.6.1-2", "ttft", {}, "not met", "SSE, not gRPC"),
     ("4.6.1-2", "ttft", {"target.url": "grpc://host:1"}, "met", "gRPC"),
     ("4.6.1-2", "ttft", {"target.url": "host"}, "cannot tell", "protocol"),
-    ("4.6.2-1a", "ttft", {"sut.protocol": None, "target.url": "host"}, "not met", "not told"),
+    ("4.6.2-1a", "ttft", {"sut.protocol": None, "target.url": "host"}, "not met", "not reported"),
     ("4.6.2-1a", "ttft", {"sut.protocol": "gRPC"}, "not met", "gRPC is declared, and SSE was spoken"),
     ("4.6.2-1a", "ttft", {"sut.protocol": None}, "met", "SSE"),
     ("4.6.2-1b", "ttft", {}, "met", "100.0% of 100,000 chunks"),
-    ("4.6.2-1b", "ttft", {"sut.chunking": None, f"{S}.chunking": {}}, "not met", "not told"),
+    ("4.6.2-1b", "ttft", {"sut.chunking": None, f"{S}.chunking": {}}, "not met", "not reported"),
     ("4.6.2-1c", "ttft", {f"{S}.metrics.itl.policy": {}}, "cannot tell", "no gap"),
     ("4.6.2-1c", "ttft", {f"{S}.metrics.itl.policy": {"B-even; tokens by usage": 9}}, "met",
      "B (even); tokens by usage: 9 answers"),
     ("4.6.3-1", "ttft", {"itl_option": None}, "not met", "none of A, B and C"),
     ("4.6.3-1", "ttft", {"itl_option": "A"}, "met", "time between chunks"),
     ("4.6.3-1", "ttft", {"itl_option": "A + B (even)"}, "met", "distributed"),
-    ("4.6.3-1", "ttft", {"itl_option": "C"}, "not met", "told no times"),
+    ("4.6.3-1", "ttft", {"itl_option": "C"}, "not met", "reported no times"),
     ("4.6.3-2", "ttft", {"itl_option": "C", f"{S}.metrics.itl_server.n": 90}, "met", "90 gaps"),
     ("4.6.3-2", "ttft", {f"{S}.metrics.itl_server.n": 90}, "not met", "the option is B (even)"),
     ("4.6.3-2", "ttft", {}, "not applicable", "no times"),
@@ -208,6 +210,8 @@ SETUP: list[Case] = [
     ("4.7.2-3", "ttft", {"sut.clock": {**REMOTE, "accuracy": None}}, "not met", "accuracy"),
     ("4.7.3-1", "ttft", {**GATEWAY, "sut.clock": REMOTE}, "not met", "round trip"),
     ("4.7.3-1", "ttft", {**GATEWAY, "sut.clock": REMOTE, "notes": ["RTT 0.4 ms"]}, "met", "RTT 0.4 ms"),
+    ("4.7.3-1", "ttft", {
+        **GATEWAY, "sut.clock": REMOTE, "configuration": {"Round trip (4.7.3)": "0.4 ms"}}, "met", "0.4 ms"),
     ("4.7.3-2", "ttft", {"notes": ["0.4 ms were subtracted"]}, "met", "subtracted"),
     ("4.7.3-3", "ttft", {"notes": ["0.4 ms were subtracted"]}, "met", "subtracted"),
     ("4.7.3-3", "ttft", {}, "not applicable", "adjusted"),
@@ -222,7 +226,7 @@ SETUP: list[Case] = [
     ("4.8.1-1c", "ttft", {"sut.guardrails": {**ON, "names": []}}, "not applicable", "no name is known"),
     ("4.8.1-1c", "ttft", {"sut.guardrails": {}}, "not met", "neither"),
     ("4.8.1-1d", "ttft", {"refused": 3}, "met", "3 of 10,000"),
-    ("4.8.1-1d", "ttft", {"refused": None}, "not met", "not told"),
+    ("4.8.1-1d", "ttft", {"refused": None}, "not met", "not reported"),
     ("4.8.2-1", "ttft", {**GATEWAY, "sut.guardrails": ON}, "met", "on"),
     ("4.8.2-1", "ttft", {**GATEWAY, "sut.guardrails": OFF}, "not met", "off"),
     ("4.8.2-1", "ttft", {**GATEWAY, "sut.guardrails": {}}, "cannot tell", "not declared"),
@@ -373,7 +377,7 @@ PROCEDURES: list[Case] = [
     ("5.8.3-p2", "memory-pressure", {"steps.2.result.window.seconds": 30.0}, "not met", "30.0 s, 120 s"),
     ("5.8.5-p1", "memory-pressure", WITHOUT_TABLES, "not met", "Table 11"),
     ("5.9.2-1", "long-context", {f"{S}.plan.workload.name": "synthetic-uniform"}, "not met", "long-context"),
-    ("5.9.2-1", "long-context", {f"{S}.plan.workload.name": "long-context-uniform"}, "met", "uniform"),
+    ("5.9.2-1", "long-context", {f"{S}.plan.workload": DESCRIBED}, "met", "long-context-uniform"),
     ("5.9.2-p1", "long-context", {"params.output_tokens": 16}, "not met", "answers of 16 tokens"),
     ("5.9.2-p1", "long-context", {"params": {}}, "cannot tell", "length of answers"),
     ("5.9.2-p2", "long-context", {}, "met", "1 at a time"),

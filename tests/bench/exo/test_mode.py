@@ -102,7 +102,9 @@ def test_rates_are_those_of_the_server_s_truth() -> None:
 def test_without_the_cache_every_prompt_is_computed() -> None:
     async def measured() -> ExoResult:
         async with engine(behind=cached()) as e:
-            return await bench(e.url, ExoGrid(pp=[64], tg=[4], concurrency=[1, 2], repeat=2))
+            return await bench(
+                e.url, ExoGrid(pp=[64], tg=[4], concurrency=[1, 2], repeat=2, distinct_prompts=True)
+            )
 
     result = play(measured(), LIMIT_S)
     assert {r.prefix_cache_hit for r in result.runs} == {"none"}
@@ -164,7 +166,7 @@ def test_it_stops_between_batches_and_tells_what_it_has() -> None:
     class Stopping(Silent):
         bench: ExoBench
 
-        def step(self, name: str, said: str) -> None:
+        def step(self, name: str, said: str, seconds: float | None = None) -> None:
             super().step(name, said)
             if len(self.steps) == 3:
                 self.bench.stop()
@@ -201,15 +203,23 @@ def test_prompts_have_their_tokens_by_the_chat_template(tmp_path: Path, alike: b
 
 def test_prompts_that_are_not_alike_differ_from_their_first_word() -> None:
     counter = load_counter(OWN, chat=True, place="")
-    prompts = Prompts(counter, alike=False, seed=PROMPT_SEED)
+    prompts = Prompts(counter, alike=False, seed=PROMPT_SEED, distinct=True)
     texts = [prompt.text for _ in range(4) for prompt, _ in prompts.make(64, 50)]
     in_a_row = counter.words.distinct // 2  # the other half begin blocks of traces
     assert in_a_row == 128
     for begin in range(200 - in_a_row):
         assert len({text.split()[0] for text in texts[begin : begin + in_a_row]}) == in_a_row
     assert len({tuple(text.split()[:2]) for text in texts}) == 200
-    other = Prompts(counter, alike=False, seed=PROMPT_SEED + 1).make(64, 50)
+    other = Prompts(counter, alike=False, seed=PROMPT_SEED + 1, distinct=True).make(64, 50)
     assert not {prompt.text for prompt, _ in other} & set(texts), "another seed, other prompts"
+
+
+def test_the_requests_of_a_batch_share_a_prompt_that_no_other_batch_has() -> None:
+    """Seed 003, "Concurrency": "The prompt is built once and shared across all threads."."""
+    prompts = Prompts(load_counter(OWN, chat=True, place=""), alike=False, seed=PROMPT_SEED)
+    batches = [[prompt.text for prompt, _ in prompts.make(64, 4)] for _ in range(3)]
+    assert [len(set(batch)) for batch in batches] == [1, 1, 1]
+    assert len({batch[0].split()[0] for batch in batches}) == 3
 
 
 def test_prompts_that_are_alike_are_each_other_s_beginning() -> None:

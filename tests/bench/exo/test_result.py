@@ -20,7 +20,8 @@ from llmtap.bench.exo.result import (
 )
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries
+from llmtap.load.monitor.timeseries import Columns
+from llmtap.net.server_metrics import MonitorSeries
 from tests.support.traffic.exchanges import streamed
 
 MS = 1_000_000

@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trustme
 from aiohttp import web
 
 from llmtap.bench.exo.mode import ExoGrid
+from llmtap.bench.exo.placement import PlacementWish
 from llmtap.bench.exo.result import ExoResult
 from llmtap.bench.exo.server import Placement, placement_of
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, LlmtapError
 from tests.bench.exo.exo import LIMIT_S, bench
 from tests.support.servers.peer import play
 
@@ -48,6 +50,9 @@ class Asked:
         self.bodies: list[dict[str, Any]] = []
         self.nodes_asked = 0
 
+    def routes(self) -> list[web.RouteDef]:
+        return []
+
     async def models(self, request: web.Request) -> web.Response:
         models = [{"id": "m/one", "owned_by": self.owner}, {"id": "m/two", "owned_by": self.owner}]
         return web.json_response({"object": "list", "data": models})
@@ -74,6 +79,7 @@ async def served(server: Asked, tls: ssl.SSLContext | None = None) -> AsyncItera
     app.router.add_get("/state/nodeSystem", server.nodes)
     app.router.add_post("/bench/chat/completions", server.chat)
     app.router.add_post("/v1/chat/completions", server.chat)
+    app.router.add_routes(server.routes())
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
@@ -138,12 +144,176 @@ def test_exo_s_own_rates_come_through(hit: str, cached: int) -> None:
     assert result.runs[0].batch.energy.average_power_w == pytest.approx(100.0)
 
 
-def test_an_exact_hit_of_exo_has_no_rate_of_its_own() -> None:
+def test_an_exact_hit_of_exo_has_the_stored_rate_that_exo_reports() -> None:
+    """Seed 003: "The reported prompt_tps is the TPS from when the cache entry was originally created"."""
     server = Asked("exo", whole(60, generation_stats=stats("exact")))
     (one,) = play(against(server, use_prefix_cache=True), LIMIT_S).runs
     assert server.bodies[0]["use_prefix_cache"] is True
-    assert (one.prefix_cache_hit, one.stats.prompt_tps, one.prompt_tps_stored) == ("exact", None, False)
+    assert (one.prefix_cache_hit, one.stats.prompt_tps, one.prompt_tps_stored) == ("exact", 1_234.5, True)
     assert one.timing == "server" and one.stats.generation_tps == pytest.approx(40.0)
+    assert one.stats.peak_memory_usage == {"inBytes": 5}
+    assert one.peak_memory_source == "the server's generation_stats"
+    assert "download_duration_s" not in json.loads(msgspec.json.encode(one))
+
+
+def preview(meta: str, sharding: str, *nodes: str, error: str | None = None) -> dict[str, Any]:
+    """One of exo's `/instance/previews`."""
+    name = f"{meta}-{sharding}-{len(nodes)}"
+    instance = {
+        f"{meta}Instance": {
+            "instanceId": name,
+            "shardAssignments": {
+                "modelId": "m/one",
+                "runnerToShard": {f"{name}-{n}": {f"{sharding}ShardMetadata": {"on": n}} for n in nodes},
+                "nodeToRunner": {n: f"{name}-{n}" for n in nodes},
+            },
+        }
+    }
+    return {
+        "model_id": "m/one",
+        "sharding": sharding,
+        "instance_meta": meta,
+        "instance": instance,
+        "error": error,
+    }
+
+
+PREVIEWS = [
+    preview("MlxRing", "Pipeline", "n1"), preview("MlxRing", "Tensor", "n1"),
+    preview("MlxRing", "Pipeline", "n1", "n2"), preview("MlxJaccl", "Tensor", "n1", "n2"),
+    preview("MlxJaccl", "Pipeline", "n1", "n2"), preview("MlxJaccl", "Tensor", "n1", "n2", "n3", error="no"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wish", "fits"),
+    [
+        (PlacementWish(), [0, 2, 3, 4]),
+        (PlacementWish(instance_meta="jaccl", sharding="tensor", nodes_min=2, nodes_max=2), [3]),
+        (PlacementWish(instance_meta="ring", nodes_min=2), [2]),
+        (PlacementWish(sharding="tensor", nodes_max=1), [1]),
+        (PlacementWish(nodes_min=3), []),
+    ],
+)
+def test_a_placement_is_chosen_by_the_options_of_the_document(wish: PlacementWish, fits: list[int]) -> None:
+    assert [i for i, one in enumerate(PREVIEWS) if wish.fits(one)] == fits
+
+
+class Cluster(Asked):
+    """An exo cluster with its documented endpoints: n2 has to download, and runners load for a while."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__("exo", whole(0, generation_stats=stats("none")))
+        self.fails = fails
+        self.calls: list[tuple[str, Any]] = []
+        self.instances: dict[str, Any] = {}
+        self.downloading: list[str] = []
+        self.looks = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/instance/previews", self.previews), web.get("/state/downloads/{node}", self.downloads),
+            web.post("/download/start", self.start), web.post("/instance", self.create),
+            web.get("/state/instances/{id}", self.instance), web.get("/state/runners/{id}", self.runner),
+            web.delete("/instance/{id}", self.delete),
+        ]  # fmt: skip
+
+    async def state(self, request: web.Request) -> web.Response:
+        return web.json_response({"instances": {"i1": INSTANCE, **self.instances}})
+
+    async def nodes(self, request: web.Request) -> web.Response:
+        self.nodes_asked += 1
+        told = {"gpuUsage": 0.9, "temp": 50.0, "sysPower": 40.0, "pcpuUsage": 0.25, "ecpuUsage": 0.5}
+        return web.json_response({"n1": told})
+
+    async def previews(self, request: web.Request) -> web.Response:
+        assert request.query["model_id"] == "m/one"
+        return web.json_response({"previews": PREVIEWS})
+
+    async def downloads(self, request: web.Request) -> web.Response:
+        node = request.match_info["node"]
+        shard = {"TensorShardMetadata": {"modelCard": {"modelId": "m/one"}}}
+        if node == "n2" and node not in self.downloading:
+            return web.json_response([])
+        return web.json_response([{"DownloadCompleted": {"shardMetadata": shard}}])
+
+    async def start(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls.append(("download", body))
+        self.downloading.append(body["targetNodeId"])
+        return web.json_response({})
+
+    async def create(self, request: web.Request) -> web.Response:
+        instance = (await request.json())["instance"]
+        ((_, inner),) = instance.items()
+        self.calls.append(("create", inner["instanceId"]))
+        self.instances[inner["instanceId"]] = instance
+        return web.json_response({})
+
+    async def instance(self, request: web.Request) -> web.Response:
+        found = self.instances.get(request.match_info["id"])
+        return web.json_response(found, status=404 if found is None else 200)
+
+    async def runner(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        if self.fails:
+            return web.json_response({"RunnerFailed": {"errorMessage": "no memory"}})
+        return web.json_response({"RunnerReady": {}} if self.looks > 4 else {"RunnerLoading": {}})
+
+    async def delete(self, request: web.Request) -> web.Response:
+        self.calls.append(("delete", request.match_info["id"]))
+        del self.instances[request.match_info["id"]]
+        return web.json_response({})
+
+
+WISH = PlacementWish(instance_meta="jaccl", sharding="tensor", nodes_min=2, nodes_max=2)
+"""As in the example of seed 003, "Reproducing Results"."""
+
+
+def test_the_model_is_downloaded_placed_measured_and_removed() -> None:
+    cluster = Cluster()
+
+    async def measured() -> ExoResult:
+        async with served(cluster):
+            return await bench(cluster.url, ExoGrid(pp=[60], tg=[9]), model="m/one", placement=WISH)
+
+    result = play(measured(), LIMIT_S)
+    name = "MlxJaccl-Tensor-2"
+    assert cluster.calls == [
+        ("download", {"targetNodeId": "n2", "shardMetadata": {"TensorShardMetadata": {"on": "n2"}}}),
+        ("create", name), ("delete", name),
+    ]  # fmt: skip
+    (one,) = result.runs
+    assert (one.placement_sharding, one.placement_instance_meta, one.placement_nodes) == (
+        "Tensor",
+        "MlxJaccl",
+        2,
+    )
+    assert isinstance(one.download_duration_s, float)
+    series = result.system_metrics["nodes"]["n1"]["series"]
+    assert (series["performance_cores"]["values"][0], series["efficiency_cores"]["values"][0]) == (0.25, 0.5)
+    assert series["power"]["values"][0] == 40.0
+
+
+def test_an_instance_that_fails_is_removed_and_the_reason_told() -> None:
+    cluster = Cluster(fails=True)
+
+    async def measured() -> None:
+        async with served(cluster):
+            with pytest.raises(LlmtapError, match="a runner failed: no memory"):
+                await bench(cluster.url, ExoGrid(pp=[60], tg=[9]), model="m/one", placement=WISH)
+
+    play(measured(), LIMIT_S)
+    assert [call for call, _ in cluster.calls] == ["download", "create", "delete"]
+
+
+def test_only_exo_places_models() -> None:
+    async def refused() -> None:
+        async with served(Asked("someone", {})) as server:
+            with pytest.raises(ConfigError, match="--instance-meta: only exo places models"):
+                await bench(server.url, ExoGrid(pp=[60], tg=[9]), model="m/one", placement=WISH)
+
+    play(refused(), LIMIT_S)
 
 
 def test_llama_cpp_is_asked_by_its_own_fields() -> None:

@@ -107,8 +107,8 @@ def test_nothing_known_leaves_every_line_of_the_template() -> None:
     assert set(told.values()) == {"not declared", "not measured"}
 
 
-def level(tps: float, ttft_p99: float, *, holds: bool = True) -> dict[str, Any]:
-    return {"output_tps": tps, "holds": holds, "ttft": {"p99": {"value": ttft_p99}}}
+def level(tps: float, ttft_p99: float, **more: Any) -> dict[str, Any]:
+    return {"output_tps": tps, "holds": True, "ttft": {"p99": {"value": ttft_p99}}, **more}
 
 
 def test_throughput_is_what_was_sustained_and_what_was_within_the_bound() -> None:
@@ -128,6 +128,19 @@ def test_without_the_throughput_test_the_curve_says_how_much_was_sustained() -> 
     levels = [level(1_000.0, 0.2), level(1_200.0, 0.9), level(9_000.0, 0.1, holds=False)]
     told = lines_of(bench_document(bench_report("tradeoff", measurements={"levels": levels})))
     assert (told["Max Throughput"], told["Throughput at P99 TTFT < 500ms"]) == ("1,200 tok/s", "1,000 tok/s")
+
+
+def test_without_objectives_a_level_of_the_curve_is_sustained_while_its_queue_is_stable() -> None:
+    levels = [
+        level(tps, ttft, holds=None, queue=queue)
+        for tps, ttft, queue in (
+            (1_000.0, 0.2, "stable"),
+            (1_500.0, 0.8, "stable"),
+            (1_600.0, 0.3, "growing"),
+        )
+    ]
+    told = lines_of(bench_document(bench_report("tradeoff", measurements={"levels": levels})))
+    assert (told["Max Throughput"], told["Throughput at P99 TTFT < 500ms"]) == ("1,500 tok/s", "1,000 tok/s")
 
 
 def test_notes_name_deviations_few_samples_and_figures_not_to_be_believed() -> None:

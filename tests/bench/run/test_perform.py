@@ -15,6 +15,7 @@ from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.perform import ORDER, Bench
 from llmtap.bench.run.session import Interrupted
 from llmtap.bench.run.test import TESTS
+from llmtap.bench.run.test import test_named as one_test
 from llmtap.bench.sut.file import load_bench
 from llmtap.errors import ConfigError
 from tests.bench.support import Silent, sim
@@ -33,7 +34,7 @@ def url() -> Iterator[str]:
 
 def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",), **more: Any) -> Bench:
     file = load_bench(None, target=url, sets=[*QUICK, *sets], tests=tests)
-    return Bench(file, Folder(results), Silent(), **({"warmup": "3"} | more))
+    return Bench(file, Folder(results), Silent(), **({"warmup": "3", "selftest": False} | more))
 
 
 def run(one: Bench, *names: str) -> dict[str, Any]:
@@ -53,9 +54,9 @@ def test_the_order_has_every_test_and_what_others_need_first() -> None:
 
 
 def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path, url: str) -> None:
-    told = run(bench(tmp_path, url, command="llmtap bench ttft"))
+    told = run(bench(tmp_path, url, command="llmtap bench ttft", selftest=True))
     asked = json.loads((tmp_path / "bench.json").read_text())
-    again = bench(tmp_path, url)
+    again = bench(tmp_path, url, selftest=True)
     cached = run(again)
     (report,) = told["tests"]
     assert (asked["command"], asked["asked"]) == ("llmtap bench ttft", ["ttft"])
@@ -71,7 +72,13 @@ def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_p
     assert "no measured prompt was sent to warm up" in report["notes"][-1]
     assert report["itl_option"] == "B (even)"
     assert report["configuration"]["ITL option (4.6.3)"].startswith("B (even): a chunk's gap spread evenly")
+    assert report["selftest"]["unmatched"] == 0
+    assert f"n {report['selftest']['n']:,}" in report["configuration"]["error of our own times"]
+    assert cached["tests"][0]["selftest"] == report["selftest"]
     assert report["versions"]["llmtap"]
+    assert report["round_trip"] > 0
+    assert "Network round trip (4.7.3)" in report["configuration"]
+    assert cached["tests"][0]["round_trip"] == report["round_trip"]
     assert json.loads((tmp_path / "ttft/result.json").read_text())["measurements"] == report["measurements"]
     assert steps(again) == [("load", "measured before")]
     assert cached["tests"][0]["measurements"] == report["measurements"]
@@ -116,7 +123,7 @@ def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
     again = run(more)
     assert isinstance(first.watcher, Silent)
     title = "ttft (5.1 Time to First Token)"
-    assert first.watcher.lefts == [
+    assert [said.rpartition(":")[0] for said in first.watcher.lefts] == [
         f"{title}, run 1 of 3, then 2 more", f"{title}, run 2 of 3, then 1 more", f"{title}, run 3 of 3",
     ]  # fmt: skip
     assert [report["run"] for report in told["tests"]] == [1]
@@ -216,7 +223,7 @@ class Impatient(Silent):
         self.name = name
         self.stop: Any = None
 
-    def step(self, name: str, said: str) -> None:
+    def step(self, name: str, said: str, seconds: float | None = None) -> None:
         super().step(name, said)
         if name == self.name:
             self.stop()
@@ -227,8 +234,13 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
     watcher = Impatient("levels/100.0")
     watcher.stop, one.watcher = one.stop, watcher
-    with pytest.raises(Interrupted):
-        run(one, "tradeoff")
+    stopped = run(one, "tradeoff")
+    (partial,) = stopped["tests"]
+    assert stopped["stopped"]
+    assert stopped["verdict"]["grade"] == "not valid"
+    assert partial["steps"][0]["name"] == "levels/050.0"
+    assert partial["tables"][0]["rows"][0][0] == "levels/050.0"
+    assert partial["deviations"][0] == "the test was stopped before its end"
     assert not (tmp_path / "tradeoff/result.json").exists()
     other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
     assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
@@ -239,6 +251,38 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
 
 
+def test_broken_off_in_its_first_load_it_refuses_other_parameters(tmp_path: Path, url: str) -> None:
+    levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
+    one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+    watcher = Impatient("levels/050.0")
+    watcher.stop, one.watcher = one.stop, watcher
+    with pytest.raises(Interrupted):  # there is nothing to report
+        run(one, "tradeoff")
+    assert not list(tmp_path.rglob("step.json"))
+    other = bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+    assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
+
+
+@pytest.mark.parametrize(
+    ("test", "sets", "seconds"),
+    [
+        ("ttft", ("ttft.rate=4", "ttft.concurrency=none", "ttft.requests=10000"), 2_500),
+        ("ttft", (), None),
+        ("throughput", ("throughput.rate_max=4", "throughput.duration=60s"), 4 * 60),  # 1, 2, 4 and 3
+        ("tradeoff", ("tradeoff.max_rate=20",), 12 * 60),
+        ("fairness", (), 3 * 300),
+        ("memory-pressure", (), 4 * 120),
+    ],
+)
+def test_the_time_of_a_test_is_known_from_its_parameters(
+    tmp_path: Path, test: str, sets: Sequence[str], seconds: float | None
+) -> None:
+    one = bench(tmp_path, NOBODY, *sets, tests=tuple({"ttft", test}))
+    declared = one_test(test)
+    assert declared.seconds is not None
+    assert declared.seconds(*one._prepared(declared)) == seconds
+
+
 def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
     more: dict[str, Any] = {"tests": ("tradeoff",), "quick": True}
@@ -246,8 +290,7 @@ def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: P
     one = bench(tmp_path, url, *levels, again=True, **more)
     watcher = Impatient("levels/100.0")
     watcher.stop, one.watcher = one.stop, watcher
-    with pytest.raises(Interrupted):
-        run(one, "tradeoff")
+    assert run(one, "tradeoff")["stopped"]
     assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
     on = bench(tmp_path, url, *levels, **more)
     run(on, "tradeoff")

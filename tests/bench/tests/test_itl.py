@@ -119,6 +119,28 @@ def test_chunks_of_several_tokens_are_called_time_between_chunks(tmp_path: Path)
     assert "3.70 tokens on average, 10% of one token" in note
 
 
+def test_option_b_gives_all_tokens_of_a_chunk_its_time(tmp_path: Path) -> None:
+    """Chunks of 4 tokens every 40 ms: a gap of 40 ms and three of 0, as many as there are tokens less one."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        row = {
+            "gaps_ns": [40 * MS] * 19,
+            "output_tokens": 80,
+            "chunk_tokens": [4] * 20,
+            "itl_policy": CHUNKED,
+        }
+        unknown = {**row, "chunk_tokens": None}
+        return measured(name, [row] * 9 + [unknown])
+
+    found = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0], option="B")
+    (level,) = found.measurements["levels"]
+    assert (level["option"], level["term"], level["answers"], found.itl_option) == ("B", "ITL", 9, "B")
+    assert level["itl"]["n"] == 9 * 79
+    assert level["itl"]["mean"] == pytest.approx(0.04 * 19 / 79)
+    assert (level["itl"]["p50"]["value"], level["itl"]["p90"]["value"]) == (0.0, 0.04)
+    assert level["zero_share"] == pytest.approx(60 / 79)
+
+
 @pytest.mark.parametrize(("option", "option_found", "p50"), [("auto", "C", 0.005), ("A", "A", 0.02)])
 def test_the_server_s_stamps_are_taken_where_it_tells_them(
     option: str, option_found: str, p50: float, tmp_path: Path

@@ -5,13 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.memory_pressure import TEST, WARNING
 from llmtap.errors import ConfigError
-from tests.bench.support import Planted, Silent, measured, perform
+from llmtap.units import Duration
+from tests.bench.support import Planted, Silent, measured, perform, session_to, sim
 
 S = 1_000_000_000
 
@@ -109,6 +111,43 @@ def test_where_nobody_failed_all_that_were_preempted_recovered(tmp_path: Path) -
     rates = [level["preemption_recovery_rate"] for level in found.measurements["levels"]]
     assert rates == [None, 1.0]
     assert [row[2] for row in found.tables[1].rows] == ["nothing to recover", "100%"]
+
+
+def test_an_engine_that_tells_of_its_requests_gives_rates_and_losses(tmp_path: Path) -> None:
+    """12 of 1,000 requests are preempted in 20 events, of which 9 recover; 600 tokens are computed again."""
+    told = {
+        "preemptions": 20, "preempted": 12, "recovered": 9, "preempted_tokens": 600, "swapped_tokens": 0,
+    }  # fmt: skip
+    session = planted(tmp_path, {100: (0.5, 3, 0)})
+    plain = session.answer
+
+    def answer(name: str, load: Load) -> Measurement:
+        found = plain(name, load)
+        totals = {key: {"total": value} for key, value in told.items()}
+        return Measurement(name, "", found.result | {"system": {"summary": {"server": totals}}}, found.table)
+
+    session.answer = answer
+    found = perform(TEST, session, capacity=100, levels=[100])
+    assert found.tables[0].rows[0][2] == "1.2%"
+    assert found.tables[1].rows[0][1:] == ["20", "75.0%", "30", "0", "not measurable", "10.0 s"]
+
+
+def test_an_engine_with_too_little_memory_preempts(tmp_path: Path) -> None:
+    """Its own counters are what is reported: 8 requests of up to 576 tokens in a memory of 2,048."""
+    engine = ("--scheduler", "continuous_batching", "--serving", "kv_tokens=2048")
+    with sim(*engine) as url:
+        session = session_to(url, tmp_path, "memory-pressure", warmup="none")
+        session.quick = True
+        session.target = msgspec.structs.replace(session.target, metrics=f"{url}/metrics")
+        found = perform(
+            TEST, session, capacity=8, levels=[100, 150], duration=Duration(3 * S), output_tokens=64,
+            workload="synthetic-uniform",
+        )  # fmt: skip
+    for level in found.measurements["levels"]:
+        assert 0 < level["preempted_requests"] <= level["preemption_events"]
+        assert level["preemption_rate_max"] <= level["preempted_requests"] / level["requests"]
+        assert level["preemption_loss_tokens"] > 0
+        assert 0 < level["preemption_recovery_rate"] <= 1
 
 
 @pytest.mark.parametrize("at", ["levels/125", "after"])

@@ -149,7 +149,10 @@ def test_numbers_add_up(
 def test_responses_of_a_session_share_a_number_and_are_no_duplicates() -> None:
     exchanges = [streamed(1), *(streamed(2, part=part) for part in (1, 2, 3)), streamed(3)]
     rows = to_batch(exchanges, capture="c1", level="shape")[0]
-    assert rows.column("seq").to_pylist() == [1, 2, None, None, 3]
+    assert rows.column("seq").to_pylist() == [1, 2, 2, 2, 3]
     assert [x.id for x in exchanges_of(rows)] == [x.id for x in exchanges]
     told = check([info(ledger(3))], [rows])
     assert (told.ok, told.captures[0].duplicates, told.captures[0].missing) == (True, 0, 0)
+    assert told.unnumbered == 0
+    twice = check([info(ledger(3))], [rows, rows])
+    assert twice.captures[0].duplicates == 3

@@ -65,7 +65,7 @@ def running(tmp_path: Path) -> Iterator[Store]:
 
 def test_a_running_capture_is_read_with_what_was_written_a_moment_ago(running: Store, tmp_path: Path) -> None:
     folder = tmp_path / "cap"
-    with pytest.raises(CaptureError, match="no Parquet file is there, and its spool is empty"):
+    with pytest.raises(CaptureError, match="no Parquet file found, and the spool is empty"):
         read(folder)
     append(running, batch(1, 2, 3), CaptureLedger({"run.0.1": RelayCount(4, unsettled=1)}, {}, "m"))
     capture = read(folder)
@@ -144,7 +144,7 @@ def test_a_spool_that_goes_for_good_is_named(tmp_path: Path) -> None:
     capture = read(tmp_path)
     skipping = read(tmp_path, skip_broken=True)
     spool.unlink()
-    with pytest.raises(CaptureError, match=r"-0001-0000\.spool: is gone"):
+    with pytest.raises(CaptureError, match=r"-0001-0000\.spool: was moved"):
         seqs(capture)
     assert seqs(skipping) == []
     assert [name for name, _ in skipping.broken] == [str(spool)]

@@ -107,7 +107,7 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.write_bytes(b"old")
     with (
-        pytest.raises(ConfigError, match="is there already\nhint: --force"),
+        pytest.raises(ConfigError, match="already exists\nhint: --force"),
         new_file(str(target), replace=False),
     ):
         pytest.fail("it is told before anything is written")
@@ -120,7 +120,7 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
 
 def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with pytest.raises(ConfigError, match="is there already"), new_file(str(target), replace=False) as out:
+    with pytest.raises(ConfigError, match="already exists"), new_file(str(target), replace=False) as out:
         out.stream.write(b"new")
         target.write_bytes(b"somebody else's")
     assert target.read_bytes() == b"somebody else's"

@@ -29,6 +29,10 @@ EMPTY = {
     "llmtap_export_dropped_total": "there is no receiver for spans",
     "llmtap_server_clock_disagreement_seconds_bucket": "the engine tells no times of its own",
     "llmtap_tokens_after_cancel_total": "no client leaves",
+    "llmtap_upstream_output_tokens_total": "the upstream's metrics are not read",
+    "llmtap_upstream_running_requests": "the upstream's metrics are not read",
+    "llmtap_upstream_waiting_requests": "the upstream's metrics are not read",
+    "llmtap_upstream_kv_cache_usage_ratio": "the upstream's metrics are not read",
     "llmtap_uncertain_exchanges_total": "on a quiet machine no stamp is too wide",
 }
 Ask = Callable[[str], list[Any]]

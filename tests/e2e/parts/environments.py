@@ -1,9 +1,14 @@
-"""The heavy environments: made once under `.e2e/`, and again only when their requirements change."""
+"""The heavy environments: made once under `.e2e/`, and again only when their requirements change.
+
+And programs of Debian that are missing.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,11 +18,14 @@ from pathlib import Path
 from parts.script import HERE, LOGS, ROOT, phase
 from parts.servers import Failure, tail
 
-__all__ = ["prepare"]
+__all__ = ["install", "prepare"]
 
 INSTALL_S_MAX = (
     900  # torch is 180 MB to fetch and 700 MB to unpack: 23 s on two quick cores, minutes elsewhere
 )
+
+
+DEBIAN_S_MAX = 300  # chromium: 81 MB, and what it needs; 42 s were seen
 
 
 def prepare(*names: str) -> None:
@@ -49,3 +57,28 @@ def _prepare_one(folder: Path, requirements: Path) -> None:
                 raise Failure(f"{folder.name}: '{' '.join(command)}' failed\n{tail(log)}")
     stamp.write_text(wanted)
     print(f"  {folder.name}: installed in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def install(package: str, *names: str) -> None:
+    """Installs Debian's package if none of its programs is in PATH. Raises Failure with apt-get's words."""
+    if any(map(shutil.which, names)):
+        return
+    missing = f"none of {', '.join(names)} in PATH"
+    if not shutil.which("apt-get"):
+        raise Failure(f"{missing}, and no apt-get to get Debian's: install it")
+    if os.geteuid() != 0:
+        raise Failure(f"{missing}, and only root can install it: apt-get install {package}")
+    get = ["apt-get", "install", "-y", "--no-install-recommends", package]
+    log = LOGS / f"{package}-install.log"
+    with phase(f"Debian's {package}"), log.open("wb") as out:
+        signal.alarm(DEBIAN_S_MAX)
+        # The system's package lists do where they are there and fresh.
+        for command in (get, ["apt-get", "update"], get):
+            env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=env)
+            if any(map(shutil.which, names)):
+                signal.alarm(0)
+                return
+            if command[1] == "update" and done.returncode:
+                break
+    raise Failure(f"Debian's package `{package}` could not be installed\n{tail(log)}")

@@ -118,6 +118,7 @@ def run_to_end(
 def proxy_argv(llmtap: Path, upstream: int, listen: int, admin: int, *more: str) -> list[str]:
     """The tap between loopback ports."""
     argv = [str(llmtap), "proxy", "--upstream", f"http://127.0.0.1:{upstream}"]
+    argv += ["--set", "relay.skip=[]"]  # model lists are checked, too
     return [*argv, "--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}", *more]
 
 

@@ -64,7 +64,7 @@ def test_embeddings_have_metrics_of_their_own_in_the_moved_conventions() -> None
     for version, duration, tokens in (
         ("1.41", "gen_ai.client.operation.duration", "gen_ai.client.token.usage"),
         (
-            "genai-main",
+            "0.1.0",
             "gen_ai.client.embeddings.duration",
             "gen_ai.client.embeddings.operation.input_tokens",
         ),
@@ -204,6 +204,28 @@ def test_names_of_others_have_a_bound() -> None:
 def test_the_operator_knows_the_provider_best() -> None:
     assert read(chat(), "api.openai.com", "vllm")[1].provider == "vllm"
     assert read(chat(), "api.groq.com")[1].provider == "groq"
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"cache_creation_input_tokens": 40}, 40),
+        ({"cacheWriteInputTokens": 0}, 0),
+        ({"prompt_tokens_details": {"cache_write_tokens": 7}}, 7),
+        ({"cache_creation_input_tokens": "many"}, None),
+        (None, None),
+    ],
+)
+def test_tokens_written_to_a_cache_are_what_the_provider_told(
+    usage: dict[str, object] | None, tokens: int | None
+) -> None:
+    recorder = MetricRecorder(VERSIONS["0.1.0"], 100)
+    x = chat(usage=usage)
+    assert read(x)[1].cache_write_tokens == tokens
+    put(recorder, x)
+    found = by_name(list(Totals(recorder, {}).gather()))
+    written = found.get("gen_ai.client.inference.usage.cache_write.input_tokens", [])
+    assert [counted(point)[1] for point in written] == ([] if tokens is None else [tokens])
 
 
 def test_http_that_is_no_operation_is_only_counted() -> None:

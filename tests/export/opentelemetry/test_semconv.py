@@ -32,13 +32,14 @@ METRICS = {
         "gen_ai.client.token.usage": ("{token}", TOKENS),
         **SERVER,
     },
-    "genai-main": {
+    "0.1.0": {
         "gen_ai.client.inference.duration": ("s", SECONDS),
         "gen_ai.client.inference.time_to_first_chunk": ("s", SECONDS),
         "gen_ai.client.inference.time_per_output_chunk": ("s", SECONDS),
         "gen_ai.client.inference.usage.input_tokens": ("{token}", []),
         "gen_ai.client.inference.usage.output_tokens": ("{token}", []),
         "gen_ai.client.inference.usage.cache_read.input_tokens": ("{token}", []),
+        "gen_ai.client.inference.usage.cache_write.input_tokens": ("{token}", []),
         "gen_ai.client.inference.usage.reasoning.output_tokens": ("{token}", []),
         "gen_ai.client.inference.operation.input_tokens": ("{token}", TOKENS),
         "gen_ai.client.inference.operation.output_tokens": ("{token}", TOKENS),
@@ -71,7 +72,7 @@ def test_each_version_has_exactly_its_metrics_units_and_edges(version: str) -> N
 
 
 def test_both_versions_share_their_attributes_and_off_has_our_own() -> None:
-    for version in ("1.41", "genai-main"):
+    for version in ("1.41", "0.1.0"):
         table = VERSIONS[version]  # type: ignore[arg-type]
         assert [getattr(table, field) for field in (
             "operation", "provider", "request_model", "request_stream", "response_model", "finish_reasons",
@@ -94,7 +95,7 @@ def test_only_the_token_types_share_a_metric_and_their_attribute_tells_them_apar
     assert read.instrument is written.instrument
     assert read.attributes == (("gen_ai.token.type", "input"),)
     assert written.attributes == (("gen_ai.token.type", "output"),)
-    counter, histogram = VERSIONS["genai-main"].measures[SemconvQuantity.INPUT_TOKENS]
+    counter, histogram = VERSIONS["0.1.0"].measures[SemconvQuantity.INPUT_TOKENS]
     assert counter.attributes == (("gen_ai.token.modality", "unknown"),)
     assert histogram.attributes == ()
 

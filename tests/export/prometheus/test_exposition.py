@@ -18,6 +18,7 @@ from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
 from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values
 from llmtap.meter.relays import RelayState
 from llmtap.metrics.latency import measure
+from llmtap.metrics.objectives import Objectives
 from tests.support.traffic.relay_status import relay_status
 
 MS = 1_000_000
@@ -140,8 +141,8 @@ def test_the_servers_own_clock_gives_option_c_and_what_it_disagrees_by() -> None
 
 
 def test_objectives_are_edges_of_the_histograms_that_show_them() -> None:
-    bounds = [("ttft", 123_000_000), ("tpot", 45_000_000), ("e2e", 777_000_000), ("tbc_max", 61_000_000)]
-    exposition = Exposition("1", [*bounds, ("jitter", 1), ("user_idle", 1_100_000_000)])
+    text = "ttft:123ms tpot:45ms e2e:777ms tbc_max:61ms jitter:1ms user_idle:1.1s"
+    exposition = Exposition("1", {"gold": Objectives.parse(text)})
     add(exposition, stream([100, 140, 240]))
     found = parsed(exposition.freeze().render()[0])
     for name, labels, le in (
@@ -155,6 +156,53 @@ def test_objectives_are_edges_of_the_histograms_that_show_them() -> None:
         assert of(f"{name}_bucket", **WHO, **labels, le=le) in found, name
     assert found[of("llmtap_time_to_first_token_seconds_bucket", **WHO, kind="content", le="0.123")] == 1
     assert of("llmtap_time_to_first_byte_seconds_bucket", **WHO, le="0.123") not in found
+
+
+CHAPTER_TTFT = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+"""The buckets of vLLM's TTFT as seed 002 prints them; "and ITL only to 80"."""
+
+
+def test_the_buckets_are_those_of_the_chapter_and_can_be_set() -> None:
+    found = scrape(stream([100, 140, 240]))
+    for edge in CHAPTER_TTFT:
+        bucket = of("llmtap_time_to_first_token_seconds_bucket", **WHO, kind="content", le=str(edge))
+        assert found[bucket] == (edge >= 0.1)
+    for name in ("llmtap_inter_chunk_seconds_bucket", "llmtap_request_duration_seconds_bucket"):
+        last = max(
+            float(dict(labels)["le"]) for n, labels in found if n == name and ("le", "+Inf") not in labels
+        )
+        assert last >= 80
+    exposition = Exposition("1", edges={"ttft": (0.05, 0.2)})
+    add(exposition, stream([100]))
+    found = parsed(exposition.freeze().render()[0])
+    name = "llmtap_time_to_first_token_seconds_bucket"
+    content = {
+        dict(labels)["le"]: n
+        for (m, labels), n in found.items()
+        if m == name and ("kind", "content") in labels
+    }
+    assert content == {"0.05": 0, "0.2": 1, "+Inf": 1}
+
+
+def test_smooth_goodput_and_fluidity_can_be_computed_from_counters() -> None:
+    """By hand. A reader of 20 tokens/s wants tokens at 0, 50, 100 ms: those at 100, 140, 240 ms are 100, 90
+    and 140 ms late. The idle latency is 140 ms, the penalty 5 x 0.14 = 0.7, the benefit 3 - 0.7 = 2.3 tokens.
+
+    Bounds 120 and 50 ms: the first two tokens leave 20, then 30 ms of slack; the gap of 100 ms misses
+    floor((100 - 30) / 50) = 1 deadline.
+    """
+    exposition = Exposition("1", {"gold": Objectives.parse("ttft:120ms tbc_max:50ms")})
+    x = stream([100, 140, 240])
+    for slo in ("gold", ""):
+        exposition.ended(x, measure(x), SeriesKey("t", "m", slo=slo), None)
+    found = parsed(exposition.freeze().render()[0])
+    assert found[of("llmtap_smooth_output_tokens_total", **WHO)] == 6
+    assert found[of("llmtap_smooth_penalty_tokens_total", **WHO)] == pytest.approx(2 * 0.7)
+    assert found[of("llmtap_token_deadlines_total", **WHO, result="met")] == 2
+    assert found[of("llmtap_token_deadlines_total", **WHO, result="missed")] == 1
 
 
 def test_tokens_events_and_bursts_are_counted() -> None:

@@ -16,7 +16,7 @@ from prometheus_client.samples import Exemplar
 
 from llmtap.export.prometheus.catalogue import COUNTERS, HISTOGRAMS, SELF, CounterFamily, HistogramFamily
 from llmtap.export.prometheus.series import families_for
-from llmtap.export.prometheus.text import TextWriter, escape
+from llmtap.export.prometheus.text import TextWriter
 from llmtap.metrics.objectives import BOUNDS
 
 FAMILY = HistogramFamily("x_seconds", "Some help", (500_000, 1_000_000_000, 2_500_000_000), labels=("b", "a"))
@@ -52,9 +52,8 @@ def theirs(found: dict[tuple[str, str], tuple[list[int], int]]) -> CollectorRegi
 
 def ours(found: dict[tuple[str, str], tuple[list[int], int]], *, openmetrics: bool) -> str:
     writer = TextWriter(openmetrics=openmetrics)
-    escaped = {(escape(b), escape(a)): cell for (b, a), cell in found.items()}
-    writer.histogram(FAMILY, [(values, counts, total) for values, (counts, total) in escaped.items()])
-    writer.counter(COUNTER, [(values, total) for values, (_, total) in escaped.items()])
+    writer.histogram(FAMILY, [(values, counts, total) for values, (counts, total) in found.items()])
+    writer.counter(COUNTER, [(values, total) for values, (_, total) in found.items()])
     return writer.bytes().decode() + ("# EOF\n" if openmetrics else "")
 
 

@@ -1,6 +1,7 @@
 """The rules file: Sloth's names, our numbers, and nothing that the exporter does not have."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from llmtap.export.rules.prometheus import (
 )
 from llmtap.metrics.slo import SloClass, SloOptions
 from tests.support.traffic.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
+
+HOUSE = Path(__file__).parents[3]
 
 
 def asked(**classes: SloOptions) -> list[SloClass]:
@@ -73,7 +76,7 @@ def test_outdated_compares_the_target_and_each_bound_in_seconds() -> None:
 def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
     text = render(asked(batch=BATCH), "llmtap", "x")
     said = " ".join(line.removeprefix("# ").strip() for line in text.splitlines() if line.startswith("#"))
-    assert "Left out: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't be seen" in said
+    assert "Omitted: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't be seen" in said
     found = yaml.safe_load(text)["groups"][0]["rules"]
     assert [r["labels"]["long"] for r in found if r.get("alert") == "LlmtapErrorBudgetBurn"] == [
         "6h",
@@ -119,7 +122,9 @@ def test_every_name_and_label_is_one_that_can_be_scraped_or_is_recorded() -> Non
     known = dict(exposed())
     for name, rule in recorded().items():
         known[name] = frozenset(rule["labels"])
-    queries = [rule["expr"] for group in groups(gold=GOLD, batch=BATCH).values() for rule in group["rules"]]
+    example = yaml.safe_load((HOUSE / "deploy/prometheus/reader-alerts.yaml").read_text())["groups"]
+    made = [*groups(gold=GOLD, batch=BATCH).values(), *example]
+    queries = [rule["expr"] for group in made for rule in group["rules"]]
     for query in queries:
         assert query.count("(") == query.count(")"), query
         assert set(re.findall(r"\b([a-z_]+)\s*\(", query)) <= FUNCTIONS, query

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 import llmtap.load.monitor.timeseries as module
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries, TimeSeries
-from llmtap.load.monitor.watch import SERIES
+from llmtap.load.monitor.timeseries import Columns, TimeSeries
+from llmtap.net.server_metrics import SERIES, MonitorSeries
 
 S = 1_000_000_000
 SPEC = {
@@ -119,14 +119,16 @@ def test_energy_says_what_is_missing_and_needs_no_counter() -> None:
     assert (wide["joules"], wide["seconds_missing"]) == (1_000.0, 0.0)
 
 
-def test_the_share_of_prefix_hits_is_that_of_the_window() -> None:
+def test_ratios_of_counters_are_those_of_the_window() -> None:
     server = columns(
-        (0, {"prefix_queries": 1_000, "prefix_hits": 900}),
-        (1, {"prefix_queries": 1_500, "prefix_hits": 1_000}),
+        (0, {"prefix_queries": 1_000, "prefix_hits": 900, "itl_seconds": 5, "itl_values": 100}),
+        (1, {"prefix_queries": 1_500, "prefix_hits": 1_000, "itl_seconds": 7, "itl_values": 200}),
         spec=SERIES,
     )
     told = TimeSeries(100 * S, RUN, server).summary()["server"]
     assert told["prefix_hit_share"]["total"] == pytest.approx(0.2)
+    assert told["itl_mean"] == {"unit": "seconds", "kind": "ratio", "total": pytest.approx(0.02)}
+    assert "ttft_mean" not in told
     still = columns((0, {"prefix_queries": 5, "prefix_hits": 5}), spec=SERIES)
     assert "prefix_hit_share" not in TimeSeries(100 * S, RUN, still).summary()["server"]
 

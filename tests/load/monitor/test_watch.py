@@ -12,9 +12,10 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-import llmtap.load.monitor.watch as module
+import llmtap.net.server_metrics as module
 from llmtap.clock import SystemClock
-from llmtap.load.monitor.watch import SERIES, ServerScraper, read_metrics
+from llmtap.load.monitor.watch import ServerScraper
+from llmtap.net.server_metrics import SERIES, read_metrics
 from tests.support.servers.peer import scene, wait_until
 
 SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
@@ -74,6 +75,7 @@ vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.5
 python_gc_objects_collected_total{generation="0"} 9.0
 """
 VLLM_SAYS = {
+    "ttft_seconds": 0.5,
     "running": 8, "waiting": 3, "kv_use": 0.25, "prefix_queries": 1_000, "prefix_hits": 480, "preemptions": 2,
     "prompt_tokens": 1_500_000, "generation_tokens": 77,
 }  # fmt: skip
@@ -143,11 +145,39 @@ tgi_request_generated_tokens_count 44
 # TYPE tgi_request_input_length histogram
 tgi_request_input_length_sum 900
 """
+TIMES = """\
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 3.5
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 7.0
+vllm:inter_token_latency_seconds_bucket{engine="0",le="0.01",model_name="m"} 9.0
+vllm:inter_token_latency_seconds_sum{engine="0",model_name="m"} 2.0
+vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 100.0
+vllm:time_per_output_token_seconds_sum{engine="0",model_name="m"} 99.0
+"""
+OLD_TIMES_SAYS = {"ttft_seconds": 3.5, "ttft_values": 7}
+TIMES_SAYS = {**OLD_TIMES_SAYS, "itl_seconds": 2, "itl_values": 100}
+LLM_D = """\
+# TYPE llm_d_epp_request_ttft_seconds histogram
+llm_d_epp_request_ttft_seconds_sum{fairness_id="a",model_name="m",priority="0",streaming="true"} 1.5
+llm_d_epp_request_ttft_seconds_sum{fairness_id="b",model_name="m",priority="0",streaming="false"} 1.0
+llm_d_epp_request_ttft_seconds_count{fairness_id="a",model_name="m",priority="0",streaming="true"} 4.0
+llm_d_epp_request_streaming_itl_seconds_sum{fairness_id="a",model_name="m"} 2.0
+llm_d_epp_request_streaming_itl_seconds_count{fairness_id="a",model_name="m"} 40.0
+llm_d_epp_average_kv_cache_utilization{name="pool"} 0.5
+llm_d_epp_request_input_tokens_sum{fairness_id="a",model_name="m"} 800.0
+llm_d_epp_request_output_tokens_sum{fairness_id="a",model_name="m"} 44.0
+"""
+LLM_D_SAYS = {
+    "ttft_seconds": 2.5, "ttft_values": 4, "itl_seconds": 2, "itl_values": 40, "kv_use": 0.5,
+    "prompt_tokens": 800, "generation_tokens": 44,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        (TIMES, TIMES_SAYS),
+        (TIMES.replace("vllm:inter_token_latency", "x"), {**OLD_TIMES_SAYS, "itl_seconds": 99}),
+        (LLM_D, LLM_D_SAYS),
         (VLLM, VLLM_SAYS),
         (OLD_VLLM, {"running": 1, "kv_use": 0.5, "prefix_queries": 10, "prefix_hits": 4}),
         (ENGINES, {"running": 12, "kv_use": pytest.approx(0.6)}),
@@ -163,7 +193,8 @@ tgi_request_input_length_sum 900
         ("<html><body>404</body></html>", {}),
         ("llamacpp:requests_processing 1\n", {}),
     ],
-    ids=["vllm", "old vllm", "two engines", "sglang", "ranks", "priorities", "tgi", "not finite", "negative",
+    ids=["times", "former times", "llm-d", "vllm", "old vllm", "two engines", "sglang", "ranks", "priorities",
+         "tgi", "not finite", "negative",
          "timestamp", "crlf", "empty", "page", "unknown"],
 )  # fmt: skip
 def test_each_server_s_names_are_ours(text: str, says: dict[str, float]) -> None:
@@ -290,7 +321,7 @@ async def leaves(request: web.Request) -> web.Response:
     [
         (status(404), "status 404"),
         (status(503), "status 503"),
-        (says("<html>"), "no metric of vLLM, SGLang or TGI"),
+        (says("<html>"), "no metric of vLLM, SGLang, TGI or llm-d"),
         (says("vllm:num_requests_running {{{"), "not Prometheus' text"),
         (says(VLLM * 40), "more than 0 MiB"),
         (hangs, "no answer in time"),

@@ -29,6 +29,12 @@ def result(**changes: Any) -> dict[str, Any]:
     return told
 
 
+def test_rows_of_the_trace_that_were_left_out_make_a_result_partial() -> None:
+    [found] = findings(result(plan__rows=60, plan__rows_left_out=40))
+    assert (found.what, found.figure, found.partial, found.invalidates) == ("left_out", 0.4, True, False)
+    assert "40 of the trace's 100 rows (40.0%)" in found.says
+
+
 def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
     return {"host": f"n{rtt}", "shared": shared, "rtt": rtt, "offset": 0.5, "drift": 0.0}
 
@@ -55,6 +61,16 @@ def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
     assert found.what == what
     assert found.limit in found.to_dict().values()
     assert found.invalidates
+
+
+@pytest.mark.parametrize(
+    ("n", "p95", "share"), [(70, 0.004, 4 / 70), (200, 0.004, 0.05), (200, 0.02, 1.0), (10, 0.004, 0.1)]
+)
+@pytest.mark.parametrize("figure", ["dispatch_lateness", "uncertainties"])
+def test_a_small_share_that_is_late_is_a_caution(figure: str, n: int, p95: float, share: float) -> None:
+    [found] = findings(result(**{f"{figure}__n": n, f"{figure}__p99": 0.02, f"{figure}__p95": p95}))
+    assert found.share == pytest.approx(share)
+    assert found.invalidates == (share > 0.07)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+import trustme
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
@@ -19,7 +21,7 @@ from llmtap.protocol.vllm_grpc import METHOD, SERVICE, GrpcChunk, GrpcUsage, rea
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from tests.support.servers.peer import scene
+from tests.support.servers.peer import play, scene
 from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 
 MS = 1_000_000
@@ -83,6 +85,25 @@ async def test_an_exchange_is_what_the_engine_did() -> None:
         assert t.first_content_ns == stamps[0] and t.last_token_ns == stamps[-1] < t.response_end_ns
         assert truth.accepted_ns >= t.arrival_ns
         assert x.scheduled_ns == 5 and x.dispatch_late_ns == t.arrival_ns - 5
+
+
+def test_tls_is_verified_by_the_given_ca(tmp_path: Path) -> None:
+    ca, other = trustme.CA(), trustme.CA()
+    issued = ca.issue_cert("127.0.0.1")
+    pair = (issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes())
+
+    async def asked(trusted: trustme.CA) -> Exchange:
+        trusted.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        async with grpc_engine(TIMED, tls=pair) as e:
+            target = GrpcTarget(f"grpcs://{e.address}", ca=str(tmp_path / "ca.pem"))
+            try:
+                return await ask(target)
+            finally:
+                await target.close()
+
+    assert play(asked(ca)).outcome is Outcome.COMPLETE
+    refused = play(asked(other))
+    assert (refused.outcome, refused.tokens.output) == (Outcome.UPSTREAM_ERROR, None)
 
 
 @pytest.mark.parametrize("finish", ["abort", "error"])

@@ -41,6 +41,7 @@ from tests.support.servers.sim_engine import engine
 from tests.support.servers.upstream import Call, upstream
 
 pytestmark = [
+    pytest.mark.ray,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup"),
     # Ray takes 6 s to start here, a minute where others are busy; and the first one waits for other modules.
     pytest.mark.timeout(900),

@@ -5,21 +5,26 @@ import gzip
 import json
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+import llmtap
 from llmtap import __version__, native
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.schema import CaptureInfo
 from llmtap.channel.experiment import Experiment, switch_word
 from llmtap.channel.frames import Hello
-from llmtap.clock import ManualClock
+from llmtap.clock import ManualClock, SystemClock
 from llmtap.export.prometheus.exposition import Frozen
 from llmtap.meter.admin import server
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.pipeline.recorder import Recorder
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
@@ -120,6 +125,26 @@ def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -
     play(scene)
 
 
+def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
+    library = pytest.importorskip("hdrh.histogram", reason="hdrhistogram is not installed: make setup")
+    decode = library.HdrHistogram.decode
+
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        for tenant, times in (("a", (100, 140, 180)), ("b", (300, 340))):
+            x = streamed(*times)
+            x.tenant = tenant
+            tally.ended(x)
+        status, told = await get(client, "/api/v1/histograms?window=all")
+        assert (status, told["unit"], [one["tenant"] for one in told["series"]]) == (200, "ns", ["a", "b"])
+        merged, other = (decode(one["histograms"]["tbc"].encode()) for one in told["series"])
+        merged.add(other)
+        assert merged.get_total_count() == 3
+        assert merged.get_max_value() == pytest.approx(40_000_000, rel=0.002)
+        assert (await get(client, "/api/v1/histograms?by=x"))[0] == 400
+
+    play(scene)
+
+
 def test_a_wrong_path_or_method_is_json_too() -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await get(client, "/api/v2/summary"))[0] == 404
@@ -138,7 +163,7 @@ def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPat
             return (b"in time\n" if healthy.wait(60) else b"too late\n"), "text/plain"
 
     async def scene(tally: ExchangePipeline, client: Client) -> None:
-        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, {}, (), {}, {}))
+        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, [], {}, (), {}, {}))
         rendering = asyncio.ensure_future(client.get("/metrics"))
         await asyncio.sleep(0.01)
         assert (await client.get("/healthz")).status == 200
@@ -156,6 +181,26 @@ async def post(client: Client, data: bytes = b'{"enabled": true}', **headers: st
     async with client.post(PATH, data=data, headers=named) as answer:
         assert answer.content_type == "application/json"
         return answer.status, json.loads(await answer.read())
+
+
+def test_a_capture_is_flushed_on_demand(tmp_path: Path) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        async with client.post("/api/v1/capture/flush") as answer:
+            assert answer.status == 409
+        options = CaptureOptions(to=str(tmp_path))
+        info = CaptureInfo(capture="c", level=options.level, block_size=16, block_unit="bytes")
+        recorder = Recorder(options, SystemClock(), info, salt=bytes(32))
+        tally.keep(recorder)
+        recorder.start()
+        tally.ended(streamed(100, 140))
+        async with client.post("/api/v1/capture/flush") as answer:
+            state = await answer.json()
+        assert (answer.status, state["exchanges"], state["waiting"], state["files_waiting"]) == (200, 1, 0, 0)
+        files = llmtap.read(tmp_path).files
+        assert [(file.rows, file.spool) for file in files] == [(1, False)]
+        recorder.close(60)
+
+    play(scene)
 
 
 def test_what_runs_can_be_read_and_switched() -> None:

@@ -1,4 +1,6 @@
+import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -6,6 +8,7 @@ import pytest
 from llmtap.channel.frames import FrameKind, Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.prometheus import exposition
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions, TenantOptions
@@ -138,7 +141,7 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
         x = streamed(100, 140)
         x.uncertainty_ns = lag_ns
         t.ended(x)
-    assert [x.uncertain for _, x in t.recent.find(Query())] == [True, False]
+    assert [x.uncertain for _, x, _ in t.recent.find(Query())] == [True, False]
     assert told(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
     assert (told(t)["n"], told(t, certain=True)["n"]) == (2, 1)
     assert told(t, certain=True)["uncertainty"] == 0.005
@@ -157,6 +160,22 @@ def test_the_reader_and_the_price_reach_the_summary() -> None:
     assert b"output tokens - 2 x user idle latency" in metrics_of(t).render()[0]
 
 
+def test_a_class_of_tenants_has_a_reader_of_its_own() -> None:
+    slos = {"fast": SloOptions(objectives="ttft:1s", tenants=("a",), alpha=1.0, reader_tokens_per_second=10)}
+    t = ExchangePipeline(MeterOptions(reader_grace_tokens=1), ManualClock(now_ns=S), slos=slos)
+    for tenant in ("a", "b"):
+        t.ended(streamed(250, 290, tenant=tenant))
+    by = told(t, by=("tenant",))["by"]["tenant"]
+    # Due at V i: 100 and 50 ms after submit.
+    assert [by[name]["metrics"]["smooth_benefit"]["mean"] for name in ("a", "b")] == [
+        pytest.approx(2 - 0.15), pytest.approx(2 - 5 * 0.2),
+    ]  # fmt: skip
+    assert [by[name]["smooth_goodput"]["speed_tokens_per_second"] for name in ("a", "b")] == [10, 20]
+    query = Query()
+    kept = json.loads(t.recent.to_json(t.recent.find(query), query))["exchanges"]
+    assert [x["metrics"]["user_idle"] for x in kept] == [0.2, 0.15]
+
+
 @pytest.mark.parametrize(("listened_to", "good"), [(True, 0), (False, 1)])
 def test_bounds_that_a_client_brings_can_be_left_alone(listened_to: bool, good: int) -> None:
     slos = {"all": SloOptions(objectives="ttft:500ms")}
@@ -168,3 +187,61 @@ def test_bounds_that_a_client_brings_can_be_left_alone(listened_to: bool, good: 
     assert (goodput["counted"], goodput["met"]) == (1, good)
     body, _ = metrics_of(t).render()
     assert f'llmtap_slo_good_total{{slo="all",tenant="default"}} {good}.0'.encode() in body
+
+
+TOOL = "Mcp-Method: tools/call\r\nMcp-Name: get_weather\r\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "method", "name"),
+    [
+        (TOOL, "tools/call", "get_weather"),
+        ("MCP-Protocol-Version: 2026-07-28\r\nmcp-method: tools/list\r\n", "tools/list", ""),
+        ("Mcp-Method: resources/read\r\nMcp-Name: file:///home/ann/letter.txt\r\n", "resources/read", ""),
+        ("Mcp-Method: tools/call\r\nMcp-Name: =?base64?w6Q=?=\r\n", "tools/call", "other"),
+        ("Mcp-Session-Id: 1868a90c\r\n", "POST", ""),
+        ("Mcp-Method: a b\r\n", "other", ""),
+    ],
+)
+def test_requests_to_mcp_servers_are_timed_apart_and_their_bodies_are_not_read(
+    headers: str, method: str, name: str
+) -> None:
+    clock, every = ManualClock(now_ns=S), CollectingSink()
+    t = ExchangePipeline(MeterOptions(), clock)
+    t.sinks.append(every)
+    assembler = Assembler(Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0), t)
+    body = b'{"model":"m","choices":[{"delta":{"content":"secret"}}]}'
+    head = f"POST /mcp HTTP/1.1\r\nHost: g\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    frames = Script().frame(FrameKind.OPEN, 1, 0, 0, head).frame(FrameKind.REQUEST_DATA, 1, 1, 0, body)
+    frames.frame(FrameKind.REQUEST_END, 1, 1).frame(FrameKind.SUBMIT, 1, 2)
+    frames.frame(FrameKind.RESPONSE_HEAD, 1, 3, 0, answer)
+    frames.frame(FrameKind.RESPONSE_DATA, 1, 4, 0, b"data: " + body + b"\n\n")
+    assembler.digest(frames.frame(FrameKind.RESPONSE_END, 1, 80_000_002).close(1, 80).frames())
+    text, _ = metrics_of(t).render()
+    labels = f'method="{method}",name="{name}",outcome="complete",tenant="default"'
+    labels = labels.replace('name="",', "")
+    family = b"llmtap_mcp_request_duration_seconds"
+    assert b"%b_count{%b} 1.0" % (family, labels.encode()) in text
+    assert b"%b_sum{%b} 0.08" % (family, labels.encode()) in text
+    assert (every.exchanges, t.live, t.errors) == ([], 0, {})
+    clock.now_ns += S
+    summary = summary_of(t)()
+    assert (summary["n"], summary["load"]["offered_rps"]) == (0, 0)
+    assert b"secret" not in text
+
+
+def test_tools_beyond_the_bound_share_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "CALLS_MAX", 2)
+    t = tally()
+    for name in ("a", "b", "c", "d", "a"):
+        x = streamed(100, 140)
+        x.call = f"tools/call {name}"
+        t.ended(x)
+    text, _ = metrics_of(t).render()
+    found = re.findall(
+        rb'llmtap_mcp_request_duration_seconds_count\{method="(\S+?)",(.*?)outcome.*\} (\d)', text
+    )
+    assert found == [
+        (b"tools/call", b'name="a",', b"2"), (b"tools/call", b'name="b",', b"1"), (b"other", b"", b"2"),
+    ]  # fmt: skip

@@ -113,7 +113,7 @@ def test_as_json_an_exchange_has_its_metrics_and_on_request_its_events() -> None
 
 def test_what_is_uncertain_can_be_left_out_and_asked_for() -> None:
     kept = ring(3)
-    for _, _, x in kept._ring:
+    for _, _, x, _ in kept._ring:
         x.uncertain = x.seq == 2
     assert page(kept, certain="1")[0] == [3, 1]
     assert page(kept, certain="0")[0] == [3, 2, 1]
@@ -121,8 +121,8 @@ def test_what_is_uncertain_can_be_left_out_and_asked_for() -> None:
 
 
 def test_a_reader_of_another_speed_waits_otherwise() -> None:
-    kept = RecentExchanges(2, benefit=Benefit.at_speed(10.0))
-    add(kept, streamed(100, 140))
+    kept, x = RecentExchanges(2), streamed(100, 140)
+    kept.ended(x, measure(x, Benefit.at_speed(10.0)), SeriesKey("t", "m"), None)
     (x,) = answer(kept)["exchanges"]
     assert x["metrics"]["smooth_benefit"] == 2 - 5 * 0.1
 

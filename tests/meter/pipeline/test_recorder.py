@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import llmtap
@@ -90,6 +91,23 @@ def test_what_is_handed_over_is_in_the_spool_soon_and_in_a_file_at_the_end(tmp_p
     assert {row["session_source"] for row in rows} == {"explicit"} and rows[3]["turn"] == 3
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert capture.closed and capture.missing == 2 and capture.unexplained == 0
+
+
+def test_files_come_on_demand(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, flush=10 * 10**9)
+    recorder.start()
+    for n in (1, 2):
+        for seq in range(10 * n - 9, 10 * n + 1):
+            play(recorder, seq)
+        recorder.flush()
+        assert recorder.flushing
+        until(lambda: not recorder.flushing)
+        assert sum(pq.read_metadata(path).num_rows for path in tmp_path.glob("*.parquet")) == 10 * n
+    files = len(list(tmp_path.glob("*.parquet")))
+    play(recorder, 21)
+    until(lambda: recorder.state().waiting == 1)
+    recorder.close(60)
+    assert [row["seq"] for row in rows_of(tmp_path)] == list(range(1, 22)) and files == 2
 
 
 def test_beyond_the_bound_on_memory_exchanges_are_dropped_and_counted(
@@ -187,6 +205,20 @@ def test_what_a_relay_did_before_the_capture_began_is_not_missing_from_it(tmp_pa
     old, new = capture.relays
     assert old.ranges == [(11, 12)] and old.dropped == {"overflow": 1} and old.unexplained == 1
     assert new.ranges == [(1, 2)] and new.unexplained == 0
+
+
+def test_what_is_no_model_traffic_is_neither_missing_nor_dropped(tmp_path: Path) -> None:
+    recorder = recording(tmp_path)
+    recorder.start()
+    play(recorder, 1)
+    recorder.leave_out("mcp")
+    play(recorder, 3)
+    recorder.relay_said("r", 3, {}, 0)
+    assert recorder.state().dropped == {}
+    recorder.close(60, whole=True)
+    integrity = llmtap.read(tmp_path).integrity()
+    (capture,) = integrity.captures
+    assert (integrity.ok, capture.not_kept, capture.missing, capture.unexplained) == (True, {"mcp": 1}, 1, 0)
 
 
 def test_of_apps_that_come_and_go_each_is_told_of_and_few_are_remembered(

@@ -104,6 +104,7 @@ def check(windows: Windows, name: str, rows: list[tuple[int, SeriesKey, Exchange
     expected = summed(x for _, _, x in rows)
     expected.opened = len(rows)
     by = told.pop("by")
+    assert told.pop("not_inference") == 0
     assert told.pop("uncertain") == {"n": 0, "included": True}
     within(told, expected.to_dict(told["window"], seconds), name)
     for label, index in (("tenant", 0), ("model", 1), ("arm", 2), ("class", 3)):
@@ -138,15 +139,17 @@ def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
     windows.lagged(3_000_000)
     clock.advance(2 * S)
     windows.lagged(2_000_000)
+    windows.skipped(3)
     out: Any = windows.freeze("1m").to_dict()
     assert out["window"] == {
         "name": "1m", "seconds": 2.0, "start": "2023-11-14T22:15:00Z", "end": "2023-11-14T22:15:02Z",
         "lag_max": 0.003,
     }  # fmt: skip
-    assert out["uncertainty"] == 0.003
+    assert out["uncertainty"] == 0.003 and out["not_inference"] == 3
     assert windows.rates()["10s"].lag_ns == 3_000_000
     clock.advance(MINUTE)
-    assert windows.freeze("1m").to_dict()["uncertainty"] is None
+    out = windows.freeze("1m").to_dict()
+    assert out["uncertainty"] is None and out["not_inference"] == 0
     frozen = windows.freeze("all")
     assert (frozen.name, frozen.seconds, frozen.to_dict()["uncertainty"]) == ("all", 62.0, 0.003)
 
@@ -165,7 +168,7 @@ def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
         "tenant": {"a": 2, "b": 1}, "model": {"m1": 2, "m2": 1}, "arm": {"left": 1, "right": 1},
         "class": {"gold": 2},
     }  # fmt: skip
-    assert by["tenant"]["a"].keys() == out.keys() - {"by", "uncertain"}
+    assert by["tenant"]["a"].keys() == out.keys() - {"by", "uncertain", "not_inference"}
     assert [(s["tenant"], s["model"], s["arm"], s["class"], s["n"]) for s in series] == [
         ("a", "m1", "left", "gold", 1), ("a", "m2", "right", "gold", 1), ("b", "m1", None, None, 1),
     ]  # fmt: skip

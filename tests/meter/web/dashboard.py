@@ -33,7 +33,7 @@ __all__ = [
 
 VIEWS: Final = ("overview", "streams", "exchanges", "chunking", "experiment", "tap")
 TITLES: Final = (
-    "Now", "Streams under way", "Newest exchanges", "How answers are cut", "Experiment", "Is it well",
+    "Now", "Streams under way", "Newest exchanges", "Chunking of answers", "Experiment", "State of llmtap",
 )  # fmt: skip
 HELLO: Final = Hello(
     relay="r0", pid=1, clock="kernel", listen="http://0.0.0.0:8181", anchor_mono_ns=0, anchor_wall_ns=0
@@ -61,9 +61,11 @@ OWN_CLOCK: Final = """(() => {
 only the 15 s after which it gives up an answer never end."""
 
 
-def an_empty_tally(experiment: Experiment | None = None, **about: Any) -> ExchangePipeline:
+def an_empty_tally(
+    experiment: Experiment | None = None, clock: ManualClock | None = None, **about: Any
+) -> ExchangePipeline:
     """A meter that has run for a minute, at 100 s of a clock that stands still: one relay, and no traffic."""
-    clock = ManualClock(now_ns=40 * S)
+    clock = clock or ManualClock(now_ns=40 * S)
     tally = ExchangePipeline(MeterOptions(), clock, experiment, **about)
     clock.advance(60 * S)
     tally.relays.join(HELLO)

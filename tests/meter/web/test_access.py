@@ -76,7 +76,7 @@ async def at(page: Page, place: str) -> None:
         "experiment": "sample ratio",
         "tap": "loop lag",
         "exchanges/r-199": "added to the request",
-        "exchanges/r1-1": "it is under way",
+        "exchanges/r1-1": "this exchange has run for",
         "exchanges/r-999": "is not kept",
     }[place]
     await page.until(f"document.getElementById('main').innerText.toLowerCase().includes('{wanted}')")

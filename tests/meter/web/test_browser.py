@@ -8,13 +8,24 @@ import aiohttp
 import pytest
 
 from llmtap.meter.pipeline import recent_exchanges as kept
-from tests.meter.web.dashboard import TITLES, VIEWS, a_tally, is_live, play, reads, shown, under_way
+from tests.meter.web.dashboard import (
+    TITLES,
+    VIEWS,
+    a_tally,
+    an_empty_tally,
+    is_live,
+    play,
+    reads,
+    shown,
+    under_way,
+)
 from tests.support.browser import CHROMIUM, Page
-from tests.support.traffic.streams import reader_wait_ns
+from tests.support.traffic.streams import reader_wait_ns, streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
 MS = 1_000_000
+DASH = "\N{EN DASH}"
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 COUNTS = "document.querySelector('.counts').textContent"
 TENANTS = "document.querySelector('#main tbody').rows.length"
@@ -51,6 +62,8 @@ def test_every_view_shows_figures_and_complains_of_nothing() -> None:
         await page.press("2")
         await page.until(f"{COUNTS}.startsWith('2 under way')")
         assert "1 waiting, 0 streaming, 1 stalled" in await page.look(COUNTS)
+        names = "[...document.querySelectorAll('.names li')].map((name) => name.textContent)"
+        assert sorted(await page.look(names)) == ["acme · tiny", "acme · tiny"]
         await page.until("window.llmtap.renders.some((one) => one.name === 'tape')")
         await page.press("5")
         await page.until("document.querySelectorAll('.forest .row').length === 2")
@@ -101,6 +114,35 @@ def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
         assert page.problems == []
 
     play(scene)
+
+
+def test_a_long_list_of_chunks_is_folded_and_an_answer_in_one_piece_has_no_ttft() -> None:
+    tally = an_empty_tally()
+    # The reader (20 tokens/s) waits for the first chunk and for the 61st, which comes 900 ms late.
+    long = streamed(*(100 + 40 * i + (900 if i >= 60 else 0) for i in range(120)), seq=1)
+    whole = streamed(100, seq=2)
+    whole.stream = False
+    for x in (long, whole):
+        tally.opened()
+        tally.ended(x)
+    table = "main > div:not([hidden]) > div:not([hidden])"
+    rows = f"[...document.querySelectorAll('{table} tbody tr')]"
+    numbers = f"{rows}.map((row) => Number(row.cells[0].textContent))"
+    heads = f"[...document.querySelectorAll('{table} thead th')].map((head) => head.innerText)"
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r-1")
+        await page.until(f"{rows}.length === 26")
+        assert await page.look(numbers) == [*range(1, 21), 61, *range(116, 121)]
+        await page.look("document.getElementById('unfold').click()")
+        assert await page.look(numbers) == list(range(1, 121))
+        await page.open(url + "#exchanges")
+        await page.until(f"{rows}.length === 2")
+        place = (await page.look(heads)).index("TTFT")
+        assert await page.look(f"{rows}.map((row) => row.cells[{place}].textContent)") == [DASH, "100 ms"]
+        assert page.problems == []
+
+    play(scene, tally)
 
 
 def test_an_exchange_that_comes_in_several_answers_is_shown_whole() -> None:

@@ -80,8 +80,8 @@ def test_a_capture_in_trouble_is_not_well() -> None:
 
     async def scene(page: Page, url: str) -> None:
         await page.open(url + "#tap")
-        await reads(page, "The capture takes no rows: disk_full.")
-        await reads(page, "The capture lacks exchanges: disk_full 3.")
+        await reads(page, "The capture is paused: disk_full.")
+        await reads(page, "Exchanges are missing from the capture: disk_full 3.")
         assert page.problems == []
 
     play(scene, tally)

@@ -76,7 +76,7 @@ def test_the_pictures_are_made_of_planted_traffic(request: pytest.FixtureRequest
         for tenant in ("acme", "chat-eu", "chat-us", "beta", "nightly"):
             assert tenant in overview
         assert "36 under way: " in words[f"streams-{look}.png"]
-        assert "Every exchange that passed is measured." in words[f"tap-{look}.png"]
+        assert "Every exchange was measured." in words[f"tap-{look}.png"]
         assert "output_guardrail" in words[f"chunking-{look}.png"]
         assert "Sample ratio as configured" in words[f"experiment-{look}.png"]
         assert "waits" in words[f"inspector-{look}.png"]

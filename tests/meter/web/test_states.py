@@ -63,18 +63,18 @@ async def hears(page: Page, words: str) -> None:
 def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
     wanted = {
         "overview": [
-            "Nothing has ended in this window (1m)",
+            "No exchange has ended in this window (1m)",
             "curl -N http://127.0.0.1:8181/v1",
             "no objectives",
         ],
-        "streams": ["Nothing is under way", "curl -N http://127.0.0.1:8181/v1"],
-        "exchanges": ["Nothing has ended yet", "curl -N http://127.0.0.1:8181/v1"],
-        "chunking": ["Nothing has ended in this window (1m)", "None among the exchanges that are kept"],
+        "streams": ["No stream is running", "curl -N http://127.0.0.1:8181/v1"],
+        "exchanges": ["No exchange has ended yet", "curl -N http://127.0.0.1:8181/v1"],
+        "chunking": ["No exchange has ended in this window (1m)", "No kept exchange was refused"],
         "experiment": ["No experiment is configured", "--config config/experiment.toml", "aa = true"],
         "tap": [
-            "no exchange has passed since they started",
-            "Nothing dropped",
-            "No capture runs",
+            "no exchange has begun since they started",
+            "No exchange was dropped",
+            "No capture is running",
             "r0",
             f"meter: {native.NAME}",
         ],
@@ -100,6 +100,24 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
         assert await page.look("window.llmtap.errors") == []
 
     play(scene, an_empty_tally())
+
+
+def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
+    clock = ManualClock(now_ns=40 * S)
+    tally = an_empty_tally(clock=clock)
+    tally.opened()
+    tally.ended(streamed(80, 120, seq=1))
+    clock.advance(100 * S)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        said = await view(page, "overview")
+        assert "Nothing has ended in this window (1m). The last exchange ended" in said
+        assert 'the window "5m" shows it' in said
+        assert page.problems == []
+
+    play(scene, tally)
 
 
 def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeline:
@@ -138,34 +156,34 @@ def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.send("Page.addScriptToEvaluateOnNewDocument", source=LISTENER)
         await page.open(url + "#exchanges/r1-1")
-        await reads(page, "It is under way, 3 s old")
-        await hears(page, "r1-1 is under way")
+        await reads(page, "This exchange has run for 3 s")
+        await hears(page, "r1-1 is running")
         text = await shown(page)
         for words in ("Exchange r1-1", "acme", "tiny", "openai.chat"):
             assert words in text, words
         # The reader waits 0.6 s for the first of ten words, which come faster than he reads; he has read them
         # all at 0.6 + 10 x 0.05 = 1.1 s, and waits again since then: 0.6 + 1.9.
-        assert "waited 2.50 s so far, shaded, and waits now" in text
+        assert "waited 2.50 s so far (shaded), and waits now" in text
         assert await page.look(ROWS) == 10
         await page.until("document.querySelector('.plot.tall .main-svg')")
         # Another word at 3.5 s, seen half a second later: what is shown follows.
         assembler.digest(Script().word(1, 100_500).frames())
         tally.clock.advance(S)
         await page.until(f"{ROWS} === 11")
-        await reads(page, "It is under way, 4 s old")
-        await reads(page, "waited 3.45 s so far")
+        await reads(page, "This exchange has run for 4 s")
+        await reads(page, "has waited 3.45 s so far")
         # The stream that waits for its first token has nothing to show but its waiting.
         await page.look("location.hash = '#exchanges/r1-2'")
         await reads(page, "Exchange r1-2")
-        await reads(page, "waited 2 s so far, shaded, and waits now")
+        await reads(page, "waited 2 s so far (shaded), and waits now")
         assert await page.look(ROWS) == 0
         await page.look("location.hash = '#exchanges/r1-1'")
-        await reads(page, "It is under way, 4 s old")
+        await reads(page, "This exchange has run for 4 s")
         assembler.digest(Script().end(1, 100_800, 11).close(1, 100_801).frames())
-        await reads(page, "from submit on")
-        await hears(page, "It has ended: complete")
+        await reads(page, "in total (shaded)")
+        await hears(page, "Ended: complete")
         text = await shown(page)
-        assert "It is under way" not in text
+        assert "This exchange has run" not in text
         assert "content" in text
         assert page.problems == []
         assert await page.look("window.llmtap.errors") == []
@@ -185,7 +203,8 @@ def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> Non
 
     async def scene(page: Page, url: str) -> None:
         await page.open(url + "#exchanges/r0-1")
-        await reads(page, "It is under way, 100 s old")
+        await reads(page, "This exchange has run for 100 s")
+        await page.look("document.getElementById('unfold').click()")
         rows = await page.look(
             "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
             ".map((row) => [...row.children].map((cell) => cell.textContent))"
@@ -219,7 +238,7 @@ def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
         await held.wait()  # the page asks one question after the other: no answer is on its way
         await page.look("advance(30000)")
         await page.until(f"{STATUS}.dataset.state === 'stale'")
-        assert "stale: the last answer came 30 s ago" in await page.look(f"{STATUS}.innerText")
+        assert "stale: the last answer was received 30 s ago" in await page.look(f"{STATUS}.innerText")
         assert await page.look("document.getElementById('main').classList.contains('stale')")
         await hears(page, "stale: ")
         assert "n 200" in await shown(page), "the last figures stay"
@@ -256,10 +275,10 @@ def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> None:
 def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
-        await reads(page, "No relay speaks to the meter, so nothing is measured.")
+        await reads(page, "No relay is connected to the meter, so nothing is measured.")
         await view(page, "tap")
         await reads(page, "No relay is connected: nothing is measured.")
-        await reads(page, "No relay ever spoke to this meter.")
+        await reads(page, "No relay has connected to this meter.")
         assert page.problems == []
 
     play(scene, ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))

@@ -47,12 +47,12 @@ async def give(page: Page, token: str) -> None:
 def test_an_alarm_that_rings_stands_above_all_figures() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
-        await reads(page, "gold spends its error budget 20.0 times as fast as it may over 1h")
+        await reads(page, "gold uses its error budget too fast: burn rate 20.0 over the 60 s measured")
         alarm = await page.look("document.querySelector('main [role=alert]').textContent")
-        assert alarm.endswith("20.0 times over 5m: page, from 14.4 on.")
+        assert alarm.endswith("20.0 over the 60 s measured, page from 14.4.")
         text = await shown(page)
-        assert text.index("gold spends") < text.index("Requests/s")
-        for words in ("Burn-rate alarms", "6h: 20.0", "30m: 20.0", "rings"):
+        assert text.index("gold uses") < text.index("Requests/s")
+        for words in ("Burn-rate alarms", "the 60 s measured: 20.0", "firing"):
             assert words in text, words
         # It is read out once, not with every answer.
         await page.look("window.banner = document.querySelector('main [role=alert]')")
@@ -73,9 +73,9 @@ def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
         await reads(page, "13 exchanges were not measured since the relays started: why")
-        await reads(page, "The meter began at")
+        await reads(page, "The meter started at")
         await page.look("document.querySelector('main a[href=\"#tap\"]').click()")
-        await reads(page, "10 were under way when the meter went away; 3 began while the meter was away.")
+        await reads(page, "10 were running when the meter ended; 3 began while no meter was connected.")
         assert "Not measured, by reason: meter_lost 10, no_meter 3." in await shown(page)
         assert page.problems == []
 
@@ -181,7 +181,7 @@ def test_a_finding_stands_beside_the_figure_whose_p_decided() -> None:
         await page.until(f"{says}.textContent === 'finding'")
         assert await page.look("document.getElementById('figure').value") == "mean"
         await choose(page, "figure", "p50")
-        await page.until(f"{says}.textContent === 'finding of the mean: see there'")
+        await page.until(f"{says}.textContent === 'finding for the mean'")
         assert not await page.look(f"{says}.classList.contains('finding')")
         assert page.problems == []
 
@@ -201,10 +201,10 @@ def test_an_answer_without_a_token_has_no_empty_picture() -> None:
 
     async def scene(page: Page, url: str) -> None:
         await page.open(url + "#exchanges/r-2")
-        await reads(page, "Reader of 20 tokens/s")
+        await reads(page, "A reader of 20 tokens/s")
         assert await page.look(figure)
         await page.look("location.hash = 'exchanges/r-1'")
-        await reads(page, "No event of it carried output, so there is no picture of it.")
+        await reads(page, "No event carried output, so there is no chart.")
         assert not await page.look(figure)
         assert page.problems == []
 
@@ -228,9 +228,9 @@ def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
         await reads(page, "1m (55 s)")
-        assert "The meter began" not in await shown(page)
+        assert "The meter started" not in await shown(page)
         await choose(page, "window", "1h")
-        await reads(page, "The meter began at")
+        await reads(page, "The meter started at")
         assert page.problems == []
 
     play(scene)

@@ -112,6 +112,14 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
          "usage": {"inputTokens": 1, "outputTokens": 2, "cacheReadInputTokens": 1},
          "trace": {"guardrail": {"outputAssessments": {"g": [{"topicPolicy": {"action": "BLOCKED"}}]}}}},
     ],
+    "bedrock.invoke": [
+        {"outputText": "a", "completionReason": "FINISH", "inputTextTokenCount": 1,
+         "totalOutputTextTokenCount": 2, "amazon-bedrock-guardrailAction": "INTERVENED",
+         "amazon-bedrock-invocationMetrics": {"inputTokenCount": 1, "outputTokenCount": 2}},
+        {"generation": "a", "prompt_token_count": 1, "generation_token_count": 2, "stop_reason": "stop"},
+        {"outputs": [{"text": "a", "stop_reason": "stop"}]},
+        {"results": [{"outputText": "a", "completionReason": "FINISH"}]},
+    ],
     "lmstudio.native": [
         {"type": "message.delta", "content": "a"},
         {"type": "tool_call.start", "tool": "t", "arguments": {"a": 1}},

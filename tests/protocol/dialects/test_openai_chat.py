@@ -373,7 +373,7 @@ def test_llamacpps_timings_stamp_and_count_tokens() -> None:
     end = read(
         ROLE, step(1, 0.02), chunk({}, finish_reason="stop", timings={"predicted_n": 2, "predicted_ms": 40})
     )
-    assert (end.tokens, end.server_clock_ns) == (-1, -1), "the end token is not sent"
+    assert (end.tokens, end.output, end.server_clock_ns) == (1, True, 40_000_000), "the end token"
     assert [t.ms for t in end.server_times] == [40.0]
 
 

@@ -31,7 +31,13 @@ def test_names_and_buckets_are_vllms() -> None:
 
 def test_an_engine_says_what_runs_and_waits_and_what_its_memory_holds() -> None:
     state = IterationState(
-        running=3, waiting=4, kv_used=0.5, preemptions=2, prefix_queries=100, prefix_hits=48
+        running=3,
+        waiting=4,
+        kv_used=0.5,
+        preemptions=2,
+        preempted_tokens=70,
+        prefix_queries=100,
+        prefix_hits=48,
     )
     gauges = EngineMetrics("tiny", lambda: state)
     gauges.began()
@@ -39,6 +45,7 @@ def test_an_engine_says_what_runs_and_waits_and_what_its_memory_holds() -> None:
         "num_requests_running": 3.0, "num_requests_waiting": 4.0, "kv_cache_usage_perc": 0.5,
         "num_preemptions_total": 2.0, "prefix_cache_queries_total": 100.0, "prefix_cache_hits_total": 48.0,
     }  # fmt: skip
+    assert 'llmtap_sim:preempted_tokens_total{engine="0",model_name="tiny"} 70.0' in gauges.text().decode()
     for _ in range(2):  # to be asked does not count
         lines = gauges.text().decode().splitlines()
         for name, value in expected.items():

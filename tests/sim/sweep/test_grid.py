@@ -248,7 +248,7 @@ def instantly(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
 def test_every_name_and_value_of_a_preset_is_known(name: str) -> None:
     preset = PRESETS[name]
     assert preset.about
-    assert preset.source.startswith("seed ")
+    assert " paper, " in preset.source
     assert sum(load in preset.axes for load in LOADS) == 1
     assert not preset.best_of or preset.best_of in PRESETS
     assert bool(preset.share_of) is ("share" in preset.axes)

@@ -157,9 +157,6 @@ def test_what_is_in_the_results_is_taken_from_there(tmp_path: Path) -> None:
 
 
 SHORT, LONG = trace(30), trace(60)
-STARTS_RAY = True
-# Ray takes 6 s to start here, and a minute where others are busy; and the first one waits for other modules.
-pytestmark = pytest.mark.timeout(900)
 JOBS: list[SweepJob] = [
     job(of, scheduler=scheduler, servers=servers, seed=7)
     for of in (LONG, SHORT)
@@ -267,6 +264,8 @@ def addresses(pids: set[int]) -> set[tuple[str, int]]:
 
 
 @needs_ray
+@pytest.mark.ray
+@pytest.mark.timeout(900)  # Ray takes 6 s to start, a minute on a busy machine, and may wait for another
 @pytest.mark.filterwarnings("default")
 def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     # As where Ray was imported before. Its token stays as an earlier test made it: Ray reads it once.

@@ -10,6 +10,7 @@ import pytest
 
 import llmtap
 from llmtap.capture.read.reader import read
+from llmtap.metrics.deadlines import Benefit
 from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep.simulate import simulate
@@ -34,8 +35,10 @@ OTHER: dict[str, Any] = {
     "iterations": IterationModel(1.0, 0.5, 1.0),
     "fit": {"grid": "g.csv"},
     "objectives": "ttft:1s",
+    "reader": Benefit(alpha=4.0),
     "measure": True,
     "capacity": 0.01,
+    "capacity_by": ("token",),
     "capture": "somewhere",
     "version": "0.0.0",
 }

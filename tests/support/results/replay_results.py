@@ -5,12 +5,13 @@ from typing import Any
 
 from llmtap.clock import ManualClock, WallAnchor
 from llmtap.exchange.outcome import Outcome as Ending
-from llmtap.load.monitor.timeseries import Columns, MonitorSeries, TimeSeries
+from llmtap.load.monitor.timeseries import Columns, TimeSeries
 from llmtap.load.replay.result import RunObservations, result_of
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_handle import Done
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.objectives import Objectives
+from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S
 from llmtap.workload.requests import Requests
 from tests.support.traffic.exchanges import streamed

@@ -32,11 +32,13 @@ class GrpcEngine:
 
 @asynccontextmanager
 async def grpc_engine(
-    options: SimOptions = QUICK, behind: EngineOptions | None = None
+    options: SimOptions = QUICK,
+    behind: EngineOptions | None = None,
+    tls: tuple[bytes, bytes] | None = None,
 ) -> AsyncIterator[GrpcEngine]:
     """A server of gRPC alone; `behind` it an engine, or a fixed schedule."""
     server = SimServer(options, engine=behind)
-    server.serve_grpc("127.0.0.1", 0)
+    server.serve_grpc("127.0.0.1", 0, tls)
     runner = web.AppRunner(server.app)
     await runner.setup()
     try:

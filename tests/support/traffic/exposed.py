@@ -8,15 +8,17 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
-from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values
+from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values, upstream_values
 from llmtap.meter.relays import RelayState
+from llmtap.meter.upstream import UpstreamLoad
 from llmtap.metrics.latency import measure
+from llmtap.metrics.objectives import Objectives
+from llmtap.net.server_metrics import SERIES
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.relay_status import relay_status
 
 __all__ = ["FUNCTIONS", "exposed", "exposition_text", "labels_grouped", "selectors"]
 
-MS = 1_000_000
 OF_A_SCRAPE = {"job", "instance", "namespace", "pod"}
 """The labels that Prometheus adds to every sample; the last two with the Prometheus Operator."""
 FUNCTIONS = frozenset({
@@ -32,12 +34,14 @@ _MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 
 def exposition_text() -> str:
     """The text of `/metrics` with something of everything."""
-    exposition = Exposition("1.0", [("ttft", 500 * MS)])
+    exposition = Exposition("1.0", {"gold": Objectives.parse("ttft:500ms tpot:50ms")})
     for x in _exchanges():
-        exposition.ended(x, measure(x), SeriesKey("acme", "tiny", "control"), None)
+        exposition.ended(x, measure(x), SeriesKey("acme", "tiny", "control", "gold"), None)
     status = relay_status(opened=9, measured=7, dropped={"overflow": 1}, refused={"tap_overloaded": 1})
     relays = [RelayState("r0", True, status)]
     capture = CaptureState(dropped={"memory": 1}, problem="disk_full", files_problem="no such bucket")
+    upstream = UpstreamLoad("http://127.0.0.1:9/metrics")
+    upstream.values = dict.fromkeys(SERIES, 1.0)
     values = {
         "slo_events": {("gold", "acme"): 2, ("gold", "default"): 0},
         "slo_good": {("gold", "acme"): 1, ("gold", "default"): 0},
@@ -52,6 +56,7 @@ def exposition_text() -> str:
         "smooth_goodput_tokens_per_second": {"1m": 1.0},
         "goodput_requests_per_second": {"1m": 1.0},
         "window_uncertainty_seconds": {"1m": 1e-9},
+        **upstream_values(upstream),
         **relay_values(relays),
         **exporter_values([ExporterState("otlp", 1, 0, 1, {"queue_full": 1})]),
         **capture_values(capture),

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from llmtap.middleware.asgi import LlmtapMiddleware
-from tests.vantage.middleware.chat_words import REFUSED, streamed, whole
+from tests.vantage.middleware.chat_words import REFUSED, compressed, streamed, whole
 
 __all__ = ["app"]
 
@@ -26,7 +26,10 @@ async def chat(request: Request) -> Any:
     if how == "refuse":
         return JSONResponse(REFUSED, status_code=429)
     if asked.get("stream"):
-        return StreamingResponse(streamed(model, how), media_type="text/event-stream")
+        events, more = streamed(model, how), {}
+        if how == "gzip":
+            events, more = compressed(events), {"content-encoding": "gzip"}
+        return StreamingResponse(events, media_type="text/event-stream", headers=more)
     return await whole(model)
 
 

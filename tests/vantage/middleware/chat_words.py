@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-__all__ = ["REFUSED", "streamed", "whole"]
+__all__ = ["REFUSED", "compressed", "streamed", "whole"]
 
 WORDS = ["What", " passes", " through", " a", " tap", "?"]
 USAGE = {"prompt_tokens": 7, "completion_tokens": len(WORDS), "total_tokens": 7 + len(WORDS)}
@@ -36,6 +37,14 @@ async def streamed(model: str, how: str) -> AsyncIterator[bytes]:
     yield _event({"model": model, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     yield _event({"model": model, "choices": [], "usage": USAGE})
     yield b"data: [DONE]\n\n"
+
+
+async def compressed(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes with gzip, each event flushed."""
+    gzip = zlib.compressobj(wbits=31)
+    async for event in events:
+        yield gzip.compress(event) + gzip.flush(zlib.Z_SYNC_FLUSH)
+    yield gzip.flush()
 
 
 async def whole(model: str) -> dict[str, Any]:

@@ -348,7 +348,7 @@ async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
 
 
 @scene
-async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
+async def test_skipped_requests_are_counted_by_rule_and_not_measured() -> None:
     async with running(skip=("/gzip", "/raises")) as app:
         client = await RawClient.connect(app.port)
         assert (await client.ask(request("GET", "/gzip?deep=1"))).status == 200
@@ -359,6 +359,7 @@ async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
         assert b"GET /gzip-stream " in (await app.seen()).request
         await wait_until(lambda: app.meter.statuses and app.meter.statuses[-1].measured)
         assert measured(app.meter) == (1, 1, {})
+        assert app.meter.statuses[-1].skipped == {"/gzip": 2, "/raises": 1}
 
 
 @scene

@@ -1,6 +1,9 @@
 """Other scopes than requests, mistakes of apps and of ours: what must never reach the app."""
 
 import asyncio
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -35,7 +38,7 @@ async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
 
 
 @scene
-async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
+async def test_skipped_requests_are_counted_by_rule_and_not_measured() -> None:
     calls: list[tuple[Any, ...]] = []
 
     async def app(*args: Any) -> None:
@@ -56,6 +59,7 @@ async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
         await of.app({"type": "websocket", "path": "/metrics", "headers": []}, receive, server.send)
         assert len(calls) == 2
         assert of.ledger.opened == 0
+        assert of.emitter.status().skipped == {"/health": 1, "/metrics": 1}
         await of.call(asked(b""), method="GET", path="/healthz")
         assert b"/healthz" in (await of.seen()).request
         assert of.ledger.opened == 1
@@ -151,6 +155,24 @@ def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCa
     lines = [r.getMessage() for r in caplog.records if "middleware_error" in r.getMessage()]
     assert len(lines) == 1, "told once for each kind"
     assert "planted" not in lines[0], "an error's text may quote a header"
+
+
+def test_a_missing_meter_is_reported_once_with_prefix_and_time() -> None:
+    program = (
+        "import asyncio\n"
+        "from llmtap.vantage.middleware import emitter\n"
+        "emitter.NO_METER_S = emitter.STATUS_S = 0.01\n"
+        "async def run():\n"
+        "    emitters = emitter.Emitters('/nowhere/tap.sock', 1 << 20)\n"
+        "    emitters.here()\n"
+        "    await asyncio.sleep(0.2)\n"
+        "    await emitters.close()\n"
+        "asyncio.run(run())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert re.match(r"llmtap \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING event=no_meter ", line)
+    assert "socket=/nowhere/tap.sock" in line
 
 
 def _ends(server: Server) -> tuple[Receive, Send]:

@@ -5,15 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llmtap.channel.channel import FLUSH_BYTES
 from llmtap.channel.frames import FrameKind
-from llmtap.errors import ConfigError
 from llmtap.protocol.http1 import parse_request_head, parse_response_head
 from llmtap.vantage.middleware import exchange as module
-from llmtap.vantage.middleware.emitter import Emitter, Paths
+from llmtap.vantage.middleware.emitter import Emitter
 from llmtap.vantage.middleware.exchange import AppExchange, request_head, response_head
 from tests.support.servers.peer import play, scene, wait_until
 from tests.support.servers.proxy import Recording
@@ -157,53 +154,3 @@ async def test_what_is_taken_back_as_the_meter_goes_counts_once() -> None:
         exchange.leave_unmeasured("middleware_error")
         await wait_until(lambda: not of.emitter.tap.connected)
         assert (of.ledger.opened, sum(of.ledger.dropped.values())) == (1, 1)
-
-
-SEGMENTS = st.lists(st.text("ab*? é/", max_size=3), max_size=4)
-
-
-@pytest.mark.parametrize(
-    ("named", "path", "is_in"),
-    [
-        (("/health",), "/health", True),
-        (("/health",), "/health/", True),
-        (("/health",), "/health/live", True),
-        (("/health",), "/healthz", False),
-        (("/health",), "/v1/health", False),
-        (("/health/",), "/health", True),
-        (("/health/",), "/health/live", True),
-        (["/health", "/metrics"], "/metrics", True),
-        (["/health", "/metrics"], "/v1/chat/completions", False),
-        (("/",), "/", True),
-        (("/",), "/v1/models", False),
-        ((), "/", False),
-        ((), "", False),
-        (("/health",), "", False),
-        (("/health",), None, False),
-        (("/health",), b"/health", False),
-    ],
-)
-def test_a_path_holds_itself_and_what_is_below_it(named: list[str], path: object, is_in: bool) -> None:
-    assert (path in Paths(named)) == is_in
-
-
-@given(SEGMENTS)
-def test_without_names_nothing_is_skipped(segments: list[str]) -> None:
-    assert "/" + "/".join(segments) not in Paths(())
-
-
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        ("/health", r"wants a collection of paths.*skip=\('/health',\)"),
-        (("health",), "'health' does not begin with /"),
-        (("",), "'' does not begin with /"),
-        (("/health*",), "is a pattern or has a query"),
-        (("/health?deep=1",), "is a pattern or has a query"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(named: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        Paths(named)
-    assert refused.value.place == "skip"
-    refused.match(f"(?s){said}")

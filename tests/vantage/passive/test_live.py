@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -21,11 +21,13 @@ import pytest
 
 from llmtap.capture.read.reader import read as read_capture
 from llmtap.channel.frames import FrameKind
-from llmtap.clock import ManualClock, SystemClock
+from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
+from llmtap.vantage.passive import ring as rings
 from llmtap.vantage.passive.options import WatchOptions
-from llmtap.vantage.passive.ring import PacketRing, open_ring
+from llmtap.vantage.passive.ring import PacketRing, open_adapter_clock, open_ring
 from llmtap.vantage.passive.watcher import LAST_PACKETS_S, Watcher, local_addresses
+from tests.support.clocks import HOUR_NS, SettableClock
 from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy, port_free
 from tests.support.servers.peer import play
 from tests.support.servers.proxy import FakeMeter
@@ -67,7 +69,11 @@ class Server:
 
 @asynccontextmanager
 async def watched(
-    server: Server, host: str = "127.0.0.1", ring_bytes: int = RING_BYTES
+    server: Server,
+    host: str = "127.0.0.1",
+    ring_bytes: int = RING_BYTES,
+    kind: type[PacketRing] = PacketRing,
+    **about: Any,
 ) -> AsyncIterator[tuple[int, FakeMeter, Watcher]]:
     """A server on loopback, and a watcher of its port that reports to a meter."""
     loop = asyncio.get_running_loop()
@@ -76,10 +82,10 @@ async def watched(
     with tempfile.TemporaryDirectory(prefix="tap-") as folder:
         meter = FakeMeter(f"{folder}/tap.sock")
         await meter.start()
-        ring_ = PacketRing(open_ring("lo", [port], ring_bytes), ring_bytes)
         watcher = Watcher(
-            loop, WatchOptions(ports=(port,)), [ring_], name="w", tap_path=meter.path, local=local_addresses()
-        )
+            loop, WatchOptions(ports=(port,)), [kind(open_ring("lo", [port], ring_bytes), ring_bytes)],
+            name="w", tap_path=meter.path, local=local_addresses(), **about,
+        )  # fmt: skip
         watcher.start()
         try:
             yield port, meter, watcher
@@ -98,12 +104,25 @@ async def ask(port: int, times: int, host: str = "127.0.0.1") -> None:
     await writer.wait_closed()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+class OfAdapter(PacketRing):
+    """A ring whose packets of odd number have stamps of a clock that is 37 s ahead, as an adapter's is."""
+
+    def take(self) -> Iterator[tuple[int, int, int, int]]:
+        for number, (stamp_ns, which, start, stop) in enumerate(super().take()):
+            assert which == 0
+            odd = number % 2
+            yield stamp_ns + 37_000_000_000 * odd, odd, start, stop
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "adapter"])
 def test_packets_have_the_times_at_which_the_server_sent(host: str) -> None:
     server = Server(0.005)
+    how: dict[str, Any] = {"host": host}
+    if host == "adapter":
+        host, how = "127.0.0.1", {"kind": OfAdapter, "adapters": [SettableClock(37_000_000_000)]}
 
     async def run() -> None:
-        async with watched(server, host) as (port, meter, watcher):
+        async with watched(server, **how) as (port, meter, watcher):
             await ask(port, 2, host)
             exchange = await meter.closed(2)
             status = watcher.reporter.status()
@@ -159,22 +178,12 @@ def test_ring_that_overflows_tells_the_packets_and_measures_nothing_wrong() -> N
 def test_clock_that_is_set_does_not_move_a_stamp_out_of_order() -> None:
     server = Server(0.02)
 
-    class Moving(ManualClock):
-        """The machine's clocks, the wall clock `wall_offset_ns` ahead."""
-
-        def mono_ns(self) -> int:
-            return SystemClock.mono_ns()
-
-        def wall_ns(self) -> int:
-            return SystemClock.wall_ns() + self.wall_offset_ns
-
     async def run() -> None:
-        clock = Moving(wall_offset_ns=0)
-        async with watched(server) as (port, meter, watcher):
-            watcher._clock = watcher.reporter.timebase._clock = clock
+        clock = SettableClock()
+        async with watched(server, clock=clock) as (port, meter, _):
             asking = asyncio.create_task(ask(port, 3))
             await asyncio.sleep(0.1)
-            clock.wall_offset_ns = 3_600_000_000_000
+            clock.ahead_ns = HOUR_NS
             await asking
             exchange = await meter.closed(3)
             now_ns = SystemClock.mono_ns()
@@ -184,6 +193,32 @@ def test_clock_that_is_set_does_not_move_a_stamp_out_of_order() -> None:
         assert exchange.closing.outcome == "complete"
 
     play(run(), LIMIT_S)
+
+
+def test_an_interface_without_stamps_of_its_adapter_is_told() -> None:
+    with open_ring("lo", [9], 512 << 10) as sock, pytest.raises(ConfigError) as told:
+        open_adapter_clock(sock, "lo")
+    assert told.value.place == "watch.timestamps" and "--timestamps adapter" in (told.value.hint or "")
+
+
+def test_an_adapter_that_stamps_is_told_to_stamp_all_packets_that_it_receives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, object]] = []
+
+    def answer(_sock: object, interface: str, request: int, data: Any) -> None:
+        if request == rings._SIOCETHTOOL:
+            data.raw = rings._TS_INFO.pack(rings._GET_TS_INFO, 0b1000100, 3, 0b11, 0b10)
+        elif request == rings._SIOCGHWTSTAMP:
+            data.raw = rings._CONFIG.pack(0, 1, 12)
+        else:
+            asked.append((interface, rings._CONFIG.unpack(data.raw)))
+
+    monkeypatch.setattr(rings, "_ask", answer)
+    monkeypatch.setattr(rings.os, "open", lambda path, _flags: asked.append((path, "opened")) or 7)
+    with open_ring("lo", [9], 512 << 10) as sock:
+        assert open_adapter_clock(sock, "eth7") == 7
+    assert asked == [("eth7", (0, 1, 1)), ("/dev/ptp3", "opened")]
 
 
 def test_a_second_reader_of_a_ring_continues_where_the_first_stopped() -> None:
@@ -207,16 +242,29 @@ def test_a_second_reader_of_a_ring_continues_where_the_first_stopped() -> None:
 
 STAMPS_APART_US = 5
 """Median of what tcpdump's stamps and ours differ by; seen: 1 to 3, on a full machine, too."""
+ROUNDING_US = 2
+"""Two offsets in a capture are whole microseconds."""
+WITHIN = 0.99
+"""Share of the relay's times that are at most both uncertainties from a packet's; seen: 7,589 of 7,590."""
 CHAT_APP = "tests.vantage.middleware.chat_app:app"
-SAME = (
-    "tenant", "model", "endpoint", "dialect", "method", "path", "status", "stream", "outcome", "tokens",
-    "finish_reason", "refusal", "guardrail", "retries", "no_token_reason", "usage", "server_timing",
-)  # fmt: skip
-ROUNDS = 8
+ROUNDS = 167
+AT_ONCE = 20
 HOWS: dict[str, dict[str, Any]] = {
     "stream": {"stream": True}, "plain": {}, "refused": {"how": "refuse"},
-    "broken": {"stream": True, "how": "break"},
+    "broken": {"stream": True, "how": "break"}, "gzip": {"stream": True, "how": "gzip"},
+    "left": {"stream": True, "how": "for ever"},
 }  # fmt: skip
+OWN = frozenset(
+    ("capture", "relay", "seq", "id", "arrival", "arrival_ns", "anchor", "clock", "uncertainty_us",
+     "uncertain", "request_end_us", "connect_us", "added_request_us", "added_first_chunk_us",
+     "added_chunk_max_us", "delivered_us", "paused_us", "reads", "error", "request_bytes",
+     "session", "blocks", "parent")
+)  # fmt: skip
+"""Columns of the vantage: its clocks, its keyed hashes. Upstream, a request has other hop-by-hop fields."""
+UNTIL_LEFT = frozenset(
+    ("event_class", "event_bytes", "event_tokens", "event_flags", "output_tokens", "response_bytes")
+)
+"""Columns that grow until an answer is given up: the relay and the network notice that at different times."""
 
 
 @asynccontextmanager
@@ -233,60 +281,71 @@ async def watching(port: int, *args: str) -> AsyncIterator[tuple[LiveProxy, asyn
         yield seen, running
 
 
-async def exchanges(seen: LiveProxy, n: int) -> dict[str, dict[str, Any]]:
-    """The chat exchanges by request id, once there are `n`."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + READY_S
-    while True:
-        told = await seen.told("/api/v1/exchanges?limit=1000&events=1&endpoint=chat.completions")
-        if told and len(told["exchanges"]) >= n:
-            return {x["request_id"]: x for x in told["exchanges"]}
-        assert loop.time() < end, told and len(told["exchanges"])
-        await asyncio.sleep(0.05)
+async def send_all(url: str, rounds: int = ROUNDS) -> int:
+    """Send `rounds` requests of each kind, AT_ONCE at a time; return their number."""
+    gate = asyncio.Semaphore(AT_ONCE)
 
-
-async def send_all(url: str) -> list[str]:
-    names = []
-    async with aiohttp.ClientSession() as session:
-        for i in range(ROUNDS):
-            for how, more in HOWS.items():
-                names.append(f"{how}-{i}")
-                body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], **more}
-                headers = {"X-Request-Id": names[-1]}
-                try:
-                    async with session.post(
-                        f"{url}/v1/chat/completions", json=body, headers=headers
-                    ) as answer:
+    async def send(session: aiohttp.ClientSession, how: str, number: int) -> None:
+        body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], **HOWS[how]}
+        headers = {"X-Request-Id": f"{how}-{number}"}
+        async with gate:
+            try:
+                async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
+                    if how == "left":
+                        await answer.content.readuntil(b"\n\n")
+                        answer.close()
+                    else:
                         await answer.read()
-                except aiohttp.ClientError:
-                    pass
-        body = {"model": "small", "messages": [], "stream": True, "how": "for ever"}
-        names.append("left")
-        async with session.post(
-            f"{url}/v1/chat/completions", json=body, headers={"X-Request-Id": "left"}
-        ) as answer:
-            await answer.content.readuntil(b"\n\n")
-            answer.close()
-    return names
+            except aiohttp.ClientError:
+                assert how == "broken"
+
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(send(session, how, i) for i in range(rounds) for how in HOWS))
+    return rounds * len(HOWS)
+
+
+def rows_of(capture: Path) -> dict[str, dict[str, Any]]:
+    """The chat exchanges of a capture, by request id."""
+    rows = [row for batch in read_capture([str(capture)]).batches() for row in batch.to_pylist()]
+    return {row["request_id"]: row for row in rows if row["request_id"]}
+
+
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    left = UNTIL_LEFT if row["outcome"] == "client_cancelled" else frozenset()
+    return {
+        name: value for name, value in row.items()
+        if name not in OWN and name not in left and not name.endswith("_us")
+    }  # fmt: skip
+
+
+def apart_us(row: dict[str, Any], seen: dict[str, Any], name: str) -> list[float]:
+    """Times of a row minus those of the same points in another one, in us."""
+    shift = (row["arrival_ns"] - seen["arrival_ns"]) / 1_000
+    pairs = zip(row[name], seen[name], strict=False) if name == "event_us" else [(row[name], seen[name])]
+    return [shift + a - b for a, b in pairs if a is not None and b is not None]
 
 
 def test_watch_beside_a_proxy_measures_the_same_live_and_from_a_file_of_tcpdump(tmp_path: Path) -> None:
     file = tmp_path / "beside.pcap"
+    at = {name: tmp_path / name for name in ("relay", "live", "file")}
 
-    async def run() -> tuple[dict[str, Any], dict[str, Any]]:
+    async def run() -> int:
         async with (
             served(CHAT_APP) as port,
-            live_proxy(f"http://127.0.0.1:{port}") as proxy,
-            watching(port, "--capture", str(tmp_path / "capture")) as (seen, running),
+            watching(port, "--capture", str(at["live"])) as (seen, running),
+            live_proxy(f"http://127.0.0.1:{port}", f"capture.to={at['relay']}") as proxy,
         ):
             dump = None
             if shutil.which("tcpdump"):
-                argv = ["tcpdump", "-i", "lo", "-s", "0", "-U", "-w", str(file), "tcp", "port", str(port)]
-                dump = await asyncio.create_subprocess_exec(*argv, stderr=subprocess.DEVNULL)
+                argv = ["tcpdump", "-i", "lo", "-s", "0", "-U", "-B", "65536", "-w", str(file)]
+                dump = await asyncio.create_subprocess_exec(
+                    *argv, "tcp", "port", str(port), stderr=subprocess.DEVNULL
+                )
                 while not file.exists() or not file.stat().st_size:
                     await asyncio.sleep(0.05)
-            names = await send_all(f"http://127.0.0.1:{proxy.listen}")
-            at_proxy, at_watch = await exchanges(proxy, len(names)), await exchanges(seen, len(names))
+            n = await send_all(f"http://127.0.0.1:{proxy.listen}")
+            await proxy.measured(n)
+            await seen.measured(n)
             if dump is not None:
                 await asyncio.sleep(1.2)
                 dump.send_signal(signal.SIGINT)
@@ -295,54 +354,39 @@ def test_watch_beside_a_proxy_measures_the_same_live_and_from_a_file_of_tcpdump(
             assert "CapEff:\t0000000000000000" in status and "NoNewPrivs:\t1" in status
             summary = await seen.told("/api/v1/summary?window=all&by=none")
             (relay,) = summary["relays"].values()
-            assert relay["vantage"] == "passive" and relay["side"] == "host" and relay["clock"] == "packet"
-            assert (
-                relay["packets"]["captured"]
-                and not relay["packets"]["lost"]
-                and relay["measured"] == len(names)
-            )
-            return at_proxy, at_watch
+            assert (relay["vantage"], relay["side"], relay["clock"]) == ("passive", "host", "packet")
+            assert relay["packets"]["captured"] and not relay["packets"]["lost"] and relay["measured"] >= n
+            return n
 
-    at_proxy, at_watch = asyncio.run(run())
-    compare(at_proxy, at_watch)
-    report = llmtap("report", str(tmp_path / "capture"), "--integrity", "--json")
-    (relay,) = report["captures"][0]["relays"]
-    assert report["ok"] and relay["present"] == len(at_watch) and relay["packets"]["captured"]
+    n = asyncio.run(run())
+    report = llmtap("report", str(at["live"]), "--integrity", "--json")
+    (counts,) = report["captures"][0]["relays"]
+    assert report["ok"] and counts["present"] >= n and counts["packets"]["captured"]
+    at_relay, live = rows_of(at["relay"]), rows_of(at["live"])
+    assert len(at_relay) == n and set(at_relay) == set(live)
+    late: list[tuple[float, int]] = []
+    for name, row in at_relay.items():
+        assert without_times(row) == without_times(live[name]), name
+        both_us = row["uncertainty_us"] + live[name]["uncertainty_us"] + ROUNDING_US
+        # A relay stamps submit before it sends, and events of several packets with the time of the last one.
+        late += [(-us, both_us) for us in apart_us(row, live[name], "submit_us")]
+        late += [(us, both_us) for us in apart_us(row, live[name], "event_us")]
+        if row["outcome"] == "complete":
+            late += [(us, both_us) for us in apart_us(row, live[name], "response_end_us")]
+    assert all(us >= -both_us for us, both_us in late)
+    assert sum(us <= both_us for us, both_us in late) >= WITHIN * len(late)
     if not file.exists():
         pytest.skip("tcpdump is not installed: only the live packets were compared")
-    summary = llmtap("watch", "--read", str(file), "--json", "--capture", str(tmp_path / "read"))
-    assert summary["n"] >= len(at_watch) and summary["relays"]["file"]["dropped"] == {}
-    rows = [row for batch in read_capture([str(tmp_path / "read")]).batches() for row in batch.to_pylist()]
-    from_file = {row["request_id"]: row for row in rows if row["request_id"]}
-    assert set(from_file) == set(at_watch)
-    apart_us: list[float] = []
+    summary = llmtap("watch", "--read", str(file), "--json", "--capture", str(at["file"]))
+    assert summary["n"] >= n and summary["relays"]["file"]["dropped"] == {}
+    from_file = rows_of(at["file"])
+    assert set(from_file) == set(live)
+    stamps: list[float] = []
     for name, row in from_file.items():
-        x = at_watch[name]
-        assert (row["outcome"], row["status"]) == (x["outcome"], x["status"])
-        assert row["event_class"] == [e["class"] for e in x["events"]]
-        apart_us += [
-            abs(at_us - event["t"] * 1e6) for at_us, event in zip(row["event_us"], x["events"], strict=True)
-        ]
+        assert without_times(row) == without_times(live[name]), name
+        stamps += map(abs, apart_us(row, live[name], "event_us"))
     # The kernel stamps a packet for each socket anew, with interrupts between: one pair may be far apart.
-    assert median(apart_us) <= STAMPS_APART_US
-
-
-def compare(at_proxy: dict[str, Any], at_watch: dict[str, Any]) -> None:
-    """In all that is no time; and times of one exchange, in their order."""
-    assert set(at_proxy) == set(at_watch)
-    for name, x in at_proxy.items():
-        seen = at_watch[name]
-        same = [key for key in SAME if name != "left" or key != "tokens"]
-        assert {key: x[key] for key in same} == {key: seen[key] for key in same}, name
-        if name != "left":
-            events, seen_events = (
-                [(e["class"], e["bytes"], e["tokens"]) for e in y["events"]] for y in (x, seen)
-            )
-            assert events == seen_events, name
-        assert seen["clock"] == "packet" and seen["uncertainty"] < 1e-4
-        assert seen["added"]["request"] == 0
-        ttft = seen["metrics"]["ttft"]
-        assert ttft is None or ttft > 0
+    assert median(stamps) <= STAMPS_APART_US
 
 
 def read(path: str) -> str:
@@ -361,8 +405,7 @@ def test_children_that_die_are_started_again(tmp_path: Path) -> None:
             for pid in read(f"/proc/{running.pid}/task/{running.pid}/children").split():
                 if "vantage.passive" in read(f"/proc/{pid}/cmdline"):
                     os.kill(int(pid), signal.SIGKILL)
-            names = await send_all(f"http://127.0.0.1:{port}")
-            assert len(await exchanges(seen, len(names))) == len(names)
+            await seen.measured(await send_all(f"http://127.0.0.1:{port}", 2))
             running.send_signal(signal.SIGTERM)
             assert await running.wait() == 0
 

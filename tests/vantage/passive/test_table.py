@@ -64,6 +64,17 @@ def test_request_in_pieces_is_submitted_with_its_last_byte(wire: Wire, sink: Sin
     assert t.submit_ns == t.request_end_ns == submitted_ns and t.arrival_ns == submitted_ns - 4 * MS
 
 
+def test_requests_that_are_not_inference_are_not_measured(wire: Wire, sink: Sink) -> None:
+    wire.connect()
+    wire.up(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    wire.answer()
+    wire.up(ASK)
+    wire.answer()
+    wire.up(b"POST /health/deep HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nfour")
+    wire.close()
+    assert sink.said() == [COMPLETE] and sink.ledger.opened == 1 and not sink.dropped
+
+
 def test_connection_joined_in_the_middle(wire: Wire, sink: Sink) -> None:
     wire.down(EVENTS[0])  # of an exchange that began before
     wire.down(LAST)

@@ -10,6 +10,8 @@ from llmtap.channel.frames import Closing, FrameKind, Hello
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.protocol.http1 import RequestHead
+from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.passive.segments import ACK, FIN, SYN
 from llmtap.vantage.passive.table import ConnectionTable
 
@@ -41,6 +43,9 @@ class Sink:
     def _frame(self, *frame: Any) -> None:
         self.kinds.append(frame[0])
         self.assembler.digest([frame])
+
+    def skips(self, head: RequestHead) -> bool:
+        return SkipRules(["/health"]).rule_of_head(head.method, head.target, head.headers) is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
         seq = self.ledger.open()

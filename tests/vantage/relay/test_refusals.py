@@ -11,11 +11,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from llmtap.channel.experiment import Experiment
+from llmtap.vantage.relay.flow import READ_ON_NS
 from tests.net.test_pool import sockets_fail
 from tests.support.servers.peer import PATIENCE_S, Gone, chunked, scene, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage
 from tests.support.servers.raw_client import Answer, RawClient, request
 from tests.support.servers.upstream import CLOSE, RESET, Call, answers, says
+from tests.support.traffic.experiments import an_experiment
 
 
 def check_own(answer: Answer, *statuses: int) -> str:
@@ -385,6 +388,34 @@ async def test_an_upstream_that_is_away_is_a_502_and_the_connection_stays(
         up.start()
         assert (await client.get(path)).data == b"back"
         assert (await tap.meter.closed(1)).closing.outcome == "upstream_error"
+
+
+ARMS = ({"name": "a"}, {"name": "b", "headers": {"x": "1"}})
+
+
+@pytest.mark.parametrize("experiment", [None, an_experiment(*ARMS)])
+@pytest.mark.parametrize("whole", [True, False])
+@scene
+async def test_a_request_in_two_parts_is_reported_whole_if_the_upstream_is_away(
+    experiment: Experiment | None, whole: bool
+) -> None:
+    """Most clients send the head first: the connection fails before the body, with the model, is there."""
+    async with stage(experiment=experiment) as (up, tap):
+        await up.stop()
+        client = await tap.client()
+        asked = request("POST", "/v1/chat/completions", body=b'{"model": "tiny"}')
+        head = asked.index(b"{")
+        await client.send(asked[:head])
+        answer = await client.answer(b"POST")
+        check_own(answer, 502)
+        (flow,) = tap.relay.flows
+        if whole:
+            await client.send(asked[head:])
+        else:
+            flow.check(flow.last_ns + READ_ON_NS + 1)
+        recorded = await tap.meter.closed(1)
+        assert recorded.request == (asked if whole else asked[:head])
+        assert (recorded.closing.outcome, recorded.closing.status) == ("upstream_error", 502)
 
 
 @pytest.mark.parametrize("at_once", [False, True])

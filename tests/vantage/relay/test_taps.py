@@ -14,11 +14,13 @@ from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.latency import metrics_of
+from llmtap.net.listener import keep_port
 from llmtap.net.stream import PlainStream
+from llmtap.protocol.inference import NOT_INFERENCE
 from tests.meter.pipeline.test_assembler import Ear
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock
 from tests.support.servers.peer import Payload, chunk, chunked, scene, wait_until
-from tests.support.servers.proxy import Recording, Tapped, stage
+from tests.support.servers.proxy import Recording, Tapped, stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CLOSE, Call, answers, says
 
@@ -321,6 +323,39 @@ async def test_the_status_counts_what_happened() -> None:
         assert status.cpu_ns > 0
         assert status.rss_bytes > 1_000_000
         await wait_until(lambda: tap.meter.statuses)
+
+
+@scene
+async def test_requests_that_are_not_inference_pass_and_are_counted_by_rule() -> None:
+    async with stage(skip=NOT_INFERENCE) as (up, tap):
+        path = up.on(answers(b"model " * 3_000, chunks=3))
+        tokenize = "/tokenize"
+        up.at(tokenize, answers(b"[1,2]"))
+        client = await tap.client()
+        assert (await client.get(path)).data == b"model " * 3_000
+        await client.send(request("POST", tokenize, "Content-Length: 2000") + b"t" * 500)
+        await client.send(b"t" * 1_500)
+        assert (await client.answer()).data == b"[1,2]"
+        assert tap.relay.tap.ledger.opened == 0
+        assert (await client.post(path, b"{}")).data == b"model " * 3_000
+        await wait_until(lambda: tap.relay.tap.ledger.measured == 1)
+        status = tap.relay.reporter.status()
+        assert (status.opened, status.measured, status.dropped) == (1, 1, {})
+        assert status.skipped == {"GET": 1, "/tokenize": 1}
+        assert {f.seq for f in tap.meter.frames if f.kind not in (FrameKind.HELLO, FrameKind.STATUS)} == {1}
+
+
+@scene
+async def test_an_upstream_that_is_away_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with keep_port() as away:
+        async with tapped(f"http://127.0.0.1:{away.getsockname()[1]}", ready_needs_upstream=True) as tap:
+            await wait_until(lambda: "event=upstream_unreachable" in caplog.text)
+            assert tap.relay.reporter.status().upstream_up is False
+    assert caplog.text.count("event=upstream_unreachable") == 1
+    async with stage(ready_needs_upstream=True) as (_, tap):
+        await wait_until(lambda: tap.relay.reporter.status().upstream_up)
+    async with stage() as (_, tap):
+        assert tap.relay.reporter.status().upstream_up is None
 
 
 @scene

@@ -164,10 +164,10 @@ class App {
     let state = "live", words = "live", more = "";
     const oldest = stale.length ? seconds(Math.max(...stale)) : null;
     const shown = this.view.polls.some((poll) => poll.at !== null);
-    const age = oldest && shown ? `what is shown is ${oldest} old` : "";
+    const age = oldest && shown ? `the figures are ${oldest} old` : "";
     if (failed) [state, words, more] = ["failed", failed.error, age];
-    else if (oldest) [state, words] = ["stale", `stale: the last answer came ${oldest} ago`];
-    else if (!heard) [state, words] = ["waiting", "asking the tap"];
+    else if (oldest) [state, words] = ["stale", `stale: the last answer was received ${oldest} ago`];
+    else if (!heard) [state, words] = ["waiting", "connecting"];
     else if (this.view.tape?.paused) words = "paused";
     const node = byId("status");
     if (node.dataset.state !== state) {
@@ -181,7 +181,7 @@ class App {
 
   askToken() {
     const dialog = byId("token-dialog");
-    say(byId("token-problem"), this.api.token === null ? "" : "That token is refused.");
+    say(byId("token-problem"), this.api.token === null ? "" : "The token was refused.");
     if (!dialog.open) dialog.showModal();
   }
 

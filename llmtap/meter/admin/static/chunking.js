@@ -1,4 +1,4 @@
-// How answers were cut, and who refused them.
+// Chunking of answers, and refusals.
 
 import { card, el, refill, say, section, sendOne } from "./dom.js";
 import { NONE, basis, clock, count, iso, number, ranked, seconds, share, zone } from "./format.js";
@@ -33,7 +33,7 @@ export class Chunking {
     this.list = new Table(REFUSED, newest);
     this.none = el("div");
     this.node = el("div", {},
-      section("How answers are cut", this.empty, this.scope, this.chunking),
+      section("Chunking of answers", this.empty, this.scope, this.chunking),
       section("Refusals and guardrails", this.refusals),
       section("By model and tenant", this.table.node),
       section("Newest refused", this.list.node, this.none));
@@ -69,7 +69,7 @@ export class Chunking {
   render() {
     const s = this.summary;
     if (!s) return;
-    const words = `Nothing has ended in this window (${s.window.name}). Send something through the tap:`;
+    const words = `No exchange has ended in this window (${s.window.name}). Send a request through llmtap:`;
     refill(this.empty, s.n ? null : sendOne(words, this.app.live));
     say(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderChunking(s.chunking, basis(s.n, s.window));
@@ -83,29 +83,29 @@ export class Chunking {
     const known = count(c.chunks_with_known_tokens);
     const unknown = c.content_events ? 1 - c.chunks_with_known_tokens / c.content_events : 0;
     const most = `at most ${count(c.tokens_per_chunk_max)}`;
-    const about = unknown > 0 ? `${most}; of ${share(unknown)} of the chunks the size is unknown` : most;
+    const about = unknown > 0 ? `${most}; ${share(unknown)} of the chunks have an unknown size` : most;
     refill(this.chunking, [
-      card("Tokens a chunk", number(c.tokens_per_chunk_mean), about,
-        `n ${known} chunks whose tokens are known`),
-      card("Single tokens", share(c.single_token_share), "of those chunks carry one token", `n ${known}`),
-      card("Events a read", number(c.events_per_read),
+      card("Tokens per chunk", number(c.tokens_per_chunk_mean), about,
+        `n ${known} chunks with a known size`),
+      card("Single tokens", share(c.single_token_share), "of these chunks carry one token", `n ${known}`),
+      card("Events per read", number(c.events_per_read),
         `${count(c.events)} events, ${count(c.content_events)} with output`, `n ${count(c.reads)} reads`),
-      card("Bytes an event", number(c.bytes_per_event_mean), "of the decoded body, on average",
+      card("Bytes per event", number(c.bytes_per_event_mean), "of the decoded body, on average",
         `n ${count(c.events)} events`),
       card("Bursts", count(c.bursts.n),
         `in ${count(c.bursts.streams)} streams, ${count(c.bursts.events)} events`, rests),
-      card("Longest hold", seconds(c.bursts.hold_max), "before a burst: something buffered it", rests),
+      card("Longest hold", seconds(c.bursts.hold_max), "pause before a burst", rests),
     ]);
   }
 
   renderRefusals(s, rests) {
     const named = (counts) => ranked(counts).map(([name, n]) => `${name} ${count(n)}`).join(", ");
-    const made = `${count(s.tokens.cancelled)} tokens made before`;
-    const wasted = `${count(s.tokens.after_cancel)} after the client left`;
-    const reasons = named(s.no_token.reasons) || "every stream brought one";
+    const made = `${count(s.tokens.cancelled)} tokens generated before`;
+    const wasted = `${count(s.tokens.after_cancel)} after the client disconnected`;
+    const reasons = named(s.no_token.reasons) || "every stream had a token";
     refill(this.refusals, [
       card("Refused", share(s.refusals.share), named(s.refusals.kinds) || "none", rests),
-      card("Never a token", count(s.no_token.n), reasons, rests),
+      card("No token", count(s.no_token.n), reasons, rests),
       card("Cancelled", count(s.outcomes.client_cancelled ?? 0), `${made}, ${wasted}`, rests),
     ]);
   }
@@ -116,22 +116,22 @@ export class Chunking {
     this.list.update(rows);
     const n = this.told.exchanges.length;
     const words = n
-      ? `None of the newest ${count(n)} refused fits the filter.`
-      : "None among the exchanges that are kept.";
+      ? `None of the newest ${count(n)} refused exchanges matches the filter.`
+      : "No kept exchange was refused.";
     refill(this.none, rows.length ? null : el("p", { class: "soft" }, words));
   }
 }
 
 const COLUMNS = [
   { id: "name", head: "name", kind: "text", text: (row) => row.name, value: (row) => row.name },
-  { id: "label", head: "is a", kind: "text", text: (row) => row.label, value: (row) => row.label },
+  { id: "label", head: "label", kind: "text", text: (row) => row.label, value: (row) => row.label },
   { id: "n", head: "n", text: (row) => count(row.part.n), value: (row) => row.part.n },
   {
     id: "events", head: "events",
     text: (row) => count(row.part.chunking.events), value: (row) => row.part.chunking.events,
   },
   {
-    id: "tokens", head: "tokens a chunk",
+    id: "tokens", head: "tokens/chunk",
     text: (row) => number(row.part.chunking.tokens_per_chunk_mean),
     value: (row) => row.part.chunking.tokens_per_chunk_mean,
   },
@@ -141,7 +141,7 @@ const COLUMNS = [
     value: (row) => row.part.chunking.single_token_share,
   },
   {
-    id: "reads", head: "events a read",
+    id: "reads", head: "events/read",
     text: (row) => number(row.part.chunking.events_per_read),
     value: (row) => row.part.chunking.events_per_read,
   },
@@ -176,13 +176,13 @@ const REFUSED = [
   { id: "tenant", head: "tenant", kind: "text", text: (x) => x.tenant, value: (x) => x.tenant },
   { id: "model", head: "model", kind: "text", text: (x) => x.model ?? NONE, value: (x) => x.model },
   {
-    id: "kind", head: "who", kind: "text",
+    id: "kind", head: "kind", kind: "text",
     text: (x) => x.refusal?.kind ?? "unknown", value: (x) => x.refusal?.kind,
   },
-  { id: "source", head: "by what sign", kind: "text", text: (x) => x.refusal?.source ?? NONE },
+  { id: "source", head: "source", kind: "text", text: (x) => x.refusal?.source ?? NONE },
   { id: "confidence", head: "confidence", kind: "text", text: (x) => x.refusal?.confidence ?? NONE },
   {
-    id: "late", head: "tokens before", title: "that the client had been sent",
+    id: "late", head: "tokens before", title: "tokens that the client had received before",
     text: (x) => count(x.guardrail?.tokens_before), value: (x) => x.guardrail?.tokens_before,
   },
 ];

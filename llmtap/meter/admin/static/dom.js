@@ -51,12 +51,12 @@ export function emptyState(words, command = null, more = null) {
 export function sendOne(words, live) {
   if (!live) return emptyState(words);
   if (!live.listen) {
-    return emptyState(words, null, "Apps with the middleware are measured here: send it to one of them.");
+    return emptyState(words, null, "Applications with the middleware are measured here: send it to one of them.");
   }
   const url = `${reachable(live.listen)}/v1/chat/completions`;
   const command = `curl -N ${url} -H 'Content-Type: application/json' \\\n`
     + '  -d \'{"model":"MODEL","stream":true,"messages":[{"role":"user","content":"Hello"}]}\'';
-  return emptyState(words, command, "No gateway at hand? llmtap sim serve is one.");
+  return emptyState(words, command, "If you have no gateway, start the simulated engine: llmtap sim serve");
 }
 
 /** Who listens on every interface is where this page came from. */
@@ -64,10 +64,10 @@ function reachable(bound) {
   return bound.replace(/\/\/(0\.0\.0\.0|\[::\]):/, `//${location.hostname}:`);
 }
 
-/** A figure with its name, what it is about, and what it rests on. */
-export function card(title, value, about, rests) {
-  return el("div", { class: "card" },
-    el("dt", {}, title),
+/** A figure with its name, a description and its basis; `formula` is the tooltip. */
+export function card(title, value, about, rests, formula = null) {
+  return el("div", { class: "card", title: formula },
+    el("dt", { class: formula ? "has-tip" : null }, title),
     el("dd", {},
       el("b", { class: "value" }, value),
       el("small", {}, about),

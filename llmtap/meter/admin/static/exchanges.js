@@ -1,17 +1,17 @@
 // What has ended, the newest first, and one of it, or one that is under way, in the inspector.
 
 import { el, refill, say, section, sendOne } from "./dom.js";
-import { ENDED_WELL, NONE, clock, count, iso, seconds, zone } from "./format.js";
+import { ENDED_WELL, NONE, clock, count, iso, seconds, tokenTime, zone } from "./format.js";
 import { Inspector } from "./inspector.js";
 import { Table, matching } from "./table.js";
 
 const PERIOD_MS = 3000;
 const RUNNING_MS = 1000;
 const SHOWN = 100;
-/** With a filter so many are looked through, the most that the API gives; it is asked less often then. */
+/** Exchanges searched with a filter: the maximum of the API. They are requested less often. */
 const SEARCHED = 1000;
 const SEARCH_MS = 9000;
-/** Of a stream under way so much is told chunk by chunk: the most that the API gives. */
+/** Period of the chunks of a running stream: the maximum of the API. */
 const WINDOW = "60s";
 const OUTCOMES = [
   "complete", "refused", "client_cancelled", "client_error", "upstream_error", "upstream_reset", "upstream_timeout",
@@ -181,7 +181,7 @@ export class Exchanges {
       const those = next === null ? "those kept" : `the newest ${count(exchanges.length)} kept`;
       return el("p", { class: "soft" }, `None of ${those} fits.`);
     }
-    return sendOne("Nothing has ended yet. Send something through the tap:", this.app.live);
+    return sendOne("No exchange has ended yet. Send a request through llmtap:", this.app.live);
   }
 
   shown() {
@@ -219,10 +219,14 @@ const COLUMNS = [
     id: "outcome", head: "outcome", kind: "text",
     text: (x) => x.outcome, value: (x) => x.outcome, state: (x) => (ENDED_WELL.has(x.outcome) ? "" : "bad"),
   },
-  { id: "ttft", head: "TTFT", text: (x) => seconds(x.metrics.ttft), value: (x) => x.metrics.ttft },
+  {
+    id: "ttft", head: "TTFT", title: "– if the answer came in one piece",
+    text: (x) => seconds(tokenTime(x, "ttft")), value: (x) => tokenTime(x, "ttft"),
+  },
   { id: "tenant", head: "tenant", kind: "text", text: (x) => x.tenant, value: (x) => x.tenant },
   { id: "model", head: "model", kind: "text", text: (x) => x.model ?? NONE, value: (x) => x.model },
   { id: "arm", head: "arm", kind: "text", text: (x) => x.arm ?? NONE, value: (x) => x.arm },
+  { id: "path", head: "path", kind: "text", text: (x) => x.path, value: (x) => x.path },
   { id: "status", head: "status", text: (x) => x.status ?? NONE, value: (x) => x.status },
   {
     id: "gap", head: "longest gap",
@@ -235,7 +239,7 @@ const COLUMNS = [
   { id: "e2e", head: "E2E", text: (x) => seconds(x.metrics.e2e), value: (x) => x.metrics.e2e },
   { id: "tokens", head: "tokens", text: (x) => count(x.tokens.output), value: (x) => x.tokens.output },
   {
-    id: "wide", head: "±", title: "how wide a stamp can be",
+    id: "wide", head: "±", title: "uncertainty of the timestamps",
     text: (x) => seconds(x.uncertainty), value: (x) => x.uncertainty,
   },
 ];

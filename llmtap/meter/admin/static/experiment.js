@@ -10,7 +10,7 @@ const SHARES = new Set(["refused", "failed", "cancelled"]);
 const FIGURES = ["mean", "p50", "p95", "p99"];
 /** Times the chunks a read that the control has, from where on it is said: as in report/experiment.py. */
 const BURSTY = 2;
-const STATES = { off: "is off: all traffic goes the control's way", running: "runs", ended: "has ended" };
+const STATES = { off: "is off: all traffic goes to the control", running: "runs", ended: "has ended" };
 const SWITCH = "curl -X POST localhost:9464/api/v1/experiment"
   + " -H 'Content-Type: application/json' -d '{\"enabled\":true}'";
 const SVG = "http://www.w3.org/2000/svg";
@@ -35,7 +35,7 @@ export class Experiment {
     });
     this.forest = el("div", { class: "forest" });
     this.tests = el("p", { class: "soft" });
-    this.disclosure = el("pre", {});
+    this.disclosure = el("pre", { class: "disclosure" });
     const choice = el("div", { class: "bar" },
       el("label", { for: "metric" }, "Metric ", this.metric),
       el("label", { for: "figure" }, "Figure ", this.figure));
@@ -61,7 +61,7 @@ export class Experiment {
     this.body.hidden = e.state === "none";
     if (e.state === "none") {
       refill(this.head, emptyState(
-        "No experiment is configured. What does the guardrail cost? Deal requests to two arms:",
+        "No experiment is configured. To measure the cost of a guardrail, assign requests to two arms:",
         "llmtap proxy --upstream URL --config config/experiment.toml",
         "Begin with aa = true: the same in both arms, to see that no difference is found."));
       return;
@@ -69,8 +69,8 @@ export class Experiment {
     refill(this.head, about(e), e.state === "off" ? switchedOff() : null, ratio(e.sample_ratio), bursts(e));
     this.renderArms(e);
     const findings = e.findings.map((one) => `${one.arm} ${one.metric}`);
-    say(this.tests, `${e.comparisons} comparisons; a finding has p ≤ α/${e.comparisons}. The anytime`
-      + ` interval holds however often one looks. Findings: ${findings.join(", ") || "none"}.`);
+    say(this.tests, `Findings in ${e.comparisons} comparisons: ${findings.join(", ") || "none"}.`);
+    this.tests.title = `a finding has p ≤ α / ${e.comparisons}, with α = ${e.alpha}`;
     this.differences.update(differences(e, this.figure.value, new Set(findings)));
     say(this.disclosure, JSON.stringify(e.disclosure, null, 2));
   }
@@ -106,7 +106,7 @@ export class Experiment {
         text: (row) => `${row.name}${row.control ? " (control)" : ""}`, value: (row) => row.name,
       },
       {
-        id: "assigned", head: "dealt",
+        id: "assigned", head: "assigned",
         text: (row) => count(row.arm.assigned), value: (row) => row.arm.assigned,
       },
       { id: "units", head: "units", text: (row) => count(row.arm.units), value: (row) => row.arm.units },
@@ -127,16 +127,16 @@ export class Experiment {
       },
       ...[...SHARES].map(shares),
       {
-        id: "chunks", head: "chunks/read", title: "events that one read of the upstream brings",
+        id: "chunks", head: "chunks/read", title: "events per read from the upstream",
         text: (row) => number(row.arm.chunking.events_per_read),
         value: (row) => row.arm.chunking.events_per_read,
       },
       {
-        id: "excluded", head: "not changed",
-        title: "requests that the arm's change could not be made to", text: (row) => count(excluded(row)),
+        id: "excluded", head: "excluded",
+        title: "requests that the arm could not change", text: (row) => count(excluded(row)),
       },
       {
-        id: "wide", head: "±",
+        id: "wide", head: "± worst", title: "the widest stamp of an exchange",
         text: (row) => seconds(row.arm.uncertainty), value: (row) => row.arm.uncertainty,
       },
     ];
@@ -172,9 +172,10 @@ export class Experiment {
 /** What runs, since when and by whom. */
 function about(e) {
   const state = STATES[e.state] ?? e.state;
-  const words = ` ${state}${e.aa ? " as an A/A test" : ""} · unit ${e.unit} · α ${e.alpha}`;
+  const words = ` ${state}${e.aa ? " as an A/A test" : ""} · unit ${e.unit}`;
   const by = ` · switched by ${e.switched_by}${e.until ? ` · until ${e.until}` : ""}`;
-  return el("p", {}, el("b", {}, e.name), `${words}${by} · key ${e.key_fingerprint}`);
+  const title = `α = ${e.alpha}: risk of a false finding. Fingerprint of the key: ${e.key_fingerprint}`;
+  return el("p", { title }, el("b", { class: "has-tip" }, e.name), `${words}${by}`);
 }
 
 function switchedOff() {
@@ -198,8 +199,8 @@ function bursts(e) {
   const usual = aRead(e.arms[e.control]);
   const found = Object.entries(e.arms).filter(([, arm]) => usual && aRead(arm) >= BURSTY * usual);
   return found.map(([name, arm]) => el("p", { class: "banner" },
-    `${name}: chunks come ${number(aRead(arm))} at a time (${e.control}: ${number(usual)}), so most gaps`
-    + " are 0: its TBC, ITL and TPOT flatter it, its TTFT and longest pause do not."));
+    `${name}: ${number(aRead(arm))} chunks arrive together (${e.control}: ${number(usual)}), so most gaps are 0.`
+    + " Its TBC, ITL and TPOT look too good; compare TTFT and the longest pause."));
 }
 
 /** A row for each arm and metric that there is a difference of. */
@@ -244,9 +245,9 @@ function isFinding(row) {
 
 function verdict(row) {
   if (isFinding(row)) return "finding";
-  if (row.found) return "finding of the mean: see there";
-  if (row.d.different === null) return "too little yet";
-  return row.d.different ? "different, by itself" : "no difference shown";
+  if (row.found) return "finding for the mean";
+  if (row.d.different === null) return "too few samples";
+  return row.d.different ? "different, uncorrected" : "no difference shown";
 }
 
 const DIFFERENCES = [
@@ -258,16 +259,16 @@ const DIFFERENCES = [
     text: (row) => inUnit(row.metric, row.d.difference), value: (row) => row.d.difference,
   },
   {
-    id: "interval", head: "interval", title: "for one look",
+    id: "interval", head: "interval", title: "valid for one look",
     text: (row) => interval(row.metric, row.d.interval),
   },
   {
-    id: "anytime", head: "anytime interval", title: "holds however often one looks",
+    id: "anytime", head: "anytime interval", title: "valid however often you look",
     text: (row) => interval(row.metric, row.d.anytime_interval),
   },
   { id: "p", head: "p", text: (row) => pValue(row.d.p), value: (row) => row.d.p },
   {
-    id: "said", head: "says", kind: "text",
+    id: "said", head: "result", kind: "text",
     text: verdict, state: (row) => (isFinding(row) ? "finding" : ""),
   },
 ];

@@ -29,6 +29,11 @@ export function seconds(value) {
   return `${number(value / 3600)} h`;
 }
 
+/** A metric of token times, which an answer in one piece does not have. */
+export function tokenTime(exchange, name) {
+  return exchange.stream ? exchange.metrics[name] : null;
+}
+
 /** "347 tokens/s"; unknown is a dash alone. */
 export function rate(value, unit) {
   return value === null || value === undefined ? NONE : `${number(value)} ${unit}`;
@@ -56,9 +61,9 @@ export function basis(n, window) {
   return window ? `n ${count(n)} · ${window.name} (${seconds(window.seconds)})` : `n ${count(n)}`;
 }
 
-/** How wide a stamp can be. */
-export function width(uncertainty) {
-  return `±\u00a0${uncertainty === null || uncertainty === undefined ? "unknown" : seconds(uncertainty)}`;
+/** "± 60 µs, p99 0.9 ms": how wide the stamps of exchanges are. */
+export function width(stamps) {
+  return stamps?.n ? `±\u00a0${seconds(stamps.p50)}, p99 ${seconds(stamps.p99)}` : "±\u00a0unknown";
 }
 
 /** The time of day where the browser is, see `zone`. */

@@ -1,21 +1,23 @@
-// One exchange, all that is known of it: its chunks against the deadlines of a reader, its figures, its end.
-// One that is under way is followed until it ends, as far as it is known.
+// One exchange: its chunks against the deadlines of a reader, its figures, its outcome. A running exchange is
+// updated until it ends.
 
 import { colour, draw, layout, legend } from "./charts.js";
 import { el, emptyState, refill, say, section } from "./dom.js";
-import { NONE, bytes, clock, count, number, seconds, share, zone } from "./format.js";
+import { NONE, bytes, clock, count, number, seconds, share, tokenTime, zone } from "./format.js";
 import { follow } from "./reader.js";
 import { Table } from "./table.js";
 
 const CHUNKS_DRAWN = 4000;
 const CHUNKS_LISTED = 500;
+/** A longer list is folded: its first chunks, those that the reader waited for longest, and its last. */
+const FOLDED_FROM = 50, FIRST = 20, WAITED = 20, LAST = 5;
 const SPEED = 20;
 const LINES = [
-  ["c0", "came"],
+  ["c0", "received"],
   ["c6", "deadlines of a reader who never waits"],
   ["c1", "read"],
   ["bad", "the reader waits"],
-  ["area", "the waits as an area"],
+  ["area", "delay of the reader"],
 ];
 const NAMES = {
   ttft: "TTFT",
@@ -28,21 +30,24 @@ const NAMES = {
   jitter: "jitter",
   smooth_benefit: "smooth benefit",
 };
+const TOKEN_TIMES = new Set(["ttft", "ttft_any", "tpot"]);
 
 export class Inspector {
   constructor(app) {
     this.app = app;
-    const words = "Tokens over time, as they came and as a reader takes them";
+    const words = "Tokens over time: received, and read by a reader";
     this.plot = el("div", { class: "plot tall", role: "img", "aria-label": words });
     this.words = el("p");
     this.facts = el("div", { class: "facts" });
     const about = { caption: "Chunks of this exchange", key: (row) => row.i, rows: CHUNKS_LISTED };
     this.table = new Table(COLUMNS, about);
+    this.unfolded = false;
+    this.unfold = el("button", { type: "button", id: "unfold", onclick: () => this.toggleChunks() });
     this.problem = el("div");
     this.figure = el("figure", {},
-      el("figcaption", {}, "Tokens as they came, and as a reader takes them"), legend(LINES), this.plot);
+      el("figcaption", {}, "Tokens received, and tokens read by a reader"), legend(LINES), this.plot);
     this.body = el("div", {},
-      this.figure, this.words, this.facts, section("Chunks", this.table.node));
+      this.figure, this.words, this.facts, section("Chunks", this.table.node, this.unfold));
     this.node = el("div", { hidden: true }, this.problem, this.body);
     this.clear();
   }
@@ -60,6 +65,12 @@ export class Inspector {
     /** What a reader makes of it, from when on. */
     this.seen = null;
     this.submit = 0;
+    this.rows = [];
+  }
+
+  toggleChunks() {
+    this.unfolded = !this.unfolded;
+    this.listChunks();
   }
 
   get speed() {
@@ -68,7 +79,7 @@ export class Inspector {
 
   /** One that has ended. */
   show(x) {
-    if (this.running) this.app.say(`It has ended: ${x.outcome}`);
+    if (this.running) this.app.say(`Ended: ${x.outcome}`);
     this.reset();
     this.exchange = x;
     refill(this.problem, x.outcome === "complete" ? null : el("p", { class: "banner bad" }, ending(x)));
@@ -78,16 +89,16 @@ export class Inspector {
     this.renderChunks(x.events);
     const worst = seen.chunks[seen.worst];
     say(this.words, worst
-      ? `Reader of ${number(this.speed)} tokens/s from submit on: waits ${seconds(seen.idle)} in all, shaded;`
-        + ` the last time is for chunk ${seen.worst + 1} of ${seen.chunks.length}, at ${seconds(worst.t)}.`
-        + " Later pauses are covered by what there is to read."
-      : "No event of it carried output, so there is no picture of it.");
+      ? `A reader of ${number(this.speed)} tokens/s waits ${seconds(seen.idle)} in total (shaded), for the last`
+        + ` time for chunk ${seen.worst + 1} of ${seen.chunks.length}, at ${seconds(worst.t)}.`
+        + " During later pauses the reader still has tokens to read."
+      : "No event carried output, so there is no chart.");
     this.reveal();
   }
 
   /** One that is under way: what `/api/v1/streams` tells of it now. */
   watch(told) {
-    if (!this.running) this.app.say(`${told.id} is under way`);
+    if (!this.running) this.app.say(`${told.id} is running`);
     this.reset();
     this.running = told;
     const events = eventsOf(told);
@@ -98,8 +109,8 @@ export class Inspector {
       seen.idle += told.age - seen.free;
     }
     refill(this.problem, el("p", { class: "banner" },
-      `It is under way, ${seconds(told.age)} old, and is followed until it ends. Its chunks of the last`
-      + " minute are shown, what came before as one; classes and bytes are told at its end."));
+      `This exchange has run for ${seconds(told.age)} and is shown until it ends. Chunks older than a minute are`
+      + " shown as one; classes and bytes are known at its end."));
     refill(this.facts,
       list("So far", [
         ["age", seconds(told.age)], ["TTFT", seconds(told.ttft)], ["user idle", seconds(seen.idle)],
@@ -112,8 +123,8 @@ export class Inspector {
       ]));
     this.renderChunks(events.map((event) => ({ ...event, class: null })));
     const now = waits ? "waits now" : `has ${seconds(seen.free - told.age)} to read`;
-    say(this.words, `Reader of ${number(this.speed)} tokens/s from arrival on: waited ${seconds(seen.idle)}`
-      + ` so far, shaded, and ${now}.`);
+    say(this.words, `A reader of ${number(this.speed)} tokens/s has waited ${seconds(seen.idle)} so far (shaded),`
+      + ` and ${now}.`);
     this.reveal();
   }
 
@@ -122,8 +133,8 @@ export class Inspector {
     this.reset();
     this.body.hidden = true;
     refill(this.problem, emptyState(
-      `${id} is not kept: the meter keeps the newest exchanges (meter.exchanges_kept). A capture keeps all of`
-      + " them:", "llmtap proxy --upstream URL --capture ./capture"));
+      `${id} is not kept: the meter keeps only the newest exchanges (meter.exchanges_kept). A capture keeps all:`,
+      "llmtap proxy --upstream URL --capture ./capture"));
     this.node.hidden = false;
   }
 
@@ -137,16 +148,28 @@ export class Inspector {
   renderChunks(events) {
     const chunks = new Map(this.seen.chunks.map((chunk) => [chunk.index, chunk]));
     let before = this.submit;
-    this.table.update(events.map((event, i) => {
+    this.rows = events.map((event, i) => {
       const row = { i, event, gap: event.t - before, chunk: chunks.get(i) };
       before = event.t;
       return row;
-    }));
+    });
+    this.listChunks();
+  }
+
+  listChunks() {
+    const { rows } = this, long = rows.length > FOLDED_FROM;
+    this.unfold.hidden = !long;
+    const waited = (row) => row.chunk?.waited ?? 0;
+    const most = rows.filter(waited).sort((a, b) => waited(b) - waited(a)).slice(0, WAITED);
+    const listed = new Set([...rows.slice(0, FIRST), ...most, ...rows.slice(-LAST)]);
+    const folded = long && !this.unfolded;
+    this.table.update(folded ? rows.filter((row) => listed.has(row)) : rows);
+    say(this.unfold, folded ? `Show all ${count(rows.length)} chunks` : "Show fewer chunks");
   }
 
   renderFacts(x) {
     const metrics = Object.entries(NAMES).map(([name, words]) => {
-      const value = x.metrics[name];
+      const value = TOKEN_TIMES.has(name) ? tokenTime(x, name) : x.metrics[name];
       return [words, name === "smooth_benefit" ? `${number(value)} tokens` : seconds(value)];
     });
     metrics.push(["±", `${seconds(x.uncertainty)}${x.uncertain ? ", more than the limit" : ""}`]);
@@ -171,7 +194,7 @@ export class Inspector {
         ["bursts", `${count(c.bursts)}, longest hold ${seconds(c.burst_hold_max)}`],
         ["bytes", `${bytes(x.request_bytes)} up, ${bytes(x.response_bytes)} down`],
       ]),
-      list("The tap", [
+      list("Added by llmtap", [
         ["added to the request", seconds(x.added.request)],
         ["added to the first chunk", seconds(x.added.first_chunk)],
         ["added to a chunk, at most", seconds(x.added.chunk_max)],
@@ -226,7 +249,7 @@ export class Inspector {
       line("waits, as area", area, "bad", shaded),
       line("deadlines", wished, "c6", { line: { dash: "dash" } }),
       line("read", read, "c1"),
-      line("came", came, "c0", steps),
+      line("received", came, "c0", steps),
       line(`idle ${seconds(idle)}`, level, "bad", { line: { width: 6 } }),
     ], layout({
       margin: { l: 60, r: 14, t: 8, b: 44 },
@@ -237,7 +260,7 @@ export class Inspector {
   }
 }
 
-/** What is told of a stream under way as events; what came before its timeline is one of them. */
+/** The chunks of a running stream as events; tokens before its timeline are one event. */
 function eventsOf(told) {
   const event = (t, tokens) => ({ t, tokens, class: "content", bytes: null });
   const shown = told.timeline.reduce((sum, [, tokens]) => sum + tokens, 0);
@@ -251,7 +274,7 @@ function ending(x) {
   const who = refusal ? `: ${refusal.kind} (${refusal.source}, confidence ${refusal.confidence})` : "";
   const error = x.error ? `: ${x.error}` : "";
   const reason = x.no_token_reason ? `; no token: ${x.no_token_reason}` : "";
-  return `It ended as ${x.outcome}${who}${error}${reason}.`;
+  return `Outcome: ${x.outcome}${who}${error}${reason}.`;
 }
 
 function lateness(row) {
@@ -266,7 +289,7 @@ const COLUMNS = [
     text: (row) => seconds(row.event.t), value: (row) => row.event.t,
   },
   {
-    id: "gap", head: "gap", title: "since the event before, the first since submit",
+    id: "gap", head: "gap", title: "since the previous event; for the first event, since submit",
     text: (row) => seconds(row.gap), value: (row) => row.gap,
   },
   {
@@ -275,11 +298,11 @@ const COLUMNS = [
   },
   { id: "bytes", head: "bytes", text: (row) => count(row.event.bytes), value: (row) => row.event.bytes },
   {
-    id: "tokens", head: "tokens", title: "that the event declares",
+    id: "tokens", head: "tokens", title: "declared by the event",
     text: (row) => count(row.event.tokens), value: (row) => row.event.tokens,
   },
   {
-    id: "due", head: "deadline", title: "when a reader who never waited wants it",
+    id: "due", head: "deadline", title: "time at which a reader who never waits needs the chunk",
     text: (row) => seconds(row.chunk?.due), value: (row) => row.chunk?.due,
   },
   {

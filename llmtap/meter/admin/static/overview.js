@@ -1,5 +1,4 @@
-// How is it now: the key figures, the same by tenant, model, arm or class, and how they went since the page
-// is open.
+// The key figures now, by tenant, model, arm or class, and over time since the page was opened.
 
 import { ALARMS, alarmsOf, ringing } from "./alarms.js";
 import { History, colour, draw, layout, legend } from "./charts.js";
@@ -18,8 +17,11 @@ const LENGTHS = { "1m": 60, "5m": 300, "1h": 3600 };
 const SHORT = 0.8;
 const SERIES = ["ttft50", "ttft99", "itl50", "itl99", "idle99", "achieved", "goodput", "smooth"];
 const PERCENTILES = [["c0", "p50"], ["c1", "p99"]];
-const RATES = [["c6", "all that ended"], ["c2", "met every objective"]];
+const RATES = [["c6", "all exchanges"], ["c2", "met every objective"]];
 const SMOOTH = [["c2", "smooth goodput"]];
+const ITL_OPTIONS = "A: time between chunks. B-even: the gap before a chunk, divided among its tokens."
+  + " C: timestamps of the server.";
+const USER_IDLE = "total time that a reader waits with nothing to read, from submit";
 const CLOCK = { tickformat: "%H:%M:%S", tickangle: 0 };
 const TICK_PX = 90;
 const NO_SAMPLES = {
@@ -56,7 +58,7 @@ export class Overview {
     this.tableEmpty = el("div");
     this.charts = Object.fromEntries(["ttft", "itl", "goodput", "smooth"].map(
       (id) => [id, el("div", { class: "plot", role: "img" })]));
-    const pairs = "Each point is of the last 10 s; the dashed line is the window chosen above.";
+    const pairs = "Each point covers the last 10 s; the dashed line is the value of the selected window.";
     this.node = el("div", {},
       section("Now", this.rings, this.notes, this.empty, this.scope, this.cards, this.outcomes),
       section("Split by", this.choice, this.table.node, this.tableEmpty),
@@ -70,8 +72,12 @@ export class Overview {
       this.alarmed);
   }
 
-  ask(signal) {
-    return this.app.api.get("summary", { window: this.app.window, by: BY.join(",") }, signal);
+  async ask(signal) {
+    const { api, window } = this.app;
+    const summary = await api.get("summary", { window, by: BY.join(",") }, signal);
+    // Where a window is empty, the newest exchange tells which one is not.
+    this.last = summary.n ? null : (await api.get("exchanges", { limit: 1 }, signal)).exchanges[0];
+    return summary;
   }
 
   button(by) {
@@ -151,45 +157,55 @@ export class Overview {
   nothing(s) {
     if (s.n) return null;
     if (!Object.values(s.relays).some((relay) => relay.connected)) {
-      const words = "No relay speaks to the meter, so nothing is measured.";
+      const words = "No relay is connected to the meter, so nothing is measured.";
       return emptyState(words, "llmtap proxy --upstream http://127.0.0.1:8000");
     }
-    const words = `Nothing has ended in this window (${s.window.name}). Send something through the tap:`;
+    if (this.last) {
+      const { arrival, timeline } = this.last;
+      const ended = Date.parse(arrival) + 1000 * (timeline.delivered ?? timeline.response_end ?? 0);
+      const ago = (Date.parse(s.window.end) - ended) / 1000;
+      const shows = Object.keys(LENGTHS).find((name) => ago < SHORT * LENGTHS[name]) ?? "all";
+      return emptyState(`No exchange has ended in this window (${s.window.name}). The last exchange ended `
+        + `${seconds(ago)} ago, at ${clock(new Date(ended))}: the window "${shows}" shows it.`);
+    }
+    const words = `No exchange has ended in this window (${s.window.name}). Send a request through llmtap:`;
     return sendOne(words, this.app.live);
   }
 
   why() {
     if (this.by === "arm") {
-      return "No arm has had traffic in this window. An experiment deals it: config/experiment.toml.";
+      return "No arm had traffic in this window. config/experiment.toml is an example of an experiment.";
     }
     if (this.by === "class") {
-      return "No class of tenants has objectives, or none had traffic: config/slo.toml shows how.";
+      return "No class of tenants has objectives and traffic. config/slo.toml is an example.";
     }
-    return "Nothing in this window.";
+    return "No exchange in this window.";
   }
 
   renderCards(s) {
     const m = s.metrics, smooth = s.smooth_goodput;
-    const wide = width(s.uncertainty);
+    const wide = width(s.uncertainties);
     const bursts = m.itl.p50 === 0 ? "; bursts: over half of the gaps are 0" : "";
     const option = m.itl.option ? `option ${m.itl.option}${bursts}` : "no gaps yet";
     const speed = `${number(smooth.speed_tokens_per_second)} tokens/s`;
-    const readers = smooth.alpha === null
-      ? "several readers"
-      : `α ${number(smooth.alpha)}, ${speed}, ${afterComma(smooth.idle)}`;
+    const several = smooth.alpha === null;
+    const formula = several
+      ? "sum of (output tokens - α × f(user idle)) per second; α and f differ between meters"
+      : "sum of (output tokens - α × f(user idle)) per second;"
+        + ` α = ${number(smooth.alpha)}, ${afterComma(smooth.idle)}`;
     const counted = ranked(s.tokens.source).map(([name]) => name).join(", ");
     const sources = counted ? `counted by ${counted}` : "nothing counted yet";
-    this.flight = card("In flight", count(this.live?.open), "began and have not ended", "now");
+    this.flight = card("In flight", count(this.live?.open), "running exchanges", "now");
     const cards = [
-      card("Requests/s", number(s.load.achieved_rps), `begun ${number(s.load.offered_rps)}/s`,
+      card("Requests/s", number(s.load.achieved_rps), `started ${number(s.load.offered_rps)}/s`,
         basis(s.n, s.window)),
       this.flight,
       pair("TTFT", m.ttft, wide, s.window),
-      pair("ITL", m.itl, wide, s.window, option),
-      pair("User idle", m.user_idle, wide, s.window, `reader of ${speed}`),
+      pair("ITL", m.itl, wide, s.window, option, ITL_OPTIONS),
+      pair("User idle", m.user_idle, wide, s.window, `reader of ${speed}`, USER_IDLE),
       goodput(s.goodput, s.window, Object.keys(s.slo ?? {})),
-      card("Smooth goodput", rate(smooth.tokens_per_second, "tokens/s"), readers,
-        basis(smooth.n, s.window)),
+      card("Smooth goodput", rate(smooth.tokens_per_second, "tokens/s"),
+        several ? "several readers" : `reader of ${speed}`, basis(smooth.n, s.window), formula),
       card("Output", rate(s.tokens.output_per_second, "tokens/s"), sources,
         basis(s.n, s.window)),
     ];
@@ -236,7 +252,7 @@ export class Overview {
         ...of((part) => part.metrics.itl.p99), ...few((part) => part.metrics.itl),
       },
       {
-        id: "option", head: "by", title: "how ITL was taken: option A, B-even or C",
+        id: "option", head: "option", title: `option of ITL. ${ITL_OPTIONS}`,
         text: (row) => row.part.metrics.itl.option ?? NONE,
       },
       {
@@ -263,13 +279,13 @@ export class Overview {
         state: (row) => (failures(row.part) ? "bad" : ""),
       },
       {
-        id: "burn5", head: "burn 5m", title: "burn rate: 1 spends the error budget just in time",
+        id: "burn5", head: "burn 5m", title: "burn rate over 5 minutes; 1 uses exactly the error budget",
         ...burn("5m"),
       },
       { id: "burn60", head: "burn 1h", title: "burn rate over an hour", ...burn("1h") },
       {
-        id: "wide", head: "±", title: "how wide a stamp can be",
-        text: (row) => seconds(row.part.uncertainty), value: (row) => row.part.uncertainty,
+        id: "wide", head: "± p99", title: "uncertainty of the timestamps of 99 % of the exchanges",
+        ...of((part) => part.uncertainties.p99),
       },
     ];
   }
@@ -297,7 +313,7 @@ export class Overview {
       { yaxis: { ticksuffix: " s", exponentformat: "none" } },
     ];
     const rates = [
-      line("all that ended", series.achieved, "c6"), line("met every objective", series.goodput, "c2"),
+      line("all exchanges", series.achieved, "c6"), line("met every objective", series.goodput, "c2"),
     ];
     const pairs = {
       ttft: latency(series.ttft50, series.ttft99, m?.ttft),
@@ -314,10 +330,10 @@ export class Overview {
   }
 }
 
-/** Where the meter is younger than the window that is asked for. */
+/** A note if the meter is younger than the window. */
 function begun(window) {
   if (!(window.seconds < SHORT * LENGTHS[window.name])) return null;
-  const words = `The meter began at ${clock(window.start)}: the window holds ${seconds(window.seconds)}.`;
+  const words = `The meter started at ${clock(window.start)}: the window covers ${seconds(window.seconds)}.`;
   return el("p", { class: "soft" }, words);
 }
 
@@ -331,8 +347,8 @@ function unmeasured(relays) {
 
 function goodput(good, window, classes) {
   const none = classes.length
-    ? `nothing yet that counts: classes ${classes.join(", ")}`
-    : "no objectives: config/slo.toml shows how";
+    ? `no exchange counts yet: classes ${classes.join(", ")}`
+    : "no objectives; config/slo.toml is an example";
   if (!good) return card("Goodput", NONE, none, basis(0, window));
   const several = good.objectives.startsWith("several");
   const met = several ? "the objectives of their class" : good.objectives;
@@ -340,12 +356,12 @@ function goodput(good, window, classes) {
     basis(good.counted, window));
 }
 
-/** p50 and p99 of a latency, with what they rest on. */
-function pair(title, figures, wide, window, about = null) {
+/** p50 and p99 of a latency with their basis; `formula` is the tooltip. */
+function pair(title, figures, wide, window, about = null, formula = null) {
   const few = figures.marks.includes("p99")
     ? el("span", { class: "few", title: "fewer than 1,000 samples" }, "few")
     : null;
-  return el("div", { class: "card" }, el("dt", {}, title),
+  return el("div", { class: "card", title: formula }, el("dt", { class: formula ? "has-tip" : null }, title),
     el("dd", {},
       el("span", { class: "two" },
         el("span", {}, el("i", {}, "p50"), el("b", { class: "value" }, seconds(figures.p50))),

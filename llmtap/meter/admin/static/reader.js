@@ -1,5 +1,5 @@
-// The reader of a stream (seed 001, eq. 4 and 6): takes a fixed time for each token, waits where there is
-// none. Pure: seconds in, seconds out.
+// The reader of a stream (smooth goodput paper, eq. 4 and 6): needs a fixed time for each token, and waits if no
+// token is there. Pure: seconds in, seconds out.
 
 /** Follows one stream as it comes. */
 export class Reader {
@@ -35,11 +35,12 @@ function sharesOf(events, total) {
 const OUTPUT = new Set(["content", "reasoning", "tool_call", "refusal"]);
 
 /**
- * One exchange under the reader's eyes: `chunks` [{index, t, tokens, before, due, late}], `waits`
- * [[from, to]], `idle`, `free` (when all that came is read), and `worst`, the index of the chunk that decides
- * (the turning point of Fig. 1).
+ * One exchange as the reader sees it: `chunks` [{index, t, tokens, before, due, late, waited}], `waits`
+ * [[from, to]], `idle`, `free` (time when all received tokens are read), and `worst`, the index of the chunk with
+ * the largest delay (the turning point of Fig. 1).
  *
- * `due` is when a reader who never waited would have wanted the chunk's first token.
+ * `due` is the time at which a reader who never waits needs the chunk's first token; `waited` is the time that the
+ * reader waited for the chunk.
  */
 export function follow(events, submit, pace, total = null) {
   const indexed = events.map((event, index) => ({ ...event, index }));
@@ -53,7 +54,8 @@ export function follow(events, submit, pace, total = null) {
     const late = event.t - due;
     const dry = reader.hear(event.t, tokens[i]);
     if (dry !== null) waits.push([dry, event.t]);
-    chunks.push({ index: event.index, t: event.t, tokens: tokens[i], before, due, late });
+    const waited = dry === null ? 0 : event.t - dry;
+    chunks.push({ index: event.index, t: event.t, tokens: tokens[i], before, due, late, waited });
     if (worst === null || late > chunks[worst].late) worst = i;
     before += tokens[i];
   });

@@ -1,20 +1,22 @@
-// What is under way: a lane for each stream, and the same as a table.
+// Running streams: a lane for each stream, and a table.
 
 import { el, emptyState, refill, say, section, sendOne } from "./dom.js";
 import { NONE, count, seconds } from "./format.js";
 import { LANES_MAX, Lanes } from "./lanes.js";
 import { Table, matching } from "./table.js";
-import { Tape } from "./tape.js";
+import { Tape, rowHeight } from "./tape.js";
 
 const PERIOD_MS = 1000;
 const KEYS = [
   ["waiting", "waits for its first token"],
   ["first", "first token"],
   ["chunk", "chunk"],
-  ["streaming", "the reader has something to read"],
-  ["stalled", "stalled: the reader has read all (user idle)"],
+  ["streaming", "the reader has tokens to read"],
+  ["stalled", "stalled: the reader waits (user idle)"],
 ];
 const SPANS_S = [10, 20, 30, 60];
+/** Lanes that are lower than this, in pixels, have no label. */
+const LABELLED_PX = 14;
 
 export class Streams {
   constructor(app) {
@@ -31,7 +33,9 @@ export class Streams {
     this.canvas = el("canvas", picture);
     this.tape = new Tape(this.canvas, this.lanes, { measured: app.measured });
     const tip = { class: "tip soft", "aria-hidden": "true" };
-    this.tip = el("p", tip, "A lane is a stream: click one to inspect it.");
+    this.tip = el("p", tip, "Each lane is a stream. Click a lane to inspect it.");
+    /** Labels of the lanes; the table says the same to screen readers. */
+    this.names = el("ul", { class: "names", "aria-hidden": "true" });
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("click", (event) => this.open(this.tape.laneAt(event.clientY)));
     this.canvas.addEventListener("keydown", (event) => {
@@ -51,8 +55,8 @@ export class Streams {
     this.node = el("div", {},
       section("Streams under way",
         bar,
-        this.legend(), this.tip, this.empty, el("div", { class: "lanes" }, this.canvas, this.axis)),
-      el("details", { open: true }, el("summary", {}, "The same as a table"), this.table.node));
+        this.legend(), this.tip, this.empty, el("div", { class: "lanes" }, this.names, this.canvas, this.axis)),
+      el("details", { open: true }, el("summary", {}, "Table"), this.table.node));
     this.setSpan();
   }
 
@@ -106,19 +110,31 @@ export class Streams {
     say(this.counts, words);
     this.canvas.setAttribute("aria-label", words);
     say(this.axis.children[0], `${seconds(this.tape.window + this.lanes.behind)} ago`);
-    const behind = `${seconds(this.lanes.behind)} ago: drawn so late that chunks arrive before their place`;
+    const behind = `${seconds(this.lanes.behind)} ago`;
     say(this.axis.children[1], behind);
     const idle = rows.length === 0 && this.lanes.slots.length === 0;
     const why = idle ? `${this.told.count} ${this.app.live?.listen}` : null;
     if (why !== this.why) refill(this.empty, idle ? this.nothing() : null);
     this.why = why;
-    this.canvas.hidden = this.axis.hidden = this.tip.hidden = idle;
+    this.canvas.hidden = this.axis.hidden = this.tip.hidden = this.names.hidden = idle;
+    this.nameLanes();
     this.table.update(rows.map((row) => ({ ...row, state: this.lanes.by.get(row.id)?.state(now) ?? NONE })));
   }
 
+  /** Labels each lane with tenant, model and arm. */
+  nameLanes() {
+    const { slots } = this.lanes, height = rowHeight(slots.length);
+    const labelled = height >= LABELLED_PX ? slots : [];
+    const texts = labelled.map((lane) => (lane ? nameOf(lane.told) : ""));
+    if (texts.join("\n") === this.named) return;
+    this.named = texts.join("\n");
+    refill(this.names, texts.map((text) => el("li", { title: text }, text)));
+    for (const name of this.names.children) name.style.height = `${height}px`;
+  }
+
   nothing() {
-    if (this.told.count) return emptyState("None of the newest streams fits the filter.");
-    return sendOne("Nothing is under way. Send something through the tap:", this.app.live);
+    if (this.told.count) return emptyState("None of the newest streams matches the filter.");
+    return sendOne("No stream is running. Send a request through llmtap:", this.app.live);
   }
 
   columns() {
@@ -152,10 +168,9 @@ export class Streams {
   point(event) {
     const lane = this.tape.laneAt(event.clientY);
     if (!lane) return;
-    const { id, tenant, model, arm, tokens, age } = lane.told;
-    const who = [id, tenant, model, arm].filter((part) => part !== null).join(" · ");
+    const { id, tokens, age } = lane.told;
     const state = lane.state(performance.now() / 1000);
-    say(this.tip, `${who} · ${count(tokens)} tokens · ${seconds(age)} old · ${state}`);
+    say(this.tip, `${id} · ${nameOf(lane.told)} · ${count(tokens)} tokens · ${seconds(age)} old · ${state}`);
   }
 
   open(lane) {
@@ -164,9 +179,9 @@ export class Streams {
 
   pause() {
     this.tape.paused = !this.tape.paused;
-    say(this.pauseButton, this.tape.paused ? "Go on" : "Pause");
+    say(this.pauseButton, this.tape.paused ? "Resume" : "Pause");
     this.pauseButton.setAttribute("aria-pressed", String(this.tape.paused));
-    this.app.say(this.tape.paused ? "Paused" : "Goes on");
+    this.app.say(this.tape.paused ? "Paused" : "Resumed");
     if (this.tape.paused) this.polls[0].stop();
     else {
       this.forget();
@@ -174,7 +189,7 @@ export class Streams {
     }
   }
 
-  /** The lanes are made anew of the next answer. */
+  /** Build the lanes from the next answer. */
   forget() {
     this.heardAt = null;
     this.lanes.clear();
@@ -202,4 +217,9 @@ export class Streams {
   themed() {
     this.tape.anew();
   }
+}
+
+/** "acme · tiny · guarded" */
+function nameOf({ tenant, model, arm }) {
+  return [tenant, model, arm].filter((part) => part !== null).join(" · ");
 }

@@ -135,8 +135,8 @@ export class Table {
   }
 }
 
-/** Beside figures that the filter does not touch. */
-export const ALL_TRAFFIC = "The filter is for the table: cards and charts are of all traffic.";
+/** Note beside figures that the filter does not change. */
+export const ALL_TRAFFIC = "The filter applies to the table only; cards and charts show all traffic.";
 
 /** What is cut off in a cell is told when the mouse is over it: only then is it looked for. */
 function unfold(event) {

@@ -1,4 +1,4 @@
-// The tap itself: what it adds, how late it ran, what it lost.
+// llmtap itself: added latency, loop lag, unmeasured exchanges.
 
 import { card, el, emptyState, refill, say, section } from "./dom.js";
 import { NONE, basis, bytes, count, number, ranked, seconds, share, width } from "./format.js";
@@ -8,18 +8,18 @@ const PERIOD_MS = 3000;
 const UNCERTAIN_MAX = 0.05;
 /** Why exchanges were not measured: reasons of the relays' ledgers (ARCHITECTURE.md). */
 const LOST = {
-  no_meter: "began while the meter was away",
-  meter_lost: "were under way when the meter went away",
-  overflow: "came faster than the meter could take them",
-  websocket: "are WebSockets, which are not measured",
-  middleware_error: "met an error of the middleware",
-  relay_lost: "went down with a relay",
+  no_meter: "began while no meter was connected",
+  meter_lost: "were running when the meter ended",
+  overflow: "arrived faster than the meter could process them",
+  websocket: "are WebSockets, which the middleware does not measure",
+  middleware_error: "caused an error in the middleware",
+  relay_lost: "were cut when a relay died",
   packets_lost: "had packets that were not captured",
   packets_cut: "had packets that were cut short",
   contradicting: "had bytes that contradict each other",
   not_understood: "were no valid HTTP/1.1",
-  silent: "fell silent for ten minutes",
-  watch_ended: "were under way when the watching process ended",
+  silent: "had no packet for ten minutes",
+  watch_ended: "were running when llmtap watch ended",
 };
 const START = "llmtap proxy --upstream http://127.0.0.1:8000";
 
@@ -41,7 +41,7 @@ export class Tap {
     this.capture = el("p");
     this.about = el("p", { class: "soft" });
     this.node = el("div", {},
-      section("Is it well", this.banner, this.cards),
+      section("State of llmtap", this.banner, this.cards),
       section("Vantages", this.relays.node, this.dropped, this.watched),
       section("Meter and capture", this.errors, this.capture, this.about));
   }
@@ -70,60 +70,61 @@ export class Tap {
       : passed(relays));
     this.renderCards(s);
     this.relays.update(relays);
-    say(this.dropped, lost.length
+    say(this.dropped, (lost.length
       ? `Not measured, by reason: ${named(lost)}.`
-      : "Nothing dropped since the relays started.");
+      : "No exchange was dropped since the relays started.") + skippedIn(s));
     say(this.watched, packets(relays));
     const errors = ranked(s.meter_errors);
     say(this.errors, errors.length
-      ? `Not understood, by kind: ${named(errors)}.`
-      : "Everything was understood.");
+      ? `Errors of the meter, by kind: ${named(errors)}.`
+      : "The meter had no errors.");
     refill(this.capture, captured(s.capture));
     const live = this.app.live;
     const about = [`llmtap ${s.meter.version}`, `meter: ${implementation(s.meter)}`];
     if (live) about.push(listeners(live));
     say(this.about, about.join(" · "));
-    if (!relays.length) refill(this.relays.more, emptyState("No relay ever spoke to this meter.", START));
+    if (!relays.length) refill(this.relays.more, emptyState("No relay has connected to this meter.", START));
   }
 
   renderCards(s) {
     const rests = basis(s.n, s.window);
-    const included = s.uncertain.included ? "; they are in the figures" : "";
+    const included = s.uncertain.included ? "; included in the figures" : "";
     refill(this.cards,
       added("Added to a request", s.added.request, s.window),
       added("Added to a first chunk", s.added.first_chunk, s.window),
       added("Added to a chunk", s.added.chunk, s.window),
       card("Loop lag", seconds(s.window.lag_max), "worst of the relays in the window", rests),
-      card("Uncertainty", width(s.uncertainty), "the longest a byte may have waited unread", rests),
-      card("Too uncertain", count(s.uncertain.n),
-        `exchanges wider than ${seconds(s.uncertain.limit)}${included}`, rests));
+      card("Uncertainty", width(s.uncertainties),
+        `time that a byte may have waited unread; worst ${seconds(s.uncertainty)}`, rests),
+      card("Uncertain", count(s.uncertain.n),
+        `exchanges above ${seconds(s.uncertain.limit)}${included}`, rests));
   }
 }
 
 function passed(relays) {
   return relays.some(({ relay }) => relay.opened)
-    ? el("p", { class: "banner good" }, "Every exchange that passed is measured.")
-    : el("p", { class: "banner" }, "The relays are connected; no exchange has passed since they started.");
+    ? el("p", { class: "banner good" }, "Every exchange was measured.")
+    : el("p", { class: "banner" }, "The relays are connected; no exchange has begun since they started.");
 }
 
-/** What is not as it should be, in sentences. */
+/** Problems, as sentences. */
 function complaints(s, relays, lost) {
   const bad = [];
   if (!relays.some(({ relay }) => relay.connected)) bad.push("No relay is connected: nothing is measured.");
   if (lost.length) {
     const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
-    bad.push(`Not measured since the relays started: ${why}. Their traffic passed.`);
+    bad.push(`Not measured since the relays started: ${why}. Their traffic was forwarded.`);
   }
   const unseen = relays.reduce((sum, { relay }) => sum + (relay.packets?.lost ?? 0), 0);
   if (unseen) bad.push(`The kernel lost ${count(unseen)} packets: exchanges in them may be missing entirely.`);
   if (Object.keys(s.meter_errors).length) {
-    bad.push("Some exchanges could not be understood; see the meter's log.");
+    bad.push("The meter had errors; see its log.");
   }
   bad.push(...captureComplaints(s.capture));
   const wide = s.n ? s.uncertain.n / s.n : 0;
   if (wide > UNCERTAIN_MAX) {
     const limit = seconds(s.uncertain.limit);
-    const words = `${share(wide)} of the exchanges have stamps wider than ${limit}`;
+    const words = `${share(wide)} of the exchanges have an uncertainty above ${limit}`;
     bad.push(`${words}: the relays get too little CPU.`);
   }
   return bad;
@@ -133,9 +134,9 @@ function captureComplaints(capture) {
   if (capture === null) return [];
   const { deleted, ...dropped } = capture.dropped; // what was deleted made room as the settings ask
   const lost = ranked(dropped), bad = [];
-  if (capture.problem) bad.push(`The capture takes no rows: ${capture.problem}.`);
-  if (capture.files_problem) bad.push(`Files of the capture wait for their place: ${capture.files_problem}.`);
-  if (lost.length) bad.push(`The capture lacks exchanges: ${named(lost)}.`);
+  if (capture.problem) bad.push(`The capture is paused: ${capture.problem}.`);
+  if (capture.files_problem) bad.push(`Files of the capture are not delivered: ${capture.files_problem}.`);
+  if (lost.length) bad.push(`Exchanges are missing from the capture: ${named(lost)}.`);
   return bad;
 }
 
@@ -149,15 +150,19 @@ export function losses(relays) {
   return ranked(lost);
 }
 
-/** What a passive vantage saw; "" where there is none. */
+/** The counts of passive vantages; "" without one. */
 function packets(relays) {
   return relays.filter(({ relay }) => relay.packets).map(({ name, relay }) => {
-    const where = relay.side ? ` (seen at the ${relay.side})` : "";
     const parts = [`packets ${named(ranked(relay.packets)) || "none"}`];
     parts.push(`connections ${named(ranked(relay.watched)) || "none"}`);
     parts.push(`${bytes(relay.missing_bytes)} missing`);
-    return `${name}${where}: ${parts.join("; ")}.`;
+    return `${name}: ${parts.join("; ")}.`;
   }).join(" ");
+}
+
+/** Requests that are counted only. */
+function skippedIn(s) {
+  return s.not_inference ? ` Not inference, so not measured (${s.window.name}): ${count(s.not_inference)}.` : "";
 }
 
 /** "overflow 5, no_meter 2" */
@@ -166,8 +171,8 @@ function named(counts) {
 }
 
 function listeners(live) {
-  const missed = `${count(live.missed)} exchanges missed by slow ones`;
-  return `${count(live.subscribers)} listen to the live feed, ${missed}`;
+  const missed = `${count(live.missed)} exchanges missed by slow subscribers`;
+  return `live feed: ${count(live.subscribers)} subscribers, ${missed}`;
 }
 
 /** "native", or "python (LLMTAP_NATIVE=0)" */
@@ -177,8 +182,8 @@ function implementation({ implementation: name, implementation_reason: reason })
 
 function captured(capture) {
   if (capture === null) {
-    const words = " keeps every exchange as a row of Parquet.";
-    return ["No capture runs: ", el("code", {}, "--capture DIR"), words];
+    const words = " stores every exchange as a row of Parquet.";
+    return ["No capture is running: ", el("code", {}, "--capture DIR"), words];
   }
   const said = (value) => (typeof value === "number" ? number(value) : JSON.stringify(value));
   return `Capture: ${Object.entries(capture).map(([name, value]) => `${name} ${said(value)}`).join(", ")}.`;
@@ -201,23 +206,23 @@ const RELAYS = [
   },
   {
     id: "vantage", head: "vantage", kind: "text",
-    text: (row) => row.relay.vantage ?? NONE, tip: (row) => row.relay.side ?? "",
+    text: (row) => [row.relay.vantage ?? NONE, row.relay.side].filter(Boolean).join(", "),
   },
-  { id: "said", head: "spoke", title: "seconds ago", ...of("status_age", seconds) },
-  { id: "clock", head: "stamps", kind: "text", text: (row) => row.relay.clock },
+  { id: "said", head: "status age", title: "time since the last status", ...of("status_age", seconds) },
+  { id: "clock", head: "clock", kind: "text", text: (row) => row.relay.clock },
   {
-    id: "implementation", head: "runs", title: "implementation of the per-chunk path", kind: "text",
+    id: "implementation", head: "code", title: "implementation of the per-chunk path", kind: "text",
     text: (row) => row.relay.implementation ?? NONE,
     tip: (row) => row.relay.implementation_reason ?? "",
   },
-  { id: "opened", head: "began", ...of("opened", count) },
+  { id: "opened", head: "started", ...of("opened", count) },
   { id: "measured", head: "measured", ...of("measured", count) },
   { id: "unsettled", head: "open", ...of("unsettled", count) },
   { id: "streams", head: "streams", ...of("streams", count) },
   { id: "connections", head: "connections", ...of("connections", count) },
   { id: "lag", head: "lag", title: "worst since its last status", ...of("lag_max", seconds) },
   {
-    id: "pending", head: "tap waits", title: "bytes that the meter has not taken yet",
+    id: "pending", head: "pending", title: "bytes that wait for the meter",
     ...of("tap_pending_bytes", bytes),
   },
   { id: "cpu", head: "CPU", ...of("cpu", seconds) },

@@ -5,6 +5,12 @@ import { colour } from "./charts.js";
 
 const FRAME_MS = 32;
 const ROW_MAX = 22, ROW_MIN = 4, HEIGHT_MAX = 820;
+
+/** Height of each of `n` lanes, in CSS pixels. */
+export function rowHeight(n) {
+  return Math.max(ROW_MIN, Math.min(ROW_MAX, Math.floor(HEIGHT_MAX / Math.max(1, n))));
+}
+
 const INKS = ["waiting", "streaming", "stalled", "chunk", "first"];
 
 export class Tape {
@@ -72,7 +78,7 @@ export class Tape {
   shape() {
     const { canvas } = this;
     const n = this.rows = this.lanes.slots.length;
-    const row = Math.max(ROW_MIN, Math.min(ROW_MAX, Math.floor(HEIGHT_MAX / Math.max(1, n))));
+    const row = rowHeight(n);
     const ratio = Math.min(2, window.devicePixelRatio || 1);
     this.row = Math.round(row * ratio);
     const height = Math.max(1, n) * row;

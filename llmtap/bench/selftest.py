@@ -1,0 +1,163 @@
+"""The error of our own TTFT and ITL on this host, at a given load.
+
+A simulated server in this process sends answers at known times to the load generator's sending processes, and
+logs the time of every write. Both sides read the same clock, so each figure has a true value:
+
+- an ITL: the time between two writes;
+- a TTFT: from the complete request at the server to the first write. The request's way to the server is
+  counted as error, so the figure is an upper bound.
+
+The errors include the kernel, the loopback interface and the wait for a CPU, as a real load's do. Source: the
+reference clock check of the IETF draft, 4.7, with a server whose send times are known.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.bodies import BodyOptions
+from llmtap.load.replay.options import ReplayOptions
+from llmtap.load.replay.perform import Replay
+from llmtap.load.replay.plan import ReplayPlan
+from llmtap.load.workers.worker_handle import Progress
+from llmtap.metrics.latency import output_times_ns, tbc_ns, ttft_ns
+from llmtap.metrics.statistics import percentile
+from llmtap.net.listener import bind
+from llmtap.sim.server.options import SimOptions
+from llmtap.sim.server.server import SimServer
+from llmtap.sim.server.truth import Truth
+from llmtap.units import NS_PER_S, Duration, to_seconds
+from llmtap.workload.requests import Requests
+
+__all__ = ["SelftestLoad", "measurement_errors", "run_selftest", "selftest_load"]
+
+STREAMS_MAX: Final = 256
+EVENTS_MAX: Final = 4_000
+"""Events per second that the embedded server sends on time beside the sending processes; more would measure
+the server."""
+TTFT: Final = Duration(50_000_000)
+SPREAD: Final = 0.3
+"""Relative variation of TTFT and ITL between answers; without it all streams would write at once."""
+ANSWER_NS: Final = NS_PER_S
+TIMEOUT: Final = Duration(30 * NS_PER_S)
+
+
+class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Concurrent streams, the time between their tokens, and the approximate duration."""
+
+    streams: int = 32
+    itl: Duration = Duration(20_000_000)
+    duration: Duration = Duration(3 * NS_PER_S)
+    processes: int = 1
+    realtime: bool = False
+
+
+def selftest_load(
+    result: Mapping[str, Any], target: str, *, processes: int = 1, realtime: bool = False
+) -> SelftestLoad | None:
+    """Return the load of a self-test that is as dense as a replay was; None without streams over HTTP.
+
+    The mean number of streams is the rate of ended requests times their mean duration (Little's law).
+    """
+    metrics, load = result["metrics"], result["load"]
+    e2e, itl = metrics["e2e"]["mean"], metrics["tbc"]["mean"]
+    if urlsplit(target).scheme not in ("http", "https") or not itl or e2e is None:
+        return None
+    streams = max(1, math.ceil((load["achieved_rps"] or 0) * e2e))
+    return SelftestLoad(
+        streams=min(streams, STREAMS_MAX, max(1, int(EVENTS_MAX * itl))),
+        itl=Duration(max(1_000_000, min(ANSWER_NS // 4, round(itl * NS_PER_S)))),
+        duration=Duration(NS_PER_S), processes=processes, realtime=realtime,
+    )  # fmt: skip
+
+
+async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
+    """Run the self-test and return public JSON. The event loop must have nothing else to do."""
+    tokens = max(2, round((ANSWER_NS - TTFT) / load.itl))
+    server = SimServer(SimOptions(ttft=TTFT, itl=load.itl, tokens=tokens, spread=SPREAD))
+    runner = web.AppRunner(server.app, access_log=None)
+    await runner.setup()
+    sock = bind("127.0.0.1", 0, shared=False)
+    try:
+        await web.SockSite(runner, sock).start()
+        n = load.streams * max(1, round(load.duration / ANSWER_NS))
+        body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": "self-test"}]}
+        requests = Requests(
+            array("q", bytes(8 * n)), array("q", bytes(8 * n)), array("q", bytes(8 * n)),
+            bodies=[msgspec.json.encode(body)] * n,
+        )  # fmt: skip
+        options = ReplayOptions(
+            target=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=TIMEOUT, connect_timeout=TIMEOUT,
+            retry_wait=Duration(0), closed=load.streams, processes=load.processes,
+            realtime=load.realtime, scrape="none",
+        )  # fmt: skip
+        found: list[Exchange] = []
+        one = Replay(
+            ReplayPlan(requests, None, {}), options, BodyOptions(server="openai", model="sim"), _Silent()
+        )
+        one.keeping = lambda _: lambda row, x: found.append(x)
+        result = await one.run()
+        truths: list[Truth] = []
+        while page := server.reception.truths.since(len(truths))["truths"]:
+            truths += page
+    finally:
+        await runner.cleanup()
+    return {
+        "load": {
+            "streams": load.streams, "itl": to_seconds(load.itl), "processes": load.processes,
+            "tokens_per_second": result["tokens"]["output_per_second"],
+            "duration": result["window"]["seconds"],
+        },
+        **measurement_errors(found, truths),
+        "uncertainty": result["uncertainty"],
+        "server_late_max": to_seconds(max((truth.late_ns_max for truth in truths), default=0)),
+    }  # fmt: skip
+
+
+def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -> dict[str, Any]:
+    """Return the absolute errors of TTFT and ITL in seconds against the server's log, as public JSON.
+
+    An exchange without a truth of as many tokens is counted in `unmatched`.
+    """
+    by_id = {truth.id: truth for truth in truths}
+    ttft: list[int] = []
+    itl: list[int] = []
+    n = 0
+    for n, x in enumerate(exchanges, 1):  # noqa: B007
+        truth, times = by_id.get(x.request_id or ""), output_times_ns(x.timeline.events)
+        measured = ttft_ns(x.timeline)
+        if truth is None or measured is None or len(truth.sent_ns[0]) != len(times):
+            continue
+        sent = truth.sent_ns[0]
+        ttft.append(abs(measured - (sent[0] - truth.accepted_ns)))
+        itl += (abs(got - true) for got, true in zip(tbc_ns(times), tbc_ns(sent), strict=True))
+    return {"n": n, "unmatched": n - len(ttft), "ttft": _error(ttft), "itl": _error(itl)}
+
+
+def _error(errors_ns: list[int]) -> dict[str, Any]:
+    errors_ns.sort()
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    figures = {name: percentile(errors_ns, share) for name, share in shares.items()}
+    return {"n": len(errors_ns)} | {
+        name: None if ns is None else ns / NS_PER_S for name, ns in figures.items()
+    }
+
+
+class _Silent:
+    """Progress listener of a load that nobody watches."""
+
+    def preparing(self, done: int, of: int) -> None: ...
+
+    def warming(self, how: str) -> None: ...
+
+    def sending(self, progress: Progress, planned: int) -> None: ...
+
+    def writing(self, done: int, of: int) -> None: ...
+
+    def comparing(self, done: int, of: int | None) -> None: ...

@@ -1,0 +1,164 @@
+"""The exposition in Prometheus' protobuf format, the only one with native histograms.
+
+`prometheus_client` 0.26 cannot write it. The few fields that are needed are encoded here, so that a meter
+does not load protobuf for them. A histogram has classic buckets and, where they are counted, the native ones.
+
+Source: prometheus/client_model, `io/prometheus/client/metrics.proto`; Prometheus documentation, "Native
+histograms", "Exposition formats"; protobuf documentation, "Encoding".
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from struct import pack
+from typing import Any, Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Exemplar
+
+from llmtap.export.buckets import EXPONENTIAL_SCALE, ExponentialBuckets
+from llmtap.export.prometheus.catalogue import CounterFamily, HistogramFamily
+
+__all__ = ["CONTENT_TYPE", "ProtobufWriter", "is_preferred"]
+
+CONTENT_TYPE: Final = (
+    "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+)
+_COUNTER, _GAUGE, _HISTOGRAM = 0, 1, 4
+_ZERO_THRESHOLD: Final = 2.0**-128
+"""Values up to it are zeros; client libraries use the same."""
+
+Labels = tuple[str, ...]
+Encoded = bytes
+
+
+def is_preferred(accept: str) -> bool:
+    """Return whether an Accept header asks for protobuf before all other types."""
+    best, found = 0.0, 0.0
+    for part in accept.split(","):
+        kind, *parameters = (text.strip() for text in part.split(";"))
+        quality = 1.0
+        for name, _, value in (parameter.partition("=") for parameter in parameters):
+            if name.strip() == "q":
+                try:
+                    quality = float(value)
+                except ValueError:
+                    quality = 0.0
+        if kind == "application/vnd.google.protobuf" and "encoding=delimited" in parameters:
+            found = max(found, quality)
+        best = max(best, quality)
+    return 0 < found == best
+
+
+class ProtobufWriter:
+    """Collects metric families, as `TextWriter` does."""
+
+    def __init__(self) -> None:
+        self._out: list[bytes] = []
+
+    def bytes(self) -> bytes:
+        """All that was written."""
+        return b"".join(self._out)
+
+    def histogram(
+        self,
+        family: HistogramFamily,
+        cells: Iterable[Any],
+        exemplars: Mapping[Labels, Mapping[int, Exemplar]] | None = None,
+    ) -> None:
+        """Cells are `(label values, counts by bucket with the one beyond, sum[, native buckets])`."""
+        edges = [edge / family.unit for edge in family.edges] + [float("inf")]
+        metrics = []
+        for values, counts, total, *native in cells:
+            found = exemplars.get(values, {}) if exemplars else {}
+            upto = list(accumulate(counts))
+            parts = [_uint(1, upto[-1]), _double(2, total / family.unit)]
+            for i, (edge, count) in enumerate(zip(edges, upto, strict=True)):
+                traced = _exemplar(found[i]) if i in found else b""
+                parts.append(_message(3, _uint(1, count) + _double(2, edge) + traced))
+            if native and native[0] is not None:
+                parts.append(_native(native[0]))
+            metrics.append(_labels(family.labels, values) + _message(7, b"".join(parts)))
+        self._family(family.name, family.help, _HISTOGRAM, metrics)
+
+    def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
+        """Rows are `(label values, count)`."""
+        metrics = [_labels(family.labels, values) + _message(3, _double(1, n)) for values, n in rows]
+        self._family(f"{family.name}_total", family.help, _COUNTER, metrics)
+
+    def metric(self, metric: Metric) -> None:
+        """A counter, gauge or info of prometheus_client."""
+        kind, field = (_COUNTER, 3) if metric.type == "counter" else (_GAUGE, 2)
+        metrics = [
+            _labels(tuple(s.labels), tuple(s.labels.values())) + _message(field, _double(1, s.value))
+            for s in metric.samples
+        ]
+        suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+        self._family(metric.name + suffix, metric.documentation, kind, metrics)
+
+    def _family(self, name: str, text: str, kind: int, metrics: Sequence[Encoded]) -> None:
+        if not metrics:
+            return
+        head = _message(1, name.encode()) + _message(2, text.encode()) + _uint(3, kind)
+        body = head + b"".join([_message(4, metric) for metric in metrics])
+        self._out += (_varint(len(body)), body)
+
+
+def _native(buckets: ExponentialBuckets) -> bytes:
+    """Fields of a native histogram: spans of consecutive buckets, and each count less the one before."""
+    spans: list[tuple[int, int]] = []
+    deltas: list[int] = []
+    next_, before = 0, 0
+    for i, count in sorted(buckets.counts.items()):
+        if spans and i == next_:
+            spans[-1] = spans[-1][0], spans[-1][1] + 1
+        else:
+            spans.append((i - next_, 1))
+        deltas.append(count - before)
+        next_, before = i + 1, count
+    return b"".join((
+        _uint(5, _zigzag(EXPONENTIAL_SCALE)), _double(6, _ZERO_THRESHOLD), _uint(7, buckets.zeros),
+        *(_message(12, _uint(1, _zigzag(offset)) + _uint(2, length)) for offset, length in spans),
+        _message(13, b"".join([_varint(_zigzag(delta)) for delta in deltas])),
+    ))  # fmt: skip
+
+
+def _exemplar(exemplar: Exemplar) -> bytes:
+    seconds = float(exemplar.timestamp or 0)
+    when = _uint(1, int(seconds)) + _uint(2, int(seconds % 1 * 1e9))
+    labels = _labels(tuple(exemplar.labels), tuple(exemplar.labels.values()))
+    return _message(3, labels + _double(2, exemplar.value) + _message(3, when))
+
+
+def _labels(names: Sequence[str], values: Labels) -> bytes:
+    pairs = [(name, value) for name, value in zip(names, values, strict=True) if value]
+    return b"".join([
+        _message(1, _message(1, name.encode()) + _message(2, value.encode("utf-8", "replace")))
+        for name, value in pairs
+    ])  # fmt: skip
+
+
+def _message(field: int, body: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(body)) + body
+
+
+def _double(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 1) + pack("<d", value)
+
+
+def _uint(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _zigzag(value: int) -> int:
+    return value << 1 if value >= 0 else -value * 2 - 1
+
+
+def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,53 @@
+"""The upstream's own load beside the latencies of its tenants: its `/metrics`, scraped by the meter.
+
+vLLM's, SGLang's and TGI's names are understood (`net/server_metrics.py`). Counters are reported as the
+upstream reports them: they restart with it. After a failed scrape no value is reported, because an old one
+would look like a server that stands still.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import aiohttp
+
+from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, read_body, read_metrics
+
+__all__ = ["UpstreamLoad"]
+
+PERIOD_S: Final = 5.0
+TIMEOUT_S: Final = 4.0
+
+
+class UpstreamLoad:
+    """The latest scrape, renewed by `run`."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: of the metrics. It may hold a key: never reported."""
+        self._url = url
+        self.values: dict[str, float] = {}
+        """By the names of `net.server_metrics.SERIES`; empty after a failure."""
+        self.failures = 0
+        self.problem: str | None = None
+        """Reason of the latest failure, if the latest scrape failed."""
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=ACCEPT) as session:
+            while True:
+                await self._scrape(session)
+                await asyncio.sleep(PERIOD_S)
+
+    async def _scrape(self, session: aiohttp.ClientSession) -> None:
+        try:
+            async with session.get(self._url) as response:
+                values = read_metrics(await read_body(response))
+            problem = None if values else "no metric of vLLM, SGLang or TGI"
+        except SCRAPE_ERRORS as exc:
+            values, problem = {}, failure_reason(exc)
+        self.values, self.problem = values, problem
+        self.failures += problem is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Public JSON: the values by name, and what went wrong."""
+        return {"values": dict(self.values), "failures": self.failures, "problem": self.problem}

@@ -1,0 +1,179 @@
+"""The `/metrics` of inference servers, read into our names.
+
+The current and former metric names of vLLM, SGLang, TGI and llm-d's router are mapped; other lines are not
+parsed, so a scrape is cheap.
+
+Sources: vLLM, vllm/v1/metrics/loggers.py, docs/usage/metrics.md, pull requests 29330 and 32661 (removed
+names); SGLang, python/sglang/srt/metrics/collector.py and its "Production Metrics"; TGI, "Metrics" of its
+reference; llm-d-router, docs of its metrics (prefix `llm_d_epp_`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from llmtap.net.failures import failure_said
+
+__all__ = [
+    "ACCEPT", "SCRAPE_ERRORS", "SERIES", "MonitorSeries", "failure_reason", "metrics_url", "read_body",
+    "read_metrics",
+]  # fmt: skip
+
+ACCEPT: Final = {"Accept": "text/plain;version=0.0.4"}
+BODY_BYTES_MAX: Final = 16 << 20
+"""A vLLM server with 8 engines sends about 2 MB."""
+SCRAPE_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+Kind = Literal["interval", "gauge", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSeries:
+    unit: str
+    """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
+    kind: Kind = "gauge"
+    """`interval`: average since the previous sample; `gauge`: current value; `counter`: only grows."""
+
+
+_MAP: Final[dict[str, tuple[MonitorSeries, str, str]]] = {
+    "running": (
+        MonitorSeries("requests"),
+        "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size", "sum",
+    ),
+    "waiting": (
+        MonitorSeries("requests"), "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size", "sum",
+    ),
+    # vLLM renamed its own in 0.9 and removed the former.
+    "kv_use": (
+        MonitorSeries("share"),
+        ("vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage"
+         " llm_d_epp_average_kv_cache_utilization"), "mean",
+    ),
+    # SGLang looks for all tokens of a prompt.
+    "prefix_queries": (
+        MonitorSeries("tokens", "counter"),
+        "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total sglang:prompt_tokens_total",
+        "sum",
+    ),
+    "prefix_hits": (
+        MonitorSeries("tokens", "counter"),
+        "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total sglang:cached_tokens_total", "sum",
+    ),
+    "preemptions": (
+        MonitorSeries("requests", "counter"),
+        "vllm:num_preemptions_total sglang:num_retracted_requests_total", "sum",
+    ),
+    "preempted": (MonitorSeries("requests", "counter"), "llmtap_sim:preempted_requests_total", "sum"),
+    "recovered": (MonitorSeries("requests", "counter"), "llmtap_sim:recovered_requests_total", "sum"),
+    "preempted_tokens": (MonitorSeries("tokens", "counter"), "llmtap_sim:preempted_tokens_total", "sum"),
+    "swapped_tokens": (MonitorSeries("tokens", "counter"), "llmtap_sim:swapped_tokens_total", "sum"),
+    # Of vLLM's first engine; SGLang has none.
+    "swapped": (MonitorSeries("requests"), "vllm:num_requests_swapped", "sum"),
+    # TGI and llm-d's router count tokens only as the sums of their histograms.
+    "prompt_tokens": (
+        MonitorSeries("tokens", "counter"),
+        ("vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum"
+         " llm_d_epp_request_input_tokens_sum"), "sum",
+    ),
+    "generation_tokens": (
+        MonitorSeries("tokens", "counter"),
+        ("vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum"
+         " llm_d_epp_request_output_tokens_sum"), "sum",
+    ),
+    # The server's own times: a mean is the growth of the first by that of the second.
+    "ttft_seconds": (
+        MonitorSeries("seconds", "counter"),
+        ("vllm:time_to_first_token_seconds_sum sglang:time_to_first_token_seconds_sum"
+         " llm_d_epp_request_ttft_seconds_sum"), "sum",
+    ),
+    "ttft_values": (
+        MonitorSeries("requests", "counter"),
+        ("vllm:time_to_first_token_seconds_count sglang:time_to_first_token_seconds_count"
+         " llm_d_epp_request_ttft_seconds_count"), "sum",
+    ),
+    "itl_seconds": (
+        MonitorSeries("seconds", "counter"),
+        ("vllm:inter_token_latency_seconds_sum vllm:time_per_output_token_seconds_sum"
+         " sglang:inter_token_latency_seconds_sum llm_d_epp_request_streaming_itl_seconds_sum"), "sum",
+    ),
+    "itl_values": (
+        MonitorSeries("gaps", "counter"),
+        ("vllm:inter_token_latency_seconds_count vllm:time_per_output_token_seconds_count"
+         " sglang:inter_token_latency_seconds_count llm_d_epp_request_streaming_itl_seconds_count"), "sum",
+    ),
+}  # fmt: skip
+"""Our series, the names it is read from (the first one present counts), and how engines are combined."""
+SERIES: Final = {name: series for name, (series, _, _) in _MAP.items()}
+_WANTED: Final = tuple({name.encode() for _, names, _ in _MAP.values() for name in names.split()})
+_COPIES: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
+"""Labels of SGLang's ranks of one engine, which report the same value."""
+
+
+def metrics_url(target: str) -> str:
+    """Return the URL of the metrics of the server at `target`: at the root, as all three have it."""
+    url = urlsplit(target)
+    return urlunsplit((url.scheme, url.netloc, "/metrics", "", ""))
+
+
+def read_metrics(body: bytes) -> dict[str, float]:
+    """Read our series (names of `SERIES`) from an exposition. Raises ValueError if it cannot be parsed."""
+    lines = [line for line in body.splitlines() if line.startswith(_WANTED)]
+    text = b"\n".join([*lines, b""]).decode()
+    found: dict[str, list[Sample]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append(sample)
+    except IndexError as exc:  # so the parser says that a line ends too soon
+        raise ValueError("a line is cut") from exc
+    values = {}
+    for ours, (_, names, how) in _MAP.items():
+        name = next((name for name in names.split() if name in found), None)
+        if name is not None:
+            value = _over_engines(found[name], how)
+            if 0 <= value < inf:  # NaN is neither
+                values[ours] = value
+    return values
+
+
+async def read_body(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of a scrape. Raises ValueError for a status other than 200, or a body too long."""
+    if response.status != 200:
+        raise ValueError(f"status {response.status}")
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > BODY_BYTES_MAX:
+            raise ValueError(f"more than {BODY_BYTES_MAX >> 20} MiB")
+    return bytes(body)
+
+
+def _over_engines(samples: Sequence[Sample], how: str) -> float:
+    """Combine the values of several engines (label `engine` or `dp_rank`) and models."""
+    # With priorities, SGLang says the total under an empty one beside each priority's own.
+    totals = [sample for sample in samples if sample.labels.get("priority") == ""]
+    engines: dict[frozenset[tuple[str, str]], float] = {}
+    for sample in totals or samples:
+        at = frozenset((name, value) for name, value in sample.labels.items() if name not in _COPIES)
+        engines[at] = max(engines.get(at, sample.value), sample.value)
+    total = sum(engines.values())
+    return total if how == "sum" else total / len(engines)
+
+
+def failure_reason(exc: Exception) -> str:
+    """Return the reason in words that repeat with the failure."""
+    if isinstance(exc, TimeoutError):
+        return "no answer in time"
+    if isinstance(exc, aiohttp.InvalidURL):
+        return "no URL"
+    if isinstance(exc, aiohttp.ClientError):
+        return failure_said(exc)
+    if isinstance(exc, UnicodeDecodeError):
+        return "not text"
+    text = str(exc)
+    return text if text.startswith(("status ", "more than ")) else "not Prometheus' text"

@@ -1,0 +1,73 @@
+"""Which requests ask a model for nothing: they are forwarded and counted, and not measured.
+
+One rule for all vantages. A rule is a method (`GET`), or a path with all below it (`/tokenize`):
+
+- `/health` holds `/health/live`, and not `/healthz`; `/` holds itself alone. Paths are as clients send them:
+  decoded, without the query, and with the prefix under which an application is mounted;
+- a method does not hold requests for a stream: WebSockets, `Accept: text/event-stream`, `?stream=true`.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Final
+from urllib.parse import unquote
+
+from llmtap.errors import ConfigError
+
+__all__ = ["NOT_INFERENCE", "NOT_INFERENCE_METHODS", "SkipRules"]
+
+NOT_INFERENCE_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS")
+"""Scrapes, health checks, model lists, pages, stored objects. Every API asks models by POST or WebSocket."""
+NOT_INFERENCE: Final = (
+    *NOT_INFERENCE_METHODS, "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/files",
+    "/v1/uploads", "/v1/batches",
+)  # fmt: skip
+"""Default rules. POST to `/v1/models/...` asks a model (Gemini, KServe), so model lists need no path here."""
+_METHOD: Final = re.compile(r"[A-Z]+")
+_STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
+
+
+class SkipRules:
+    """Rules that name the requests which are not measured."""
+
+    __slots__ = ("_below", "_exact", "_methods")
+
+    def __init__(self, rules: Collection[str], place: str = "skip") -> None:
+        """Raises ConfigError that names `place`."""
+        if isinstance(rules, str):  # also a collection, of its letters
+            raise ConfigError(place, "is text, and wants a collection of rules", f"skip=({rules!r},)")
+        paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
+        for path in paths:
+            if not path.startswith("/"):
+                hint = "/health, or a method in capitals such as GET"
+                raise ConfigError(place, f"{path!r} does not begin with /", hint)
+            if "*" in path or "?" in path:
+                raise ConfigError(place, f"{path!r} is a pattern or has a query", "a path holds all below it")
+        self._methods = frozenset(rules) - frozenset(paths)
+        self._exact = {path.rstrip("/") or "/": path for path in paths}
+        self._below = tuple(f"{path}/" for path in self._exact if path != "/")
+
+    def rule_of(
+        self, method: str, path: str, query: str = "", fields: Iterable[tuple[bytes, bytes]] = ()
+    ) -> str | None:
+        """Return the rule that a request meets, or None; an empty `method` meets none of the methods."""
+        if path in self._exact:
+            return self._exact[path]
+        if path.startswith(self._below):
+            return next(self._exact[below[:-1]] for below in self._below if path.startswith(below))
+        if method not in self._methods or _STREAM.search(query):
+            return None
+        for name, value in fields:
+            low = name.lower()
+            if (low == b"upgrade" and value.lower() == b"websocket") or (
+                low == b"accept" and b"text/event-stream" in value.lower()
+            ):
+                return None
+        return method
+
+    def rule_of_head(self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Return the rule that the request with this head meets, or None."""
+        path, _, query = target.decode("latin-1").partition("?")
+        if not path.startswith("/"):  # RFC 9112 3.2.2: the absolute form
+            path = "/" + path.partition("://")[2].partition("/")[2]
+        return self.rule_of(method.decode("latin-1"), unquote(path) if "%" in path else path, query, fields)

@@ -1,0 +1,64 @@
+"""The error of our own times, against cases worked by hand and in a short run."""
+
+from typing import Any
+
+import pytest
+
+from llmtap.bench.selftest import SelftestLoad, measurement_errors, run_selftest, selftest_load
+from llmtap.sim.server.truth import Truth
+from llmtap.units import Duration
+from tests.support.servers.peer import play
+from tests.support.traffic.exchanges import streamed
+
+MS = 1_000_000
+ARRIVAL_NS = 5_000_000_000
+"""Of `streamed`."""
+
+
+def truth(name: str, accepted_ms: int, *sent_ms: int) -> Truth:
+    sent = [[ARRIVAL_NS + ms * MS for ms in sent_ms]]
+    return Truth(
+        id=name, path="", model="", stream=True, accepted_ns=ARRIVAL_NS + accepted_ms * MS, prompt_tokens=0,
+        made_ns=sent, due_ns=sent, sent_ns=sent,
+    )  # fmt: skip
+
+
+def test_errors_are_the_differences_to_the_times_of_the_server() -> None:
+    # In ms: submitted at 1, received at 100, 120, 140. The server read the request at 4 and sent at 98, 121,
+    # 138: TTFT 99 against 94, gaps 20 and 20 against 23 and 17.
+    exchanges = [streamed(request_id="a"), streamed(request_id="b", words=2)]
+    told = measurement_errors(exchanges, [truth(name, 4, 98, 121, 138) for name in "ab"])
+    assert told == {
+        "n": 2, "unmatched": 1,
+        "ttft": {"n": 1, "p50": 0.005, "p99": 0.005, "max": 0.005},
+        "itl": {"n": 2, "p50": 0.003, "p99": 0.003, "max": 0.003},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rps", "e2e", "itl", "target", "streams"),
+    [
+        (10.0, 2.0, 0.02, "http://h", 20),  # Little: 10/s x 2 s
+        (500.0, 2.0, 0.02, "http://h", 80),  # 4,000 events/s at 50 a stream
+        (500.0, 2.0, 0.2, "http://h", 256),
+        (0.1, 2.0, 0.02, "http://h", 1),
+        (10.0, 2.0, None, "http://h", None),
+        (10.0, 2.0, 0.02, "grpc://h", None),
+    ],
+)
+def test_the_load_is_as_dense_as_that_of_a_replay(
+    rps: float, e2e: float, itl: float | None, target: str, streams: int | None
+) -> None:
+    result: dict[str, Any] = {
+        "metrics": {"e2e": {"mean": e2e}, "tbc": {"mean": itl}}, "load": {"achieved_rps": rps}
+    }  # fmt: skip
+    load = selftest_load(result, target)
+    assert (load and load.streams) == streams
+
+
+def test_every_answer_of_a_run_is_compared() -> None:
+    load = SelftestLoad(streams=3, itl=Duration(50 * MS), duration=Duration(1_000 * MS))
+    told = play(run_selftest(load), limit_s=120)
+    assert (told["n"], told["unmatched"], told["ttft"]["n"]) == (3, 0, 3)
+    assert told["itl"]["n"] == 3 * 18  # 950 ms hold 19 tokens
+    assert told["load"]["streams"] == 3

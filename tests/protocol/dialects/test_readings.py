@@ -1,0 +1,132 @@
+"""Invariant: whatever names and shapes a server chooses, its stream gives the same classes and tokens.
+
+A word for each event: its class, behind a colon the text, behind `=` the tokens it declares, `*` where it
+carries output.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from llmtap.exchange.answer import AnswerReader
+from llmtap.protocol.delta import Delta
+
+CHAT, INVOKE = "/v1/chat/completions", "/model/x/invoke-with-response-stream"
+GEMINI = "/v1beta/models/g:streamGenerateContent"
+
+
+def word(delta: Delta) -> str:
+    assert delta.parsed
+    tokens = f"={delta.tokens}" if delta.tokens >= 0 else ""
+    text = f":{delta.text}" if delta.text else ""
+    return f"{delta.event_class.name.lower()}{text}{tokens}{'*' if delta.output else ''}"
+
+
+def chunk(delta: dict[str, Any], reason: str | None = None, **beside: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    return {"object": "chat.completion.chunk", "choices": [choice], **beside}
+
+
+def counted(n: int, prompt: int = 9) -> dict[str, Any]:
+    return {"usage": {"prompt_tokens": prompt if n else 0, "completion_tokens": n}}
+
+
+def predicted(n: int) -> dict[str, Any]:
+    return {"timings": {"predicted_n": n, "predicted_ms": 2.0 * n}}
+
+
+def native(text: str, n: int, **beside: Any) -> dict[str, Any]:
+    return {"content": text, "stop": bool(beside), "tokens": [], **predicted(n), **beside}
+
+
+def part(**content: Any) -> dict[str, Any]:
+    return {"candidates": [{"content": {"role": "model", "parts": [content]}}]}
+
+
+ROLE = chunk({"role": "assistant", "content": ""})
+A, B, END = chunk({"content": "A"}), chunk({"content": "B"}), chunk({}, "stop")
+INTERVENED = {"amazon-bedrock-guardrailAction": "INTERVENED"}
+LLAMA = {"prompt_token_count": None, "stop_reason": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "words"),
+    [
+        # A count that runs along tells tokens that have no text; the role has none.
+        (CHAT, [{**ROLE, **counted(1)}, {**A, **counted(1)}, chunk({}, **counted(3)), {**END, **counted(4)}],
+         "usage content:A=1* usage=2* usage=1*"),
+        (CHAT, [{**A, **counted(0)}, {**B, **counted(0)}, {**END, **counted(3)}],
+         "content:A* content:B* usage"),
+        (CHAT, [ROLE, {**A, **predicted(1)}, {**B, **predicted(4)}, {**END, **predicted(5)}],
+         "role content:A=1* content:B=3* metadata=1*"),
+        (CHAT, [ROLE, A, B, {**END, **predicted(5)}], "role content:A* content:B* metadata"),
+        ("/completion", [native("A", 1), native("BC", 3), native("", 4, stop_type="eos")],
+         "content:A=1* content:BC=2* metadata=1*"),
+        (CHAT, [A, {"type": "ping"}, {"choices": [{"delta": {}, "finish_reason": "stop", **counted(3)}]}],
+         "content:A* keepalive usage"),
+        # What acts beside a piece of text is seen, and canned text is no content.
+        (CHAT, [A, {**B, "x_groq": {"error": "over capacity"}}], "content:A* error*"),
+        (CHAT, [A, {**B, **INTERVENED}], "content:A* guardrail"),
+        # A part of a call may be empty; audio has no text.
+        ("/model/x/converse-stream", [("contentBlockDelta", {"delta": {"toolUse": {"input": ""}}})],
+         "tool_call"),
+        (GEMINI, [part(inlineData={"mimeType": "audio/L16", "data": "AA"})], "content*"),
+        # InvokeModel: Nova, Titan, Llama, Mistral.
+        (INVOKE, [{"messageStart": {"role": "assistant"}}, {"contentBlockDelta": {"delta": {"text": "A"}}},
+                  {"messageStop": {"stopReason": "end_turn"}}, {"metadata": {"usage": {"outputTokens": 3}}}],
+         "role content:A* done usage"),
+        (INVOKE, [{"outputText": "A", "inputTextTokenCount": 3},
+                  {"outputText": "B", "completionReason": "FINISH", "totalOutputTextTokenCount": 2}],
+         "content:A* content:B*"),
+        (INVOKE, [{**LLAMA, "generation": "A", "generation_token_count": 1},
+                  {**LLAMA, "generation": "", "generation_token_count": 2, "stop_reason": "stop"}],
+         "content:A=1* metadata=1*"),
+        (INVOKE, [{"outputs": [{"text": "A", "stop_reason": None}]}, {"outputText": "x", **INTERVENED}],
+         "content:A* guardrail"),
+        ("/v2/chat", [{"type": "message-end", "delta": {"finish_reason": "TIMEOUT"}}], "error"),
+    ],
+)  # fmt: skip
+def test_what_a_stream_says(path: str, events: list[Any], words: str) -> None:
+    reader = AnswerReader(b"text/event-stream", path)
+    body = b""
+    for value in events:
+        name, said = value if isinstance(value, tuple) else (None, value)
+        body += b"event: %b\n" % name.encode() if name else b""
+        body += b"data: %b\n\n" % json.dumps(said).encode()
+    deltas = reader.feed(body)
+    assert " ".join(map(word, deltas)) == words
+    first = next((d for d in deltas if d.output), None)
+    assert first is None or first.blank is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, [{"error": {"code": 400, "message": "no", "status": "INVALID_ARGUMENT"}}]),
+        (GEMINI, [{"error": {"code": 400, "message": "no"}}]),
+        ("/model/x/converse", {"message": "Too many requests"}),
+        (CHAT, {"detail": [{"loc": ["body"], "msg": "field required"}]}),
+        ("/x", {"detail": "no"}),
+    ],
+)
+def test_the_body_of_an_error_is_an_error_in_whatever_shape(path: str, body: Any) -> None:
+    reader = AnswerReader(b"application/json", path, failed=True)
+    assert [word(d) for d in [*reader.feed(json.dumps(body).encode()), *reader.close(whole=True)]] == [
+        "error"
+    ]
+    assert not reader.streamed
+
+
+def test_a_whole_answer_of_a_guardrail_is_no_content() -> None:
+    message = {"type": "message", "content": [{"type": "text", "text": "no"}], "stop_reason": "end_turn"}
+    reader = AnswerReader(b"application/json", "/v1/messages")
+    (delta,) = [*reader.feed(json.dumps({**message, **INTERVENED}).encode()), *reader.close(whole=True)]
+    assert word(delta) == "guardrail"
+
+
+def test_the_last_of_geminis_totals_counts_where_a_stream_is_cut() -> None:
+    usage = {"usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 7}}
+    reader = AnswerReader(b"text/event-stream", GEMINI)
+    (delta,) = reader.feed(b"data: %b\n\n" % json.dumps(part(text="A") | usage).encode())
+    assert (delta.counts and delta.counts.output, delta.usage_running) == (7, False)
