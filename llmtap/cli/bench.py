@@ -313,7 +313,7 @@ def _alternate(
 
 
 def _stopped(place: Path, command: str, heard: Heard) -> NoReturn:
-    print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {command}", file=sys.stderr)
+    print(f"llmtap: stopped; the complete loads are in {place}. To continue:\n  {command}", file=sys.stderr)
     assert heard.code is not None
     raise typer.Exit(heard.code)
 

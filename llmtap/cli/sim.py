@@ -209,9 +209,9 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
     """Return the contents of certificate and key; None without TLS. Raises ConfigError."""
     from llmtap.net.tls import server_context
 
-    if certificate is None and key is None:
-        return None
     if certificate is None or key is None:
+        if certificate is key:
+            return None
         raise ConfigError("--grpc-key", "--grpc-certificate and --grpc-key go together")
     server_context(str(certificate), str(key), "--grpc-")
     return certificate.read_bytes(), key.read_bytes()
@@ -219,7 +219,7 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
 
 @contextmanager
 def _listening(option_name: str, address: str) -> Iterator[None]:
-    """Name the option of an address that is none, or on which nothing can listen."""
+    """Name the option of an address that is invalid or in use."""
     try:
         yield
     except ValueError as exc:
@@ -242,9 +242,8 @@ def _list_servings() -> None:
 
     for name, default, text in explain_serving():
         print(f"{name:14} {default:10} {text}")
-    iterating = (name for name, kind in SCHEDULERS.items() if kind.iterates)
-    batching = (name for name, kind in SCHEDULERS.items() if not kind.iterates)
-    print(f"\nschedulers that iterate: {', '.join(iterating)}\nof whole batches: {', '.join(batching)}")
+    for words, iterates in (("\nschedulers that iterate", True), ("of whole batches", False)):
+        print(f"{words}: {', '.join(n for n, kind in SCHEDULERS.items() if kind.iterates == iterates)}")
 
 
 @sim.command(epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json")
@@ -265,8 +264,6 @@ def tokenizer(
     except OSError as exc:
         raise ConfigError(str(file), f"cannot be written: {exc.strerror}") from None
 
-
-# ---------------------------------------------------------------- llmtap sim run
 
 _RUN_EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a synthetic workload
 (--presets lists them). Results come from a latency model of a GPU: that of the multi-bin batching paper,
@@ -473,16 +470,12 @@ def run(
             outputs.tell(texts, lambda: _show(told, notes, sla=sla))
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
-        print(f"llmtap: {_stopped(done, results)}", file=sys.stderr)
+        kept = f"are in {results}: the same command continues from there"
+        where = "are complete, and none is kept without --results FILE" if results is None else kept
+        print(f"llmtap: stopped; {done:,} runs {where}", file=sys.stderr)
         raise typer.Exit(exc.code) from None
     if failed:
         raise typer.Exit(FAILED)
-
-
-def _stopped(done: int, results: Path | None) -> str:
-    if results is None:
-        return f"stopped; {done:,} were done, and nothing is kept without --results FILE"
-    return f"stopped; what is done is in {results} ({done:,}): the same command goes on from there"
 
 
 def _page(told: list[dict[str, Any]], *, sla: bool) -> str:

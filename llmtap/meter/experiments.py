@@ -24,17 +24,15 @@ from llmtap.metrics.experiment import (
     ArmSample,
     Difference,
     Figure,
-    Interval,
-    anytime_p,
     mean_difference,
     mean_interval,
-    multinomial_e_log,
     quantile_difference,
     quantile_interval,
     share_difference,
     share_interval,
 )
 from llmtap.metrics.latency import Measured
+from llmtap.metrics.sequential import Interval, anytime_p, multinomial_e_log
 from llmtap.metrics.statistics import marks
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S

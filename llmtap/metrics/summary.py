@@ -45,13 +45,11 @@ NO_TOKEN_REASONS: Final = ("refusal", "guardrail", "error", "cancelled", "reject
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
-    """Return why the exchange never produced a token; None if it did, or if none was to be expected.
+    """Return why the exchange has no token; None if it has one, need not have one, or if it is unknown.
 
-    `guardrail` and `refusal`: blocked before a token, by a filter or by the model itself. `error`: the
-    upstream failed, was silent or was cut off. `cancelled`: the client left first. `rejected`: the tap turned
-    it away. `empty`: the stream ended well and held nothing, `only_metadata`: nothing generated. None is
-    expected of an answer in one piece that ended well (an embedding, a list of models). Where the tap itself
-    failed (`tap_error`), nobody knows whether a token came.
+    `guardrail`, `refusal`: blocked by a filter or by the model. `error`: the upstream failed or was cut off.
+    `cancelled`: the client left first. `rejected`: llmtap refused it. `empty`: the stream ended well without
+    output; `only_metadata`: without generated output. A complete answer in one piece needs no token.
     """
     if m.output_events or x.outcome is Outcome.TAP_ERROR or (not x.stream and x.outcome is Outcome.COMPLETE):
         return None
@@ -59,11 +57,10 @@ def no_token_reason(x: Exchange, m: Measured) -> str | None:
 
 
 def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
-    """Tokens that the upstream still delivered after the client had left; None if the client stayed.
+    """Return the tokens read after the client had left (after `delivered_ns`); None if it stayed.
 
-    Those of the events read after `delivered_ns`, the moment the client was found gone; an event whose
-    tokens are not known counts as one. The relay drops the upstream at that moment, so more than 0 tells
-    of another recorder, or of bytes that were under way.
+    An event with an unknown number of tokens counts as one. A relay drops the upstream at that moment, so its
+    count is near 0.
     """
     if x.outcome is not Outcome.CLIENT_CANCELLED:
         return None
@@ -75,20 +72,18 @@ def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
     return len(times) - late if m.tokens_per_chunk is None else sum(m.tokens_per_chunk[late:])
 
 
+_BURSTS: Final = {"n": "bursts", "streams": "burst_streams", "events": "burst_events"}
 DISAGREEMENTS: Final = ("ttft", "decode", "itl", "e2e")
 """The keys of `clock_disagreement`."""
 
 
 def clock_disagreement(x: Exchange, m: Measured) -> dict[str, int]:
-    """Ours minus the server's, in ns, for each duration that both know.
+    """Return our duration minus the server's, in ns, for each duration that both know.
 
-    Above 0 is network, queues and buffers between its clock and ours; far below 0, one of the clocks lies.
+    Above 0: network, queues and buffers. Far below 0: one of the clocks is wrong.
 
-    - `ttft`: first token of any kind - submit, against the server's `ttft`, or `queue` + `prefill` where it
-      tells those instead.
-    - `decode`: last token - first token, against `decode`.
-    - `itl`: TPOT, against `mean_itl`.
-    - `e2e`: against `total`.
+    - `ttft` (first token of any kind - submit): the server's `ttft`, or else `queue` + `prefill`.
+    - `decode`: last token - first token. `itl`: TPOT, against `mean_itl`. `e2e`: against `total`.
     """
     told = x.server_timing
     if not told:
@@ -484,9 +479,7 @@ class Summary:
             "single_token_share": sizes.count(1) / sizes.n if sizes.n else None,
             "chunks_with_known_tokens": sizes.n,
             "bursts": {
-                "n": counts["bursts"],
-                "streams": counts["burst_streams"],
-                "events": counts["burst_events"],
+                **{name: counts[key] for name, key in _BURSTS.items()},
                 "hold_max": None if self._burst_hold_max_ns is None else self._burst_hold_max_ns / 1e9,
             },
         }

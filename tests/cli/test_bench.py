@@ -184,7 +184,7 @@ def test_one_signal_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> 
             code = process.wait(200)
     assert code == 128 + signal.SIGTERM, said
     assert time.monotonic() - began < 120, "not the minutes that all of it takes"
-    assert "To go on:" in said
+    assert "To continue:" in said
     assert "Loads until the test was stopped" in report
     assert "Deviation (ttft): the test was stopped before its end" in (tmp_path / "r/report.md").read_text()
     assert f"llmtap bench ttft --target {url}" in said

@@ -47,7 +47,7 @@ def check_said(said: str, place: Path) -> None:
     """What is kept and how to go on, and nothing but that and the lines of what was done: no traceback."""
     *lines, last = said.splitlines()
     assert all(f" of {JOBS}: " in line for line in lines), said
-    kept = rf"what is done is in {place} \((\d+)\): the same command goes on from there"
+    kept = rf"(\d+) runs are in {place}: the same command continues from there"
     found = re.fullmatch(rf"llmtap: stopped; {kept}", last)
     assert found is not None, said
     # The last one may have been written and not yet counted.
@@ -133,7 +133,7 @@ def test_without_results_it_is_said_that_nothing_is_kept(tmp_path: Path) -> None
         finally:
             child.kill()
     assert child.returncode == 128 + signal.SIGTERM
-    assert said.splitlines()[-1].endswith(" were done, and nothing is kept without --results FILE")
+    assert said.splitlines()[-1].endswith(" and none is kept without --results FILE")
 
 
 def test_who_was_started_deaf_stays_deaf() -> None:

@@ -14,21 +14,23 @@ from llmtap.metrics import experiment
 from llmtap.metrics.experiment import (
     ArmSample,
     Figure,
-    anytime_p,
-    count_range,
     mean_difference,
     mean_interval,
-    mixture_e_log,
-    mixture_width,
-    multinomial_e_log,
     quantile_difference,
     quantile_interval,
     share_difference,
     share_interval,
+)
+from llmtap.metrics.histogram import RELATIVE_ERROR
+from llmtap.metrics.sequential import (
+    anytime_p,
+    count_range,
+    mixture_e_log,
+    mixture_width,
+    multinomial_e_log,
     t_quantile,
     t_tail,
 )
-from llmtap.metrics.histogram import RELATIVE_ERROR
 
 ALPHA = 0.05
 MS = 1_000_000

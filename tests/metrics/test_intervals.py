@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmtap.metrics.experiment import t_quantile
 from llmtap.metrics.intervals import (
     RANKS_ABOUT,
     Interval,
@@ -23,6 +22,7 @@ from llmtap.metrics.intervals import (
     samples_needed,
     share_interval,
 )
+from llmtap.metrics.sequential import t_quantile
 from llmtap.metrics.statistics import SAMPLES_MIN, SHARES, percentile
 
 LATENCIES = st.lists(st.floats(0, 1e4, allow_nan=False), min_size=1, max_size=60)

@@ -25,18 +25,9 @@ from llmtap.metrics.summary import Summary
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 __all__ = [
-    "BY",
-    "BY_DEFAULT",
-    "FrozenWindow",
-    "Merging",
-    "Rates",
-    "SeriesKey",
-    "SliceLevel",
-    "Slices",
-    "Windows",
-    "names_of",
-    "window_name",
-]
+    "BY", "BY_DEFAULT", "FrozenWindow", "Merging", "Rates", "SeriesKey", "SliceLevel", "Slices", "Windows",
+    "names_of", "window_name",
+]  # fmt: skip
 
 
 SLICES_MAX: Final = 512

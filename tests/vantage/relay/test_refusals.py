@@ -1,4 +1,7 @@
-"""What the relay does not pass on: refused in plain words, marked as its own, and never half forwarded."""
+"""Refusals of the relay: in plain words, marked as its own, and never half forwarded.
+
+Long because each way to be refused is checked with the same helpers.
+"""
 
 import asyncio
 import errno

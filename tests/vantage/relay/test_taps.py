@@ -1,6 +1,7 @@
 """What the tap is told of an exchange: everything that passed, in order, with stamps one can measure by.
 
 When the wall clock is set while streams run, dates follow it, durations do not, and each exchange says so.
+Long because all scenarios share the stage with a meter.
 """
 
 import asyncio
