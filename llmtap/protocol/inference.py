@@ -9,6 +9,7 @@ One rule for all vantages. A rule is a method (`GET`), or a path with all below 
 
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -23,6 +24,8 @@ NOT_INFERENCE: Final = (
     "/v1/uploads", "/v1/batches",
 )  # fmt: skip
 """Default rules. POST to `/v1/models/...` asks a model (Gemini, KServe), so model lists need no path here."""
+TARGETS_KEPT: Final = 256
+"""Request targets whose rule is remembered: of a POST, the target alone decides."""
 _METHOD: Final = re.compile(r"[A-Z]+")
 _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 
@@ -30,7 +33,7 @@ _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 class SkipRules:
     """Rules that name the requests which are not measured."""
 
-    __slots__ = ("_below", "_exact", "_methods")
+    __slots__ = ("_below", "_exact", "_methods", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
         """Raises ConfigError that names `place`."""
@@ -46,6 +49,7 @@ class SkipRules:
         self._methods = frozenset(rules) - frozenset(paths)
         self._exact = {path.rstrip("/") or "/": path for path in paths}
         self._below = tuple(f"{path}/" for path in self._exact if path != "/")
+        self._rule_of_target = lru_cache(TARGETS_KEPT)(self._by_target)
 
     def rule_of(
         self, method: str, path: str, query: str = "", fields: Iterable[tuple[bytes, bytes]] = ()
@@ -67,7 +71,18 @@ class SkipRules:
 
     def rule_of_head(self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
         """Return the rule that the request with this head meets, or None."""
-        path, _, query = target.decode("latin-1").partition("?")
-        if not path.startswith("/"):  # RFC 9112 3.2.2: the absolute form
-            path = "/" + path.partition("://")[2].partition("/")[2]
-        return self.rule_of(method.decode("latin-1"), unquote(path) if "%" in path else path, query, fields)
+        name = method.decode("latin-1")
+        if name not in self._methods:
+            return self._rule_of_target(target)
+        return self.rule_of(name, *_split(target), fields)
+
+    def _by_target(self, target: bytes) -> str | None:
+        return self.rule_of("", *_split(target))
+
+
+def _split(target: bytes) -> tuple[str, str]:
+    """Return the decoded path, and the query."""
+    path, _, query = target.decode("latin-1").partition("?")
+    if not path.startswith("/"):  # RFC 9112 3.2.2: the absolute form
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return unquote(path) if "%" in path else path, query
