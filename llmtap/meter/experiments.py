@@ -32,8 +32,7 @@ from llmtap.metrics.experiment import (
     share_interval,
 )
 from llmtap.metrics.latency import Measured
-from llmtap.metrics.sequential import Interval, anytime_p, multinomial_e_log
-from llmtap.metrics.statistics import marks
+from llmtap.metrics.statistics import Interval, anytime_p, marks, multinomial_e_log
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
 

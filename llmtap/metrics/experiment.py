@@ -38,7 +38,7 @@ from random import Random
 from typing import Final
 
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
-from llmtap.metrics.sequential import (
+from llmtap.metrics.statistics import (
     Interval,
     anytime_p,
     count_range,

@@ -136,6 +136,7 @@ def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
         (tmp_path / "b.toml").write_text(f'[target]\nurl = "{b}"\n')
         done = run(
             "ttft", "--target", a, "--against", "b.toml", *SMALL, "--results", "r", "--json", "c.json",
+            "--no-selftest",
             cwd=tmp_path,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -160,7 +160,10 @@ def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
     result = json.loads(told.read_text())
     made = Page(page.read_text())
     assert made.headings[0].startswith("Replay of conversation to http://127.0.0.1:")
-    assert ("Not valid." if code else "Valid.") in made.words
+    verdict = result["verdict"]
+    assert verdict["valid"] == (code == 0)
+    grade = "Not valid." if code else "Caution." if verdict["findings"] else "Valid."
+    assert grade in made.words
     (first, *_) = made.figures["plots"]["first-token-0"]["data"]
     assert first["x"][0] in (result["quantiles"]["submit"]["ttft"][0] * k for k in (1.0, 1e3))
     sent = next(one for one in made.figures["plots"]["load-0"]["data"] if one["name"] == "sent")

@@ -28,7 +28,7 @@ from llmtap.metrics.comparison import (
     reduction,
     unpaired_shift,
 )
-from llmtap.metrics.sequential import t_quantile, t_tail
+from llmtap.metrics.statistics import t_quantile, t_tail
 
 
 def test_a_cache_reduces_ttft() -> None:

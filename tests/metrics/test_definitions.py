@@ -17,8 +17,8 @@ HERE = Path(llmtap.metrics.__file__).parent
 TEXT = (HERE / "DEFINITIONS.md").read_text(encoding="utf-8")
 NO_TERMS = {
     "histogram",
-    "experiment.t_quantile",
-    "experiment.t_tail",
+    "statistics.t_quantile",
+    "statistics.t_tail",
     "slo.check_slos",
     "statistics.parse_percentiles",
 }

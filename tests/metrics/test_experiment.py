@@ -22,7 +22,7 @@ from llmtap.metrics.experiment import (
     share_interval,
 )
 from llmtap.metrics.histogram import RELATIVE_ERROR
-from llmtap.metrics.sequential import (
+from llmtap.metrics.statistics import (
     anytime_p,
     count_range,
     mixture_e_log,

@@ -22,8 +22,7 @@ from llmtap.metrics.intervals import (
     samples_needed,
     share_interval,
 )
-from llmtap.metrics.sequential import t_quantile
-from llmtap.metrics.statistics import SAMPLES_MIN, SHARES, percentile
+from llmtap.metrics.statistics import SAMPLES_MIN, SHARES, percentile, t_quantile
 
 LATENCIES = st.lists(st.floats(0, 1e4, allow_nan=False), min_size=1, max_size=60)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.tests.fairness import UNFAIR_BELOW, jain, jain_readings, starvation
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
+from llmtap.metrics.fairness import UNFAIR_BELOW, jain, jain_readings, starvation
 from llmtap.metrics.latency import itl_even_ns, itl_ns, jitter_ns, tbc_max_ns, tbc_ns
 from llmtap.metrics.objectives import fluidity, qoe_area_step
 from llmtap.metrics.saturation import (

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.tests.fairness import jain, starvation
 from llmtap.metrics import histogram as module
+from llmtap.metrics.fairness import jain, starvation
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 from llmtap.metrics.statistics import (
     deviation,

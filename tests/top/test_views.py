@@ -242,5 +242,5 @@ def test_a_long_stream_is_drawn_from_the_windows_begin() -> None:
 
 
 def test_an_older_tap_is_told_of() -> None:
-    assert "older" in table_streams(None).notes[0]
+    assert "/api/v1/streams" in table_streams(None).notes[0]
     assert table_streams(None).rows == []

@@ -94,7 +94,7 @@ def test_a_draw_takes_one_number_whatever_the_distribution_is(name: str, seed: i
     ("told", "problem"),
     [
         ({"distribution": "uniform", "min": 3, "max": 1}, "min 3 is more than max 1"),
-        ({"distribution": "lognormal", "mu": 5.5}, "mu and sigma, or by median and p95"),
+        ({"distribution": "lognormal", "mu": 5.5}, "mu and sigma, or median and p95"),
         (
             {"distribution": "lognormal", "mu": 5.5, "sigma": 1.0, "median": 9.0, "p95": 10.0},
             "mu and sigma, or",

@@ -136,8 +136,10 @@ def test_requests_are_conserved(
         kv_peak=served.state.kv_peak, recovered=served.state.recovered,
         preemptions=served.state.preemptions, preempted=served.state.preempted,
         preempted_tokens=served.state.preempted_tokens, prefix_queries=served.state.prefix_queries,
-        prefix_hits=served.state.prefix_hits,
+        prefix_hits=served.state.prefix_hits, swapped_tokens=served.state.swapped_tokens,
     )  # fmt: skip
+    swaps = served.state.preempted > 0 and options.get("preemption") == "swap"
+    assert (served.state.swapped_tokens > 0) == swaps
     assert (served.state.preempted > 0) == (served.state.preemptions > 0)
     assert served.state.recovered == served.state.preempted or options.get("give_up") == "late"
     assert 0 <= served.state.recovered <= served.state.preempted

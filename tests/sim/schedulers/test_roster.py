@@ -34,7 +34,9 @@ def test_the_newest_is_swapped_out_and_in_again() -> None:
         [28, 48, 68, 88, 108, 224],
     ]
     assert [prompts for _, _, prompts, _ in served.iterations if prompts] == [[(0, 4), (1, 4)]]
-    assert served.state == IterationState(kv_peak=1, preemptions=1, preempted=1, recovered=1)
+    assert served.state == IterationState(
+        kv_peak=1, preemptions=1, preempted=1, recovered=1, swapped_tokens=8
+    )  # fmt: skip
 
 
 def test_two_are_preempted_when_one_is_not_enough() -> None:

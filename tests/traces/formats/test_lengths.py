@@ -93,7 +93,7 @@ def test_a_mooncake_trace_becomes_seconds_for_other_tools() -> None:
     back = read(GUIDELLM, seconds)
     assert write(MOONCAKE, back[0].info, back[1])[0] == data
     timed, written = write(TIMED, source.info, batches)
-    assert written.notes == ["vLLM must be told: --timed-trace-chunk-hash-size 512"]
+    assert written.notes == ["vLLM needs --timed-trace-chunk-hash-size 512"]
     source, again = read(TIMED, timed)
     assert source.info.block_size == 512
     names = (*LENGTHS, "blocks", "block_size")

@@ -177,7 +177,8 @@ def test_what_a_batch_cannot_have_is_taken_out_and_told() -> None:
     ]  # fmt: skip
     assert len({line["custom_id"] for line in lines}) == 3
     assert told.dropped == {
-        "no request body": 1, "request body is no JSON object": 1, "nobody knows where the request went": 1,
+        "no request body": 1, "request body is no JSON object": 1,
+        "the destination of the request is unknown": 1,
     }  # fmt: skip
     notes = " ".join(told.notes)
     assert "1 requests asked for a stream" in notes

@@ -229,7 +229,7 @@ PAGE = HOUSE / "docs" / "howto" / "middleware.md"
 
 @scene
 async def test_the_example_of_the_documentation_works(tmp_path: Path, path: str) -> None:
-    (example,) = re.findall(r"```python[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python title=\"app.py\"\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert "/run/llmtap/tap.sock" in example
     (tmp_path / "shown_in_readme.py").write_text(example.replace("/run/llmtap/tap.sock", path))
     async with (
