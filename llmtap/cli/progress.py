@@ -243,12 +243,12 @@ class BenchLines(ReplayLines):
 
     def left(self, said: str) -> None:
         if said:
-            print(f"llmtap: {self._passed()} left: {said}", file=sys.stderr, flush=True)
+            print(f"llmtap: {self._passed()} to do: {said}", file=sys.stderr, flush=True)
 
     def _passed(self) -> str:
-        """Minutes and seconds since the start."""
+        """Return the minutes and seconds since the start."""
         seconds = (SystemClock.mono_ns() - self._began_ns) // NS_PER_S
-        return f"{seconds // 60:02d}:{seconds % 60:02d}"
+        return f"[{seconds // 60:02d}:{seconds % 60:02d}]"
 
 
 class _BenchBars(Bars, BenchLines):
@@ -261,7 +261,7 @@ class _BenchBars(Bars, BenchLines):
 
     def left(self, said: str) -> None:
         if said:
-            self._print(f"left: {said}", "dim")
+            self._print(f"to do: {said}", "dim")
 
     def _print(self, line: str, style: str) -> None:
         self._bar.console.print(f"{self._passed()} {line}", style=style, markup=False, highlight=False)

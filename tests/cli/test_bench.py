@@ -132,7 +132,7 @@ def test_a_result_is_shown_written_and_gone_on_with(
 
 
 def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
-    with sim("--ttft", "20ms") as a, sim("--ttft", "120ms") as b:
+    with sim("--ttft", "20ms", "--itl", "1ms") as a, sim("--ttft", "120ms", "--itl", "1ms") as b:
         (tmp_path / "b.toml").write_text(f'[target]\nurl = "{b}"\n')
         done = run(
             "ttft", "--target", a, "--against", "b.toml", *SMALL, "--results", "r", "--json", "c.json",
@@ -140,7 +140,7 @@ def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
             cwd=tmp_path,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    turns = [line.rpartition("left: ")[2] for line in done.stderr.splitlines() if "system" in line]
+    turns = [line.rpartition("to do: ")[2] for line in done.stderr.splitlines() if "system" in line]
     assert turns == [
         f"run {run} of 3, system {label}"
         for run, order in enumerate(("ab", "ba", "ab"), 1)
@@ -237,7 +237,7 @@ def test_a_row_for_each_point_of_the_grid_and_a_run_for_each_request(tmp_path: P
         "prompt_tps", "generation_tps", "prompt_tokens", "generation_tokens", "peak_memory_usage",
     }  # fmt: skip
     assert result["system_metrics"]["local"]["system"]["t"]
-    assert "warm-up" in err and "left: 8 of 8 batches" in err
+    assert "warm-up" in err and "to do: 8 of 8 batches" in err
 
 
 def test_requests_that_fail_are_told_by_the_exit_code() -> None:
@@ -323,7 +323,7 @@ def test_steps_and_what_is_left_stay_above_it() -> None:
     lines = [line.partition(" ")[2] for line in out.getvalue().splitlines()]
     assert lines == [
         "load: 8 at a time, 12 requests", "stopping: 2 answers under way, again to cut them",
-        "left: 2 of 4 levels", "other: measured before",
+        "to do: 2 of 4 levels", "other: measured before",
     ]  # fmt: skip
 
 
@@ -334,4 +334,4 @@ def test_a_log_has_lines(capsys: pytest.CaptureFixture[str]) -> None:
         watcher.left("")
         watcher.left("then 2 more")
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(" ", 2)[2] for line in said] == ["load: 8 at a time", "left: then 2 more"]
+    assert [line.split(" ", 2)[2] for line in said] == ["load: 8 at a time", "to do: then 2 more"]
