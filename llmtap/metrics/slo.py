@@ -91,7 +91,7 @@ def check_objective(objective: float, place: str) -> None:
     """
     if not 0 < objective < 1:
         hint = f"{objective:g} % is written {objective / 100:g}" if 2 <= objective < 100 else None
-        raise ConfigError(place, f"an objective is a share between 0 and 1, got {objective!r}", hint)
+        raise ConfigError(place, f"expected a share between 0 and 1, got {objective!r}", hint)
 
 
 def check_reachable(objective: float, factor: float, place: str) -> None:
@@ -107,9 +107,9 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
         most = burn_rate_max(objective)
         raise ConfigError(
             place,
-            f"a burn rate above {factor:g} can never be seen at the objective {objective:g}: "
+            f"a burn rate above {factor:g} is impossible with the target {objective:g}: "
             f"with every exchange bad it is 1 / (1 - {objective:g}) = {most:.4g}",
-            f"use a factor below {most:.4g}, or an objective above {1 - 1 / factor:.4g}"
+            f"use a factor below {most:.4g}, or a target above {1 - 1 / factor:.4g}"
             if factor > 1
             else f"use a factor below {most:.4g}",
         )

@@ -65,7 +65,7 @@ def test_the_refusal_shows_the_arithmetic() -> None:
     assert caught.value.place == "slo.gold.page"
     assert "14.4" in caught.value.problem
     assert "1 / (1 - 0.9) = 10" in caught.value.problem
-    assert caught.value.hint == "use a factor below 10, or an objective above 0.9306"
+    assert caught.value.hint == "use a factor below 10, or a target above 0.9306"
 
 
 def test_what_can_still_ring_is_known() -> None:

@@ -49,7 +49,7 @@ def test_an_alarm_that_rings_stands_above_all_figures() -> None:
         await page.open(url)
         await reads(page, "gold uses its error budget too fast: burn rate 20.0 over the 60 s measured")
         alarm = await page.look("document.querySelector('main [role=alert]').textContent")
-        assert alarm.endswith("20.0 over the 60 s measured, page from 14.4.")
+        assert alarm.endswith("burn rate 20.0 over the 60 s measured; page above 14.4 over 1h and 5m.")
         text = await shown(page)
         assert text.index("gold uses") < text.index("Requests/s")
         for words in ("Burn-rate alarms", "the 60 s measured: 20.0", "firing"):

@@ -19,12 +19,12 @@ function span(name, window) {
   return window.seconds < WHOLE * whole ? `the ${seconds(window.seconds)} measured` : name;
 }
 
-/** "gold: burn rate 20 over 1h and 18 over 5m, page from 14.4" */
+/** "gold uses ...: burn rate 20 over 1h and 18 over 5m; page above 14.4 over 1h and 5m." */
 export function ringing({ name, alarm, long, short }) {
-  const over = `${number(long.burn_rate)} over ${span(alarm.long, long)}`
-    + ` and ${number(short.burn_rate)} over ${span(alarm.short, short)}`;
-  return `${name} uses its error budget too fast: burn rate ${over}, ${alarm.severity}`
-    + ` from ${number(alarm.burn_rate)}.`;
+  const spans = [[alarm.long, long], [alarm.short, short]];
+  const rates = new Set(spans.map(([of, window]) => `${number(window.burn_rate)} over ${span(of, window)}`));
+  return `${name} uses its error budget too fast: burn rate ${[...rates].join(" and ")};`
+    + ` ${alarm.severity} above ${number(alarm.burn_rate)} over ${alarm.long} and ${alarm.short}.`;
 }
 
 function state({ alarm, long }) {

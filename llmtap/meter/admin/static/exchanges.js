@@ -217,7 +217,7 @@ const COLUMNS = [
   },
   {
     id: "outcome", head: "outcome", kind: "text",
-    text: (x) => x.outcome, value: (x) => x.outcome, state: (x) => (ENDED_WELL.has(x.outcome) ? "" : "bad"),
+    text: (x) => x.outcome, value: (x) => x.outcome, tip: (x) => x.error ?? "", state: (x) => (ENDED_WELL.has(x.outcome) ? "" : "bad"),
   },
   {
     id: "ttft", head: "TTFT", title: "– if the answer came in one piece",

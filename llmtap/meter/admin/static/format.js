@@ -63,7 +63,7 @@ export function basis(n, window) {
 
 /** "± 60 µs, p99 0.9 ms": how wide the stamps of exchanges are. */
 export function width(stamps) {
-  return stamps?.n ? `±\u00a0${seconds(stamps.p50)}, p99 ${seconds(stamps.p99)}` : "±\u00a0unknown";
+  return stamps?.n ? `±\u00a0${seconds(stamps.p50)} (p99 ±\u00a0${seconds(stamps.p99)})` : "±\u00a0unknown";
 }
 
 /** The time of day where the browser is, see `zone`. */

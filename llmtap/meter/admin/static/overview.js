@@ -9,6 +9,9 @@ import {
 import { ALL_TRAFFIC, Table, matching } from "./table.js";
 import { losses } from "./tap.js";
 
+/** Outcomes that blame the upstream. */
+const UPSTREAM = ["upstream_error", "upstream_timeout", "upstream_reset"];
+const FAILED_MIN = 3;
 const BY = ["tenant", "model", "arm", "class"];
 const PERIODS = { "10s": 2000, "1m": 2000, "5m": 5000, "1h": 15000, all: 15000 };
 const DRAW_MS = 2000;
@@ -126,7 +129,7 @@ export class Overview {
     const s = this.summary;
     if (!s) return;
     this.renderAlarms(alarmsOf(s.slo));
-    refill(this.notes, begun(s.window), unmeasured(s.relays));
+    refill(this.notes, failing(s), begun(s.window), unmeasured(s.relays));
     refill(this.empty, this.nothing(s));
     say(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderCards(s);
@@ -338,6 +341,15 @@ function begun(window) {
 }
 
 /** What the figures lack. */
+/** A banner if a tenth of the window's exchanges failed at the upstream, and at least FAILED_MIN. */
+function failing(s) {
+  const n = UPSTREAM.reduce((sum, name) => sum + (s.outcomes[name] ?? 0), 0);
+  if (n < FAILED_MIN || n < s.n / 10) return null;
+  return el("p", { class: "banner bad" },
+    `${count(n)} of ${count(s.n)} exchanges failed at the upstream (${share(n / s.n)}). Each one's error: `,
+    el("a", { href: "#exchanges" }, "exchanges"));
+}
+
 function unmeasured(relays) {
   const n = losses(relays).reduce((sum, [, lost]) => sum + lost, 0);
   if (!n) return null;
