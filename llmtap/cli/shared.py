@@ -429,21 +429,21 @@ Alpha = Annotated[
     float | None,
     option(
         "NUMBER",
-        "Penalty of user idle latency in smooth goodput, in tokens per unit of --idle-cost; default 5.",
+        "Tokens that smooth goodput subtracts for one unit (--idle-cost) of user idle latency; default 5.",
     ),
 ]
 IdleCost = Annotated[
     str | None,
     option(
         "seconds|tokens",
-        "Unit of user idle latency in smooth goodput; tokens: those that could have been read.",
+        "Unit of user idle latency: seconds, or tokens that the reader could have read in that time.",
     ),
 ]
 ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Reading time, in tokens, added to all deadlines: with 1 token i is due at V x i; default 0.",
+        "Tokens whose reading time is added to every deadline; 1: equation 4 as printed; default 0.",
     ),
 ]
 

@@ -4,7 +4,7 @@ The content type and the first bytes decide whether it is an event stream, lines
 never the request: errors come as JSON where a stream was wanted, and the other way round. Of any other body
 only the reads are timed. Bytes from a tunnel are read as messages of a WebSocket.
 
-Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer); RFC 6455.
+Source: docs/dialects.md (units) and 8 (HTTP layer); RFC 6455.
 """
 
 from enum import Enum

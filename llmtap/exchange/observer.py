@@ -6,7 +6,7 @@ be understood only its reads are timed, and `Exchange.unparsed_events` counts th
 
 Long because its methods change the state of one exchange.
 
-Source: design.md sections 2 and 5; shared/dialects/dialects.md sections 1, 5 and 8.
+Source: design.md sections 2 and 5; docs/dialects.md and 8.
 """
 
 import re

@@ -7,7 +7,7 @@ from one turn to the next while the conversation stays the same.
 
 Nothing here raises, whatever the body is. The text is for hashing and counting and goes no further.
 
-Source: the request shapes of shared/dialects; names of parameters from each provider's reference.
+Source: request shapes and names of parameters are from each provider's reference.
 """
 
 import re

@@ -4,7 +4,7 @@ What acts goes before what only flags, the first before the later, and signs bef
 refusal. An intervention behind tokens that the client already has is marked `late`: the answer was cut off,
 or taken back, where nothing can be.
 
-Source: shared/dialects/dialects.md section 7.
+Source: docs/dialects.md.
 """
 
 import re

@@ -5,7 +5,7 @@ because the rules for it are an operator's.
 
 Requests to MCP servers tell themselves by their headers. Their bodies are not read.
 
-Source: shared/dialects/dialects.md section 8; W3C Trace Context; llm-d's request headers for objectives;
+Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives;
 modelcontextprotocol.io SEP-2243 (`Mcp-Method`, `Mcp-Name`), streamable HTTP (`Mcp-Session-Id`,
 `MCP-Protocol-Version`); a2a-protocol.org (`A2A-Version`).
 """

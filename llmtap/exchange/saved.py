@@ -4,7 +4,7 @@ Taken are a whole HTTP response (head and body, as `curl -i` or a packet tool wr
 entry of it, and a bare body: an event stream, NDJSON or JSON. Bytes only: nobody noted when they came, so
 the stamps of such an Exchange are all 0 and say nothing.
 
-Source: RFC 9112 (messages), HAR 1.2, shared/dialects/dialects.md sections 1 and 8.
+Source: RFC 9112 (messages), HAR 1.2, docs/dialects.md and 8.
 """
 
 import base64

@@ -13,7 +13,7 @@ is none, enters no figure: it is removed from its exchange, and counted by reaso
 | `server_time_too_long` | a duration, or a sum of durations, that is longer than its exchange |
 | `token_count` | of usage: negative, not whole, above `USAGE_TOKENS_MAX`, no number |
 
-Source: IETF draft, 4.4 and 4.6.3; shared/dialects/dialects.md section 6.
+Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """
 
 import re

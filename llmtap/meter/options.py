@@ -152,7 +152,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(
             ge=0,
-            description="Reading time, in tokens, added to all deadlines; with 1 token i is due at V x i.",
+            description="Tokens whose reading time is added to every deadline; 1: equation 4 as printed.",
         ),
     ] = 0
     priority: Annotated[

@@ -1,7 +1,8 @@
-"""The meter process: configured by one line on stdin, ends after its relays when stdin closes.
+"""The meter process, and `serve()`, which runs a meter without a supervisor (`llmtap meter`).
 
-Run by the supervisor as `python -m llmtap.meter`. The line is a MeterSetup as JSON. The admin socket is
-inherited where there is one, so that it outlives this process and scrapes wait while it restarts.
+The supervisor runs it as `python -m llmtap.meter` with a MeterSetup as one line of JSON on stdin, and closes
+stdin to end it after its relays. If it inherits the admin socket, the socket outlives this process, and
+scrapes wait while it restarts.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Fingerprint of the extension's sources: compiled into it, and compared when it is imported.
+"""Compute the fingerprint of the extension's sources. The importer (`native/__init__.py`) compares it.
 
 An editable installation keeps the extension that was built last. After a change of the sources, such as
 `git pull`, it may no longer fit the Python code. `setup.py` runs this file by its path, so it imports nothing

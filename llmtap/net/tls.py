@@ -1,4 +1,4 @@
-"""TLS: contexts, and the stream that takes the transport path behind the same interface."""
+"""TLS contexts, and `TlsStream`, which has the interface of a plain stream and lets asyncio encrypt."""
 
 import asyncio
 import ssl

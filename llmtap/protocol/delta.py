@@ -3,7 +3,7 @@
 A dialect turns an event's bytes into a Delta; the observer puts Deltas on a timeline. Nothing in a
 Delta is specific to a provider, except `usage`, which is kept as it was sent.
 
-Source: shared/dialects/dialects.md section 1 (classes, their order) and section 5 (token counts).
+Source: docs/dialects.md (classes, their order) and section 5 (token counts).
 """
 
 from enum import IntEnum, StrEnum
@@ -70,7 +70,7 @@ class UsageCounts(msgspec.Struct, gc=False):
 class Verdict(msgspec.Struct, gc=False):
     """What one event says of an intervention by a filter, a rail or a hook, or of the model's refusal.
 
-    Source: shared/dialects/dialects.md section 7.
+    Source: docs/dialects.md.
     """
 
     signal: str

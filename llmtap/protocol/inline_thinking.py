@@ -3,7 +3,7 @@
 Servers without a reasoning parser (llama.cpp, MLX) and Gemini's compatible form (`<thought>`) send it so. It
 is looked for only where an answer begins: a marker quoted later is text like any other.
 
-Source: shared/dialects/dialects.md section 3.5.
+Source: docs/dialects.md.
 """
 
 from typing import Final

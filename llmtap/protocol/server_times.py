@@ -6,7 +6,7 @@ and means of a request are all there is, except for llama.cpp, which can stamp e
 Any number is read as a duration here, also one that is negative or not finite: how long an exchange took is
 known at its end only, and `exchange/verdict.py` compares and counts them there.
 
-Source: shared/dialects/dialects.md section 6; W3C Server Timing; IETF draft, 4.6.3 option C.
+Source: docs/dialects.md; W3C Server Timing; IETF draft, 4.6.3 option C.
 """
 
 import re

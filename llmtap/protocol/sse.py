@@ -11,7 +11,7 @@ from there on every whole JSON line of that stream is an event at its own line e
 A line of NDJSON ends in LF or CR LF; the last one of a body may lack it. Each line is reported as one event;
 an empty one is a keep-alive.
 
-Source: WHATWG HTML, "Parsing an event stream"; shared/dialects/dialects.md sections 1 and 2; ndjson.org,
+Source: WHATWG HTML, "Parsing an event stream"; docs/dialects.md and 2; ndjson.org,
 jsonlines.org.
 """
 

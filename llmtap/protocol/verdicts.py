@@ -5,7 +5,7 @@ closed sets or as single words (codes, categories); texts are searched for known
 Signals of errors are `error.code`, `error.type`, `error.message` or `error.metadata`; `exchange/refusal.py`
 names them anew by the status and the kind of body they came in.
 
-Source: shared/dialects/dialects.md section 7.
+Source: docs/dialects.md.
 """
 
 import re

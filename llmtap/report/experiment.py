@@ -141,7 +141,8 @@ def _demo_verdict(experiment: _Json, arm: str) -> str:
         does = "adds" if ttft["difference"] > 0 else "saves"
         level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
         mean = _ms(abs(ttft["difference"]))
-        return f"The guardrail {does} {mean} ms to the first token (mean, {level}: {low} to {high}) and {refusals}."
+        range_ = f"mean, {level}: {low} to {high}"
+        return f"The guardrail {does} {mean} ms to the first token ({range_}) and {refusals}."
     if any(one["units"] < FIRST_LOOK for one in experiment["arms"].values()):
         why = f"A comparison needs {FIRST_LOOK} requests of each arm"
     else:

@@ -1,7 +1,7 @@
 """Basis of a replay's figures as sentences: plan, load, window, counting, sender.
 
-A figure that leaves the page, printed or as a screenshot, takes its caption along, so each states the most of
-it; the page states all.
+A caption states the most important terms, because a printed figure or a screenshot has nothing else. The page
+states all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

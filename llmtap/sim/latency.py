@@ -1,4 +1,6 @@
-"""Latency model of a batch: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b (multi-bin paper).
+"""Latency models of a whole batch and of one iteration (`IterationModel`).
+
+A batch: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b (multi-bin paper).
 
 b is the batch's size and L its longest request in tokens; alpha is what every batch takes, beta the time per
 token of a batch of one, gamma how much slower the largest batches are. beta h(b) is the time between two

@@ -33,7 +33,7 @@ class BlockIds:
     - Other sizes are written unchanged, and the report counts the rows that break the rule that readers
       check: a prompt of n tokens has ceil(n / size) ids.
 
-    Source: shared/traces/formats.md 0 and 2 (rules 3 and 4).
+    Source: the documentation of Mooncake's trace.
     """
 
     def __init__(self, writer: TraceWriter, size: int) -> None:

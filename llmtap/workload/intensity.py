@@ -1,4 +1,4 @@
-"""Arrivals at a changing rate, by inversion.
+"""Arrival times of a process whose rate changes with time.
 
 L(t) is the integral of the rate r(t). If u_0 < u_1 < ... is a Poisson stream of rate 1, the times at which L
 reaches u_k are one of rate r(t) (time change: Cinlar 1975, "Introduction to Stochastic Processes", 4.7).

@@ -1,4 +1,7 @@
-"""The target of requests, and the declarations about the system under test (IETF 4.1, 4.4, 4.6 to 4.8)."""
+"""What a bench file declares: the server to send to, and facts of the system under test.
+
+Source: IETF draft, 4.1, 4.4, 4.6 to 4.8.
+"""
 
 from typing import Annotated, Any, Literal
 

@@ -26,7 +26,7 @@ Decisions:
 Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`:
 no text. The oldest go first.
 
-Source: shared/traces/formats.md, rule 6 of the capture record ("never invented"); Bailian's trace numbers
+A link is never invented. Source: Bailian's trace numbers
 turns by depth under a parent, too.
 """
 

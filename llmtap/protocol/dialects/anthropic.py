@@ -4,7 +4,7 @@ An event names itself, so the `event:` lines that gateways drop are not missed. 
 input is counted at the start and often nowhere else; as the provider counts it, cached tokens are not in it.
 
 Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-streaming;
-shared/dialects/dialects.md section 4.
+docs/dialects.md.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 The end tells two counts: what is billed, and the tokens there were, which are the ones that count here.
 
-Source: docs.cohere.com chat-stream; shared/dialects/dialects.md section 4.
+Source: docs.cohere.com chat-stream; docs/dialects.md.
 """
 
 from collections.abc import Iterator

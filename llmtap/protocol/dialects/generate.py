@@ -10,7 +10,7 @@ counts messages of the server, not tokens.
 
 Source: sgl-project/sglang srt/entrypoints/http_server.py, srt/managers/tokenizer_manager.py;
 huggingface/text-generation-inference router/src/server.rs, lib.rs;
-shared/dialects/dialects.md sections 3.5 and 4.
+docs/dialects.md and 4.
 """
 
 from typing import Any, Final

@@ -3,7 +3,7 @@
 With `timings_per_token` every event has the server's clock, and with `return_progress` there are events
 while the prompt is read. Several prompts get a list of answers.
 
-Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp; shared/dialects/dialects.md section 4.
+Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp; docs/dialects.md.
 """
 
 from typing import Any, Final

@@ -1,6 +1,6 @@
 """LM Studio's own `/api/v1/chat`: named events from the loading of the model to the end of the chat.
 
-Source: lmstudio-ai/docs#142; shared/dialects/dialects.md section 4.
+Source: lmstudio-ai/docs#142; docs/dialects.md.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Shared code of dialects with flat JSON events: lenient decoding, token counts, Deltas of output.
 
-Source: shared/dialects/dialects.md sections 1, 4 and 5.
+Source: docs/dialects.md and 5.
 """
 
 from collections.abc import Iterable, Sequence

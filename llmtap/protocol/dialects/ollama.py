@@ -2,7 +2,7 @@
 
 The last line says `done`, counts the tokens and tells how long the server took for each part.
 
-Source: ollama/ollama docs/api.md; shared/dialects/dialects.md section 4.
+Source: ollama/ollama docs/api.md; docs/dialects.md.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,11 @@
-"""Shared code of OpenAI's two older dialects: choices, errors, filters, rails, hooks and durations.
+"""Shared base of the readers of OpenAI's two older dialects (chat and completions).
+
+It reads choices, errors, filters, guardrail fields, hook results and server durations.
 
 Fields beside the choices come with events that end something or carry no choice, so they are decoded in a
 second pass.
 
-Source: shared/dialects/dialects.md sections 3.5, 6 and 7.
+Source: docs/dialects.md.
 """
 
 from collections.abc import Callable

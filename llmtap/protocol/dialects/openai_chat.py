@@ -5,7 +5,7 @@ skips what it does not know, a few comparisons, one Delta. Everything else goes 
 
 Thinking may lie inside the content (`protocol/inline_thinking.py`).
 
-Source: openai/openai-openapi openapi.yaml; shared/dialects/dialects.md sections 3.1, 3.4 and 3.5.
+Source: openai/openai-openapi openapi.yaml; docs/dialects.md and 3.5.
 """
 
 import re

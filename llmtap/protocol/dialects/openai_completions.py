@@ -3,7 +3,7 @@
 With `echo` the prompt comes back in the first chunk's text: it cannot be told from the answer, and only usage
 or token ids count right then.
 
-Source: openai/openai-openapi openapi.yaml; shared/dialects/dialects.md section 3.2.
+Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
 """
 
 from typing import Any, Final

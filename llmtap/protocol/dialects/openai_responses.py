@@ -3,7 +3,7 @@
 Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`; the
 event that ends a response carries it. The Realtime API's events for a response are the same under more names.
 
-Source: openai/openai-python types/responses; shared/dialects/dialects.md section 3.3.
+Source: openai/openai-python types/responses; docs/dialects.md.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Shared code of OpenAI-like dialects: usage, errors, running counts, ranking of classes, other events.
 
-Source: shared/dialects/dialects.md sections 1, 2, 5 and 6.
+Source: docs/dialects.md and 6.
 """
 
 import json

@@ -6,7 +6,7 @@ engine reports its own `state`. What whole batches do not have (KV memory, preem
 As in vLLM, where the API server stands before the engine, prompt tokens count with the first token made from
 them, and requests rejected before are in no counter of the engine's.
 
-Source: shared/observability.md section 2.2; vLLM's `v1/engine/__init__.py` for the reasons.
+Source: vLLM's `v1/engine/__init__.py` for the reasons.
 """
 
 from collections.abc import Callable

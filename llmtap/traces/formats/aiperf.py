@@ -10,7 +10,7 @@ session may have both kinds.
 `aiperf-inputs` is its `inputs_json`: `{"data": [{"session_id": str, "payloads": [body, ...]}, ...]}`, bodies
 by session and no times.
 
-Source: shared/traces/formats.md 1.5 (aiperf 0.13.0); its own models allow fractions in times.
+Source: aiperf 0.13.0; its own models allow fractions in times.
 """
 
 from collections.abc import Callable, Iterator

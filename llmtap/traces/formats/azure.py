@@ -8,7 +8,7 @@ inference-perf's trace replay reads the first three columns by position, six dig
 row as time zero. Its other input with lengths, `shared_prefix`, holds distributions and no requests: nothing
 is written so.
 
-Source: shared/traces/formats.md 1.2 and 1.8 (inference-perf 0.7.0); Azure/AzurePublicDataset (CC-BY-4.0).
+Source: Azure/AzurePublicDataset (CC-BY-4.0); inference-perf 0.7.0.
 """
 
 from collections.abc import Iterator

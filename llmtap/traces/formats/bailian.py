@@ -8,7 +8,7 @@ Of other sources, chats are numbered as they are written, a row without a known 
 its session, and ids of larger blocks are written unchanged: they cannot be cut. The numbers of sessions and
 chats are in memory while a file is read or written.
 
-Source: shared/traces/formats.md 1.4; alibaba-edu/qwen-bailian-usagetraces-anon, README (Apache-2.0).
+Source: alibaba-edu/qwen-bailian-usagetraces-anon, README (Apache-2.0).
 """
 
 from collections.abc import Iterator

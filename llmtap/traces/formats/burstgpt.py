@@ -9,7 +9,7 @@ Files 1 and 2 have six columns, file 3 has eight; columns are found by name, and
 - `Response tokens` 0, or nothing: a failed request, `outcome` upstream_error; other rows are complete.
 - `Total tokens` is the sum; where a file says otherwise, `usage` keeps what it says.
 
-Source: shared/traces/formats.md 1.3; HPMLL/BurstGPT (CC-BY-4.0).
+Source: HPMLL/BurstGPT (CC-BY-4.0).
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ slowly. Of the kind `mooncake` it rejects rows that do not have ceil(input_lengt
 `guidellm-data` is a plain dataset: JSON Lines (written), or CSV (read, too), with a `prompt` and counts,
 under any of the names by which guidellm finds them.
 
-Source: shared/traces/formats.md 1.7 (guidellm 0.8.1).
+Source: guidellm 0.8.1.
 """
 
 import csv

@@ -8,7 +8,7 @@ for (not with the style `llmtap=none`). The answer's content is rebuilt from its
 A HAR holds headers, cookies and queries of people's sessions. None is written, and only the answer's
 X-Request-Id is read.
 
-Source: HAR 1.2 (W3C draft, "HTTP Archive"); shared/traces/formats.md 1.12.
+Source: HAR 1.2 (W3C draft, "HTTP Archive").
 """
 
 from collections import Counter

@@ -8,7 +8,7 @@ AIPerf, guidellm and vLLM read the same fields, guidellm and vLLM with times in 
 sizes: `LengthFields` says what each makes of them. A file that could be any of them is read as Mooncake's,
 unless its times have fractions.
 
-Source: shared/traces/formats.md 1.1; kvcache-ai/Mooncake, FAST25-release/traces.
+Source: kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
 from collections.abc import Iterator

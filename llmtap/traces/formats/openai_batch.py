@@ -5,7 +5,7 @@ Answers, in any order: `{"id": str, "custom_id": str, "response": {"status_code"
 "body": {...}} | null, "error": {"code", "message"} | null}`. The two are
 formats of their own, because each holds what the other does not.
 
-Source: shared/traces/formats.md 1.11.
+Source: OpenAI, reference of the Batch API.
 """
 
 from collections.abc import Iterator

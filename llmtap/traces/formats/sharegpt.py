@@ -5,7 +5,7 @@ a turn as a JSON string of that object. An exchange is a turn of the model that 
 has all turns before it, so that a conversation of n answers is n rows of one session. Written is one
 conversation for each session, or for each row that has none.
 
-Source: shared/traces/formats.md 1.10; vLLM's benchmark reads `conversations[0].value` and `[1].value` (1.6).
+Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """
 
 from collections import Counter

@@ -3,7 +3,7 @@
 `[arrived_at,]num_prefill_tokens,num_decode_tokens[,num_total_tokens,pd_ratio]`. The last two follow from the
 others and are not written. Nor is `arrived_at` where the first rows have no arrival.
 
-Source: shared/traces/formats.md 1.13; project-etalon/etalon, data/processed_traces (Apache-2.0).
+Source: project-etalon/etalon, data/processed_traces (Apache-2.0).
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ row without ids is left out. vLLM takes a block for 16 tokens unless told otherw
 When read, the size is the first of 16, 64 and 512 of which the first rows have the right number. A file of
 milliseconds, as for `--timed-trace-sec-multiplier 0.001`, is a Mooncake file.
 
-Source: shared/traces/formats.md 1.6; the multiplier's default of 1 is in vllm-project/vllm's own help.
+Source: vLLM's benchmark; the multiplier's default of 1 is in vllm-project/vllm's own help.
 """
 
 from collections.abc import Iterator

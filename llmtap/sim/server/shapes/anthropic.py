@@ -1,6 +1,6 @@
 """Anthropic's Messages: blocks that start, grow and stop; `ping` for silence; the input counted at the start.
 
-Source: anthropics/anthropic-sdk-python types; shared/dialects/dialects.md section 4.
+Source: anthropics/anthropic-sdk-python types; docs/dialects.md.
 """
 
 from typing import Any

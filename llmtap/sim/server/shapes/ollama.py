@@ -2,7 +2,7 @@
 
 It streams unless told not to. It has no keep-alive and no reason for a refusal, which ends as `stop`.
 
-Source: ollama/ollama docs/api.md; shared/dialects/dialects.md section 4.
+Source: ollama/ollama docs/api.md; docs/dialects.md.
 """
 
 from typing import Any, Final

@@ -1,11 +1,11 @@
-"""OpenAI's chat completions, completions and Responses, and vLLM's dialect of the first two.
+"""Requests and answers of OpenAI's chat completions, completions and Responses, and of vLLM's variants.
 
 OpenAI sends the role first and the finish reason last, each in a chunk of its own; vLLM puts the finish
 reason on the last tokens. Usage on every chunk, with the counts so far, is vLLM's `continuous_usage_stats`.
 Responses are named events that count up, with the whole answer again at the end, and no end marker.
 
 Source: openai/openai-openapi; openai/openai-python types/responses; vllm entrypoints/openai;
-shared/dialects/dialects.md sections 3.1 to 3.3 and 3.5.
+docs/dialects.md.
 """
 
 from typing import Any, Final
