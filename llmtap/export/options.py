@@ -1,4 +1,4 @@
-"""Options of the OpenTelemetry exporter (`[otlp]`), with the descriptions that flags, configuration and reference show."""
+"""Options of the OpenTelemetry exporter (`[otlp]`), with their descriptions."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal

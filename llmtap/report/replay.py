@@ -64,7 +64,9 @@ _NOTHING_FOUND: Final = (
     " had room, requests ended well."
 )
 _FINDINGS_IN_MS: Final = frozenset({"clocks", "dispatch_lateness", "uncertainty"})
-_FINDINGS_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed", "prompt_tokens", "left_out"})
+_FINDINGS_IN_SHARES: Final = frozenset(
+    {"rate", "sender_cpu", "failed", "prompt_tokens", "left_out", "stopped", "estimated"}
+)
 _FIGURES: Final = {
     "mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max",
 }  # fmt: skip

@@ -5,8 +5,8 @@ the id before it and of the block. Two prompts have the same first n ids exactly
 agree: the same text in the same roles with the same pictures between, after the same tools. The salt is made
 for each capture and never written, so nobody can try texts against the ids.
 
-- Blocks count text only. Borders of messages, their roles and marks (`exchange/prompt.py`) are hashed at their
-  place and take no room; one at a border of blocks belongs to the next.
+- Blocks count text only. Borders of messages, their roles and marks (`exchange/prompt.py`) are hashed at
+  their place and take no room; one at a border of blocks belongs to the next.
 - The last block may be partial; marks after the last text are in no block.
 - By tokens each message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
 - Several prompts in one body (completions) are hashed one after the other.

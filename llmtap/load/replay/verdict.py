@@ -96,6 +96,20 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
             " have no arrival time, or neither a token count nor a size of the prompt",
             invalidates=False, partial=True,
         )  # fmt: skip
+    load = result["load"]
+    if load.get("stopped") and load.get("unsent"):
+        yield Finding(
+            "stopped", load["unsent"] / load["planned"], 0,
+            f"{_part(load['unsent'], load['planned'], 'planned requests')} were not sent: it was stopped",
+            invalidates=False, partial=True,
+        )  # fmt: skip
+    if estimated := plan.get("rows_estimated") or 0:
+        yield Finding(
+            "estimated", estimated / rows, 0,
+            f"{_part(estimated, rows, 'rows')} of the trace have no token count: the lengths of prompts"
+            " and answers are estimated, so compare latencies with the original only roughly",
+            invalidates=False, share=estimated / rows,
+        )  # fmt: skip
 
 
 def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
@@ -160,14 +174,15 @@ def _unsure(result: Mapping[str, Any]) -> Iterator[Finding]:
     kernel = result["sender"]["clock"] == "kernel"
     name, share = ("tbc", "uncertainty_of_tbc") if kernel else ("ttft", "uncertainty_of_ttft")
     figure = result["metrics"][name]["p50"]
-    if figure and p99 > LIMITS[share] * figure:
-        beyond = _share_beyond(uncertainties, LIMITS[share] * figure)
-        what = "pieces may have been stamped together" if kernel else "a byte may have waited unstamped"
+    limit = LIMITS[share] * (figure or 0)
+    if limit and p99 > limit:
+        beyond = _share_beyond(uncertainties, limit)
+        what = "several chunks may have got one timestamp" if kernel else "a byte may have waited unstamped"
         yield Finding(
-            "uncertainty", p99, LIMITS[share] * figure,
-            f"in {_slowest(uncertainties['n'], 'exchanges')} {what} for {_ms(p99)} or more, at a"
-            f" {name.upper()} p50 of {_ms(figure)}, at most {beyond:.0%} beyond the limit: the sender was not"
-            " given a CPU in time",
+            "uncertainty", p99, limit,
+            f"in {_slowest(uncertainties['n'], 'exchanges')} {what}, with an error of {_ms(p99)} or more;"
+            f" at most {beyond:.0%} of the exchanges have one above {_ms(limit)}, which follows from the"
+            f" {name.upper()} p50: the sender did not get a CPU in time; send from a machine with free CPUs",
             invalidates=beyond > CAUTION_SHARE, share=beyond,
         )  # fmt: skip
 

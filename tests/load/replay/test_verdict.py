@@ -35,6 +35,14 @@ def test_rows_of_the_trace_that_were_left_out_make_a_result_partial() -> None:
     assert "40 of the trace's 100 rows (40.0%)" in found.says
 
 
+def test_a_stopped_run_is_partial_and_estimated_lengths_are_a_caution() -> None:
+    stopped = {"planned": 100, "unsent": 83, "stopped": "somebody stopped it", "sent_share": None}
+    [found] = findings(result(load=stopped))
+    assert (found.what, found.figure, found.partial, found.invalidates) == ("stopped", 0.83, True, False)
+    [found] = findings(result(plan__rows=30, plan__rows_estimated=30))
+    assert (found.what, found.share, found.partial, found.invalidates) == ("estimated", 1.0, False, False)
+
+
 def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
     return {"host": f"n{rtt}", "shared": shared, "rtt": rtt, "offset": 0.5, "drift": 0.0}
 
