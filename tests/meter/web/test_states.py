@@ -113,7 +113,7 @@ def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
         await page.open(url)
         await is_live(page)
         said = await view(page, "overview")
-        assert "Nothing has ended in this window (1m). The last exchange ended" in said
+        assert "No exchange has ended in this window (1m). The last exchange ended" in said
         assert 'the window "5m" shows it' in said
         assert page.problems == []
 
