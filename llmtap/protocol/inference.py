@@ -33,7 +33,7 @@ _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 class SkipRules:
     """Rules that name the requests which are not measured."""
 
-    __slots__ = ("_below", "_exact", "_methods", "_rule_of_target")
+    __slots__ = ("_below", "_exact", "_methods", "_methods_sent", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
         """Raises ConfigError that names `place`."""
@@ -47,6 +47,7 @@ class SkipRules:
             if "*" in path or "?" in path:
                 raise ConfigError(place, f"{path!r} is a pattern or has a query", "a path holds all below it")
         self._methods = frozenset(rules) - frozenset(paths)
+        self._methods_sent = frozenset(method.encode() for method in self._methods)
         self._exact = {path.rstrip("/") or "/": path for path in paths}
         self._below = tuple(f"{path}/" for path in self._exact if path != "/")
         self._rule_of_target = lru_cache(TARGETS_KEPT)(self._by_target)
@@ -71,10 +72,9 @@ class SkipRules:
 
     def rule_of_head(self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
         """Return the rule that the request with this head meets, or None."""
-        name = method.decode("latin-1")
-        if name not in self._methods:
+        if method not in self._methods_sent:
             return self._rule_of_target(target)
-        return self.rule_of(name, *_split(target), fields)
+        return self.rule_of(method.decode(), *_split(target), fields)
 
     def _by_target(self, target: bytes) -> str | None:
         return self.rule_of("", *_split(target))
