@@ -1,7 +1,7 @@
 """What the server did, by its own log: the truth that the tools' reports are held against.
 
 `sse_server --schedule-log` writes a line for each event that was handed to the kernel: request_id, seq, t_ns
-(sent), due_ns. The first event is due TTFT after the request was read whole, which gives that moment, too.
+(sent), due_ns, arrival_ns. The first event is due TTFT after the request was read whole, which gives that moment, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_log(path: Path, case: Case) -> Log:
     sent: dict[str, list[int]] = {}
     read: dict[str, int] = {}
     with path.open() as lines:
-        for request, seq, t_ns, due_ns in list(csv.reader(lines))[1:]:
+        for request, seq, t_ns, due_ns, _ in list(csv.reader(lines))[1:]:
             if seq == "0":
                 read[request] = int(due_ns) - TTFT_MS * 1_000_000
             if int(seq) < case.events:

@@ -11,12 +11,17 @@
 #define NS_PER_S INT64_C(1000000000)
 #define NS_PER_MS INT64_C(1000000)
 
+static inline int64_t ns_of_timespec(struct timespec t)
+{
+    return t.tv_sec * NS_PER_S + t.tv_nsec;
+}
+
 static inline int64_t mono_ns(void)
 {
     struct timespec t;
 
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * NS_PER_S + t.tv_nsec;
+    return ns_of_timespec(t);
 }
 
 static inline struct timespec timespec_of_ns(int64_t ns)

@@ -75,6 +75,7 @@ struct connection {
     long tokens_per_event;
     long events_of_tokens;
     long events;            /* those, and one more when usage was asked for */
+    int64_t arrival_ns;     /* when the kernel had the newest bytes of the request; 0: no stamp */
     int64_t origin_ns;      /* when event 0 is due */
     int64_t gap_ns;         /* between events: itl for each token of one */
     long stall_after;
@@ -263,7 +264,7 @@ static char *put_choice(char *at, const struct connection *c, int64_t t_ns)
 
 static void log_event(const struct connection *c, int64_t t_ns, int64_t due_ns)
 {
-    char line[REQUEST_ID_LIMIT + 80];
+    char line[REQUEST_ID_LIMIT + 100];
     char *at = put_bytes(line, c->request_id, strlen(c->request_id));
 
     at = PUT_LITERAL(at, ",");
@@ -272,6 +273,8 @@ static void log_event(const struct connection *c, int64_t t_ns, int64_t due_ns)
     at = put_decimal(at, (uint64_t)t_ns);
     at = PUT_LITERAL(at, ",");
     at = put_decimal(at, (uint64_t)due_ns);
+    at = PUT_LITERAL(at, ",");
+    at = put_decimal(at, (uint64_t)c->arrival_ns);
     at = PUT_LITERAL(at, "\n");
     fwrite(line, 1, (size_t)(at - line), schedule_log);
 }
@@ -646,11 +649,30 @@ static void accept_all(int listener)
     }
 }
 
+/* The kernel's receive stamp of a message, on our clock; 0 when it has none. The kernel stamps with CLOCK_REALTIME: the
+ * difference of both clocks is read here, so a step of that clock before this moment does no harm. */
+static int64_t arrival_of(struct msghdr *message)
+{
+    struct timespec real, stamp;
+
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part; part = CMSG_NXTHDR(message, part))
+        if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_TIMESTAMPNS) {
+            memcpy(&stamp, CMSG_DATA(part), sizeof stamp);
+            clock_gettime(CLOCK_REALTIME, &real);
+            return mono_ns() - (ns_of_timespec(real) - ns_of_timespec(stamp));
+        }
+    return 0;
+}
+
 static void on_readable(struct connection *c)
 {
     enum { READ_BYTES = 16384 };
 
-    ssize_t got = recv(c->fd, bytes_reserve(&c->in, READ_BYTES), READ_BYTES, 0);
+    char control[CMSG_SPACE(sizeof(struct timespec))];
+    struct iovec room = {.iov_base = bytes_reserve(&c->in, READ_BYTES), .iov_len = READ_BYTES};
+    struct msghdr message = {
+        .msg_iov = &room, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(c->fd, &message, 0);
     if (got < 0 && errno == EAGAIN)
         return;
     if (got <= 0) {
@@ -658,6 +680,8 @@ static void on_readable(struct connection *c)
         return;
     }
     bytes_added(&c->in, (size_t)got);
+    if (!c->streaming)
+        c->arrival_ns = arrival_of(&message);
     while (answer_next_request(c))
         ;
     if (!c->closed && bytes_len(&c->in) > REQUEST_BYTES_LIMIT) {
@@ -757,7 +781,8 @@ static void usage(void)
           "\n"
           "  per request: headers x-sim-ttft-ms, x-sim-itl-ms, x-sim-tokens, x-sim-silent-after: N,\n"
           "  x-sim-stamp: content, or the text sim:ttft=..,itl=..,tokens=..,silent=N,stamp=1 in the body\n"
-          "  --schedule-log   one line per event: request_id,seq,t_ns,due_ns (0 = unpaced)\n"
+          "  --schedule-log   one line per event: request_id,seq,t_ns (sent),due_ns (0: unpaced),\n"
+          "                   arrival_ns (the kernel had the request)\n"
           "  --with-parent    end when the process that started this one ends\n",
           stderr);
     exit(2);
@@ -803,7 +828,7 @@ int main(int argc, char **argv)
                 return 1;
             }
             setvbuf(schedule_log, NULL, _IOFBF, 1 << 20);
-            fputs("request_id,seq,t_ns,due_ns\n", schedule_log);
+            fputs("request_id,seq,t_ns,due_ns,arrival_ns\n", schedule_log);
             break;
         default: usage();
         }
@@ -821,6 +846,10 @@ int main(int argc, char **argv)
 
     epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     int listener = listen_on(address, port);
+    if (schedule_log) { /* what it accepts inherits this */
+        int on = 1;
+        setsockopt(listener, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
+    }
     struct epoll_event interest = {.events = EPOLLIN, .data.ptr = NULL};
     epoll_ctl(epoll_fd, EPOLL_CTL_ADD, listener, &interest);
     serve(listener);
