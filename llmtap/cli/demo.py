@@ -59,8 +59,8 @@ Examples:
 
   llmtap demo trace.jsonl --speed 20 --seconds 2m
 
-Exit codes: 0 ok; 1 a stream failed, or the tap did not measure every exchange; 130 stopped by Ctrl-C, 143 by
-SIGTERM, with a summary of the completed part."""
+Exit codes: 0 ok; 1 a stream failed, or the proxy did not measure every exchange; 130 stopped by Ctrl-C, 143
+by SIGTERM, with a summary of the completed part."""
 
 DRAIN_S: Final = 15
 TIMEOUT_S: Final = 120
@@ -80,7 +80,7 @@ _CUT: Final = "client_cancelled"
 T = TypeVar("T")
 
 
-@app.command(short_help="Run a simulated engine, the tap and a load in one command.", epilog=EPILOG)
+@app.command(short_help="Run a simulated engine, a proxy and a load in one command.", epilog=EPILOG)
 def demo(
     trace: Annotated[
         str, argument("[TRACE]", "Trace, capture or workload to send (default: a synthetic workload).")
@@ -99,12 +99,12 @@ def demo(
         bool,
         flag(
             "--keep",
-            "Keep the engine and the tap running after the report, and repeat the load, until Ctrl-C.",
+            "Keep the engine and the proxy running after the report, and repeat the load, until Ctrl-C.",
         ),
     ] = False,
     as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
 ) -> None:
-    """Start the simulated engine and the tap, send requests, and show the measurements of the tap."""
+    """Start the simulated engine and a proxy, send requests, and show what the proxy measured."""
     if not 0 < speed <= 1e6:
         raise ConfigError("--speed", f"expected a number above 0, at most 1e6, got {speed:g}")
     try:
@@ -182,11 +182,11 @@ class _Demo:
                 async with aiohttp.ClientSession() as session:
                     code = await self._play(stage, session, plan)
                     if self._keep and not self._over.is_set():
-                        self._say("it stays up until Ctrl-C, and the load repeats")
+                        self._say("The proxy runs and the load repeats until Ctrl-C.")
                         await self._repeat(stage)
                         self._say(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
         except _Over:
-            self._say("stopped before there was anything to show")
+            self._say("stopped before the first request")
         return code if self._signal is None else 128 + self._signal
 
     def _stop(self, number: int) -> None:
@@ -206,10 +206,10 @@ class _Demo:
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         self._say(f"engine     {stage.engine}   simulated: {ENGINE}")
-        self._say(f"tap        {stage.proxy}   llmtap's proxy, which measures (OpenAI's API, model: sim)")
+        self._say(f"proxy      {stage.proxy}   llmtap, forwards and measures (OpenAI's API, model: sim)")
         self._say(f"dashboard  {stage.admin}/  or in a terminal: llmtap top --admin {stage.admin}")
         load = "bursts of chat requests" if not self._source else Path(self._source).name
-        self._say(f"load       {load}; half pass a guardrail ({GUARDRAIL})")
+        self._say(f"load       {load}; half of them pass a guardrail ({GUARDRAIL})")
         # Prompts are drawn while the processes start.
         made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
@@ -228,7 +228,7 @@ class _Demo:
         newest = await _get(session, f"{stage.admin}/api/v1/exchanges?limit={EXCHANGES_MAX}")
         self._show(summary, experiment, newest["exchanges"], result)
         if others["n"]:
-            self._say(f"{others['n']:,} exchanges were not the demo's; they are in the figures, too")
+            self._say(f"{others['n']:,} exchanges were sent by other clients; the figures contain them")
         problems = _problems(summary, others, result)
         for problem in problems:
             self._say(f"failed: {problem}")
@@ -404,15 +404,15 @@ def _problems(summary: Mapping[str, Any], others: Mapping[str, Any], result: Map
     found = []
     seen = Counter(summary["outcomes"])
     seen.subtract(others["outcomes"])
-    for side, outcomes in (("clients", result["outcomes"]), ("tap", seen)):
+    for side, outcomes in (("clients", result["outcomes"]), ("proxy", seen)):
         for name, n in outcomes.items():
             if n and name not in ENDED_WELL and name != _CUT:
-                found.append(f"{n:,} {name}, as the {side} saw it")
+                found.append(f"{n:,} {name} (counted by the {side})")
     if found:
         found += [f"{n:,} x {error}" for error, n in result["errors"].items()]
     left = seen[_CUT] - result["outcomes"].get(_CUT, 0)
     if left > 0:
-        found.append(f"{left:,} answers were left by clients that cut none of them")
+        found.append(f"{left:,} more responses were cancelled than the clients cancelled")
     sent = result["load"]["sent"]
     measured = summary["n"] - others["n"]
     if measured != sent:

@@ -119,7 +119,7 @@ LOOK_S: Final = 0.05
 SAID_CHARS_MAX: Final = 2_000
 TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
-ENGINE: Final = "150 ms to the first token, then 20 ms a token, +-30 %"
+ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
 GUARDRAIL: Final = "+40 ms, refuses 5 %, holds text back"
 
 _CONFIG: Final = f"""

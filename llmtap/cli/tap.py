@@ -257,8 +257,8 @@ _TOP_EPILOG = """\
 Keys: 1 to 7 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
 enter shows the events of an exchange, finished or in flight, ? lists all keys, q quits.
 
-A tap that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the variable
-named by --token-env, or from --token-file, never from a flag or a URL.
+An admin port that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the
+variable named by --token-env, or from --token-file, never from a flag or a URL.
 
 Examples:
 
@@ -270,15 +270,14 @@ Examples:
 
 Without a terminal, or with --once, one screen is printed as plain tables.
 
-Exit codes: 0 the metrics were printed, or the user quit (q, Ctrl-C); 1 the tap stopped responding during
---once; 2 invalid option, or at the start the address is unreachable, rejects the token or is not a tap."""
+Exit codes: 0 the metrics were printed, or the user quit (q, Ctrl-C); 1 the admin port stopped responding
+during --once; 2 invalid option, or at the start the address is unreachable, rejects the token or is not an
+admin port."""
 
 
-@app.command(short_help="Watch a tap in the terminal.", epilog=_TOP_EPILOG)
+@app.command(short_help="Show a running llmtap in the terminal.", epilog=_TOP_EPILOG)
 def top(
-    admin: Annotated[
-        str, option("URL", "URL of the tap's admin port, http or https.")
-    ] = "http://127.0.0.1:9464",
+    admin: Annotated[str, option("URL", "URL of the admin port, http or https.")] = "http://127.0.0.1:9464",
     token_env: Annotated[
         str | None, option("NAME", "Environment variable with the token (default: LLMTAP_ADMIN_TOKEN).")
     ] = None,
@@ -288,12 +287,14 @@ def top(
     ca: CaFile = None,
     window: Annotated[str, option("10s|1m|5m|1h|all", "Rolling window of the metrics.")] = "1m",
     interval: Annotated[
-        str, option("TIME", "Time between a response and the next request to the tap.")
+        str, option("TIME", "Time between a response of the admin port and the next request.")
     ] = "1s",
     once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
-    as_json: Annotated[bool, flag("--json", "Print one screen as JSON, as the tap returned it.")] = False,
+    as_json: Annotated[
+        bool, flag("--json", "Print one screen as JSON, as the admin port returned it.")
+    ] = False,
 ) -> None:
-    """Show the tenants, models, arms, live streams, exchanges and state of a tap."""
+    """Show the tenants, models, arms, live streams, exchanges and state of a running llmtap."""
     from llmtap.top.client import TopOptions, read_token
 
     options = TopOptions(

@@ -114,7 +114,7 @@ def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) ->
         said = []
         for line in process.stderr:
             said.append(line)
-            if "stays up" in line:
+            if "until Ctrl-C" in line:
                 break
         assert any(line.startswith("clients      complete") for line in said)
         [admin] = [line.split()[1] for line in said if line.startswith("dashboard ")]
@@ -154,16 +154,16 @@ def test_what_broke_is_told_on_either_side() -> None:
     assert _problems(fine, NOBODY, clients) == []
     cut = {"n": 5, "outcomes": {"complete": 4, "client_cancelled": 1}}
     assert _problems(cut, NOBODY, {**clients, "outcomes": {"complete": 4, "client_cancelled": 1}}) == []
-    assert _problems(cut, NOBODY, clients) == ["1 answers were left by clients that cut none of them"]
+    assert _problems(cut, NOBODY, clients) == ["1 more responses were cancelled than the clients cancelled"]
     assert _problems({**fine, "n": 4}, NOBODY, clients) == ["4 of 5 exchanges were measured"]
     broken = {
         "outcomes": {"complete": 4, "truncated": 1},
         "errors": {"the server left": 1},
         "load": {"sent": 5},
     }
-    assert _problems(fine, NOBODY, broken) == ["1 truncated, as the clients saw it", "1 x the server left"]
+    assert _problems(fine, NOBODY, broken) == ["1 truncated (counted by the clients)", "1 x the server left"]
     reset = {"n": 5, "outcomes": {"complete": 4, "upstream_reset": 1}}
-    assert _problems(reset, NOBODY, clients) == ["1 upstream_reset, as the tap saw it"]
+    assert _problems(reset, NOBODY, clients) == ["1 upstream_reset (counted by the proxy)"]
     others = {"n": 2, "outcomes": {"complete": 1, "upstream_reset": 1}}
     with_others = {"n": 7, "outcomes": {"complete": 5, "refused": 1, "upstream_reset": 1}}
     assert _problems(with_others, others, clients) == []
