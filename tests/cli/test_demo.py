@@ -20,7 +20,6 @@ from llmtap.cli.demo import NOBODY, _problems
 from llmtap.cli.demo_stage import RATE_RPS, TENANTS, TOKENS_MAX, burst_workload, demo_plan
 from llmtap.errors import ConfigError
 from llmtap.workload.synthetic import WORKLOADS
-from tests.cli.traces import Call
 
 DEMO = [sys.executable, "-P", "-m", "llmtap.cli", "demo"]
 ROOT = Path(__file__).parents[2]
@@ -130,22 +129,6 @@ def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) ->
     assert process.returncode == 130
     assert err == "stopped by SIGINT\n"
     assert out.startswith("A comparison needs 50 requests of each arm")
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--speed", "0"), "llmtap: --speed: expected a number above 0"),
-        (("--seconds", "soon"), "llmtap: --seconds: expected a duration"),
-        (("--seconds", "2d"), "llmtap: --seconds: 2d is not between 0 and a day"),
-        (("/no/such/trace.csv",), "llmtap: /no/such/trace.csv"),
-        (("trace.csv", "--from", "nonsense"), "llmtap: --from: no format to read is called 'nonsense'"),
-    ],
-)
-def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str, call: Call) -> None:
-    code, _, err = call("demo", *args)
-    assert code == 2
-    assert err.startswith(says)
 
 
 def test_what_broke_is_told_on_either_side() -> None:

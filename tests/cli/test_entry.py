@@ -156,21 +156,3 @@ def test_the_goodput_of_vllm_is_in_milliseconds_and_percentiles_can_be_chosen(
     _, out, _ = call(*args)
     (heads,) = (line.split() for line in out.splitlines() if line.startswith("ms "))
     assert heads == ["ms", "n", "mean", "p25", "p50", "p75", "p90", "p99", "p99.5", "max"]
-
-
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [
-        (("--goodput", "ttft:200ms"), "--goodput: 'ttft:200ms' is no objective"),
-        (("--goodput", "itl:20"), "--goodput: 'itl:20' is no objective"),
-        (("--goodput", "ttft:1", "--slo", "ttft:1s"), "--goodput: --slo gives objectives, too"),
-        (("--percentiles", "100"), "--percentiles: '100' is no percentile"),
-        (("--percentiles", "fifty"), "--percentiles: 'fifty' is no percentile"),
-    ],
-)
-def test_what_is_wrong_with_them_is_named(
-    args: tuple[str, ...], problem: str, tmp_path: Path, call: Call
-) -> None:
-    place = write_capture(tmp_path / "c", [streamed(1)])
-    code, _, err = call("report", place, *args)
-    assert (code, problem in err) == (2, True), err

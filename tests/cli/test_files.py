@@ -51,37 +51,6 @@ def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(tmp_path: Path, c
     assert (code, "'cards' is none of email, card" in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [
-        ([], "IN OUT: is missing\nhint: llmtap convert --help"),
-        (["a.jsonl"], "OUT: is missing"),
-        (["no", "b.parquet"], "no: cannot be read: No such file"),
-        (["a.jsonl", "b.csv"], "b.csv: its name may mean azure, "),
-        (
-            ["a.jsonl", "b.csv", "--to", "azur"],
-            "--to: no format to write is called 'azur'; did you mean azure?",
-        ),
-        (["a.jsonl", "b.parquet", "--from", "burstgpt"], "a.jsonl: line 1"),
-        (["a.jsonl", "a.jsonl", "--to", "mooncake"], "a.jsonl: already exists\nhint: --force"),
-        (["a.jsonl", "b.json", "--to", "sharegpt"], "--to: sharegpt needs request body, which mooncake"),
-        (["a.jsonl", "b.csv", "--to", "azure", "--style", "x"], "--style: expected key=value, got 'x'"),
-        (["a.jsonl", "b.parquet", "--override-model"], "--override-model: needs --model"),
-        (["a.jsonl", "-"], "--to: is needed"),
-    ],
-)
-def test_mistakes_are_one_sentence_and_end_with_2(
-    args: list[str], problem: str, trace: Path, monkeypatch: pytest.MonkeyPatch, call: Call
-) -> None:
-    monkeypatch.chdir(trace.parent)
-    code, out, err = call("convert", *args)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"llmtap: {problem}")
-    assert "Traceback" not in err
-    assert os.listdir(trace.parent) == ["a.jsonl"]
-    assert trace.read_bytes() == MOONCAKE
-
-
 def test_force_replaces(trace: Path, call: Call) -> None:
     target = trace.with_name("b.csv")
     target.write_bytes(b"old")
@@ -268,22 +237,6 @@ def test_a_har_gives_its_totals(tmp_path: Path, call: Call) -> None:
     assert "wait 20 ms" in out
     code, _, err = call("inspect", str(path), "--entry", "4")
     assert (code, "no entry 4" in err) == (2, True)
-
-
-def test_bad_input_is_named_and_ends_with_2(tmp_path: Path, call: Call) -> None:
-    poem = tmp_path / "poem.txt"
-    poem.write_text("Whose woods these are\n")
-    cases = [
-        (poem, "neither an event stream"),
-        (tmp_path / "nowhere", "No such file"),
-        (tmp_path, "Is a directory"),
-    ]
-    for path, problem in cases:
-        code, out, err = call("inspect", str(path))
-        assert (code, out) == (2, "")
-        assert err.startswith(f"llmtap: {path}: ")
-        assert problem in err
-        assert "Traceback" not in err
 
 
 def test_a_pipe_is_read_too() -> None:

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
-from click import Command, Group
+from typer.core import TyperGroup
 
 from llmtap.cli.main import app, load_commands
 from llmtap.traces.registry import FORMATS
@@ -34,11 +34,11 @@ def _written() -> Iterator[tuple[str, list[str]]]:
 def _help() -> Iterator[tuple[str, list[str]]]:
     """Yield the help of every command."""
     load_commands()
-    left: list[tuple[str, Command]] = [("llmtap", typer.main.get_command(app))]
+    left: list[tuple[str, Any]] = [("llmtap", typer.main.get_command(app))]
     while left:
         name, command = left.pop()
         yield f"help/{name.replace(' ', '-')}", [f"{name} --help"]
-        if isinstance(command, Group):
+        if isinstance(command, TyperGroup):
             left += [(f"{name} {one}", found) for one, found in command.commands.items()]
 
 
