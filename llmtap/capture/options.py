@@ -156,7 +156,7 @@ def _check_rule(place: str, rule: str) -> None:
     if not rule.startswith(OWN_RULE):
         near = difflib.get_close_matches(rule.lower(), _RULES, 1, 0.5)
         raise ConfigError(
-            place, f"{rule!r} is none of {', '.join(_RULES)}",
+            place, f"expected one of {', '.join(_RULES)}, got {rule!r}",
             f"did you mean {near[0]!r}?" if near else f"a regular expression is written {OWN_RULE + rule!r}",
         )  # fmt: skip
     pattern = rule.removeprefix(OWN_RULE)

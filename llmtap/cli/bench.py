@@ -153,7 +153,7 @@ def _run(
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_warmup(warmup)
     if again and results is None:
-        raise ConfigError("--again", "is of results that are there", "name their folder by --results")
+        raise ConfigError("--again", "requires --results with the folder of existing results")
     from llmtap.bench.report.report import load_document
     from llmtap.bench.report.texts import minimum_text
     from llmtap.bench.run.folder import Folder
@@ -270,7 +270,7 @@ def init(
 
 @bench.command()
 def compliance() -> None:
-    """The demands of the draft: every MUST, SHOULD and RECOMMENDED, and the tests that each binds."""
+    """List the requirements of the draft (MUST, SHOULD, RECOMMENDED) and the tests that each applies to."""
     from llmtap.bench.compliance.judge import listing
 
     table = listing()

@@ -135,12 +135,12 @@ def report(
             ("--reader-grace", reader_grace),
         ):  # fmt: skip
             if refused:
-                raise ConfigError(option, "is of a capture; the result of a replay is summed up already")
+                raise ConfigError(option, "applies to captures only, not to the result of a replay")
         tell_replay(Outputs(json=stdout, html=html, markdown=markdown), result)
         return
     for option, given in (("--html", html), ("--markdown", markdown)):
         if given is not None:
-            raise ConfigError(option, "is of a results folder of llmtap bench, or of a replay's --json")
+            raise ConfigError(option, "applies to results of llmtap bench and llmtap replay only")
     from llmtap.capture.read.describe import BY, describe
     from llmtap.capture.read.reader import read
     from llmtap.metrics.objectives import Objectives
@@ -148,7 +148,7 @@ def report(
 
     for label in by or ():
         if label not in BY:
-            raise ConfigError("--by", f"{label!r} is none of {', '.join(BY)}")
+            raise ConfigError("--by", f"expected one of {', '.join(BY)}, got {label!r}")
     text = read_objectives(slo, goodput)
     options: dict[str, Any] = {
         "by": by or (), "objectives": None if text is None else Objectives.parse(text),
@@ -324,9 +324,9 @@ def _refuse_bench(places: list[str]) -> None:
     if not results:
         return
     first, *rest = (shlex.quote(one) for one in results)
-    problem, hint = f"{results[0]} is bench results", f"llmtap report {first}"
+    problem, hint = f"{results[0]} has benchmark results", f"llmtap report {first}"
     if others:
-        problem += f", and {others[0]} is none"
+        problem += f", and {others[0]} has none"
     elif rest:
         problem, hint = "these are bench results", hint + "".join(f" --compare {one}" for one in rest)
     raise ConfigError("CAPTURE", problem, hint)

@@ -102,13 +102,13 @@ class Outputs:
         named = {"--json": json, "--html": html, "--markdown": markdown}
         to_stdout = [option for option, name in named.items() if name == STDOUT]
         if len(to_stdout) > 1:
-            raise ConfigError(to_stdout[1], f"is written to stdout, and {to_stdout[0]} is, too")
+            raise ConfigError(to_stdout[1], f"cannot be written to stdout together with {to_stdout[0]}")
         self.stdout = to_stdout[0] if to_stdout else None
         """The option whose text goes to stdout."""
         self.files = {option: Path(name) for option, name in named.items() if name not in (None, STDOUT)}
         for option, place in self.files.items():
             if not place.parent.is_dir():
-                raise ConfigError(option, f"there is no folder {place.parent}")
+                raise ConfigError(option, f"the folder {place.parent} does not exist")
             known = place.exists()
             try:
                 place.open("ab").close()
@@ -136,7 +136,7 @@ def need_capture(to: str) -> None:
     from llmtap.capture.store.parquet import check_place
 
     if not to:
-        raise ConfigError("--capture", "names no folder")
+        raise ConfigError("--capture", "expected a folder or a URL")
     try:
         check_place(to)
     except ConfigError as exc:
@@ -212,7 +212,7 @@ def read_objectives(slo: str | None, goodput: str | None) -> str | None:
     from llmtap.metrics.objectives import Objectives
 
     if slo is not None and goodput is not None:
-        raise ConfigError("--goodput", "--slo gives objectives, too", "one of the two")
+        raise ConfigError("--goodput", "cannot be combined with --slo")
     if goodput is not None:
         return Objectives.parse_vllm(goodput).text
     return None if slo is None else Objectives.parse(slo, "--slo").text
@@ -260,7 +260,7 @@ def check_known(option: str, kind: str, name: str, known: Collection[str]) -> No
 def need_warmup(warmup: str) -> None:
     number = warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
     if warmup not in ("auto", "none") and not number:
-        raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
+        raise ConfigError("--warmup", f"expected auto, none or a number of requests, got {warmup!r}")
 
 
 # ---------------------------------------------------------------- signals
@@ -413,13 +413,11 @@ AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete re
 Slo = Annotated[str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:500ms tpot:50ms'.")]
 VllmGoodput = Annotated[
     str | None,
-    option("NAME:MS...", "Objectives in the form of vLLM, in ms: --goodput ttft:200 tpot:50 e2el:30000."),
+    option("NAME:MS...", "Objectives in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000."),
 ]
 Percentiles = Annotated[
     str | None,
-    option(
-        "N...", "Further percentiles of each metric: --percentiles 25,75,99.5 (p50, p90, p95, p99, p99.9)."
-    ),
+    option("N...", "Additional percentiles of each metric, for example 25,75,99.5."),
 ]
 ReaderSpeed = Annotated[
     float | None,
@@ -443,7 +441,7 @@ ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Tokens whose reading time is added to every deadline; 1: equation 4 as printed; default 0.",
+        "Number of tokens whose reading time is added to every deadline; default 0.",
     ),
 ]
 
@@ -472,6 +470,8 @@ def reader_of(
 Seed = Annotated[int, option("N", "Random seed.", min=0)]
 NoSelftest = Annotated[
     bool,
-    flag("--no-selftest", "Skip the self-test, which reports the error of our own times at the same load."),
+    flag(
+        "--no-selftest", "Skip the self-test, which reports the error of llmtap's own times at the same load."
+    ),
 ]
 Json = Annotated[str | None, option("FILE", "File for the result as JSON; - is stdout.")]

@@ -148,7 +148,7 @@ def serve(
     places = {key: "--" + key.rpartition(".")[2].replace("_", "-") for key in values}
     for key, value in read_pairs("--set", assign, once=True).items():
         if key in values:
-            raise ConfigError(places[key], f"is given by --set {key}, too", "one of the two")
+            raise ConfigError(places[key], f"cannot be combined with --set {key}")
         values[key], places[key] = value, f"--set {key}"
     options = load_options(values, places)
     engine = load_engine(
@@ -340,8 +340,7 @@ def run(
         int | None,
         option(
             "TOKENS",
-            "Chunk size of the chunked prefill of the server that "
-            "the CAPTURE of --latency was recorded from.",
+            "Chunk size of chunked prefill on the server where the CAPTURE of --latency was recorded.",
             min=1,
         ),
     ] = None,
@@ -349,8 +348,8 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Maximum fraction of requests outside their bounds; the "
-            "highest rate within it is searched for as well.",
+            "Maximum fraction of requests outside their bounds. The highest request rate that keeps to it is"
+            " reported, too.",
         ),
     ] = None,
     capacity_by: Annotated[

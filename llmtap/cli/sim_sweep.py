@@ -78,13 +78,13 @@ class AxesRead:
         for name in names:
             check_known("--scheduler", "scheduler", name, SCHEDULERS)
         if not names:
-            raise ConfigError("--scheduler", "names none")
+            raise ConfigError("--scheduler", "expected at least one value")
         self._set("scheduler", names, "--scheduler")
 
     def load(self, scale: str | None, rate: str | None) -> None:
         """One of both."""
         if scale is not None and rate is not None:
-            raise ConfigError("--rate", "is a scale, and --scale is given")
+            raise ConfigError("--rate", "cannot be combined with --scale")
         self.numbers("scale", scale, float)
         self.numbers("rate", rate, float)
 
@@ -108,7 +108,7 @@ class AxesRead:
                 raise ConfigError(option, f"expected at most {_AT_MOST[name]:,}, got {got}")
             values.append(value)
         if not values:
-            raise ConfigError(option, "names none")
+            raise ConfigError(option, "expected at least one value")
         self._set(name, values, option)
 
     def text(self, name: str, text: str | None, option: str) -> None:
@@ -193,7 +193,7 @@ class AxesRead:
         raise ConfigError(
             self._options[name],
             f"{name} has no effect on {', '.join(used)}",
-            f"{', '.join(readers)} would read it",
+            f"it has an effect on {', '.join(readers)}",
         )
 
     def _check_servers(self, axes: dict[str, tuple[Any, ...]]) -> None:
@@ -251,7 +251,7 @@ def capacity_bounds(text: str) -> tuple[str, ...]:
     for name in names:
         check_known("--capacity-by", "bound", name, CAPACITY_BY)
     if not names:
-        raise ConfigError("--capacity-by", "names none")
+        raise ConfigError("--capacity-by", "expected at least one value")
     return names
 
 
@@ -273,11 +273,11 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
     """
     if place is None:
         if chunk is not None:
-            raise ConfigError("--fit-chunk", "is of a capture that --latency names")
+            raise ConfigError("--fit-chunk", "requires a capture as --latency")
         return {}
     is_grid = place.endswith(".csv")
     if is_grid and chunk is not None:
-        raise ConfigError("--fit-chunk", f"is of a capture, and {place} is a grid")
+        raise ConfigError("--fit-chunk", f"requires a capture as --latency, and {place} is a grid")
     for name in schedulers:
         if SCHEDULERS[name].iterates is is_grid:
             kind = "whole batches take, and nothing of iterations" if is_grid else "iterations take"

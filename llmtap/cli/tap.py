@@ -197,7 +197,7 @@ _SLO_EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
-Alerts that can never fire at the target of a class are omitted and reported on stderr."""
+An alert that can never fire at the target of its class is omitted, and reported on stderr."""
 
 
 @slo_app.command(epilog=_SLO_EPILOG)

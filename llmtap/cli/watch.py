@@ -134,7 +134,7 @@ def _ports(texts: list[str]) -> list[int]:
     ports = []
     for text in ",".join(texts).split(","):
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
-            raise ConfigError("--port", f"{text!r} is no port", "such as --port 8000,8001")
+            raise ConfigError("--port", f"expected a port, got {text!r}", "such as --port 8000,8001")
         ports.append(int(text))
     return ports
 

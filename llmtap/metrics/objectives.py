@@ -131,7 +131,7 @@ class Objectives:
             name, colon, number = pair.partition(":")
             if name not in _VLLM or not colon or not number.replace(".", "", 1).isdigit():
                 hint = f"such as {place} ttft:200 tpot:50, in ms; known are {', '.join(_VLLM)}"
-                raise ConfigError(place, f"{pair!r} is no objective", hint)
+                raise ConfigError(place, f"expected an objective, got {pair!r}", hint)
             pairs.append(f"{_VLLM[name]}:{number}ms")
         return cls.parse(" ".join(pairs), place)
 

@@ -52,7 +52,9 @@ def parse_origin(url: str, place: str) -> Origin:
     except ValueError as exc:
         raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(place, f"{url!r} is no URL of a gateway", "write it like http://127.0.0.1:8000")
+        raise ConfigError(
+            place, f"expected the URL of a gateway, got {url!r}", "such as http://127.0.0.1:8000"
+        )
     if parts.query or parts.fragment or parts.username:
         raise ConfigError(place, "a query, fragment or user name has no place in the upstream's URL")
     tls = parts.scheme == "https"

@@ -61,7 +61,7 @@ def check_hosts(settings: Settings) -> None:
         pack_addresses(settings.watch.upstream_hosts)
     except OSError:
         hosts = ", ".join(settings.watch.upstream_hosts)
-        raise ConfigError("watch.upstream_hosts", f"{hosts!r} is no list of IP addresses") from None
+        raise ConfigError("watch.upstream_hosts", f"expected a list of IP addresses, got {hosts!r}") from None
     SkipRules(settings.watch.skip, "watch.skip")
 
 

@@ -90,11 +90,11 @@ def test_texts_go_to_their_files_and_to_stdout(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     missing = tmp_path / "no" / "page.html"
-    with pytest.raises(ConfigError, match=f"--html: there is no folder {missing.parent}"):
+    with pytest.raises(ConfigError, match=f"--html: the folder {missing.parent} does not exist"):
         Outputs(html=str(missing))
     with pytest.raises(ConfigError, match="--html: cannot write"):
         Outputs(html=str(tmp_path))
-    with pytest.raises(ConfigError, match="--markdown: is written to stdout, and --html is, too"):
+    with pytest.raises(ConfigError, match="--markdown: cannot be written to stdout together with --html"):
         Outputs(html="-", markdown="-")
 
 

@@ -205,7 +205,7 @@ class ExoBench:
         options, grid = self._options, self._grid
         grid.check()
         if protocol_of(options.target) != "http":
-            raise ConfigError("--target", "the exo benchmark speaks HTTP", "such as http://127.0.0.1:52415")
+            raise ConfigError("--target", "expected an http:// URL", "such as http://127.0.0.1:52415")
         counter = load_counter(options.tokenizer or OWN, chat=True, place="--tokenizer")
         served = await ask_served(
             options.target, options.headers, model=options.model, kind=options.server,

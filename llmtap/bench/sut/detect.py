@@ -116,7 +116,9 @@ async def round_trip_ns(url: str, clock: Clock) -> int | None:
 class _Detecting:
     def __init__(self, target: BenchTarget, clock: Clock) -> None:
         if target.endpoint not in PATHS:
-            raise ConfigError("target.endpoint", f"{target.endpoint!r} is none of {', '.join(PATHS)}")
+            raise ConfigError(
+                "target.endpoint", f"expected one of {', '.join(PATHS)}, got {target.endpoint!r}"
+            )
         self._target = target
         self._clock = clock
         parts = urlsplit(target.url)

@@ -99,7 +99,9 @@ def _walked(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
 def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
     if said.startswith("Invalid enum value") and get_origin(kind) is Literal:
         allowed = [one for one in get_args(kind) if one]
-        return f"{shown(value)} is none of {', '.join(map(repr, allowed))}", _meant(str(value), allowed)
+        return f"expected one of {', '.join(map(repr, allowed))}, got {shown(value)}", _meant(
+            str(value), allowed
+        )
     missing = re.fullmatch(r"Object missing required field `(.+)`", said)
     if missing:
         return f"{missing[1]} is missing", None
@@ -119,11 +121,10 @@ def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
         return f"expected {' or '.join(map(_noun, wanted))} {more}{given}".replace(".0,", ","), None
     given = f"a {_NOUNS.get(got, got)}" if value is _UNKNOWN else shown(value)
     if wanted == ["bool"]:
-        return f"{given} is neither true nor false", None
+        return f"expected true or false, got {given}", None
     if wanted == ["str"] and get_origin(kind) is Literal:
-        return f"{given} is none of {', '.join(repr(one) for one in get_args(kind) if one)}", None
-    nouns = [_NOUNS.get(one, one) for one in wanted]
-    return f"{given} is no {' or '.join(nouns)}", _unquoted(value, wanted)
+        return f"expected one of {', '.join(repr(one) for one in get_args(kind) if one)}, got {given}", None
+    return f"expected {' or '.join(map(_noun, wanted))}, got {given}", _unquoted(value, wanted)
 
 
 def _noun(name: str) -> str:
@@ -275,7 +276,7 @@ def _parts(
 def _check_names(kind: Any, value: Any, place: str, where: str) -> None:
     """Every key of a table is one of its struct's, however deep, and numbers are some."""
     if isinstance(value, float) and not is_finite(value):
-        raise ConfigError(f"{place}{where}", f"{value} is no number that can be used")
+        raise ConfigError(f"{place}{where}", f"expected a finite number, got {value}")
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -348,7 +349,7 @@ def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], 
         found = misfit(exc, types[name], held[name])
         raise ConfigError(f"{FLAG} {key}", found.problem, found.hint or _example(kind, name, key)) from None
     if not is_finite(read):
-        raise ConfigError(f"{FLAG} {key}", f"{text!r} is no number that can be used")
+        raise ConfigError(f"{FLAG} {key}", f"expected a finite number, got {text!r}")
 
 
 def _value(kind: Any, text: str) -> Any:

@@ -74,7 +74,7 @@ def check(session: BenchSession, params: TtftParams) -> None:
             " the same results folder, half of what it found sustainable is taken",
         )  # fmt: skip
     if params.rate is not None and params.concurrency is not None:
-        raise ConfigError("concurrency", "is of a closed loop, and rate is given too", "one of the two")
+        raise ConfigError("concurrency", "cannot be combined with rate")
 
 
 async def run(session: BenchSession, params: TtftParams) -> TestResult:

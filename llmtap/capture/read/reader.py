@@ -435,7 +435,9 @@ def _rows_at_once(metadata: Any) -> int:
 def _schema_of(columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in SCHEMA.names:
-            raise CaptureError(f"column {name}", "is none of a capture's", "capture/FORMAT.md lists them")
+            raise CaptureError(
+                f"column {name}", "is not a column of captures", "capture/FORMAT.md lists them"
+            )
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 

@@ -85,7 +85,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
             ("--duration", self.duration),
         ):  # fmt: skip
             if ns is not None and ns <= 0:
-                raise ConfigError(option, "has to be above 0: in no time nothing can be sent and answered")
+                raise ConfigError(option, "expected a time above 0")
         for option, ns in (("--drain", self.drain), ("--retry-wait", self.retry_wait)):
             if ns is not None and ns < 0:
                 raise ConfigError(option, "cannot be below 0")
@@ -159,7 +159,7 @@ def _check_metrics(url: str) -> None:
         known = False
     if not known:
         hint = "such as http://127.0.0.1:8000/metrics, or none"
-        raise ConfigError("--metrics", f"{url!r} is no URL of metrics", hint)
+        raise ConfigError("--metrics", f"expected the URL of metrics, got {url!r}", hint)
 
 
 AnyMaker = BodyMaker | PromptMaker

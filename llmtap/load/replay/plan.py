@@ -97,7 +97,7 @@ def _of_workload(asked: ReplayQuestion, counter: TokenCounter) -> ReplayPlan:
         ("--as-recorded", asked.as_recorded),
     ):  # fmt: skip
         if value:
-            raise ConfigError(option, f"{asked.source} is a workload: it has no times of its own")
+            raise ConfigError(option, f"the workload {asked.source} has no times")
     workload = workload_named(asked.source, "TRACE")
     count = REQUESTS if asked.requests is None else asked.requests
     requests = workload.requests(count, asked.seed)
@@ -238,7 +238,7 @@ def _check_rate(process: str, asked: ReplayQuestion) -> None:
         why = f"{asked.source} is a workload, which has no times of its own"
         if asked.arrivals is not None:
             why = f"{name} arrivals need a mean rate"
-        raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4; or --closed 8, which needs none")
+        raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4, or --closed 8 without a rate")
 
 
 def _refuse_arrivals(asked: ReplayQuestion) -> None:

@@ -536,7 +536,7 @@ def parse_realtime(url: str) -> tuple[Origin, str, str | None]:
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ConfigError(
-            "--target", f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000"
+            "--target", f"expected the URL of a WebSocket, got {url!r}", "such as ws://127.0.0.1:8000"
         )
     scheme = "https" if parts.scheme == "wss" else "http"
     origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), "--target")

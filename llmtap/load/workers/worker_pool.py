@@ -294,7 +294,7 @@ def _check(setup: WorkerSetup) -> None:
         Objectives.parse(setup.slo)
     limit = setup.limit_in_flight
     if limit is not None and (limit < 1 or setup.slots is not None):
-        raise ConfigError("--limit-in-flight", "it is at least 1, and only an open loop has one")
+        raise ConfigError("--limit-in-flight", "expected at least 1, in an open loop only")
 
 
 def _share(whole: int, i: int, shares: int) -> int:

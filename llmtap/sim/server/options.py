@@ -268,7 +268,7 @@ def load_engine(
         raise ConfigError("--serving", str(exc), "llmtap sim serve --servings lists them") from None
     if predictor is not None:
         if predictor not in PREDICTORS:
-            raise ConfigError("--predictor", f"{predictor!r} is none of {', '.join(PREDICTORS)}")
+            raise ConfigError("--predictor", f"expected one of {', '.join(PREDICTORS)}, got {predictor!r}")
         if "predictor" in readings:
             raise ConfigError("--predictor", "is given by --reading predictor, too")
         readings, at["predictor"] = {**readings, "predictor": predictor}, "--predictor"
