@@ -260,7 +260,7 @@ def test_steps_and_what_is_left_stay_above_it() -> None:
     assert shown(place) == []
     lines = [line.partition(" ")[2] for line in out.getvalue().splitlines()]
     assert lines == [
-        "load: 8 at a time, 12 requests", "stopping: 2 answers under way, again to cut them",
+        "load: 8 at a time, 12 requests", "stopping: 2 answers in flight, signal again to cancel them",
         "to do: 2 of 4 levels", "other: measured before",
     ]  # fmt: skip
 
