@@ -1,4 +1,4 @@
-"""Registry of relays: identity, last status, and disconnects."""
+"""Registry of the relays of a meter: identity, last status, and disconnects."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
