@@ -246,7 +246,7 @@ def init(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     to_stdout = str(file) == "-"
     if not to_stdout and file.exists() and not force:
-        raise ConfigError(str(file), "is there", "--force writes over it")
+        raise ConfigError(str(file), "already exists", "--force replaces it")
     from llmtap.bench.sut.detect import detect
     from llmtap.bench.sut.starter import open_declarations, starter_text
     from llmtap.bench.sut.sut import BenchTarget

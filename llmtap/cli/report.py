@@ -158,7 +158,7 @@ def report(
     told: dict[str, Any]
     if _is_trace(places):
         if integrity:
-            raise ConfigError("--integrity", "a trace of another tool has no numbers to tell it by")
+            raise ConfigError("--integrity", "applies to captures of llmtap only")
         told = _of_trace(places[0], options)
         print_json(told) if as_json else print_rich(render_capture(told))
         return
@@ -328,7 +328,7 @@ def _refuse_bench(places: list[str]) -> None:
     if others:
         problem += f", and {others[0]} has none"
     elif rest:
-        problem, hint = "these are bench results", hint + "".join(f" --compare {one}" for one in rest)
+        problem, hint = "expected one results folder", hint + "".join(f" --compare {one}" for one in rest)
     raise ConfigError("CAPTURE", problem, hint)
 
 

@@ -438,7 +438,7 @@ def run(
         what = "objectives are" if common["objectives"] else "a capture is"
         raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
     if ray is not None and ray != "local" and jobs is not None:
-        raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
+        raise ConfigError("--jobs", "cannot be combined with --ray")
     if capacity is not None and "slo" in bounds and not common["objectives"]:
         raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=json, html=html)

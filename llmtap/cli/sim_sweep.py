@@ -155,7 +155,7 @@ class AxesRead:
             fixed = {name for variant in preset.variants for name in variant}
             for name, option in self._options.items():
                 if name in fixed:
-                    raise ConfigError(option, f"{name} is what --preset {preset_name} compares")
+                    raise ConfigError(option, f"the preset {preset_name} varies {name}")
             loaded = any(name in axes for name in LOADS)
             kept = {n: v for n, v in preset.axes.items() if not (loaded and n in LOADS)}
             axes = kept | axes
@@ -166,7 +166,7 @@ class AxesRead:
         if "bin_edges" in axes and "bins" in axes:
             raise ConfigError(
                 self._options["bin_edges"],
-                "gives edges, and how many bins there are is set too",
+                "cannot give edges if the number of bins is set",
                 "for several numbers of bins: --vary bins=4,8",
             )
         self._check_servers(axes)
@@ -200,9 +200,7 @@ class AxesRead:
         several = [n for n in axes.get("servers", ()) if n > 1]
         for name in axes.get("scheduler", ()):
             if several and SCHEDULERS[name].iterates:
-                raise ConfigError(
-                    "--servers", f"{name} has one: its memory and its batch are one GPU's, got {several[0]}"
-                )
+                raise ConfigError("--servers", f"{name} simulates one GPU, got {several[0]}")
 
     def _set(self, name: str, values: Sequence[Any], option: str) -> None:
         before = self._options.get(name)
@@ -241,7 +239,7 @@ def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Any) -> list[str]
 def objectives_text(slo: str | None, preset: Any) -> str:
     """In the canonical way; empty where there are none."""
     if slo is not None and not slo.strip():
-        raise ConfigError("--slo", "names no objective", "such as --slo 'ttft:1s tbc_max:200ms'")
+        raise ConfigError("--slo", "expected an objective", "such as --slo 'ttft:1s tbc_max:200ms'")
     text = slo if slo is not None else preset.objectives if preset is not None else ""
     return Objectives.parse(text, "--slo").text if text else ""
 

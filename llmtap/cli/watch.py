@@ -104,11 +104,11 @@ def watch(
     settings = load_settings(config, os.environ, flags)
     if read is not None:
         if interface:
-            raise ConfigError("--read", "is instead of --interface")
+            raise ConfigError("--read", "cannot be combined with --interface")
         _read(settings, read, as_json=as_json)
         return
     if as_json:
-        raise ConfigError("--json", "is of --read", "a running tap has /api/v1/summary")
+        raise ConfigError("--json", "requires --read", "a running llmtap has /api/v1/summary")
     from llmtap.supervisor.watching import check_watching
     from llmtap.supervisor.watching import watch as run
 

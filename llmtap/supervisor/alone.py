@@ -20,7 +20,9 @@ __all__ = ["check_alone", "run_meter"]
 def check_alone(settings: Settings) -> str:
     """Check everything but listening; return the socket's path. Raises ConfigError."""
     if settings.meter.socket is None:
-        raise ConfigError("meter.socket", "is missing: apps have to know it", "give --listen-socket PATH")
+        raise ConfigError(
+            "meter.socket", "is missing: applications connect to it", "give --listen-socket PATH"
+        )
     if settings.experiment.enabled:
         raise ConfigError(
             "experiment.enabled", "needs `llmtap proxy`: its relays deal requests to arms, an app does not"

@@ -197,7 +197,9 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
         if "?" in self.admin or "#" in self.admin:
             raise ConfigError("--admin", "ends where the path ends", "a token: see --token-env")
         if not _is_url(self.admin):
-            raise ConfigError("--admin", f"{self.admin!r} is no http or https URL", f"such as {ADMIN}")
+            raise ConfigError(
+                "--admin", f"expected an http:// or https:// URL, got {self.admin!r}", f"such as {ADMIN}"
+            )
         if self.window not in WINDOWS:
             raise ConfigError(
                 "--window", f"there is no window {self.window!r}", f"one of {', '.join(WINDOWS)}"

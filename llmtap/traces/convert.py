@@ -166,7 +166,7 @@ def _target_format(target: str, name: str | None) -> TraceFormat:
     except FormatError as exc:
         raise ConfigError("--to", str(exc)) from None
     if target == STANDARD:
-        raise ConfigError("--to", "is needed where the target is standard output")
+        raise ConfigError("--to", "is required if the output is standard output")
     try:
         return registry.for_target(plain_name(target))
     except FormatError as exc:
@@ -177,7 +177,7 @@ def _check_style(wanted: TraceFormat, style: Mapping[str, str]) -> None:
     for key in style:
         if key not in wanted.styles:
             near = difflib.get_close_matches(key, wanted.styles, 1)
-            known = f"known: {', '.join(wanted.styles)}" if wanted.styles else "it has none"
+            known = f"known: {', '.join(wanted.styles)}" if wanted.styles else "the format has no styles"
             meant = f"did you mean {near[0]}?" if near else known
             raise ConfigError("--style", f"{wanted.name} has no style {key!r}; {meant}")
 
@@ -186,7 +186,7 @@ def _check_could(given: TraceFormat, wanted: TraceFormat, needs: frozenset[str])
     """Raise ConfigError, before a row is read, if the source's format cannot hold what the target needs."""
     for aspect in ASPECTS:
         if aspect in needs and aspect not in given.holds:
-            raise ConfigError("--to", f"{wanted.name} needs {aspect}, which {given.name} does not hold")
+            raise ConfigError("--to", f"{wanted.name} requires {aspect}, which {given.name} does not contain")
 
 
 _FULL: Final = 'a capture has text only of the tenants for whom capture.level is "full"'

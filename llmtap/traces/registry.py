@@ -81,5 +81,7 @@ def for_target(name: str) -> TraceFormat:
     if len(fits) == 1:
         return fits[0]
     if not fits:
-        raise FormatError(f"its name tells no format; give --to: {', '.join(f.name for f in FORMATS)}")
+        raise FormatError(
+            f"the format is not known from the name; give --to: {', '.join(f.name for f in FORMATS)}"
+        )
     raise FormatError(f"its name may mean {', '.join(f.name for f in fits)}; give --to")

@@ -61,7 +61,7 @@ def test_there_and_back_it_is_the_same_file(tmp_path: Path) -> None:
 def test_a_target_that_needs_what_the_format_never_holds_is_refused_at_once(tmp_path: Path) -> None:
     source, target = put(tmp_path, "a.jsonl", MOONCAKE), tmp_path / "b.json"
     with pytest.raises(
-        ConfigError, match=r"^--to: sharegpt needs request body, which mooncake does not hold\Z"
+        ConfigError, match=r"^--to: sharegpt requires request body, which mooncake does not contain\Z"
     ):
         convert(source, str(target), target_format="sharegpt")
     convert(source, str(tmp_path / "c.parquet"))
@@ -118,12 +118,12 @@ def test_what_cannot_be_read_is_told_and_leaves_nothing(
     [
         ("no.jsonl", "x.parquet", "no.jsonl: cannot be read: No such file"),
         ("a.jsonl", "x.csv", "x.csv: its name may mean azure"),
-        ("a.jsonl", "x", "x: its name tells no format"),
+        ("a.jsonl", "x", "x: the format is not known"),
         ("a.jsonl", "no/x.parquet", "no/x.parquet: cannot be written: No such file"),
         ("a.jsonl", "a.jsonl", "a.jsonl: its name may mean"),
         ("a.jsonl", "there.parquet", "there.parquet: already exists\nhint: --force"),
         ("a.jsonl", "s3://bucket/x.parquet", "is a URL\nhint: "),
-        ("a.jsonl", "-", "--to: is needed"),
+        ("a.jsonl", "-", "--to: is required"),
     ],
 )
 def test_places_that_do_not_do_are_told(
@@ -231,7 +231,7 @@ def test_a_style_is_one_that_the_target_has(tmp_path: Path) -> None:
     for target, style, told in (
         ("aiperf", "contents", "aiperf has no style 'contents'; did you mean content?"),
         ("har", "x", "har has no style 'x'; known: llmtap"),
-        ("llmtap", "x", "llmtap has no style 'x'; it has none"),
+        ("llmtap", "x", "llmtap has no style 'x'; the format has no styles"),
     ):
         with pytest.raises(ConfigError, match=f"--style: {re.escape(told)}"):
             convert(source, str(tmp_path / "b"), target_format=target, style={style: "1"})

@@ -139,7 +139,7 @@ def test_content_decides_over_the_name() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [("x.csv", "azure, burstgpt, .*give --to"), ("x.jsonl", "mooncake, .*openai-batch.*give --to"),
-     ("x", "tells no format; give --to"), ("x.txt", "tells no format"), ("parquet", "tells no format")],
+     ("x", "known from the name; give --to"), ("x.txt", "not known from"), ("parquet", "not known from")],
 )  # fmt: skip
 def test_a_target_whose_name_may_mean_several_is_asked_for(name: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):

@@ -87,7 +87,7 @@ def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
     places = [base, *others]
     for i, place in enumerate(places):
         if not is_results(place):
-            raise ConfigError("--compare", f"{place} is no results folder of llmtap bench")
+            raise ConfigError("--compare", f"{place} is not a results folder of llmtap bench")
         if place.resolve() in [other.resolve() for other in places[:i]]:
             raise ConfigError("--compare", f"{place} is named twice")
     names = [place.resolve().name for place in places]

@@ -212,7 +212,7 @@ def is_results(folder: Path) -> bool:
 def load_document(folder: Path) -> dict[str, Any]:
     """The document of a results folder: every test in it that is whole. Raises ConfigError."""
     if not is_results(folder):
-        raise ConfigError(str(folder), f"is no results folder of llmtap bench: it has no {ASKED}")
+        raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {ASKED}")
     held = Folder(folder)
     asked = held.read_json(ASKED)
     reports = [

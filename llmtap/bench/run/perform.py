@@ -445,7 +445,7 @@ class Bench:
     def _refuse_other_folder(self) -> None:
         path = self.folder.path
         if not is_results(path) and any(path.iterdir()):
-            raise ConfigError("--results", f"{path} has files, and is no results folder of llmtap bench")
+            raise ConfigError("--results", f"{path} has files, and is not a results folder of llmtap bench")
 
 
 _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {

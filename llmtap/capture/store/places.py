@@ -74,7 +74,7 @@ def open_place(to: str) -> Place:
         if slip is not None:
             root = "/" if slip[1] == "file" else ""
             meant = redacted(f"{slip[1]}://{root}{to[slip.end() :]}")
-            raise ConfigError("capture.to", f"{slip[0]!r} begins no URL", f"did you mean {meant!r}?")
+            raise ConfigError("capture.to", f"expected a URL, got {slip[0]!r}", f"did you mean {meant!r}?")
         return LocalPlace(Path(to))
     if to.startswith("file://"):
         return LocalPlace(Path(unquote(to.removeprefix("file://"))))

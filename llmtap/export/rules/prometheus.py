@@ -51,7 +51,9 @@ Rule = dict[str, Any]
 def check_job(job: str) -> str:
     """Return the job name if it needs no quoting in queries. Raises ConfigError."""
     if not job or not _JOB_CHARS.issuperset(job):
-        raise ConfigError("--job", f"{job!r} is no name for a job", "letters, digits and _ . : / - only")
+        raise ConfigError(
+            "--job", f"expected the name of a scrape job, got {job!r}", "letters, digits and _ . : / - only"
+        )
     return job
 
 

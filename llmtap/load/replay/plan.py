@@ -82,7 +82,7 @@ class ReplayPlan:
 def make_plan(asked: ReplayQuestion, progress: Callable[[int, int | None], None] | None = None) -> ReplayPlan:
     """Create the plan. Raises ConfigError naming the option or file at fault."""
     if asked.speed is not None and asked.rate_rps is not None:
-        raise ConfigError("--speed", "a rate is given, too: each says how dense arrivals are")
+        raise ConfigError("--speed", "cannot be combined with --rate")
     place = asked.source
     counter = load_counter(asked.tokenizer or OWN, chat=asked.chat, place="--tokenizer")
     if is_workload(place):

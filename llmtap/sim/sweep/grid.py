@@ -173,7 +173,7 @@ class GridSource:
         if key not in self._digests:
             if self.drawn:
                 if self._format is not None:
-                    raise ConfigError("--from", f"{self.name} is a workload that is drawn: it has no format")
+                    raise ConfigError("--from", f"{self.name} is a synthetic workload and has no format")
                 trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
             else:
                 if self.name == "-" and self._digests:
@@ -195,7 +195,7 @@ class GridSource:
             return None
         names = [name for name in workloads() if ":" not in name and "." not in name]
         near = difflib.get_close_matches(self.name, names, 1)
-        return f"did you mean {near[0]}?" if near else f"or a workload that is drawn: {', '.join(names)}"
+        return f"did you mean {near[0]}?" if near else f"or a synthetic workload: {', '.join(names)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,9 @@ class Results:
             try:
                 self._keep(decode_json(line, SweepAttempt))
             except msgspec.DecodeError:
-                raise ConfigError(_PLACE, f"{self.path}, line {number}: is no result of a sweep") from None
+                raise ConfigError(
+                    _PLACE, f"{self.path}, line {number}: expected the result of a sweep"
+                ) from None
         if whole < len(data):
             if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
                 raise ConfigError(_PLACE, f"{self.path} is no file of results")

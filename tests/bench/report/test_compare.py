@@ -227,7 +227,7 @@ def test_tests_that_not_all_have_are_left_out_and_said(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     a = results_folder(tmp_path / "a", runs=1)
-    with pytest.raises(ConfigError, match="is no results folder"):
+    with pytest.raises(ConfigError, match="is not a results folder"):
         compare_results(a, [tmp_path])
     with pytest.raises(ConfigError, match="is named twice"):
         compare_results(a, [tmp_path / "a/../a"])

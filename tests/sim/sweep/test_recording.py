@@ -108,7 +108,7 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 PLACES = [
-    ("s3:/bucket/x", "begins no URL"),
+    ("s3:/bucket/x", "expected a URL"),
     ("no/dir", "Not a directory"),
 ]
 
