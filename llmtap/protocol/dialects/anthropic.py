@@ -73,13 +73,15 @@ class Anthropic(ObjectReader):
     fields = Fields(_Event)
     names_read: Final = frozenset(_Event.__struct_encode_fields__)
 
-    __slots__ = ("_id", "_input", "_spoken", "_stopped", "_total")
+    __slots__ = ("_id", "_input", "_so_far", "_spoken", "_stopped", "_total")
 
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
         self._input: UsageCounts | None = None
         """As counted at the start."""
+        self._so_far: Delta | None = None
+        """The end that counted the output last, before the reason to stop was told."""
         self._spoken = False
         self._stopped = False
         self._total = False
@@ -134,6 +136,8 @@ class Anthropic(ObjectReader):
     def _read_delta(self, delta: Any) -> Delta:
         if not isinstance(delta, dict):
             return unknown()
+        if delta.get("type") == "compaction_delta":
+            return Delta(EventClass.METADATA)
         for key, kind in _TEXTS:
             text = delta.get(key)
             if isinstance(text, str):
@@ -194,12 +198,15 @@ class Anthropic(ObjectReader):
             delta.usage, delta.counts = said.usage, counts
             delta.usage_running = not self._stopped
             self._total |= self._stopped and counts.output is not None
+            self._so_far = delta
         return delta
 
     def _read_stop(self, said: _Event) -> Delta:
         verdict = of_guardrail_action(said.guardrail_action, said.trace)
         delta = gather((), (EventClass.DONE,), verdict=verdict)
         delta.done = True
+        if self._so_far is not None and not self._total:
+            delta.usage, delta.counts = self._so_far.usage, self._so_far.counts
         invoked = said.invocation
         if isinstance(invoked, dict):
             delta.server_times = object_times(_INVOCATION, invoked)

@@ -130,6 +130,9 @@ class Beside(msgspec.Struct, gc=False):
         """The usage object, and where it stands."""
         if self.usage is None and isinstance(self.x_groq, dict):
             return self.x_groq.get("usage"), "x_groq.usage"
+        if self.usage is None and isinstance(self.invocation, dict):
+            names = (("prompt_tokens", "inputTokenCount"), ("completion_tokens", "outputTokenCount"))
+            return {name: self.invocation.get(key) for name, key in names}, "usage"
         if isinstance(self.usage, dict) and isinstance(self.generation_stats, dict):
             # exo's rates, cache hit and peak memory, which no count of tokens tells.
             return {**self.usage, "generation_stats": self.generation_stats}, "usage"

@@ -51,6 +51,9 @@ class _Delta(msgspec.Struct, gc=False):
     role: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
+    reasoning_text: Any = None
+    thinking: Any = None
+    reasoning_details: msgspec.Raw = NO_RAW
     tool_calls: Any = None
     function_call: Any = None
     refusal: Any = None
@@ -300,7 +303,7 @@ class OpenAIChat(ChoicesReader):
     def _read_delta(
         self, delta: _Delta, index: int, path: str, findings: Findings, *, replaced: bool
     ) -> None:
-        reasoning, content, refusal = delta.reasoning_content or delta.reasoning, delta.content, delta.refusal
+        reasoning, content, refusal = _reasoning(delta), delta.content, delta.refusal
         if isinstance(reasoning, str) and reasoning:
             findings.piece(index, EventClass.REASONING, reasoning)
         if content and not replaced:
@@ -320,7 +323,7 @@ class OpenAIChat(ChoicesReader):
                 findings.piece(index, EventClass.CONTENT, spoken, audio=True)
         if delta.tool_calls or delta.function_call:
             for call in _calls(delta):
-                name, arguments = call.get("name"), call.get("arguments")
+                name, arguments = call.get("name"), call.get("arguments") or call.get("input")
                 fragment = arguments if isinstance(arguments, str) else ""
                 findings.piece(index, EventClass.TOOL_CALL, fragment, output=bool(name or arguments))
                 if findings.cut:
@@ -409,6 +412,20 @@ def _is_thought(extra: Any) -> bool:
     return isinstance(google, dict) and google.get("thought") is True
 
 
+def _reasoning(delta: _Delta) -> Any:
+    """Return the thinking beside the content, in whichever field a server puts it."""
+    found = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
+    if found or delta.reasoning_details is NO_RAW:
+        return found
+    details = read_json(bytes(delta.reasoning_details))
+    parts = (
+        (d.get("text") or d.get("summary") for d in details if isinstance(d, dict))
+        if isinstance(details, list)
+        else ()
+    )
+    return "".join(part for part in parts if isinstance(part, str))
+
+
 def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
     thinking = part.get("thinking")
     if isinstance(thinking, list):
@@ -452,5 +469,6 @@ def _parts(get: Callable[[str], Any]) -> dict[str, Any]:
     for name in ("delta", "message"):
         part = get(name)
         if isinstance(part, dict):
-            out[name] = _Delta(**{field: part.get(field) for field in _Delta.__struct_fields__})
+            fields: dict[str, Any] = {field: part.get(field) for field in _Delta.__struct_fields__}
+            out[name] = _Delta(**fields | {"reasoning_details": to_raw(fields["reasoning_details"])})
     return out

@@ -31,6 +31,8 @@ class _Choice(msgspec.Struct, gc=False):
     text: Any = None
     index: Index = 0
     finish_reason: str | None = None
+    stop_reason: Any = None
+    """Stands alone where Bedrock invokes DeepSeek; vLLM puts the matched text or token beside the reason."""
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
     content_filter_results: Any = None
@@ -78,18 +80,22 @@ class OpenAICompletions(ChoicesReader):
         try:
             return _decode(data)
         except BAD_JSON:
-            names = ("text", "content_filter_results")
+            names = ("text", "content_filter_results", "stop_reason")
             return build_chunk(
                 read_json(data), _Chunk, _Choice, lambda get: {name: get(name) for name in names}
             )
 
     def _read(self, chunk: _Chunk, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        for choice in chunk.choices or ():
+            if choice.finish_reason is None and isinstance(choice.stop_reason, str):
+                choice.finish_reason = choice.stop_reason
         delta = super()._read(chunk, data, name, streamed=streamed)
         delta.repeatable = (
             streamed
             and is_plain(chunk, name)
             and delta.text != ""
             and delta.tokens < 0
+            and delta.finish_reason is None
             and delta.model is None
             and chunk.usage is None
             and chunk.timings is None

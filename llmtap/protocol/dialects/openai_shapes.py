@@ -51,6 +51,11 @@ def read_frame(event: SseEvent) -> Delta:
         return Delta(EventClass.DONE, done=True)
     if not data or event.event == b"ping":
         return Delta(EventClass.KEEPALIVE)
+    if data.startswith(b"[") and isinstance(value := read_json(data), list) and len(value) == 1:
+        error = value[0].get("error") if isinstance(value[0], dict) else None
+        if error:  # Google's services wrap their errors
+            kind, message = read_error(error)
+            return Delta(EventClass.ERROR, error_type=kind, error_message=message)
     return unknown(event.event)
 
 
@@ -67,13 +72,13 @@ def is_object(data: bytes) -> bool:
 
 
 def read_json(data: bytes) -> Any:
-    """Any JSON value, read as leniently as the standard library does (NaN, lone surrogates); else None."""
+    """Any JSON value, read leniently (NaN, lone surrogates, bytes that are not UTF-8); else None."""
     try:
         return msgspec.json.decode(data)
     except BAD_JSON:
         pass
     try:
-        return _clean(json.loads(data))
+        return _clean(json.loads(data.decode("utf-8", "replace")))
     except BAD_JSON:
         return None
 

@@ -105,7 +105,7 @@ def test_json_that_only_the_standard_library_reads() -> None:
     assert read_json(b'{"\\ud83d": [{"b": "\\udc00x"}]}') == {"?": [{"b": "?x"}]}
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"a":"\xff"}', b"[" * 100_000, b'{"a":' * 100_000])
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b'{"a":' * 100_000])
 def test_what_is_no_json_is_none(data: bytes) -> None:
     assert read_json(data) is None
 
@@ -245,7 +245,7 @@ class Shape(msgspec.Struct):
         (b'{"type":' + b"[" * 100_000, None),
         (b'{"other":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
         (b"[1]", None),
-        (b'{"type":"\xff"}', None),
+        (b'{"type":"\xff"}', ("\ufffd", None)),
         (b'{"type":1' + b"0" * 5_000 + b"}", None),
         (b"{", None),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 from llmtap.exchange.answer import AnswerReader
 from llmtap.protocol.delta import Delta
+from tests.protocol.dialects.events import encode
 
 CHAT, INVOKE = "/v1/chat/completions", "/model/x/invoke-with-response-stream"
 GEMINI = "/v1beta/models/g:streamGenerateContent"
@@ -47,6 +48,7 @@ def part(**content: Any) -> dict[str, Any]:
 ROLE = chunk({"role": "assistant", "content": ""})
 A, B, END = chunk({"content": "A"}), chunk({"content": "B"}), chunk({}, "stop")
 INTERVENED = {"amazon-bedrock-guardrailAction": "INTERVENED"}
+METRICS = "amazon-bedrock-invocationMetrics"
 LLAMA = {"prompt_token_count": None, "stop_reason": None}
 
 
@@ -84,6 +86,23 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
          "content:A=1* metadata=1*"),
         (INVOKE, [{"outputs": [{"text": "A", "stop_reason": None}]}, {"outputText": "x", **INTERVENED}],
          "content:A* guardrail"),
+        (INVOKE, [{"choices": [{"text": "A", "stop_reason": None}]},
+                  {"choices": [{"text": "", "stop_reason": "stop"}], METRICS: {"outputTokenCount": 2}}],
+         "content:A* usage"),
+        (INVOKE, [A, {**END, METRICS: {"inputTokenCount": 3, "outputTokenCount": 2}}], "content:A* usage"),
+        # Thinking in every spelling; what is encrypted is no text.
+        (CHAT, [chunk({"reasoning_text": "A"}), chunk({"thinking": "B"}),
+                chunk({"reasoning": None, "reasoning_details": [{"text": "C"}, {"summary": "D"}, 3]}),
+                chunk({"reasoning": "E", "reasoning_details": [{"text": "E"}]}),
+                chunk({"content": "", "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]})],
+         "reasoning:A* reasoning:B* reasoning:CD* reasoning:E* metadata"),
+        # A tool that is no function has an input; a text that is not UTF-8 is text; an error may be wrapped.
+        (CHAT, [chunk({"tool_calls": [{"type": "custom", "custom": {"name": "f", "input": ""}}]}),
+                chunk({"tool_calls": [{"custom": {"input": "A"}}]}), [{"error": {"code": 503}}]],
+         "tool_call* tool_call:A* error"),
+        (CHAT, [A, b'{"choices":[{"delta":{"content":"\xff"}}]}'], "content:A* content:\ufffd*"),
+        ("/v1/messages", [{"type": "content_block_delta", "delta": {"type": "compaction_delta", "text": "A"}}],
+         "metadata"),
         ("/v2/chat", [{"type": "message-end", "delta": {"finish_reason": "TIMEOUT"}}], "error"),
     ],
 )  # fmt: skip
@@ -93,7 +112,7 @@ def test_what_a_stream_says(path: str, events: list[Any], words: str) -> None:
     for value in events:
         name, said = value if isinstance(value, tuple) else (None, value)
         body += b"event: %b\n" % name.encode() if name else b""
-        body += b"data: %b\n\n" % json.dumps(said).encode()
+        body += b"data: %b\n\n" % encode(said)
     deltas = reader.feed(body)
     assert " ".join(map(word, deltas)) == words
     first = next((d for d in deltas if d.output), None)
@@ -130,3 +149,14 @@ def test_the_last_of_geminis_totals_counts_where_a_stream_is_cut() -> None:
     reader = AnswerReader(b"text/event-stream", GEMINI)
     (delta,) = reader.feed(b"data: %b\n\n" % json.dumps(part(text="A") | usage).encode())
     assert (delta.counts and delta.counts.output, delta.usage_running) == (7, False)
+
+
+def test_the_output_counted_last_is_that_of_a_message_whose_end_counts_none() -> None:
+    reader = AnswerReader(b"text/event-stream", "/v1/messages")
+    ends = [
+        {"delta": {"stop_reason": None}, "usage": {"output_tokens": 3}},
+        {"delta": {"stop_reason": "end_turn"}},
+    ]
+    events = [*({"type": "message_delta", **end} for end in ends), {"type": "message_stop"}]
+    *_, stop = reader.feed(b"".join(b"data: %b\n\n" % encode(e) for e in events))
+    assert (stop.done, stop.counts and stop.counts.output, stop.usage_running) == (True, 3, False)
