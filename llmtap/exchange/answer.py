@@ -31,6 +31,7 @@ _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
 """Of a JSON body, where a line may tell that more of them follow."""
+_PADDING: Final = b'"obfuscation":'
 _MESSAGES: Final = b"application/vnd.amazon.eventstream"
 _ARRAY_PATH: Final = ":streamGenerateContent"
 """Gemini streams a JSON array there, unless it is asked for an event stream."""
@@ -62,7 +63,7 @@ class AnswerReader:
 
     __slots__ = (
         "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path",
-        "_repeats", "_share", "_size", "_type", "dialect", "kind",
+        "_repeats", "_share", "_size", "_type", "dialect", "kind", "padded",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +84,8 @@ class AnswerReader:
         self._keeps = True  # there is room for it
         self._size = 0
         self._one_value = False  # its first line told that no more of them follow
+        self.padded: bool | None = None
+        """The first event with a text has random padding (OpenAI's `obfuscation`); None until it came."""
 
     @classmethod
     def of_tunnel(cls, path: str) -> "AnswerReader":
@@ -120,6 +123,8 @@ class AnswerReader:
                 delta = read_event(event)
                 delta.size = event.end - event.start
                 out.append(delta)
+                if delta.text and self.padded is None:
+                    self.padded = event.data is not None and _PADDING in event.data
                 if not delta.repeatable:
                     self._repeats.repetition = None  # its reader may have changed its mind
             if len(out) == 1 and delta.repeatable and parser.idle and delta.size == len(payload):
@@ -252,6 +257,8 @@ class AnswerReader:
             delta = Delta(EventClass.METADATA, parsed=False)
         else:
             delta = self.dialect.read_event(SseEvent(0, len(payload), payload))
+            if delta.text and self.padded is None:
+                self.padded = _PADDING in payload
         delta.size = message.size
         return delta
 

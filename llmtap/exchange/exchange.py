@@ -222,6 +222,8 @@ class Exchange:
     status: int | None = None
     stream: bool = False
     """The response was an event stream."""
+    padded: bool = False
+    """Events carry random padding, which their sizes include."""
     finish_reason: str | None = None
     refusal: dict[str, object] | None = None
     """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/refusal.py`."""
@@ -315,7 +317,7 @@ class Exchange:
             "unit": self.unit, "excluded": self.excluded,
             "endpoint": self.endpoint, "dialect": self.dialect, "method": self.method, "path": self.path,
             "request_id": self.request_id, "status": self.status, "stream": self.stream,
-            "outcome": self.outcome.value,
+            "padded": self.padded, "outcome": self.outcome.value,
             "timeline": {name: s(getattr(t, f"{name}_ns")) for name in _POINTS},
             "metrics": metrics,
             "tokens": {

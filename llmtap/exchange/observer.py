@@ -545,7 +545,7 @@ class Observer:
         for delta in answer.close(whole=whole):
             self._add(delta, self._last_read_ns)
         self._x.unparsed_events += answer.skipped
-        self._x.stream = answer.streamed
+        self._x.stream, self._x.padded = answer.streamed, bool(answer.padded)
         self._x.dialect = answer.dialect.name
 
 

@@ -110,6 +110,7 @@ _EXCHANGE: Final = _object(
                 ),
             }
         ),
+        "padded": _about("Events carry random padding, which their sizes include.", FLAG),
         "finish_reason": _MAYBE_TEXT,
         "refusal": _or_null(reference("Refusal")),
         "guardrail": _or_null(reference("Guardrail")),
