@@ -1,10 +1,9 @@
 """Decode the body of an answer: payload bytes to Deltas.
 
-The content type and the first bytes decide whether it is an event stream, lines of JSON or one JSON value,
-never the request: errors come as JSON where a stream was wanted, and the other way round. Of any other body
-only the reads are timed. Bytes from a tunnel are read as messages of a WebSocket.
+Content type and first bytes decide the kind of body, never the request. Of a kind that is not known only
+the reads are timed.
 
-Source: docs/dialects.md (units) and 8 (HTTP layer); RFC 6455.
+Source: docs/dialects.md; RFC 6455.
 """
 
 from enum import Enum
@@ -52,14 +51,8 @@ class BodyKind(Enum):
 
 
 class AnswerReader:
-    """Reads one body.
-
-    Args:
-        content_type: of the response, or None.
-        path: of the request, for the choice of dialect.
-        share: where room for a JSON body is taken; without it there is always some.
-        failed: whether the status is that of an error. Its body is an error, then, in whatever shape.
-    """
+    """Reader of one body. `path` is that of the request; `share` is where room for a JSON body is taken; the
+    body of an error status (`failed`) is an error in whatever shape."""
 
     __slots__ = (
         "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path",

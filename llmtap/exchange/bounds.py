@@ -1,15 +1,8 @@
 """Maximum length of every string in an Exchange, its memory size, and the memory limit of open bodies.
 
-A string is bounded before it is stored: `bounded` where one enters, and `bound` for all of them when the
-exchange is complete. What clients and upstreams choose is cut KEY_CHARS behind its bound, searched for keys,
-and then cut at its bound, so that a key across the bound is recognised.
-
-A request's body, and an answer of one piece, can be understood only when they are whole. `Budget` bounds what
-all exchanges keep of them together; a body that finds no room is not kept, and its exchange is measured
-without it.
-
-SECURITY.md shows BOUNDS as a table. `tests/exchange/test_bounds.py` compares the two, and fails for a string
-of the Exchange that has no row.
+`bounded` cuts a string where it enters, `bound` all of a complete exchange. Strings chosen by clients and
+upstreams are cut KEY_CHARS behind their bound, searched for keys, then cut at it. SECURITY.md shows BOUNDS
+as a table, which a test compares.
 """
 
 from array import array
@@ -155,10 +148,8 @@ def _fitted(field: str, value: Any, room: list[int]) -> Any:
 
 
 def memory_bytes(value: object) -> int:
-    """Return the bytes that a value takes, with all that it holds: an Exchange, or anything one consists of.
-
-    What two values share counts for both.
-    """
+    """Return the bytes that an Exchange, or any value in one, takes with all that it holds. Shared values
+    count twice."""
     kind = type(value)
     fixed = _FIXED_BYTES.get(kind)
     if fixed is not None:
@@ -182,10 +173,8 @@ def memory_bytes(value: object) -> int:
 
 
 def _reader_of(kind: type) -> tuple[int, Callable[[object], Any]]:
-    """The bytes of a class's numbers and of the objects that it always holds, and a reader of all else.
-
-    It reads the class too, twice: attrgetter makes a tuple only of two names and more.
-    """
+    """Return the bytes of a class's fixed parts, and a reader of all else (and of the class, twice:
+    attrgetter makes a tuple only of two names and more)."""
     fixed_bytes, names = _parts_of(kind, "")
     return fixed_bytes, attrgetter("__class__", "__class__", *names)
 
@@ -205,15 +194,8 @@ def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
 
 
 class Budget:
-    """What all exchanges may take together.
-
-    Args:
-        bytes_max: of all of them.
-        short: told of each body that is not kept for want of room.
-
-    Attributes:
-        left: bytes that can still be taken.
-    """
+    """Bytes that all exchanges may keep together; `left` of `bytes_max` can still be taken. `short` is called
+    for each body that finds no room."""
 
     __slots__ = ("_short", "left")
 

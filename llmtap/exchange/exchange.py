@@ -1,8 +1,7 @@
 """The Exchange: one request and its answer, with the timeline of events.
 
-All stamps are integer nanoseconds of the host's monotonic clock; None where a point was never reached.
-Seconds appear only in `to_dict`, the public form. `RequestShape`, `Turn` and `CapturedText` are filled in by
-`capture/`; live measuring needs none of them.
+Timestamps are ns of the host's monotonic clock, None where a point was never reached; `to_dict` has
+seconds.
 """
 
 from array import array
@@ -305,10 +304,7 @@ class Exchange:
     def to_dict(
         self, metrics: dict[str, float | None], chunking: dict[str, object], *, events: bool = False
     ) -> dict[str, object]:
-        """The exchange as public JSON: stable names, seconds, null where a thing is absent.
-
-        `metrics` and `chunking` are handed in because a record knows no formulas.
-        """
+        """Return public JSON: stable names, seconds, null where a thing is absent."""
         t, s = self.timeline, self.since_arrival
         out: dict[str, object] = {
             "id": self.id, "relay": self.relay, "seq": self.seq,

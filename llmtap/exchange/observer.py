@@ -1,12 +1,9 @@
 """Build an Exchange from timestamped bytes (sans-IO), for live relays and saved files.
 
-It reads the heads, undoes HTTP framing and content-encoding, classifies events, and sets the points of the
-timeline. Every event has the stamp of the read that completed it. Bad bytes never raise: where a body cannot
-be understood only its reads are timed, and `Exchange.unparsed_events` counts them.
+Every event has the stamp of the read that completed it. Bad bytes never raise: of a body that cannot be
+read only the reads are timed. Long because its methods change the state of one exchange.
 
-Long because its methods change the state of one exchange.
-
-Source: design.md sections 2 and 5; docs/dialects.md and 8.
+Source: docs/dialects.md.
 """
 
 import re
@@ -43,10 +40,9 @@ __all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
 EVENTS_MAX: Final = 1 << 18
 """Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
 UNSEEN_NS: Final = 11_100_000
-"""A shorter stall of the loop is not noticed: its timers are probed every 10 ms, with a grain of 1.1 ms. A
-kernel's stamp is right however long the read waited, but it is that of the read's last piece; so of events
-that share a read all but the last may have waited this long. Or the server sent them together: both look the
-same."""
+"""Stalls of the loop below this are not noticed (timers are probed every 10 ms, with a grain of 1.1 ms). A
+kernel's stamp is that of the read's last piece: of events that share a read all but the last may have waited
+this long."""
 _TEXT_CHARS_MAX: Final = BOUNDS["said.response_text"].chars
 _USAGE_BYTES_MAX: Final = 1 << 16
 """Of an event whose usage object is kept as sent until the end; of a longer one only the figures are kept."""
@@ -79,15 +75,13 @@ class Observer:
     """One exchange in the making. Stamps are ns of the monotonic clock, in the order of the calls.
 
     Args:
-        relay, seq: which exchange this is.
         arrival_ns: the read that held the request's first byte; arrival_wall_ns: the same as a date.
-        head: the request head as received.
         clock: how the stamps were taken, `mono` or `kernel`.
-        identify: tells the tenant of a request; without it all are `default`.
-        patterns: words of a refusal, for `exchange/refusal.py`.
-        count_tokens: counts the tokens in a text, for streams that declare nothing themselves.
-        hear: is shown the whole request, and may ask for the answer's text (`Exchange.said`).
-        bodies: what bodies under way may take, of all exchanges together; without it there is always room.
+        identify: returns the tenant of a request; without it all are `default`.
+        patterns: words of a refusal.
+        count_tokens: counts the tokens in a text, for streams that declare none.
+        hear: gets the whole request, and may ask for the answer's text (`Exchange.said`).
+        bodies: memory limit of all open bodies; None: no limit.
     """
 
     def __init__(
@@ -257,12 +251,8 @@ class Observer:
             self._add(answer.read_message(message), t_ns)
 
     def tunnel(self, data_up: bytes | None, data_down: bytes | None, t_ns: int, added_ns: int) -> None:
-        """Bytes that passed a tunnel, up or down, read at `t_ns`.
-
-        Those from the upstream are timed, as messages of a WebSocket if that is what they are. The exchange
-        was submitted when the tunnel was opened, so its points are no latencies; the responses of a session
-        have exchanges of their own (`exchange/session.py`).
-        """
+        """Take bytes that passed a tunnel. The upstream's are timed as messages of a WebSocket; the responses
+        of a session have exchanges of their own (`exchange/session.py`)."""
         if data_down:
             self._count_read(t_ns, added_ns)
             if self._answer is not None:
@@ -279,16 +269,14 @@ class Observer:
         request_bytes: int,
         response_bytes: int,
     ) -> Exchange:
-        """The Exchange; call it once, last.
+        """Return the Exchange; call it once, last.
 
         Args:
-            delivered_ns: the client's socket took the last byte.
-            outcome: how the relay saw it end, a value of `Outcome`; what the events said refines it.
-            status: that the client got, by the relay's word; None: none, or the head that was seen tells.
-            error: the relay's sentence about it, if any.
+            outcome: as the relay saw it, a value of `Outcome`; the events refine it.
+            status: that the client got; None: that of the head, if any.
             paused_ns: how long back-pressure held the stream.
             lag_ns: worst time a byte may have waited unread, as far as it was seen (`UNSEEN_NS`).
-            request_bytes, response_bytes: as read, heads included.
+            request_bytes, response_bytes: heads included.
         """
         x, t = self._x, self._t
         self._end_request()
@@ -328,10 +316,7 @@ class Observer:
         return x
 
     def give_up(self, reason: str) -> bool:
-        """Stop parsing the response: from here on its reads are timed and nothing else.
-
-        Returns False if no parsing goes on: before the response, after its end, or where it was given up.
-        """
+        """Stop parsing the response; its reads are still timed. Return False if no parsing goes on."""
         if self._answer is None or self._closed or self._lost is not None:
             return False
         self._expect_nothing()
@@ -461,11 +446,8 @@ class Observer:
             self._texts.append(text)
 
     def _expect(self, repetition: Repetition) -> None:
-        """An event was added that may come again with another text, alone in its read.
-
-        As long as nothing else comes, `token_run` keeps the reads that are to be logged. Nothing is pending
-        in the layers that are passed by, nor would they remember anything.
-        """
+        """Let `token_run` collect the next reads: an event came, alone in its read, that may come again with
+        another text. No layer below holds pending bytes."""
         chunked = self._dechunk is not None
         if repetition is not self._repetition or self._run is None:
             self._repetition = repetition
@@ -488,10 +470,7 @@ class Observer:
             )
 
     def _log_run(self) -> None:
-        """Do for all reads in the run at once what `_count_read` and `_add` would have done for each.
-
-        They hold nothing but a text, and were not the first of their kind.
-        """
+        """Log all reads in the run at once, as `_count_read` and `_add` would."""
         run, repetition, answer = self._run, self._repetition, self._answer
         if not run or repetition is None or answer is None:
             return

@@ -1,13 +1,10 @@
 """Parse prompts: the messages of a request body, in one form for all endpoints, and its parameters.
 
-A message is a role and parts. Text is text and token ids are ids; what has no length of its own (a picture,
-the border between a function's name and its arguments) is a mark: it counts no bytes, and still two prompts
-that differ in it are not the same. Reasoning that a client sends back stands apart, because clients drop it
-from one turn to the next while the conversation stays the same.
+A message is a role and parts: text, token ids, and marks for what has no length (a picture). Reasoning that
+a client sends back stands apart, because clients drop it between turns. Nothing raises. The text is for
+hashing and counting.
 
-Nothing here raises, whatever the body is. The text is for hashing and counting and goes no further.
-
-Source: request shapes and names of parameters are from each provider's reference.
+Source: each provider's reference.
 """
 
 import re
@@ -87,17 +84,9 @@ class PromptShape:
 
 
 def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
-    """The prompt in a request's body.
-
-    Args:
-        body: without its codings.
-        endpoint: as in `Exchange.endpoint`. With None, or where the body has another form than is the
-            endpoint's, what is there decides.
-
-    Returns:
-        None for what is no JSON object, and for an unknown endpoint whose body has nothing that is known as a
-        prompt. More messages than MESSAGES_MAX are not read; what else is asked is.
-    """
+    """Return the prompt in a request's decoded body, at most MESSAGES_MAX messages of it; None for what is no
+    JSON object or holds no known prompt. Without an `endpoint`, or where the body has another form than it,
+    the members decide."""
     if body.lstrip()[:1] != b"{":
         return None
     try:

@@ -1,8 +1,7 @@
 """Determine refusals: combines the verdicts of an exchange's events, its status, headers and first words.
 
-What acts goes before what only flags, the first before the later, and signs before words. A flag alone is no
-refusal. An intervention behind tokens that the client already has is marked `late`: the answer was cut off,
-or taken back, where nothing can be.
+What acts goes before what flags, the first before the later, signs before words. A flag alone is no
+refusal. An intervention behind tokens that the client already has is marked `late`.
 
 Source: docs/dialects.md.
 """

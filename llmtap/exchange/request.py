@@ -1,13 +1,9 @@
 """Parse a request: its head, and the fields of its body that an exchange needs.
 
-A body is kept only until it was read once; who is asking (the tenant) is told by a function handed in,
-because the rules for it are an operator's.
+The tenant comes from a function that is passed in. Bodies of requests to MCP servers are not read.
 
-Requests to MCP servers tell themselves by their headers. Their bodies are not read.
-
-Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives;
-modelcontextprotocol.io SEP-2243 (`Mcp-Method`, `Mcp-Name`), streamable HTTP (`Mcp-Session-Id`,
-`MCP-Protocol-Version`); a2a-protocol.org (`A2A-Version`).
+Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives; modelcontextprotocol.io
+SEP-2243 and streamable HTTP; a2a-protocol.org.
 """
 
 import re
@@ -82,15 +78,8 @@ _decode_request = msgspec.json.Decoder(_RequestBody).decode
 
 
 class RequestReader:
-    """Reads one request into its Exchange.
-
-    Args:
-        x: where to write what is found.
-        raw: the request head as received.
-        identify: tells the tenant; without it the exchange keeps the default one.
-        hear: is shown the whole request.
-        share: where room for the body is taken; without it there is always some.
-    """
+    """Reader of one request into its Exchange `x`. `identify` returns the tenant, `hear` gets the whole
+    request, `share` is where room for the body is taken."""
 
     __slots__ = (
         "_body", "_coding", "_head", "_hear", "_identify", "_keeps", "_path", "_share", "_size", "_taken",

@@ -1,10 +1,9 @@
 """Build an Exchange from a saved answer, with every event and its place in the body.
 
-Taken are a whole HTTP response (head and body, as `curl -i` or a packet tool writes it), a HAR file or one
-entry of it, and a bare body: an event stream, NDJSON or JSON. Bytes only: nobody noted when they came, so
-the stamps of such an Exchange are all 0 and say nothing.
+Accepts an HTTP response (as `curl -i` writes it), a HAR file or entry, and a bare event stream, NDJSON or
+JSON. All timestamps are 0.
 
-Source: RFC 9112 (messages), HAR 1.2, docs/dialects.md and 8.
+Source: RFC 9112, HAR 1.2, docs/dialects.md.
 """
 
 import base64
@@ -120,11 +119,8 @@ def explain(saved: Saved) -> Explained:
 
 
 def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry: int | None = None) -> Saved:
-    """What is in `data`. `path` and `request_body` are of the request, where the file does not hold it;
-    `entry` picks one of a HAR's, counted from 0.
-
-    Raises SavedError, saying what is wrong with it.
-    """
+    """Return what is in `data`. `path` and `request_body` are used where the file has no request; `entry`
+    picks one of a HAR's, from 0. Raises SavedError."""
     if not data.strip():
         raise SavedError("the file is empty")
     if data.startswith(b"HTTP/"):

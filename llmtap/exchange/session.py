@@ -1,15 +1,11 @@
 """Split a WebSocket session of the Responses or Realtime API into one Exchange per response.
 
-An exchange begins when the client's message that asks for it was read (`response.create`), or what else makes
-the server answer: committed audio, or a `response.steer`, whose continuation the server creates by itself. It
-ends with the response (`response.completed`, `.incomplete`, `.failed`, `.cancelled`, `.done`), with an error
-that takes its place, or with the session.
-
-Responses run side by side on streams (`stream_id`), and in a Realtime session also outside of the
-conversation: an event belongs to the response that it names, else to the one that runs on its stream.
+An exchange begins with the client's `response.create`, committed audio, or a `response.steer`. It ends with
+the response, with an error in its place, or with the session. An event belongs to the response that it
+names, else to the one on its stream (`stream_id`).
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
-events; openai/openai-python types/responses, types/realtime.
+events.
 """
 
 from collections.abc import Callable
@@ -73,13 +69,8 @@ class _Response:
 
 
 class Session:
-    """The responses of one session.
-
-    Args:
-        observe: returns the observer of an exchange whose request was read at this time (ns).
-        ended: takes an exchange that is complete.
-        forgot: is told that an exchange was given up.
-    """
+    """The responses of one session. `observe` returns the observer of an exchange whose request was read at a
+    time (ns), `ended` takes a complete exchange, `forgot` is called for one that was given up."""
 
     __slots__ = (
         "_cause", "_down", "_ended", "_forgot", "_lost", "_model", "_observe", "_open", "_realtime", "_up",

@@ -1,17 +1,9 @@
 """Close an exchange: its outcome, token counts, usage, and the server's own times.
 
-Of texts from outside only figures and single words are kept (names of errors, of reasons, of counts): other
-text might be anybody's.
-
-A server that is wrong, or hostile, reports any number. A duration that cannot be true, and a token count that
-is none, enters no figure: it is removed from its exchange, and counted by reason.
-
-| reason (`KINDS`) | value |
-|---|---|
-| `server_time_negative` | a duration below 0 |
-| `server_time_not_finite` | a duration that is infinite or no number |
-| `server_time_too_long` | a duration, or a sum of durations, that is longer than its exchange |
-| `token_count` | of usage: negative, not whole, above `USAGE_TOKENS_MAX`, no number |
+Of texts from outside only figures and single words are kept. Durations and counts that cannot be true are
+removed and counted by reason (`KINDS`): `server_time_negative`, `server_time_not_finite`,
+`server_time_too_long` (longer than the exchange) and `token_count` (negative, not whole, above
+`USAGE_TOKENS_MAX`, no number).
 
 Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """
@@ -46,14 +38,8 @@ _USAGE_ITEMS_MAX: Final = 64
 def judge(
     x: Exchange, said: Outcome, *, done: bool, lost: str | None, error_type: str | None
 ) -> tuple[Outcome, str | None]:
-    """The relay's outcome in the light of what the events said, and a sentence about it.
-
-    Args:
-        said: how the relay saw it end.
-        done: an end marker came.
-        lost: why the body could not be followed to its end.
-        error_type: of an error that the events told.
-    """
+    """Return the relay's outcome refined by the events, and a sentence about it. `lost` says why the body
+    could not be followed, `error_type` names an error that the events reported."""
     if said is not Outcome.COMPLETE:
         return said, None
     about = f" ({error_type})" if error_type is not None and is_word(error_type) else ""
@@ -136,11 +122,9 @@ _PARTS: Final = ("queue", "prefill", "decode")
 
 
 def remove_implausible(x: Exchange) -> None:
-    """Remove from an exchange that has ended the durations and counts that cannot be true, and count them.
-
-    A duration is compared with the time from submit to the end, plus the exchange's uncertainty and
-    ROUNDING_NS. An answer that was saved without times has no duration: sign and finiteness are checked then.
-    """
+    """Remove durations and counts that cannot be true, and count them. A duration may last from submit to the
+    end, plus the exchange's uncertainty and ROUNDING_NS; without an end only its sign and finiteness are
+    checked."""
     if x.server_timing is not None or x.server_gaps_ns is not None:
         _check_times(x)
     tokens = x.tokens
@@ -222,11 +206,8 @@ _GAPS_MAX: Final = 1 << 18
 
 
 class TokenLadder:
-    """Counts the tokens of one answer by the best source that tells them (IETF draft, 4.4).
-
-    Args:
-        tokenizer: counts the tokens in a text; None: only what the events declare is used.
-    """
+    """Token count of one answer by its best source (IETF draft, 4.4). `tokenizer` counts the tokens in a
+    text."""
 
     __slots__ = ("_counted", "_counts", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks")
 

@@ -1,9 +1,8 @@
 """Delta: the meaning of one event of an answer, in terms that all dialects share.
 
-A dialect turns an event's bytes into a Delta; the observer puts Deltas on a timeline. Nothing in a
-Delta is specific to a provider, except `usage`, which is kept as it was sent.
+Nothing in a Delta is specific to a provider, except `usage`, which is kept as sent.
 
-Source: docs/dialects.md (classes, their order) and section 5 (token counts).
+Source: docs/dialects.md.
 """
 
 from enum import IntEnum, StrEnum
@@ -23,10 +22,7 @@ USAGE_TOKENS_MAX: Final = 10**8
 
 
 class EventClass(IntEnum):
-    """The primary class of one event of a response. The value is its code in timelines.
-
-    Where several apply, the earliest in this order is primary.
-    """
+    """Primary class of an event; the earliest that applies. The value is its code in timelines."""
 
     GUARDRAIL = 0
     """First, because a guardrail that speaks through an error is a guardrail."""
@@ -68,10 +64,7 @@ class UsageCounts(msgspec.Struct, gc=False):
 
 
 class Verdict(msgspec.Struct, gc=False):
-    """What one event says of an intervention by a filter, a rail or a hook, or of the model's refusal.
-
-    Source: docs/dialects.md.
-    """
+    """What one event says of an intervention by a filter, a rail or a hook, or of the model's refusal."""
 
     signal: str
     """What gave it away: `finish_reason`, `delta.refusal`, `stream_error.type`, ..."""

@@ -1,9 +1,6 @@
 """Binary event streams (`application/vnd.amazon.eventstream`), and JSON arrays that are streamed.
 
-A message has a prelude (its length, the length of its headers, a checksum of both), headers, a payload and a
-checksum of all before. A wrong checksum breaks the stream: nothing behind it is known to be a message.
-
-Both parsers report SseEvents, so that dialects read one shape whatever the framing.
+Both parsers report SseEvents. A wrong checksum ends the parsing of a binary stream.
 
 Source: smithy.io amazon-eventstream; botocore/eventstream.py; ai.google.dev streamGenerateContent.
 """
@@ -151,10 +148,8 @@ _inside: Final = re.compile(rb'["\\]').search
 
 
 class ArrayParser:
-    """Cuts one JSON array into its elements, which must be objects. Any cut of the bytes gives the same ones.
-
-    An element is reported when its last byte came, with what separates it from the one before.
-    """
+    """Cutter of a JSON array into its elements (objects), each reported when its last byte came. Any cut of
+    the bytes gives the same ones."""
 
     __slots__ = ("_begun", "_buffer", "_depth", "_text", "offset", "skipped")
 

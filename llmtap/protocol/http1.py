@@ -1,11 +1,8 @@
 """HTTP/1.1 heads and framing: strict, incremental, sans-IO.
 
-llhttp (through httptools) tokenises heads in its strict mode; the rules of framing are here. An ambiguous
-message raises PeerProtocolError and is never forwarded: two lengths, a length beside chunked, a transfer
-coding other than chunked, a bare CR or LF, a folded line, white space before a colon. Scanners find the end
-of a body; they look only at framing and keep no payload, so that the relay can pass the very bytes it read.
-
-Long because heads decide the framing of bodies, and both follow one set of rules.
+llhttp (httptools) tokenises heads; the rules of framing are here. An ambiguous message raises
+PeerProtocolError and is never forwarded. Scanners find the end of a body without keeping payload. Long
+because heads decide the framing of bodies.
 
 Source: RFC 9110, RFC 9112; sections beside the rules.
 """
@@ -175,10 +172,8 @@ def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
 
 
 def parse_request_head(raw: bytes) -> RequestHead:
-    """The head in `raw`, which ends with the empty line.
-
-    Raises PeerProtocolError with the status the client should get: 400, 405, 501 or 505.
-    """
+    """Return the head in `raw`, which ends with the empty line. Raises PeerProtocolError with the client's
+    status: 400, 405, 501 or 505."""
     if _plain_request is not None and (plain := _plain_request(raw)) is not None:
         method, target, headers, host, length, chunked, keep_alive = plain
         if host not in _seen_hosts:
@@ -272,10 +267,8 @@ def _check_host(value: bytes) -> None:
 
 
 def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
-    """The response head in `raw`, which ends with the empty line; `method` is the request's.
-
-    Raises PeerProtocolError: the upstream broke HTTP (a client is then told 502).
-    """
+    """Return the response head in `raw`, which ends with the empty line; `method` is the request's. Raises
+    PeerProtocolError (502)."""
     if _plain_response is not None and method != b"HEAD" and (plain := _plain_response(raw)) is not None:
         status, reason, headers, length, chunked, keep_alive = plain
         if chunked:
@@ -404,15 +397,9 @@ _SIZES_MAX: Final = 4_096
 
 
 class ChunkedScanner:
-    """A chunked body, trailers included (RFC 9112 7.1). Strict: CR LF everywhere, no bare LF.
-
-    Chunk extensions are passed over, as 7.1.1 asks of a recipient that does not know them. A line that a read
-    ends within is checked as far as it goes, so that no byte of a malformed line is ever forwarded.
-
-    Args:
-        trailers: where to put the trailer lines, for a reader that wants them.
-        refused: names of fields (lower case) that are refused as trailers.
-    """
+    """A chunked body, trailers included (RFC 9112 7.1), CR LF everywhere. A line that a read ends within is
+    checked as far as it goes: no byte of a malformed one is forwarded. `refused`: names (lower case) refused
+    as trailers."""
 
     __slots__ = ("_refused", "left", "line_part", "trailer_lines", "trailers")
 
@@ -432,11 +419,8 @@ class ChunkedScanner:
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole(self, data: bytes) -> bytes:
-        """The payload of `data`, where that is one whole chunk, as most reads of a token stream are.
-
-        Where it is not, or its size is seen for the first time, b"", and `data` is for `feed`. A whole chunk
-        leaves nothing behind to be remembered.
-        """
+        """Return the payload of `data` if that is one whole chunk of a known size; else b"", and `data` is
+        for `feed`."""
         if not self.between:
             return b""
         start = data.find(b"\n") + 1
@@ -446,10 +430,8 @@ class ChunkedScanner:
         return b""
 
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """As BodyScanner; appends the payload found in `data` to `pieces`, if given.
-
-        Raises PeerProtocolError at the first byte that cannot be part of a chunked body.
-        """
+        """As BodyScanner; appends the payload to `pieces`. Raises PeerProtocolError at the first byte that is
+        malformed."""
         at, end, left = 0, len(data), self.left
         while True:
             if left:
@@ -549,10 +531,7 @@ class ChunkedDecoder:
         return self._scanner.between
 
     def feed(self, data: bytes) -> bytes:
-        """The payload in `data`; nothing once `done`.
-
-        Raises PeerProtocolError as the scanner does.
-        """
+        """Return the payload in `data`; nothing once `done`. Raises PeerProtocolError."""
         payload = self._scanner.whole(data)
         if payload or self.done:
             return payload

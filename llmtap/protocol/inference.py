@@ -1,10 +1,7 @@
-"""Which requests ask a model for nothing: they are forwarded and counted, and not measured.
+"""Rules for requests that ask a model for nothing: forwarded and counted, and not measured.
 
-One rule for all vantages. A rule is a method (`GET`), or a path with all below it (`/tokenize`):
-
-- `/health` holds `/health/live`, and not `/healthz`; `/` holds itself alone. Paths are as clients send them:
-  decoded, without the query, and with the prefix under which an application is mounted;
-- a method does not hold requests for a stream: WebSockets, `Accept: text/event-stream`, `?stream=true`.
+A rule is a method (`GET`; streams and WebSockets are excepted) or a path with all below it: `/health` holds
+`/health/live`, not `/healthz`. Paths are decoded and without the query.
 """
 
 import re

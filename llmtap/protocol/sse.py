@@ -1,18 +1,10 @@
 """Parse server-sent events and newline-delimited JSON from bytes that are cut at any place.
 
-A *block* is a run of non-empty lines closed by an empty one; blocks of comments alone are reported
-too, because a keep-alive is something that happened. Lines end in CR, LF or CR LF, mixed at will, and
-in nothing else: U+2028 or U+0085 inside JSON is text.
+A *block* is a run of non-empty lines closed by an empty one; comments alone are a block too. Only CR, LF
+and CR LF end a line. Some servers put a single newline between events: a data line that ends in `}` before
+one that begins with `{` or `[` ends an event, and from there on every whole JSON line is one.
 
-One leniency beyond the standard: some servers put a single newline between events. Where a data line
-ends in `}` and the next begins with `{` or `[`, no JSON text can hold both, so they are two events;
-from there on every whole JSON line of that stream is an event at its own line end.
-
-A line of NDJSON ends in LF or CR LF; the last one of a body may lack it. Each line is reported as one event;
-an empty one is a keep-alive.
-
-Source: WHATWG HTML, "Parsing an event stream"; docs/dialects.md and 2; ndjson.org,
-jsonlines.org.
+Source: WHATWG HTML, "Parsing an event stream"; ndjson.org; docs/dialects.md.
 """
 
 from typing import Final
@@ -44,11 +36,8 @@ class SseEvent(msgspec.Struct, gc=False):
 
 
 class SseParser:
-    """Cuts one body into blocks. Any cut of the bytes gives the same events.
-
-    Keeps the bytes of one unfinished block, at most `event_bytes_max` of them: a longer block is
-    passed over to its end and counted in `skipped`.
-    """
+    """Cutter of one body into blocks; any cut of the bytes gives the same events. A block beyond
+    `event_bytes_max` is skipped and counted."""
 
     __slots__ = (
         "_after_cr", "_bom", "_comment", "_cr_waits", "_crlf", "_data", "_event", "_event_bytes_max",
@@ -258,11 +247,8 @@ class SseParser:
 
 
 class LineParser:
-    """Cuts one body into lines. Any cut of the bytes gives the same ones.
-
-    Keeps the bytes of one unfinished line, at most `line_bytes_max` of them: a longer line is passed over to
-    its end and counted in `skipped`.
-    """
+    """Cutter of one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
+    beyond `line_bytes_max` is skipped and counted."""
 
     __slots__ = ("_line_bytes_max", "_size", "_tail", "offset", "skipped")
 

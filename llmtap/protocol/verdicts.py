@@ -1,9 +1,8 @@
 """Signs of interventions in an event: finish reasons, errors, fields of filters, rails and hooks.
 
-Each function reads one place and returns a Verdict or None. Words of a body get into a Verdict only from
-closed sets or as single words (codes, categories); texts are searched for known phrases and never kept.
-Signals of errors are `error.code`, `error.type`, `error.message` or `error.metadata`; `exchange/refusal.py`
-names them anew by the status and the kind of body they came in.
+Each function reads one place and returns a Verdict or None. Verdicts hold only words of closed sets and
+single words; texts are searched for phrases and never kept. `exchange/refusal.py` renames the signals of
+errors (`error.code`, ...) by status and kind of body.
 
 Source: docs/dialects.md.
 """
@@ -116,10 +115,8 @@ def filter_category(results: Any) -> str | None:
 
 
 def _category(results: Any, key: str) -> str | None:
-    """Name of the first result with `key` true; "" if the name is no word, None if there is none.
-
-    A result is an object, or an array of them (`custom_blocklists`), which may be its `details`.
-    """
+    """Return the name of the first result with `key` true; "" if the name is no word, None if there is none.
+    A result is an object or an array of them (`custom_blocklists`)."""
     if isinstance(results, dict):
         for i, (name, result) in enumerate(results.items()):
             if i == _ITEMS_MAX:
@@ -207,10 +204,8 @@ _ACTED: Final = ("BLOCKED", "ANONYMIZED", "MASKED")
 
 
 def phase_of_trace(trace: Any) -> tuple[str | None, bool]:
-    """Return the phase that a guardrail's trace assessed, and whether a policy in it acted.
-
-    The phase is that of the assessments that acted, else of those there are; None where they are of both.
-    """
+    """Return the phase that a guardrail's trace assessed (None: both), preferably that of assessments that
+    acted, and whether a policy acted."""
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
         return None, False
@@ -236,13 +231,8 @@ def _acted(value: Any, depth: int = 0) -> bool:
 
 
 def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
-    """NeMo Guardrails' data beside an answer: the rail that stopped it, and whose canned text came instead.
-
-    Args:
-        data: `guardrails_data` or `guardrails`, whose log lists the rails that were activated, by name or as
-            objects with a `stop`.
-        status: beside it; `blocked` where one that is only named stopped the answer.
-    """
+    """Return NeMo Guardrails' verdict: `data` lists the activated rails, as objects with a `stop`, or by name
+    where `status` is `blocked`."""
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
@@ -315,11 +305,8 @@ _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IG
 
 
 def of_error(value: Any) -> Verdict | None:
-    """Whether the error in an event or a body is a guardrail's.
-
-    Args:
-        value: the whole JSON object; hooks and categories may stand beside the error, or all at the top.
-    """
+    """Return the verdict if the error in a JSON object is a guardrail's; hooks and categories may stand
+    beside it."""
     if not isinstance(value, dict):
         return None
     error, place = _error_in(value)

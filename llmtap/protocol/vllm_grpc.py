@@ -1,10 +1,9 @@
 """Messages of vLLM's engine service over gRPC, by the published package smg-grpc-proto (extra `grpc`).
 
-vLLM (`vllm serve --grpc`) and the gateway SMG use this service. A request is text or token ids; an answer is
-a stream of chunks with the new token ids, then a message with finish reason and usage. There is no text.
+Answers are chunks of token ids without text, then a message with finish reason and usage; it repeats the
+ids of the last chunk, and its completion_tokens may count these alone.
 
-Source: smg_grpc_proto/proto/vllm_engine.proto; smg_grpc_servicer/vllm/servicer.py (run by vLLM): after chunks
-the last message repeats the ids of the last chunk, and its completion_tokens may count these alone.
+Source: smg_grpc_proto/proto/vllm_engine.proto; smg_grpc_servicer/vllm/servicer.py.
 """
 
 import warnings

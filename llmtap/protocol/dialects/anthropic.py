@@ -1,10 +1,8 @@
 """Anthropic Messages: events of a message and its blocks, and whole messages; also the older `completion`.
 
-An event names itself, so the `event:` lines that gateways drop are not missed. There is no `[DONE]`. The
-input is counted at the start and often nowhere else; as the provider counts it, cached tokens are not in it.
+Input is counted at the start and often nowhere else, without cached tokens. There is no `[DONE]`.
 
-Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-streaming;
-docs/dialects.md.
+Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-streaming.
 """
 
 from collections.abc import Iterator

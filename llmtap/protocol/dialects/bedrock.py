@@ -1,11 +1,8 @@
-"""Bedrock's ConverseStream and Converse: events of one message, and whole ones; and the texts of InvokeModel.
+"""Bedrock's ConverseStream and Converse, and the texts of InvokeModel (Titan, Llama, Mistral; Nova's events).
 
-The messages of `application/vnd.amazon.eventstream` name the event; `protocol/event_stream.py` passes that
-name on. InvokeModelWithResponseStream carries the events of the model's own dialect instead: Nova's are those
-of ConverseStream, each in an object that names it; Titan, Llama and Mistral send texts.
+Other models' chunks of InvokeModelWithResponseStream are events of their own dialect.
 
-Source: botocore data/bedrock-runtime/2023-09-30 (ConverseStreamOutput, ConverseResponse);
-docs.aws.amazon.com bedrock userguide, model-parameters-titan-text, -meta, -mistral-text-completion.
+Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock userguide, model-parameters.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,6 @@
 """llama.cpp's own `/completion`: a text and its token ids, and the server's timings; no end marker.
 
-With `timings_per_token` every event has the server's clock, and with `return_progress` there are events
-while the prompt is read. Several prompts get a list of answers.
-
-Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp; docs/dialects.md.
+Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp.
 """
 
 from typing import Any, Final

@@ -40,11 +40,8 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 class Fields(Generic[Shape]):
-    """Decodes the fields of a JSON object that a Struct names; skipping the others costs nothing.
-
-    The Struct's fields are all Any with a default: the reader checks each value before use, so that an odd
-    type costs that field and nothing else.
-    """
+    """Decoder of the fields of a JSON object that a Struct names. All are Any with a default: an odd type
+    costs that field and nothing else."""
 
     __slots__ = ("_decode", "_names", "_shape")
 
@@ -161,15 +158,8 @@ def gather(
     signal: str = "finish_reason",
     verdict: Verdict | None = None,
 ) -> Delta:
-    """Return one Delta of everything that an event, or a whole answer, says.
-
-    Args:
-        pieces: of output, in their order.
-        beside: classes of what else it says.
-        choices: those that the pieces belong to.
-        reason: why it ended, if it did; `signal` names the field that says so.
-        verdict: a guardrail's verdict; adds the class GUARDRAIL.
-    """
+    """Return one Delta of everything that an event, or a whole answer, says. `beside` are classes other than
+    those of the pieces, `signal` names the field of `reason`, `verdict` adds the class GUARDRAIL."""
     texts: dict[EventClass, list[str]] = {}
     for kind, text in pieces:
         texts.setdefault(kind, []).append(text)

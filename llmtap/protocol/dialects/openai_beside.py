@@ -1,9 +1,7 @@
-"""Shared base of the readers of OpenAI's two older dialects (chat and completions).
+"""Shared base of the readers of OpenAI's chat and completions.
 
-It reads choices, errors, filters, guardrail fields, hook results and server durations.
-
-Fields beside the choices come with events that end something or carry no choice, so they are decoded in a
-second pass.
+Errors, filters, guardrail fields, hook results and server durations beside the choices are decoded in a
+second pass, where they may occur.
 
 Source: docs/dialects.md.
 """
@@ -219,11 +217,8 @@ def add_beside(
 
 
 def read_failure(value: Any, name: bytes | None = None) -> Delta | None:
-    """An error in a dialect nobody knows; None if it is none.
-
-    In an `error` member, in a list of them, or flat, if that is a guardrail's. `name` is that of the event,
-    which alone may say that it is an error.
-    """
+    """Return an error in an unknown dialect (in an `error` member, a list, or flat in an event that `name` or
+    a guardrail's code marks); None if it is none."""
     if not isinstance(value, dict):
         return unknown(name) if name == b"error" else None
     beside = _build(value)
@@ -367,12 +362,8 @@ def build_chunk(
     choice: Callable[..., Any],
     parts: Callable[[Any], dict[str, Any]],
 ) -> Built | None:
-    """Return the chunk in a JSON object that the typed decode refused, without what does not fit.
-
-    Args:
-        chunk, choice: their classes.
-        parts: returns the fields of a choice that are the dialect's own.
-    """
+    """Return the chunk in a JSON object that the typed decode refused, without what does not fit. `parts`
+    returns the fields of a choice that are the dialect's own."""
     if not isinstance(value, dict):
         return None
     get = value.get

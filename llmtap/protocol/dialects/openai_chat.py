@@ -1,11 +1,9 @@
 """OpenAI chat completions: `chat.completion.chunk` events and `chat.completion` bodies.
 
-One chunk usually carries one piece of one choice, and that way is kept short: a typed decode that
-skips what it does not know, a few comparisons, one Delta. Everything else goes through `_read`.
+A chunk with one piece of one choice takes a short path (`_read_usual`); everything else goes through
+`_read`.
 
-Thinking may lie inside the content (`protocol/inline_thinking.py`).
-
-Source: openai/openai-openapi openapi.yaml; docs/dialects.md and 3.5.
+Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
 """
 
 import re

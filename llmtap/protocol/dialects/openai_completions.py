@@ -1,9 +1,8 @@
 """OpenAI's older completions: `text_completion` events and bodies, where a choice has a `text`.
 
-With `echo` the prompt comes back in the first chunk's text: it cannot be told from the answer, and only usage
-or token ids count right then.
+With `echo` the first text holds the prompt: only usage or token ids count right then.
 
-Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
+Source: openai/openai-openapi openapi.yaml.
 """
 
 from typing import Any, Final

@@ -1,9 +1,8 @@
-"""OpenAI Responses: named events around the items of a response, and whole responses.
+"""OpenAI Responses and Realtime: named events around the items of a response, and whole responses.
 
-Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`; the
-event that ends a response carries it. The Realtime API's events for a response are the same under more names.
+Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`.
 
-Source: openai/openai-python types/responses; docs/dialects.md.
+Source: openai/openai-python types/responses, types/realtime.
 """
 
 from collections.abc import Iterator
@@ -207,10 +206,8 @@ def _written(item: dict[str, Any]) -> str:
 
 
 def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done: bool = False) -> Delta:
-    """A response that is over, if `status` says how; with the pieces of output that it carries.
-
-    The finish reason is the status, and behind a colon why it is incomplete. `done`: its event ends a stream.
-    """
+    """Return the end of a response with its pieces. The finish reason is the status, and behind a colon why
+    it is incomplete. `done`: its event ends a stream."""
     beside = [EventClass.DONE] if done else []
     verdict: Verdict | None = None
     error = response.get("error")
@@ -304,14 +301,9 @@ _RECOVERABLE: Final = "invalid_request_error"
 
 
 class OpenAIRealtime(ObjectReader):
-    """Reads one session; an event is a message.
-
-    A session holds any number of responses. They share the one exchange of its tunnel: their events are timed
-    there, its tokens are the sum of theirs, and its finish reason and usage are those of the last. A request
-    that the server cannot follow is an error event and the session goes on, so the exchange did not fail.
-
-    Source: OpenAI's Realtime API reference (server events); openai/openai-python types/realtime.
-    """
+    """Reader of one session; an event is a message. Tokens are the sum over its responses, finish reason and
+    usage those of the last. An invalid request is an error event that the session survives: the exchange did
+    not fail."""
 
     name = "openai.realtime"
     fields = Fields(_Event)

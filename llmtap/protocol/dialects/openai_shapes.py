@@ -163,10 +163,8 @@ def is_unused(usage: Any) -> bool:
 
 
 def read_error(error: Any) -> tuple[str, str | None]:
-    """`(type, message)` of an error object, of the first in a list, or of the text that stands in for one.
-
-    The type is `code` where that is a word, else `type`, else a numeric `code`, else `"error"`.
-    """
+    """Return `(type, message)` of an error object, of the first in a list, or of a text. The type is `code`
+    where that is a word, else `type`, else a numeric `code`, else `"error"`."""
     if isinstance(error, list) and error:
         error = error[0]
     if isinstance(error, str):
@@ -181,12 +179,9 @@ def read_error(error: Any) -> tuple[str, str | None]:
 
 
 class RunningCount:
-    """Tokens per event, from the difference of a `usage` that runs along with the output.
-
-    A usage counts as running only if the stream's first chunk with a choice had one and did not end
-    the choice, and if it had counted the first text when that came: Gemini's totals run as well, but
-    count by another clock. Otherwise it is a total, whichever chunk it stands on.
-    """
+    """Tokens per event from the difference of a running `usage`. It is a running one if the first chunk with
+    a choice had it, did not end the choice, and the first text was counted (Gemini's totals count otherwise);
+    else a total."""
 
     __slots__ = ("_last", "running")
 
@@ -204,12 +199,9 @@ class RunningCount:
         text: bool = False,
         role: bool = False,
     ) -> int:
-        """Tokens since the last chunk of the same choice; 0 where nothing can be said.
-
-        `running` is whether this chunk looks like one of a running count, `text` whether it has output,
-        `role` whether it only names the speaker: what it counts comes with the next chunk. vLLM counts each
-        choice for itself, so a chunk of several choices says nothing.
-        """
+        """Return the tokens since the last chunk of the same choice; 0 if unknown, and for a chunk of several
+        choices. `running`: the chunk looks like one of a running count; `role`: what it counts comes with the
+        next chunk."""
         if self.running is None and choices:
             self.running = running
         if text and running and not (counts is not None and counts.output):
@@ -236,10 +228,8 @@ class RunningCount:
 
 
 def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: RunningCount) -> None:
-    """llama.cpp's `timings` of an event; `choices` are those with output in it.
-
-    Where they run along with the output they stamp its tokens, and count them if nothing better does.
-    """
+    """Add llama.cpp's `timings`: they stamp the tokens of `choices`, and count them if nothing better
+    does."""
     delta.repeatable = False
     delta.server_times += object_times("timings", timings)
     if len(choices) != 1 or not isinstance(timings, dict):
@@ -254,10 +244,8 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
 
 
 def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
-    """llama.cpp's `timings` where an answer ends, as its usage: its chunks may each hold several tokens.
-
-    `prompt_n` is the prompt without its cached part.
-    """
+    """Add llama.cpp's `timings` at the end of an answer as its usage; `prompt_n` is the prompt without its
+    cached part."""
     if not isinstance(timings, dict) or delta.counts is not None or delta.finish_reason is None:
         return
     total, cached = count(timings.get("predicted_n")), count(timings.get("cache_n"))
