@@ -23,7 +23,6 @@ __all__ = ["AnswerReader", "BodyKind"]
 BODY_BYTES_MAX: Final = EVENT_BYTES_MAX
 """A JSON body is one event; a longer one is counted and not understood."""
 _TYPE_BYTES_MAX: Final = 256
-"""Of a content type without its parameters; RFC 6838 allows 127 in each of its two names."""
 _PREFIX_BYTES: Final = 6
 """Enough to know an SSE field name at the start of a body of no telling type."""
 _HELD_BYTES_MAX: Final = 4_096
@@ -35,12 +34,9 @@ _MESSAGES: Final = b"application/vnd.amazon.eventstream"
 _ARRAY_PATH: Final = ":streamGenerateContent"
 """Gemini streams a JSON array there, unless it is asked for an event stream."""
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
-"""Ends of the types of bodies that are JSON by the line."""
 
 
 class BodyKind(Enum):
-    """Kind of a body."""
-
     UNDECIDED = 0
     SSE = 1
     JSON = 2
@@ -89,7 +85,6 @@ class AnswerReader:
 
     @classmethod
     def of_response(cls, path: str) -> "AnswerReader":
-        """Reads one response of a session, message by message."""
         reader = cls(None, path)
         reader.kind = BodyKind.NDJSON
         return reader
@@ -140,7 +135,6 @@ class AnswerReader:
         return self._repeats.repetition if self._parser.idle else None
 
     def passed(self, payload_bytes: int) -> None:
-        """Take note of bytes of such events that were not fed."""
         self._parser.offset += payload_bytes
 
     def close(self, *, whole: bool) -> list[Delta]:
@@ -155,7 +149,6 @@ class AnswerReader:
             return [self._read_line(event) for event in self._parser.close()]
         if self.kind is BodyKind.NDJSON and self._lines is not None:
             lines = self._lines.close()
-            # The part of a line that was cut off says nothing.
             return [self._read_line(line) for line in lines if read_json(line.data or b"") is not None]
         if self.kind is not BodyKind.JSON or not self._size:
             return []
@@ -173,7 +166,6 @@ class AnswerReader:
         return [delta]
 
     def give_up(self) -> None:
-        """Understand nothing more of this body: from here on, time its reads."""
         self.kind = BodyKind.OPAQUE
         self._repeats.repetition = None
         self._held = b""
@@ -240,7 +232,6 @@ class AnswerReader:
         return out
 
     def read_message(self, message: WebSocketMessage) -> Delta:
-        """Return what a message, or a control frame, says."""
         payload = message.payload
         if message.opcode in (Opcode.PING, Opcode.PONG):
             delta = Delta(EventClass.KEEPALIVE)
@@ -256,7 +247,6 @@ class AnswerReader:
         return delta
 
     def _decide(self, payload: bytes) -> list[Delta]:
-        """As `feed`, while the kind of the body is undecided."""
         if self._type == _MESSAGES:
             return self._begin_lines(payload, MessageStreamParser())
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")

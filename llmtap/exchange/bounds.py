@@ -47,7 +47,6 @@ class Bound(NamedTuple):
     chosen_by: str
     """`client`, `upstream`, `operator` or `llmtap`."""
     fit: Callable[[str, int], str] = _cut
-    """Cuts a string to `chars`, and removes keys where the field needs it."""
     members: int = 1
     """Maximum number of members, those of nested lists and objects included."""
 
@@ -90,7 +89,6 @@ BOUNDS: Final = {
     "said.request_body": Bound(8 << 20, "client"),
     "said.response_text": Bound(4 << 20, "upstream"),
 }
-"""By field of the Exchange."""
 
 _WHOLE: Final = {name: limits for name, limits in BOUNDS.items() if "." not in name}
 _read_whole: Final = attrgetter(*_WHOLE)
@@ -100,7 +98,6 @@ _readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
 
 
 def bounded(field: str, text: str) -> str:
-    """Return a string as `field` of an Exchange may hold it."""
     seen = _seen[field]
     if text in seen:
         return text
@@ -125,7 +122,6 @@ def bound(x: Exchange) -> None:
 
 
 def _fitted(field: str, value: Any, room: list[int]) -> Any:
-    """The value with all its strings cut; members beyond the room are left out."""
     if isinstance(value, str):
         return bounded(field, value)
     if isinstance(value, dict):
@@ -204,7 +200,6 @@ class Budget:
         self._short = short
 
     def take(self, n: int) -> bool:
-        """Takes `n` bytes, or none: then there is no room for them."""
         if n > self.left:
             self._short()
             return False
@@ -225,7 +220,6 @@ class Share:
         self._taken = 0
 
     def take(self, n: int) -> bool:
-        """As `Budget.take`."""
         if self._budget is not None and not self._budget.take(n):
             return False
         self._taken += n

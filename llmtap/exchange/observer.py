@@ -51,12 +51,9 @@ LINES_PER_BYTE: Final = 2
 1 MB of gzip that holds 250 MB of line feeds would take minutes. Streams of equal events reach 0.6."""
 LINES_FREE: Final = 1 << 16
 _UNTOLD: Final = array("l", (-1,))
-"""Tokens of an event that nobody counted."""
 _HEADER_BYTES_MAX: Final = 1_024
-"""Of a header field of the response that is kept until the end."""
 _CONTENT: Final = EventClass.CONTENT
 _FLAGS: Final = bytes((OUTPUT, OUTPUT | BLANK)) + bytes(254)
-"""By whether an event's text is blank."""
 
 
 class UnderWay(NamedTuple):
@@ -105,7 +102,6 @@ class Observer:
         self._share = Share(bodies)
         self._request = RequestReader(self._x, head, identify, hear, self._share)
         self._repetition: Repetition | None = None
-        """The event that may come again."""
         self._run: TokenRun | None = None
         self.token_run: TokenRun | None = None
         """`_run` while the next read may be such an event: `FrameBatch` adds events to it, too."""
@@ -117,9 +113,7 @@ class Observer:
         self._lost: str | None = None
         self._closed = False
         self._shared = False
-        """Some read brought more than one event with output."""
         self._last_read_ns = arrival_ns
-        # What the events said.
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
         self._interventions = Interventions(patterns)
@@ -127,10 +121,7 @@ class Observer:
         self._error_type: str | None = None
         self._done = False
         self._texts: list[str] | None = None
-        """What the first choice says, where it is to be kept."""
         self._text_chars = 0
-
-    # The request.
 
     def request_data(self, data: bytes, t_ns: int) -> None:
         """Take body bytes of the request, with their HTTP framing, read at `t_ns`."""
@@ -144,8 +135,6 @@ class Observer:
         """The upstream's socket took the request's last byte at `t_ns`, `added_ns` after its read."""
         self._t.submit_ns = t_ns
         self._x.added.request_ns = added_ns
-
-    # The response.
 
     def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
         """The response's head, complete at `t_ns`; interim (1xx) heads are passed over."""
@@ -221,7 +210,6 @@ class Observer:
             self._expect(repetition)
 
     def response_end(self, t_ns: int) -> None:
-        """The response's last byte was read at `t_ns`, and HTTP calls the response complete."""
         self._t.response_end_ns = t_ns
         self._close(whole=True)
 
@@ -243,7 +231,6 @@ class Observer:
         self._answer = AnswerReader.of_response(self._x.path.rstrip("/"))
 
     def message(self, message: WebSocketMessage, t_ns: int, added_ns: int) -> None:
-        """An event of this response, read at `t_ns`."""
         self._count_read(t_ns, added_ns)
         answer = self._answer
         if answer is not None and self._lost is None:
@@ -327,11 +314,8 @@ class Observer:
         """Release memory in place of `finish`: the exchange is not wanted any more."""
         self._share.close()
 
-    # While it runs.
-
     @property
     def exchange(self) -> Exchange:
-        """The exchange in the making: who asks, and what for, once the request has ended."""
         return self._x
 
     def under_way(self) -> UnderWay:
@@ -342,8 +326,6 @@ class Observer:
             return UnderWay(self._x, None, self._request.wants_stream, 0, 0)
         return UnderWay(self._x, answer.dialect.name, answer.streamed, self._events_seen, self._tokens.so_far)
 
-    # What was seen.
-
     def _end_request(self) -> None:
         self._request.end()
         if self._request.wants_text and self._texts is None:
@@ -352,7 +334,6 @@ class Observer:
             self._set_keeps_texts()
 
     def _lose(self, reason: PeerProtocolError) -> None:
-        """The body cannot be followed any more: from here on its reads are timed and nothing else."""
         self._lost = str(reason)
         self._dechunk = self._decoder = None
         if self._answer is None:
@@ -418,7 +399,6 @@ class Observer:
         elif delta.choices:
             self._tokens.chunks += len(delta.choices)  # a marker: no text, and yet generated
         if delta.finish_reason is not None:
-            # The last one counts (dialects.md section 1).
             reason = delta.finish_reason
             self._x.finish_reason = reason if is_reason(reason) else "other"
         if delta.server_times or delta.server_clock_ns >= 0:
@@ -457,7 +437,6 @@ class Observer:
             self.token_run = self._run
 
     def _expect_nothing(self) -> None:
-        """Log what was set aside: another kind of read comes."""
         self._log_run()
         self.token_run = None
 
@@ -470,7 +449,6 @@ class Observer:
             )
 
     def _log_run(self) -> None:
-        """Log all reads in the run at once, as `_count_read` and `_add` would."""
         run, repetition, answer = self._run, self._repetition, self._answer
         if not run or repetition is None or answer is None:
             return
@@ -510,7 +488,6 @@ class Observer:
         return streamed or self._lost is not None or self._x.endpoint is not None
 
     def _close(self, *, whole: bool) -> None:
-        """The body is over. What its end completes, its last read brought."""
         self._expect_nothing()
         if self._closed:
             return
@@ -529,5 +506,4 @@ class Observer:
 
 
 def _is_first_content(delta: Delta) -> bool:
-    """Whether it is content of the first choice, whose words are read."""
     return delta.event_class is _CONTENT and delta.choices[0] == 0

@@ -20,11 +20,9 @@ PATH_CHARS_MAX: Final = 256
 _SEGMENT_CHARS_MAX: Final = 80
 """Names of models on the hubs have up to 96 characters, those in use half of that."""
 NAME_CHARS_MAX: Final = 256
-"""Of the name of a model: hubs allow 96 characters and an owner."""
 KEY_CHARS: Final = 320
 """A key is recognised by its first 308 characters at most (a JWT), and most keys by their first 20."""
 _DECODINGS_MAX: Final = 4
-"""A path that is percent-encoded more often than this hides something."""
 
 KEY_PATTERN: Final = (
     r"(?a:"
@@ -106,7 +104,6 @@ def holds_key(name: str) -> bool:
 
 
 def clean_path(path: str) -> str:
-    """Return the path with `*` for secrets and ids, at most PATH_CHARS_MAX long; idempotent."""
     return _clean_known(path) if len(path) <= PATH_CHARS_MAX else _clean(path)
 
 

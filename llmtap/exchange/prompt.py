@@ -41,14 +41,11 @@ Part: TypeAlias = "str | bytes | array[int]"
 
 @dataclass(slots=True)
 class PromptMessage:
-    """One message of a prompt."""
-
     role: str
     parts: list[Part] = field(default_factory=list)
     """No two texts stand side by side: how a client cut its text makes no difference."""
     thinking: str = ""
     result: bool = False
-    """It is the result of a tool's call, and nothing else."""
 
     @property
     def text(self) -> str:
@@ -68,19 +65,13 @@ class PromptMessage:
 
 @dataclass(slots=True)
 class PromptShape:
-    """What a body asks."""
-
     messages: list[PromptMessage]
     asked: RequestShape
-    """Parameters, roles and sizes; no blocks yet."""
     value: dict[str, Any]
-    """The body's JSON object."""
     chat: bool
-    """The messages are a conversation, and not the prompts of a completion."""
     tools: bytes = b""
     """Mark of the tools offered, which stand before everything in what a model reads; empty: none."""
     cut: bool = False
-    """It has more than PARTS_MAX parts."""
 
 
 def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
@@ -113,8 +104,6 @@ def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
 
 
 class _Reader:
-    """Makes messages of the JSON of one body, and counts its media."""
-
     __slots__ = ("_room", "cut", "media")
 
     def __init__(self) -> None:
@@ -272,8 +261,6 @@ class _Reader:
 
 
 class _Said:
-    """Gathers the parts of one message."""
-
     __slots__ = ("_reader", "_thinking", "parts")
 
     def __init__(self, reader: _Reader) -> None:
@@ -313,7 +300,6 @@ class _Said:
                 self.think(one.get("text") if isinstance(one, dict) else one, depth + 1)
 
     def call(self, function: dict[str, Any]) -> None:
-        """A function called: its name and its arguments are the text."""
         self.parts.append(b"call")
         if isinstance(function.get("name"), str):
             self.text(function["name"])
@@ -401,7 +387,6 @@ def _parameters(value: dict[str, Any]) -> RequestShape:
 
 
 def _response_format(value: dict[str, Any]) -> str | None:
-    """The kind of answer that was asked for, as a word: never the schema."""
     for asked in (
         value.get("response_format"),
         _dict(value.get("text")).get("format"),  # Responses

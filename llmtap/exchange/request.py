@@ -24,7 +24,6 @@ __all__ = ["REQUEST_BYTES_MAX", "Hear", "Identify", "RequestReader"]
 REQUEST_BYTES_MAX: Final = 8 << 20
 """A longer request body is not kept, and its model is then not known from it."""
 _PIECE_BYTES: Final = 64
-"""What a piece of a body takes in memory beside its bytes, about."""
 _SLO_MS_MAX: Final = 3_600_000
 
 _ENDPOINTS: Final = (
@@ -98,10 +97,8 @@ class RequestReader:
         self._share = Share() if share is None else share
         self._body: list[bytes] = []
         self._keeps = False
-        """More of the body may come, and is kept."""
         self._size = 0
         self._taken = 0
-        """Of the share."""
         self._identify = identify
         self._hear = hear
         self._head: RequestHead | None = None
@@ -110,7 +107,6 @@ class RequestReader:
         self.method = b""
         self.wants_stream = False
         self.wants_text = False
-        """The capture keeps what the answer says."""
         try:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
@@ -142,7 +138,6 @@ class RequestReader:
             x.endpoint, x.call = "mcp", bounded("call", _call(told, x.method))
 
     def feed(self, data: bytes) -> None:
-        """Body bytes, HTTP framing included."""
         if not self._keeps:
             return
         self._size += len(data)
@@ -183,7 +178,6 @@ class RequestReader:
         self._taken = 0
 
     def _payload(self, *, chunked: bool) -> bytes:
-        """The body without its codings; empty when it cannot be undone."""
         body = b"".join(self._body)
         try:
             if chunked:
@@ -211,7 +205,6 @@ def _json(body: bytes) -> Any:
 
 
 def _model_in(path: str) -> str | None:
-    """The model that a path names, as Gemini's and Bedrock's do."""
     found = _MODEL_PATH.search(path)
     return None if found is None else unquote(found[1] or found[2], errors="replace")
 
@@ -227,7 +220,6 @@ def _ms(value: bytes) -> int | None:
 
 
 def _path(target: bytes) -> str:
-    """The path of a request target in origin or absolute form, without the query."""
     path = target.partition(b"?")[0]
     if not path.startswith(b"/"):
         _, found, rest = path.partition(b"://")

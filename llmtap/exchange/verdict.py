@@ -58,7 +58,6 @@ def judge(
 
 
 def no_token_reason(x: Exchange) -> str:
-    """Why a stream brought no token."""
     match x.outcome:
         case Outcome.COMPLETE:
             said = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
@@ -148,7 +147,6 @@ def _check_times(x: Exchange) -> None:
         else:
             _count(x, reason)
     if limit_ns is not None and _sum_ns(kept) > limit_ns + len(_PARTS) * ROUNDING_NS:
-        # Nothing tells which of them is wrong.
         parts = [entry for entry in kept if entry.get("name") in _PARTS]
         kept = [entry for entry in kept if entry.get("name") not in _PARTS]
         _count(x, TOO_LONG, len(parts))
@@ -160,7 +158,6 @@ def _check_times(x: Exchange) -> None:
 
 
 def _reason(ms: Any, limit_ns: int | None) -> str | None:
-    """Why a duration is not used; None if it is."""
     if not isinstance(ms, int | float) or not isfinite(ms):
         return NOT_FINITE
     if ms < 0:
@@ -213,7 +210,6 @@ class TokenLadder:
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
         self.chunks = 0
-        """Chunks with output, the worst source."""
         self._counts = UsageCounts()
         self._total = False
         self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
@@ -227,12 +223,10 @@ class TokenLadder:
 
     @property
     def refused(self) -> int:
-        """Values of the usage that are no count."""
         return self._counts.refused
 
     @property
     def so_far(self) -> int:
-        """Tokens of the events until now."""
         return next((n for n in self._declared.values() if n), 0) or self._counted or self.chunks
 
     def add(self, delta: Delta) -> int:
@@ -262,7 +256,6 @@ class TokenLadder:
         return n
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
-        """Take the usage of the answer, or with `total` False a running one."""
         self._counts, self._total = counts, total
 
     def result(self, *, stream: bool) -> Tokens:
@@ -301,7 +294,6 @@ class ServerTiming:
         self._by_trailer = trailer_times(lines)
 
     def read_event(self, event: int, delta: Delta) -> None:
-        """An event with times of the server, by its index."""
         for told in delta.server_times:
             key = (told.name, told.where)
             if key in self._by_event or len(self._by_event) < _ENTRIES_MAX:
@@ -318,7 +310,6 @@ class ServerTiming:
         self._clock_ns = clock_ns
 
     def entries(self) -> list[dict[str, object]] | None:
-        """All of it as public JSON, in the order told; None if there is nothing."""
         events = [_public(told) | {"event": i, "path": told.path} for i, told in self._by_event.values()]
         head, trailer = (map(_public, part[:_ENTRIES_MAX]) for part in (self._by_head, self._by_trailer))
         return [*head, *events, *trailer] or None

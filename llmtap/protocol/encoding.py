@@ -23,7 +23,6 @@ RATIO_MAX: Final = 250
 RATIO_FREE_BYTES: Final = 1 << 20
 """Below this much output the ratio says nothing: the first flush of a stream may be a few bytes."""
 CODINGS_MAX: Final = 4
-"""Stacked codings. Nobody needs two."""
 _PIECE: Final = 64 << 10
 _INPUT_BYTES: Final = 4 << 10
 """Coded bytes that a stage is given at once. The libraries copy the rest of their input at the end of each
@@ -57,7 +56,6 @@ class _Room:
         self._coded += size
 
     def take(self, size: int) -> None:
-        """Accounts for `size` bytes put out. Raises DecodeError when that is too much."""
         self._decoded += size
         if self._decoded > self._decoded_bytes_max:
             raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
@@ -90,7 +88,6 @@ class Decoder:
         return not self._stages
 
     def feed(self, data: bytes) -> bytes:
-        """Return what `data` decodes to so far. Raises DecodeError."""
         for stage, room in self._stages:
             size = len(data)
             room.coded(size)
@@ -129,8 +126,6 @@ def _inflate(inflate: "zlib._Decompress", data: bytes, room: _Room) -> bytes:
 
 
 class _Gzip:
-    """gzip: one member after the other (RFC 1952 2.2)."""
-
     __slots__ = ("_first", "_inflate", "_over")
 
     def __init__(self) -> None:
@@ -184,8 +179,6 @@ class _Deflate:
 
 
 class _Brotli:
-    """br: one stream, and nothing behind it."""
-
     __slots__ = ("_decompressor",)
 
     def __init__(self) -> None:
@@ -222,7 +215,6 @@ class _Zstd:
         )
 
     def write(self, piece: bytes) -> int:
-        """Called by the library with each piece of output."""
         assert self._room is not None
         self._room.take(len(piece))
         self._pieces.append(bytes(piece))

@@ -22,11 +22,8 @@ __all__ = ["ArrayParser", "MessageStreamParser", "is_message_stream"]
 _PRELUDE: Final = 12
 _LEAST: Final = 16
 _HEADERS_MAX: Final = 128 << 10
-"""Of one message; the limit of the format."""
 _FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-"""Bytes of the values of a fixed size, by their type."""
 _SIZED: Final = (6, 7)
-"""Bytes and strings, behind a length of two bytes."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -37,7 +34,6 @@ _decode_part: Final = msgspec.json.Decoder(_Part).decode
 
 
 def is_message_stream(data: bytes) -> bool:
-    """Return whether these bytes begin with the prelude of a message."""
     if len(data) < _PRELUDE:
         return False
     total, headers, checksum = struct.unpack_from("!III", data)
@@ -45,8 +41,6 @@ def is_message_stream(data: bytes) -> bool:
 
 
 class MessageStreamParser:
-    """Cuts one body into messages. Any cut of the bytes gives the same ones."""
-
     __slots__ = ("_buffer", "broken", "offset", "skipped")
 
     def __init__(self) -> None:
@@ -85,7 +79,6 @@ class MessageStreamParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        """Return nothing: a part of a message says nothing."""
         return []
 
     def _event(self, message: bytes, headers: int) -> SseEvent:
@@ -110,7 +103,6 @@ class MessageStreamParser:
 
 
 def _headers(data: bytes) -> dict[bytes, bytes] | None:
-    """Return the headers of a message; None where they cannot be read."""
     out: dict[bytes, bytes] = {}
     at = 0
     try:
@@ -131,7 +123,6 @@ def _headers(data: bytes) -> dict[bytes, bytes] | None:
 
 
 def _failure(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
-    """Return an exception as the error of an event."""
     try:
         value = msgspec.json.decode(payload)
     except ValueError:
@@ -156,7 +147,6 @@ class ArrayParser:
     def __init__(self) -> None:
         self.offset = 0
         self.skipped = 0
-        """Elements longer than EVENT_BYTES_MAX."""
         self._buffer = bytearray()
         self._begun = -1  # where in the buffer the element begins
         self._depth = 0
@@ -199,5 +189,4 @@ class ArrayParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        """Return nothing: a part of an element says nothing."""
         return []

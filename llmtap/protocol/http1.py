@@ -28,12 +28,10 @@ Headers = list[tuple[bytes, bytes]]
 LENGTH_DIGITS_MAX: Final = 18
 """10^18 bytes is more than anyone sends and still fits a signed 64-bit integer."""
 SIZE_DIGITS_MAX: Final = 15
-"""The same thought in hexadecimal: 16^15 = 2^60."""
 LINE_BYTES_MAX: Final = 8_192
 """One chunk-size line with its extensions, or one trailer line; the limit nginx has for a header line."""
 TRAILER_LINES_MAX: Final = 128
 METHOD_CHARS_MAX: Final = 32
-"""The longest registered method (UPDATEREDIRECTREF) has 17 characters."""
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z!$&'()*+,;=._~%-]*)(?::[0-9]*)?")
@@ -74,8 +72,6 @@ def _kind_of(name: bytes) -> int:
 
 
 class Framing(Enum):
-    """How the end of a body is determined (RFC 9112 6.3)."""
-
     NONE = 0
     LENGTH = 1
     CHUNKED = 2
@@ -93,26 +89,19 @@ KEEP_ALIVE: Final = (b"keep-alive",)
 
 
 class RequestHead(msgspec.Struct):
-    """A request head that can be read in one way only."""
-
     method: bytes
     target: bytes
     version: tuple[int, int]
     headers: Headers
-    """Every field line as received, in order."""
     framing: Framing
     length: int
     keep_alive: bool
     connection: tuple[bytes, ...]
-    """The options of Connection, lower case."""
     upgrade: bytes | None
-    """The Upgrade field, if Connection names it."""
     expects_continue: bool
 
 
 class ResponseHead(msgspec.Struct):
-    """A response head that can be read in one way only."""
-
     status: int
     reason: bytes
     version: tuple[int, int]
@@ -131,8 +120,6 @@ def header_value(headers: Headers, name: bytes) -> bytes | None:
 
 
 class _Fields:
-    """Receives llhttp's callbacks for one head."""
-
     __slots__ = ("complete", "headers", "target")
 
     def __init__(self) -> None:
@@ -329,7 +316,6 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
 
 
 def _reason(exc: Exception) -> str:
-    """What llhttp minded; its words carry no bytes of the message."""
     return str(exc) or type(exc).__name__
 
 
@@ -351,16 +337,12 @@ def _content_length(values: list[bytes], status: int = 400) -> int:
 
 
 class BodyScanner(Protocol):
-    """Finds where a body ends."""
-
     def feed(self, data: bytes) -> int:
         """-1 while the body goes on, else the offset in `data` of the first byte behind it."""
         ...
 
 
 class LengthScanner:
-    """A body of `left` bytes, at least one."""
-
     __slots__ = ("left",)
 
     def __init__(self, left: int) -> None:
@@ -376,8 +358,6 @@ class LengthScanner:
 
 
 class CloseScanner:
-    """A body that ends when the connection does."""
-
     __slots__ = ()
 
     def feed(self, data: bytes) -> int:
@@ -408,14 +388,12 @@ class ChunkedScanner:
     ) -> None:
         self._refused = refused
         self.trailers = trailers
-        """Where to put the trailer lines, for a reader that wants them."""
         self.left = 0  # of the current chunk, its CR LF included
         self.line_part = b""  # the part of a line that an earlier read ended with
         self.trailer_lines = -1  # trailer lines so far; -1 before the last chunk
 
     @property
     def between(self) -> bool:
-        """The next byte begins a chunk."""
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole(self, data: bytes) -> bytes:
@@ -489,7 +467,6 @@ class ChunkedScanner:
                 self.trailer_lines = 0
                 continue
             left = size + 2
-            # Mostly all of the chunk is here, and nothing of it has to be remembered.
             stop = at + left
             if stop <= end and data.startswith(b"\r\n", stop - 2):
                 if pieces is not None:
@@ -497,7 +474,6 @@ class ChunkedScanner:
                 at, left = stop, 0
 
     def _check_part(self, line: bytes) -> None:
-        """Raise PeerProtocolError if no valid line begins like this."""
         if self.trailer_lines < 0:
             if _SIZE_LINE_PART.fullmatch(line) is None:
                 raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
@@ -515,8 +491,6 @@ class ChunkedScanner:
 
 
 class ChunkedDecoder:
-    """The payload of a chunked body."""
-
     __slots__ = ("_scanner", "done", "trailers")
 
     def __init__(self) -> None:
@@ -527,11 +501,9 @@ class ChunkedDecoder:
 
     @property
     def between(self) -> bool:
-        """The next byte begins a chunk."""
         return self._scanner.between
 
     def feed(self, data: bytes) -> bytes:
-        """Return the payload in `data`; nothing once `done`. Raises PeerProtocolError."""
         payload = self._scanner.whole(data)
         if payload or self.done:
             return payload
@@ -543,7 +515,6 @@ class ChunkedDecoder:
 def scanner_for(
     framing: Framing, length: int, *, refused_trailers: frozenset[bytes] = frozenset()
 ) -> BodyScanner:
-    """Return the scanner of a body that has one (`framing` is not NONE)."""
     if framing is _CHUNKED:
         return ChunkedScanner(refused=refused_trailers)
     return LengthScanner(length) if framing is _LENGTHY else CloseScanner()

@@ -22,18 +22,14 @@ NOT_INFERENCE: Final = (
 )  # fmt: skip
 """Default rules. POST to `/v1/models/...` asks a model (Gemini, KServe), so model lists need no path here."""
 TARGETS_KEPT: Final = 256
-"""Request targets whose rule is remembered: of a POST, the target alone decides."""
 _METHOD: Final = re.compile(r"[A-Z]+")
 _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 
 
 class SkipRules:
-    """Rules that name the requests which are not measured."""
-
     __slots__ = ("_below", "_exact", "_methods", "_methods_sent", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
-        """Raises ConfigError that names `place`."""
         if isinstance(rules, str):  # also a collection, of its letters
             raise ConfigError(place, "is text, and wants a collection of rules", f"skip=({rules!r},)")
         paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
@@ -68,7 +64,6 @@ class SkipRules:
         return method
 
     def rule_of_head(self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Return the rule that the request with this head meets, or None."""
         if method not in self._methods_sent:
             return self._rule_of_target(target)
         return self.rule_of(method.decode(), *_split(target), fields)
@@ -78,7 +73,6 @@ class SkipRules:
 
 
 def _split(target: bytes) -> tuple[str, str]:
-    """Return the decoded path, and the query."""
     path, _, query = target.decode("latin-1").partition("?")
     if not path.startswith("/"):  # RFC 9112 3.2.2: the absolute form
         path = "/" + path.partition("://")[2].partition("/")[2]

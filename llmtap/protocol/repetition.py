@@ -42,11 +42,9 @@ _SIZE_LINES: Final = {
 }
 """First line of a chunk, as nearly everyone writes it (RFC 9112 7.1), by the bytes of the whole of it."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
-"""Bytes of payload of these chunks."""
 _WORTH_EVENTS: Final = 16
 """Looking for what repeats takes as long as it saves over about five events."""
 _PATIENCE: Final = 8
-"""Number of searches that may be in vain."""
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
     lambda text: json.dumps(text).encode(),
@@ -67,23 +65,18 @@ class Repetition(msgspec.Struct, gc=False):
     opening: bytes
     """Everything up to the first value, be it loose or the text. Quotes are no part of a value here."""
     closing: bytes
-    """Everything from the end of the last value."""
     delta: Delta
-    """What the first of them said, without its text."""
     chunk_end: bytes
-    """`closing`, and the end of a chunk."""
     ahead: _Loose = ()
     """For each loose value before the text: what follows it, and whether it is a string."""
     beyond: _Loose = ()
     """For each one behind the text, from the last to the first: what leads to it, and whether it is one."""
     names: frozenset[str] = frozenset()
-    """Names of the loose members."""
     sample: bytes = b""
     """The event in which the loose values were found, without its text; empty: there are none."""
 
     @property
     def fixed(self) -> Fixed:
-        """The fixed parts, for the compiled implementation."""
         return self.opening, self.ahead, self.beyond, self.closing
 
     def text_in(self, data: bytes, chunked: bool = False) -> str:
@@ -240,8 +233,6 @@ def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes
 
 
 class Reader(Protocol):
-    """The part of a dialect that the search needs."""
-
     @property
     def names_read(self) -> frozenset[str] | None: ...
 
@@ -299,8 +290,6 @@ class TokenRun(Protocol):
 
 
 class PythonTokenRun:
-    """Reference implementation."""
-
     __slots__ = ("_chunked", "_events", "_text_in", "keeps_texts")
 
     def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:

@@ -26,9 +26,7 @@ _MS_PER: Final = {"ms": 1.0, "s": 1e3, "ns": 1e-6}
 _CLOCK_MS_MAX: Final = 1e10
 """Four months: a clock that shows more is not read. Differences of readings fit 64 bits of nanoseconds."""
 _RATE_MAX: Final = 1e12
-"""Tokens, or tokens a second: what is more is neither."""
 _ENTRIES_MAX: Final = 32
-"""Of one Server-Timing field."""
 
 _SECONDS: Final = {
     "queue_time": ("queue", "s"),
@@ -155,7 +153,6 @@ def clock_ns(timings: Any) -> int:
 
 
 def header_times(headers: Iterable[tuple[bytes, bytes]], place: str = "header") -> list[ServerTime]:
-    """The durations that the fields of a response's head tell."""
     out: list[ServerTime] = []
     for name, value in headers:
         known = _HEADERS.get(name)

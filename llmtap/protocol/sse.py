@@ -21,12 +21,8 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class SseEvent(msgspec.Struct, gc=False):
-    """One block."""
-
     start: int
-    """Offset in the body of its first line."""
     end: int
-    """Offset behind the empty line that closed it."""
     data: bytes | None
     """Its data lines, joined by LF; None if it has none."""
     event: bytes | None = None
@@ -46,11 +42,8 @@ class SseParser:
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
-        """Bytes of the body seen so far."""
         self.skipped = 0
-        """Blocks longer than `event_bytes_max`."""
         self.idle = True
-        """Nothing is kept: the next byte begins a block."""
         self._event_bytes_max = event_bytes_max
         self._bom = b""  # the first bytes of the body, as long as they may become a BOM
         # The line being read.
@@ -102,7 +95,6 @@ class SseParser:
         return out
 
     def _scan(self, data: bytes) -> list[SseEvent]:
-        """As `feed`, line by line."""
         at = self.offset  # where `data` begins in the body
         self.offset += len(data)
         if at == len(self._bom) < len(_BOM):
@@ -165,7 +157,6 @@ class SseParser:
         return out
 
     def _keep(self, part: bytes, start: int) -> None:
-        """Keeps the part of a line that a read ended with; it lies at `start` in the body."""
         if not part:
             return
         if self._start < 0:
@@ -177,7 +168,6 @@ class SseParser:
             self._tail += part
 
     def _end_line(self, line: bytes, start: int, end: int, out: list[SseEvent]) -> None:
-        """Takes the rest of a line, without its line end; it lies at start..end in the body."""
         if self._line_size:
             start -= self._line_size
             self._tail += line
@@ -234,7 +224,6 @@ class SseParser:
         self._reset()
 
     def _forget(self) -> None:
-        """Drops the bytes of a block that is too long; it goes on being read to its end."""
         self._too_long = True
         self._tail.clear()
         self._data.clear()
@@ -254,9 +243,7 @@ class LineParser:
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
-        """Bytes of the body seen so far."""
         self.skipped = 0
-        """Lines longer than `line_bytes_max`."""
         self._line_bytes_max = line_bytes_max
         self._tail = bytearray()
         self._size = 0  # bytes of the unfinished line, kept or not
@@ -272,7 +259,6 @@ class LineParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        """The line that the end of the body completes, if any."""
         out: list[SseEvent] = []
         if self._size:
             self._end(out)

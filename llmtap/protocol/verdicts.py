@@ -29,9 +29,7 @@ AMBIGUOUS: Final = "whether input or output was blocked is only in the trace"
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/\- ]{1,64}")
 _ITEMS_MAX: Final = 64
-"""Entries of one list that are looked at."""
 _MESSAGE_CHARS_MAX: Final = 4_096
-"""Of an error's text, where phrases are looked for."""
 
 
 def word(value: Any) -> str | None:
@@ -42,11 +40,8 @@ def word(value: Any) -> str | None:
 
 
 def of_refusal(signal: str, path: str | None = None) -> Verdict:
-    """The model's own refusal, in a field that only says that."""
     return Verdict(signal, MODEL_REFUSAL, path=path)
 
-
-# Finish and stop reasons.
 
 _FILTERED: Final = frozenset(
     {
@@ -81,9 +76,6 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
         # Anthropic's streaming classifier, through a gateway.
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
     return None
-
-
-# Fields beside the answer.
 
 
 def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
@@ -220,7 +212,6 @@ def phase_of_trace(trace: Any) -> tuple[str | None, bool]:
 
 
 def _acted(value: Any, depth: int = 0) -> bool:
-    """Return whether an assessment holds a policy that acted."""
     if depth > _TRACE_DEPTH_MAX:
         return False
     if isinstance(value, dict):
@@ -260,8 +251,6 @@ def of_block_reason(feedback: Any, place: str) -> Verdict | None:
             return Verdict("body_field", INPUT, "blocked", "input", value=reason, path=f"{place}.{key}")
     return None
 
-
-# Errors.
 
 _CODES: Final[dict[str, str | None]] = {
     "content_filter": None,
@@ -343,7 +332,6 @@ def _blocked(signal: str, phase: str | None, **known: Any) -> Verdict:
 
 
 def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
-    """WSO2 puts an object where others have a text."""
     if not isinstance(message, dict):
         return None
     action, direction = message.get("action"), message.get("direction")
@@ -376,7 +364,6 @@ def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str
 
 
 def _filtered_role(value: dict[str, Any]) -> str | None:
-    """Zhipu says whose words were filtered."""
     for entry in _dicts(value.get("contentFilter") or value.get("content_filter")):
         role = entry.get("role")
         if role in ("user", "history", "system"):
@@ -403,7 +390,6 @@ def _of_type(error: dict[str, Any], value: dict[str, Any], place: str) -> Verdic
 
 
 def _of_metadata(error: dict[str, Any], place: str) -> Verdict | None:
-    """OpenRouter's moderation of the input."""
     metadata = error.get("metadata")
     if not isinstance(metadata, dict):
         return None
@@ -436,7 +422,6 @@ def _phase_of(text: str) -> str | None:
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects at the beginning of a list; of anything else, none."""
     return (item for _, item in _enumerated(value))
 
 

@@ -43,8 +43,6 @@ _pb: Final = _messages()
 
 @dataclass(frozen=True, slots=True)
 class GrpcRequest:
-    """A request; `ids` replace `text` if there are any."""
-
     request_id: str = ""
     text: str = ""
     ids: Sequence[int] = ()
@@ -57,8 +55,6 @@ class GrpcRequest:
 
 @dataclass(frozen=True, slots=True)
 class GrpcUsage:
-    """Token counts of a request."""
-
     prompt_tokens: int
     output_tokens: int
     """Of vLLM possibly the last chunk's only: the ids of all chunks count."""
@@ -71,7 +67,6 @@ class GrpcChunk:
 
     ids: Sequence[int] = ()
     finish: str = ""
-    """`stop`, `length`, `abort`, `error`."""
     usage: GrpcUsage | None = None
 
 

@@ -35,11 +35,8 @@ class Opcode(IntEnum):
 
 
 class WebSocketMessage(msgspec.Struct, gc=False):
-    """A message, or a control frame."""
-
     opcode: Opcode
     size: int
-    """Bytes of its frames on the wire, their heads included."""
     payload: bytes | None
     """None where it was too long, or could not be inflated."""
 
@@ -120,7 +117,6 @@ class MessageParser:
         return at + size
 
     def _read_head(self, data: bytes, at: int) -> int:
-        """Reads on in the head of a frame; where it went to in `data`."""
         head = self._head
         while True:
             needed = 2
@@ -240,12 +236,7 @@ def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> 
         head = struct.pack("!BBH", first, mask | 126, size)
     else:
         head = struct.pack("!BBQ", first, mask | 127, size)
-    if not key:
-        return head + payload
-    # RFC 6455 5.3: each byte XOR the one of the key at its place, modulo 4.
-    keys = (key * (size // 4 + 1))[:size]
-    masked = int.from_bytes(payload, "big") ^ int.from_bytes(keys, "big")
-    return head + key + masked.to_bytes(size, "big")
+    return head + key + (_unmasked(payload, key, 0) if key else payload)
 
 
 def accept_key(key: bytes) -> bytes:

@@ -61,14 +61,6 @@ def test_the_examples_of_compression() -> None:
     assert payloads(bytes.fromhex("c10df248050000 00ffffcac9c90700")) == [(TEXT, b"Hello")]
 
 
-@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 0xFFFF, 0x10000])
-def test_lengths_of_each_form(size: int) -> None:
-    data = websocket_frame(BINARY, b"x" * size) + websocket_frame(TEXT, b"end")
-    messages, broken = parse(data, [1, 2, 3, 5, 9, 10, 11])
-    assert [(m.opcode, len(m.payload or b"")) for m in messages] == [(BINARY, size), (TEXT, 3)]
-    assert (broken, sum(m.size for m in messages)) == (None, len(data))
-
-
 def test_control_frames_come_between_the_parts_of_a_message() -> None:
     data = (
         websocket_frame(TEXT, b"He", fin=False)

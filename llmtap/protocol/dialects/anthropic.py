@@ -65,8 +65,6 @@ _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 
 
 class Anthropic(ObjectReader):
-    """Reads one answer."""
-
     name = "anthropic"
     fields = Fields(_Event)
     names_read: Final = frozenset(_Event.__struct_encode_fields__)
@@ -77,13 +75,11 @@ class Anthropic(ObjectReader):
         super().__init__()
         self._id = ""
         self._input: UsageCounts | None = None
-        """As counted at the start."""
         self._so_far: Delta | None = None
         """The end that counted the output last, before the reason to stop was told."""
         self._spoken = False
         self._stopped = False
         self._total = False
-        """The output was counted."""
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -178,7 +174,6 @@ class Anthropic(ObjectReader):
         return self._close(said, end.get("stop_reason"), details, [])
 
     def _close(self, said: _Event, reason: Any, details: Any, pieces: list[Piece]) -> Delta:
-        """An end with its usage; of a whole message, with all that it says."""
         counts = _counts(said.usage)
         beside = () if counts is None else (EventClass.USAGE,)
         verdict = of_guardrail_action(said.guardrail_action, said.trace)
@@ -219,7 +214,6 @@ class Anthropic(ObjectReader):
         return delta
 
     def _read_completion(self, said: _Event) -> Delta:
-        """The older API, which has one text and no blocks."""
         text = text_of(said.completion)
         delta = gather(
             [(EventClass.CONTENT, text)] if text else (), reason=said.stop_reason, signal="stop_reason"
@@ -229,7 +223,6 @@ class Anthropic(ObjectReader):
 
 
 def _blocks(blocks: Any) -> Iterator[Piece]:
-    """The output in the blocks of a message, or in one that begins."""
     for block in blocks if isinstance(blocks, list) else ():
         if not isinstance(block, dict):
             continue

@@ -49,8 +49,6 @@ _COUNTS: Final = ("inputTokens", "outputTokens", "reasoningTokens", "cacheReadIn
 
 
 class BedrockConverse(ObjectReader):
-    """Reads one answer."""
-
     name = "bedrock.converse"
     fields = Fields(_Event)
 
@@ -104,7 +102,6 @@ class BedrockConverse(ObjectReader):
 
 
 def _named(value: dict[str, Any]) -> str:
-    """Return the name of the event that an object holds; "" if it holds none."""
     return next((name for name in value if name in _EVENTS), "")
 
 
@@ -173,8 +170,6 @@ _TEXTS: Final = ("outputText", "generation", "outputs", "results")
 
 
 class BedrockText(ObjectReader):
-    """Reads one answer of a model that sends texts."""
-
     name = "bedrock.invoke"
     fields = Fields(_Text)
 

@@ -42,8 +42,6 @@ _EVENTS: Final = _PIECES | {
 
 
 class Cohere(ObjectReader):
-    """Reads one answer."""
-
     name = "cohere.v2"
     fields = Fields(_Event)
 

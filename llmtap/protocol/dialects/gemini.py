@@ -40,8 +40,6 @@ _COUNTS: Final = ("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCoun
 
 
 class Gemini(ObjectReader):
-    """Reads one answer."""
-
     name = "gemini"
     fields = Fields(_Event)
 

@@ -51,8 +51,6 @@ _ABORTED: Final = "abort"
 
 
 class SGLang(ObjectReader):
-    """Reads one answer."""
-
     name = "sglang.native"
     fields = Fields(_Event)
 
@@ -135,8 +133,6 @@ class _TgiEvent(msgspec.Struct, gc=False):
 
 
 class Tgi(ObjectReader):
-    """Reads one answer."""
-
     name = "tgi.native"
     fields = Fields(_TgiEvent)
 
@@ -191,7 +187,6 @@ class Tgi(ObjectReader):
 
 
 def _add_details(delta: Delta, details: dict[str, Any]) -> None:
-    """Add the end of an answer: its reason, and the number of tokens."""
     delta.finish_reason = text_of(details.get("finish_reason")) or None
     of_input = details.get("input_length")
     if of_input is None and isinstance(prefill := details.get("prefill"), list) and prefill:
@@ -200,7 +195,6 @@ def _add_details(delta: Delta, details: dict[str, Any]) -> None:
 
 
 def _read_failure(data: bytes, said: _TgiEvent, name: bytes | None) -> Delta:
-    """Read an `error`, which is a text; `error_type` is its kind."""
     delta = failure_in(read_json(data), name)
     if isinstance(said.error_type, str) and delta.error_type == "error":
         delta.error_type = said.error_type

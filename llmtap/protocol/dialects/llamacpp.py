@@ -49,8 +49,6 @@ _STOPPED: Final = (("stopped_eos", "eos"), ("stopped_word", "word"), ("stopped_l
 
 
 class LlamaCpp(ObjectReader):
-    """Reads one answer."""
-
     name = "llamacpp.native"
     fields = Fields(_Event)
 
@@ -101,7 +99,6 @@ class LlamaCpp(ObjectReader):
         return delta
 
     def _count(self, said: _Event, delta: Delta, index: int) -> None:
-        """Count the tokens of one event: dialects.md section 5."""
         running = said.tokens_predicted
         if running is None and isinstance(said.timings, dict):
             running = said.timings.get("predicted_n")

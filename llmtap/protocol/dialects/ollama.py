@@ -49,8 +49,6 @@ _DURATIONS: Final = ("total_duration", "load_duration", "prompt_eval_duration", 
 
 
 class Ollama(ObjectReader):
-    """Reads one answer; an event is a line."""
-
     name = "ollama.native"
     fields = Fields(_Line)
 

@@ -94,7 +94,6 @@ class Beside(msgspec.Struct, gc=False):
     choices: msgspec.Raw = NO_RAW
 
     def failure(self, name: bytes | None = None) -> Any:
-        """The error in this event, or None; `name` is that of the event."""
         error = self.error or self.errors
         if error:
             return error
@@ -106,13 +105,11 @@ class Beside(msgspec.Struct, gc=False):
 
     @property
     def flat(self) -> bool:
-        """It looks like an error that has nothing around it."""
         if self.choices is not NO_RAW or not self.message:
             return False
         return self.type == "error" or (self.code is not None and self.code not in _FINE)
 
     def replaced(self) -> Verdict | None:
-        """What put a text of its own in place of the answer."""
         return (
             of_guardrail_action(self.guardrail_action, self.trace)
             or of_rails(self.guardrails_data, "guardrails_data", self.status)
@@ -121,11 +118,9 @@ class Beside(msgspec.Struct, gc=False):
 
     @property
     def known(self) -> bool:
-        """Something stands here that we know of, errors left out."""
         return any(getattr(self, name) is not None for name in _KNOWN)
 
     def counted(self) -> tuple[Any, str]:
-        """The usage object, and where it stands."""
         if self.usage is None and isinstance(self.x_groq, dict):
             return self.x_groq.get("usage"), "x_groq.usage"
         if self.usage is None and isinstance(self.invocation, dict):
@@ -169,7 +164,6 @@ _KNOWN: Final = tuple(
 
 
 def read_beside(data: bytes) -> Beside:
-    """What stands beside the choices of a JSON object; nothing, where `data` is none."""
     try:
         return _decode_beside(data)
     except BAD_JSON:
@@ -270,7 +264,6 @@ class ChoicesReader:
         return unknown(name) if chunk is None else self._read(chunk, data, name, streamed=streamed)
 
     def _decoded(self, data: bytes) -> Any:
-        """Return the chunk in these bytes; None where they are no JSON object."""
         raise NotImplementedError
 
     def _read(self, chunk: Any, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
@@ -338,7 +331,6 @@ def is_plain(chunk: Any, name: bytes | None) -> bool:
 
 
 def is_alone(chunk: Any) -> bool:
-    """Return whether a chunk has no error and no verdict beside its choices."""
     return (
         chunk.error is None
         and chunk.moderation is None

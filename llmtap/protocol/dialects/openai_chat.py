@@ -74,7 +74,6 @@ class _Choice(msgspec.Struct, gc=False):
     content_filter_results: msgspec.Raw = NO_RAW
     message: _Delta | None = None
     usage: Any = None
-    """Moonshot counts here, where a choice ends."""
 
 
 class _Chunk(ChunkFields, gc=False):
@@ -93,7 +92,6 @@ _ROLE_TOO: Final = (EventClass.ROLE,)
 _USAGE_TOO: Final = (EventClass.USAGE,)
 _GEMINI: Final = "gemini"
 _MODEL_PREFIX_CHARS: Final = 24
-"""Room for a provider in front of a model's name, as in `vertex_ai/gemini-2.5-flash`."""
 _ID_CHARS_MAX: Final = 128
 
 
@@ -115,8 +113,6 @@ _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"
 
 
 class OpenAIChat(ChoicesReader):
-    """Reads one answer."""
-
     name = "openai.chat"
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
@@ -131,7 +127,6 @@ class OpenAIChat(ChoicesReader):
         self._said: dict[int, int] = {}
         """Characters of the `message` of choices that never had a `delta`."""
         self._repeated: re.Match[bytes] | None = None
-        """The chunk repeats what was streamed, and which stage."""
         self._thoughts: list[list[str]] = []
         """Of the chunk's `reasoning_steps` (Perplexity), by the position of their choice."""
 
@@ -405,7 +400,6 @@ def _any_true(results: msgspec.Raw) -> bool:
 
 
 def _is_thought(extra: Any) -> bool:
-    """Gemini's mark of content that is thinking."""
     google = extra.get("google") if isinstance(extra, dict) else None
     return isinstance(google, dict) and google.get("thought") is True
 

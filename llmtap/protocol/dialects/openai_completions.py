@@ -45,8 +45,6 @@ _decode: Final = msgspec.json.Decoder(_Chunk).decode
 
 
 class OpenAICompletions(ChoicesReader):
-    """Reads one answer."""
-
     name = "openai.completions"
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
@@ -55,7 +53,6 @@ class OpenAICompletions(ChoicesReader):
     def __init__(self) -> None:
         super().__init__()
         self._spoken: set[int] = set()
-        """Choices that have begun to speak."""
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:

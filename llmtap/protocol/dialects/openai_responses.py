@@ -34,7 +34,6 @@ from llmtap.protocol.dialects.openai_shapes import (
     read_error,
     read_json,
     read_usage,
-    sum_counts,
 )
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import OUTPUT, of_error, of_refusal
@@ -43,8 +42,6 @@ __all__ = ["OpenAIRealtime", "OpenAIResponses"]
 
 
 class ResponseEvent(msgspec.Struct, gc=False):
-    """The fields of an event that are read."""
-
     type: Any = None
     delta: Any = None
     logprobs: Any = None
@@ -81,13 +78,10 @@ _ENDS: Final = frozenset(
     }
 )  # fmt: skip
 _OVER: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
-"""Statuses of a response that is over."""
 _KEEPALIVES: Final = ("keepalive", "ping")
 
 
 class OpenAIResponses(ObjectReader):
-    """Reads one answer."""
-
     name = "openai.responses"
     fields = Fields(ResponseEvent)
     names_read: Final = frozenset(ResponseEvent.__struct_encode_fields__)
@@ -301,18 +295,13 @@ _RECOVERABLE: Final = "invalid_request_error"
 
 
 class OpenAIRealtime(ObjectReader):
-    """Reader of one session; an event is a message. Tokens are the sum over its responses, finish reason and
-    usage those of the last. An invalid request is an error event that the session survives: the exchange did
-    not fail."""
+    """Reader of the events of one response of a session. The session survives an `invalid_request_error`, so
+    it is no failure of the exchange."""
 
     name = "openai.realtime"
     fields = Fields(_Event)
 
-    __slots__ = ("_counts",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counts = UsageCounts()
+    __slots__ = ()
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -330,8 +319,6 @@ class OpenAIRealtime(ObjectReader):
         delta = read_response_event(kind, said)
         if delta is None:
             return self._read_other(kind, said.session, data)
-        if delta.counts is not None:
-            self._counts = delta.counts = sum_counts([self._counts, delta.counts])
         return delta
 
     def read_body(self, body: bytes) -> Delta:

@@ -35,9 +35,7 @@ INDEX_MAX: Final = 1 << 31
 (n and n + 2^61 - 1), so a set of chosen ones would take quadratic time."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 NO_RAW: Final = msgspec.Raw()
-"""Default of a raw field: it was absent."""
 _CODE_MAX: Final = 1 << 40
-"""Of an error's numeric code."""
 
 
 def read_frame(event: SseEvent) -> Delta:
@@ -67,7 +65,6 @@ def unknown(name: bytes | None = None) -> Delta:
 
 
 def is_object(data: bytes) -> bool:
-    """Return whether an event's data may be a JSON object."""
     return data.startswith(b"{") or data.lstrip().startswith(b"{")
 
 
@@ -113,7 +110,6 @@ def count(value: Any) -> int | None:
 
 
 def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
-    """The counts of these values, of which None is one that is not told."""
     counts = UsageCounts(count(of_input), count(of_output), count(reasoning), count(cached))
     counts.refused = (
         (counts.input is None and of_input is not None)
@@ -125,8 +121,6 @@ def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: An
 
 
 def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
-    """The sum of several; None where none of them tells."""
-
     def total(values: Iterable[int | None]) -> int | None:
         told = [n for n in values if n is not None]
         return sum(told) if told else None
@@ -158,7 +152,6 @@ def read_usage(usage: Any) -> UsageCounts | None:
 
 
 def is_unused(usage: Any) -> bool:
-    """Return whether a usage says that no model read or wrote a token."""
     return isinstance(usage, dict) and not any(usage.get(n) for n in ("prompt_tokens", "completion_tokens"))
 
 
@@ -187,7 +180,6 @@ class RunningCount:
 
     def __init__(self) -> None:
         self.running: bool | None = None
-        """None until the first chunk with a choice was seen."""
         self._last: dict[int, int] = {}
 
     def added(
@@ -218,7 +210,6 @@ class RunningCount:
         return max(0, count - last)
 
     def runs(self, choice: int) -> bool:
-        """Return whether the count of a choice was told before."""
         return choice in self._last
 
     @property
@@ -299,7 +290,6 @@ class Findings:
         self._texts: dict[int, list[str]] = {}
         self._pieces = 0
         self.cut = False
-        """A bound was reached: not everything in the event was read."""
         self.railed = False
         """NeMo Guardrails stands beside the choices: a filtered answer is its own text."""
         self._carrying: dict[int, None] = {}
@@ -407,7 +397,6 @@ class Findings:
                 and bool(self._indexes)
                 and (delta.finish_reason is None or running.several)
             )
-        # Which count to believe: dialects.md section 5.
         if self._ids:
             delta.tokens, delta.token_source = self._ids, TokenSource.TOKEN_IDS
         elif self._logprobs:
@@ -448,5 +437,4 @@ class Findings:
 
     @property
     def empty(self) -> bool:
-        """Nothing was found: neither a choice nor anything beside one."""
         return not (self._indexes or self._mask)

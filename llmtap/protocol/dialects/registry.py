@@ -28,17 +28,11 @@ class Dialect(Protocol):
     """Reads one answer; it may remember what earlier events said. Nothing in it raises at bad bytes."""
 
     @property
-    def name(self) -> str | None:
-        """As reported in `dialect`; None while nobody knows."""
-        ...
+    def name(self) -> str | None: ...
 
-    def read_event(self, event: SseEvent) -> Delta:
-        """What one event of a stream says."""
-        ...
+    def read_event(self, event: SseEvent) -> Delta: ...
 
-    def read_body(self, body: bytes) -> Delta:
-        """What a whole JSON answer says."""
-        ...
+    def read_body(self, body: bytes) -> Delta: ...
 
 
 DIALECTS: Final = (

@@ -65,8 +65,9 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
         (CHAT, [ROLE, A, B, {**END, **predicted(5)}], "role content:A* content:B* metadata"),
         ("/completion", [native("A", 1), native("BC", 3), native("", 4, stop_type="eos")],
          "content:A=1* content:BC=2* metadata=1*"),
-        (CHAT, [A, {"type": "ping"}, {"choices": [{"delta": {}, "finish_reason": "stop", **counted(3)}]}],
-         "content:A* keepalive usage"),
+        (CHAT, [A, {"type": "ping"}, ("ping", {"at": 1}),
+                {"choices": [{"delta": {}, "finish_reason": "stop", **counted(3)}]}],
+         "content:A* keepalive keepalive usage"),
         # What acts beside a piece of text is seen, and canned text is no content.
         (CHAT, [A, {**B, "x_groq": {"error": "over capacity"}}], "content:A* error*"),
         (CHAT, [A, {**B, **INTERVENED}], "content:A* guardrail"),
