@@ -462,23 +462,9 @@ scalars = st.one_of(
     st.integers(-5, 10**20), st.text(max_size=4), st.floats(), st.booleans(), st.none(), st.just({"a": 1})
 )
 names = st.sampled_from(
-    [
-        "seq",
-        "t_ns",
-        "id",
-        "content",
-        "text",
-        "choices",
-        "error",
-        "usage",
-        "model",
-        "timings",
-        "delta",
-        "a b",
-        '"',
-        "",
-    ]
-)
+    ["seq", "t_ns", "id", "content", "text", "choices", "error", "usage", "model", "timings", "delta", "a b",
+     '"', ""]
+)  # fmt: skip
 members = st.lists(st.tuples(names, scalars), max_size=5)
 
 

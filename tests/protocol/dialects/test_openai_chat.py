@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts, Verdict
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
-from llmtap.protocol.sse import SseEvent
+from tests.protocol.dialects.events import event
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 C = EventClass
-
-
-def event(value: Any, name: bytes | None = None) -> SseEvent:
-    data = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return SseEvent(0, len(data) + 8, data, name)
 
 
 TOP = (

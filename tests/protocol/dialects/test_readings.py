@@ -11,9 +11,11 @@ import pytest
 
 from llmtap.exchange.answer import AnswerReader
 from llmtap.protocol.delta import Delta
+from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from tests.protocol.dialects.events import encode
 
 CHAT, INVOKE = "/v1/chat/completions", "/model/x/invoke-with-response-stream"
+COMPLETIONS = "/v1/completions"
 GEMINI = "/v1beta/models/g:streamGenerateContent"
 
 
@@ -27,6 +29,10 @@ def word(delta: Delta) -> str:
 def chunk(delta: dict[str, Any], reason: str | None = None, **beside: Any) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "finish_reason": reason}
     return {"object": "chat.completion.chunk", "choices": [choice], **beside}
+
+
+def text(piece: str | None, **choice: Any) -> dict[str, Any]:
+    return {"object": "text_completion", "choices": [{"index": 0, "text": piece, **choice}]}
 
 
 def counted(n: int, prompt: int = 9) -> dict[str, Any]:
@@ -55,6 +61,19 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
 @pytest.mark.parametrize(
     ("path", "events", "words"),
     [
+        (COMPLETIONS, [text("hi"), text(" \n"), text(""), text(None), text("", finish_reason="stop")],
+         "content:hi* content: \n* metadata metadata metadata"),
+        (COMPLETIONS, [text("canned", finish_reason="content_filter")], "guardrail"),
+        (COMPLETIONS, [text("a"), text("b", finish_reason="content_filter")], "content:a* guardrail*"),
+        (COMPLETIONS, [text("a b", logprobs={"tokens": ["a", " b"]}), text("a", token_ids=[4, 5]),
+                       text("c", content_filter_results={"hate": {"filtered": True}})],
+         "content:a b=2* content:a=2* content:c*"),
+        (COMPLETIONS, [text("a") | counted(0), counted(2), {"error": {"message": "m"}}, "[DONE]"],
+         "content:a* usage error done"),
+        (COMPLETIONS, [b'{"choices":[{"index":"0","text":"a"}]}',
+                       b'{"choices":[{"text":"a","logprobs":[],"finish_reason":1}],"model":3,"usage":[]}',
+                       b'{"choices":[{"text":"a","token_ids":"x"},3],"object":{}}'],
+         "content:a* content:a* content:a*"),
         # A count that runs along tells tokens that have no text; the role has none.
         (CHAT, [{**ROLE, **counted(1)}, {**A, **counted(1)}, chunk({}, **counted(3)), {**END, **counted(4)}],
          "usage content:A=1* usage=2* usage=1*"),
@@ -114,7 +133,7 @@ def test_what_a_stream_says(path: str, events: list[Any], words: str) -> None:
     for value in events:
         name, said = value if isinstance(value, tuple) else (None, value)
         body += b"event: %b\n" % name.encode() if name else b""
-        body += b"data: %b\n\n" % encode(said)
+        body += b"data: %b\n\n" % (said.encode() if isinstance(said, str) else encode(said))
     deltas = reader.feed(body)
     assert " ".join(map(word, deltas)) == words
     first = next((d for d in deltas if d.output), None)
@@ -144,6 +163,13 @@ def test_a_whole_answer_of_a_guardrail_is_no_content() -> None:
     reader = AnswerReader(b"application/json", "/v1/messages")
     (delta,) = [*reader.feed(json.dumps({**message, **INTERVENED}).encode()), *reader.close(whole=True)]
     assert word(delta) == "guardrail"
+
+
+def test_a_whole_completion() -> None:
+    body = text("hi there", finish_reason="stop") | {"usage": {"completion_tokens": 2}, "model": "m"}
+    delta = OpenAICompletions().read_body(encode(body))
+    assert (word(delta), delta.model, delta.finish_reason) == ("content:hi there*", "m", "stop")
+    assert (delta.counts and delta.counts.output, delta.usage_running) == (2, False)
 
 
 def test_the_last_of_geminis_totals_counts_where_a_stream_is_cut() -> None:

@@ -1,6 +1,5 @@
 """Invariant: the answer says which dialect it is; the path only breaks a tie, and nobody is guessed."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,13 +7,9 @@ import pytest
 from llmtap.protocol.delta import EventClass
 from llmtap.protocol.dialects.registry import DIALECTS, Undecided, choose
 from llmtap.protocol.sse import SseEvent
+from tests.protocol.dialects.events import event
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-def event(value: Any, name: bytes | None = None) -> SseEvent:
-    data = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return SseEvent(0, len(data), data, name)
 
 
 @pytest.mark.parametrize(
