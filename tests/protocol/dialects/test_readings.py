@@ -54,6 +54,8 @@ def part(**content: Any) -> dict[str, Any]:
 ROLE = chunk({"role": "assistant", "content": ""})
 A, B, END = chunk({"content": "A"}), chunk({"content": "B"}), chunk({}, "stop")
 INTERVENED = {"amazon-bedrock-guardrailAction": "INTERVENED"}
+MARKED = chunk({"content": "A", "extra_content": {"google": {"thought": True}}})
+BY_GEMINI = {"model": "google/gemini-3-pro"}
 METRICS = "amazon-bedrock-invocationMetrics"
 LLAMA = {"prompt_token_count": None, "stop_reason": None}
 
@@ -79,6 +81,8 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
          "usage content:A=1* usage=2* usage=1*"),
         (CHAT, [{**A, **counted(0)}, {**B, **counted(0)}, {**END, **counted(3)}],
          "content:A* content:B* usage"),
+        (CHAT, [{**A, **counted(1), **BY_GEMINI}, {**B, **counted(4), **BY_GEMINI}],
+         "content:A* content:B*"),
         (CHAT, [ROLE, {**A, **predicted(1)}, {**B, **predicted(4)}, {**END, **predicted(5)}],
          "role content:A=1* content:B=3* metadata=1*"),
         (CHAT, [ROLE, A, B, {**END, **predicted(5)}], "role content:A* content:B* metadata"),
@@ -116,6 +120,7 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
                 chunk({"reasoning": "E", "reasoning_details": [{"text": "E"}]}),
                 chunk({"content": "", "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]})],
          "reasoning:A* reasoning:B* reasoning:CD* reasoning:E* metadata"),
+        (CHAT, [MARKED, A, MARKED], "reasoning:A* content:A* reasoning:A*"),
         # A tool that is no function has an input; a text that is not UTF-8 is text; an error may be wrapped.
         (CHAT, [chunk({"tool_calls": [{"type": "custom", "custom": {"name": "f", "input": ""}}]}),
                 chunk({"tool_calls": [{"custom": {"input": "A"}}]}), [{"error": {"code": 503}}]],
