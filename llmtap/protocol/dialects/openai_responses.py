@@ -53,6 +53,7 @@ class ResponseEvent(msgspec.Struct, gc=False):
 _TEXTS: Final = {
     "response.output_text.delta": EventClass.CONTENT,
     "response.text.delta": EventClass.CONTENT,
+    "response.content_part.delta": EventClass.CONTENT,
     "response.reasoning_summary_text.delta": EventClass.REASONING,
     "response.reasoning_text.delta": EventClass.REASONING,
     "response.reasoning_summary.delta": EventClass.REASONING,

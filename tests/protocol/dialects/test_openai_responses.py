@@ -51,6 +51,7 @@ CASES = [
     (ev("output_text.delta", delta="\n"), {"is": "content", "output": True, "blank": True, "text": "\n",
                                            "choices": (0,)}),
     (ev("output_text.delta", delta=""), METADATA),
+    (ev("content_part.delta", delta={"type": "output_text", "text": "Hi"}), TEXT | {"text": "Hi"}),
     (
         ev("output_text.delta", delta="Hi all", logprobs=[{"token": "Hi"}, {"token": " all"}]),
         TEXT | {"text": "Hi all", "tokens": 2, "token_source": TokenSource.LOGPROBS},
