@@ -139,7 +139,7 @@ _inside: Final = re.compile(rb'["\\]').search
 
 
 class ArrayParser:
-    """Cutter of a JSON array into its elements (objects), each reported when its last byte came. Any cut of
+    """Splits a JSON array into its elements (objects), each reported when its last byte came. Any cut of
     the bytes gives the same ones."""
 
     __slots__ = ("_begun", "_buffer", "_depth", "_text", "offset", "skipped")

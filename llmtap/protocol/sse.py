@@ -32,7 +32,7 @@ class SseEvent(msgspec.Struct, gc=False):
 
 
 class SseParser:
-    """Cutter of one body into blocks; any cut of the bytes gives the same events. A block beyond
+    """Splits one body into blocks; any cut of the bytes gives the same events. A block beyond
     `event_bytes_max` is skipped and counted."""
 
     __slots__ = (
@@ -236,7 +236,7 @@ class SseParser:
 
 
 class LineParser:
-    """Cutter of one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
+    """Splits one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
     beyond `line_bytes_max` is skipped and counted."""
 
     __slots__ = ("_line_bytes_max", "_size", "_tail", "offset", "skipped")

@@ -54,7 +54,7 @@ _FLUSHED: Final = b"\x00\x00\xff\xff"
 
 
 class MessageParser:
-    """Cutter of one direction of a tunnel into messages; any cut of the bytes gives the same ones. A client's
+    """Splits one direction of a tunnel into messages; any cut of the bytes gives the same ones. A client's
     frames are `masked`. Payloads beyond `message_bytes_max` are dropped. `who` is the sender, for errors."""
 
     __slots__ = (

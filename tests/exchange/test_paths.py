@@ -16,7 +16,7 @@ STAY = [
     "/v1beta/models/gemini-2.0-flash:generateContent",
     "/v1beta/models/gemini-2.5-flash-preview-05-20:streamGenerateContent",
     "/openai/deployments/gpt-4o-2024-08-06/chat/completions",
-    "/v1/projects/my-project/locations/us-central1/publishers/anthropic/models/claude-3-5-sonnet@20240620:rawPredict",
+    "/v1/projects/my-project/locations/us-central1/models/claude-3-5-sonnet@20240620:rawPredict",
     "/model/us.anthropic.claude-sonnet-4-5-20250929-v1:0/converse-stream",
     "/ai/run/@cf/meta/llama-3.1-8b-instruct",
     "/models/Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",

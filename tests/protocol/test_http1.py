@@ -68,7 +68,6 @@ def test_a_request_line_is_taken_apart(
         (b"GET / http/1.1", {400}),  # 2.3: the protocol's name is case-sensitive
         (b"GET / HTTP/1.1x", {400}),
         (b"GET / HTTP/1", {400}),
-        (b"GET / HTTP/0.9", {400, 505}),
         (b"GET / HTTP/2.0", {400, 505}),
         (b"GET / RTSP/1.0", {400, 505}),
         (b"PRI * HTTP/2.0", {400, 505}),  # RFC 9113 3.4
@@ -426,7 +425,6 @@ def test_a_status_line(first: bytes, status: int, reason: bytes) -> None:
         b"HTTP/1.1 2x0 OK\r\n\r\n",
         b"HTTP/1.1  200 OK\r\n\r\n",
         b"http/1.1 200 OK\r\n\r\n",
-        b" HTTP/1.1 200 OK\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         answer_with(b"Content-Length: 3", b"Content-Length: 5"),
         answer_with(b"Content-Length: -1"),

@@ -35,10 +35,10 @@ def parse(
     return out, parser.broken
 
 
-def payloads(data: bytes, **how: int) -> list[tuple[Opcode, bytes | None]]:
-    messages, broken = parse(data, [], **how)  # type: ignore[arg-type]
+def payloads(data: bytes, limit: int = 1 << 20) -> list[tuple[Opcode, bytes | None]]:
+    messages, broken = parse(data, [], limit=limit)
     assert broken is None
-    assert [m for m, _ in [parse(data, list(range(len(data))), **how)]] == [messages]  # type: ignore[arg-type]
+    assert parse(data, list(range(len(data))), limit=limit)[0] == messages
     return [(m.opcode, m.payload) for m in messages]
 
 
