@@ -152,7 +152,7 @@ def test_only_cr_and_lf_end_a_line() -> None:
         (b": x\nid: 1\n\n", SseEvent(0, 11, None)),
         (b": x\ndata: a\n\n", SseEvent(0, 13, b"a")),
         (b"\n\n\ndata: a\n\n", SseEvent(3, 12, b"a")),
-        (b"retry: 100\n\n", SseEvent(0, 12, None)),
+        (b"error: {}\nerror:x\n\n", SseEvent(0, 19, b"{}\nx", b"error")),
         (b"database: a\n\n", SseEvent(0, 13, None)),
     ],
 )
