@@ -203,6 +203,8 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     bytes_down: int = 0
     upstream_up: bool | None = None
     """The upstream accepted a connection when asked last; None: readiness does not depend on it."""
+    upstreams: dict[str, bool] = {}
+    """By URL, whether an upstream accepted the latest connection."""
     skipped: dict[str, int] = {}
     """Requests that are not inference, by rule (`protocol/inference.py`): they are not among `opened`."""
     draining: bool = False

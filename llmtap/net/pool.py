@@ -131,6 +131,8 @@ class Pool:
         self._unresolved: dict[Attempt, None] = {}  # who waits for the name, first come first
         self._looking_up: asyncio.Task[None] | None = None
         self.connects = 0
+        self.up: bool | None = None
+        """Whether the upstream accepted the latest connection; None before the first attempt."""
         self.reuses = 0
         """Requests on a connection that had served one before."""
         self.unsolicited = 0
@@ -173,7 +175,7 @@ class Pool:
         """Close connections that were idle too long, and give up attempts that take too long."""
         for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
             attempt.cancel()
-            attempt.waiter.on_connect_failed(TimeoutError("no connection in time"))
+            attempt.fail(TimeoutError("no connection in time"))
         while self._idle and now_ns - self._idle[0].since_ns > self._idle_ns:
             self._idle.pop(0).stream.close()
 
@@ -342,10 +344,13 @@ class Attempt:
     def _succeed(self, stream: Stream) -> None:
         self._pool.leave(self)
         self._pool.connects += 1
+        self._pool.up = True
         self.waiter.on_connected(stream, mono_ns() - self.began_ns)
 
     def fail(self, error: OSError) -> None:
         self._pool.leave(self)
+        if not is_own_shortage(error):
+            self._pool.up = False
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:

@@ -380,6 +380,8 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
         total = sum(n for n in dropped.values() if isinstance(n, int))
         why = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items() if n)
         yield of, "dropped", _count(total), why or "exchanges that went unmeasured: none"
+    for url, up in _items(at(relay, "upstreams")):
+        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), "by the latest connection to it"
     if isinstance(skipped := at(relay, "skipped"), Mapping):
         rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
         yield of, "skipped", _count(sum(skipped.values())), rules or "requests that are not inference: none"

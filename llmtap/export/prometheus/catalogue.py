@@ -205,6 +205,9 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "relay_tap_pending_bytes": SelfMetric(_G, "Bytes waiting to go to the meter", _RELAY),
     "relay_rss_bytes": SelfMetric(_G, "Resident memory of the relay", _RELAY),
     "relay_up": SelfMetric(_G, "1 while the relay speaks to the meter", _RELAY),
+    "relay_upstream_up": SelfMetric(
+        _G, "1 if the upstream accepted the latest connection of the relay", ("relay", "upstream")
+    ),
     "relay_info": SelfMetric(
         _G,
         "Implementation of the parts that can be compiled of each relay that speaks to the meter",

@@ -115,6 +115,9 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
         **values,
         "relay_cpu_seconds": {name: s.cpu_ns / 1e9 for name, s in said.items()},
         "relay_up": {relay.name: int(relay.connected) for relay in relays},
+        "relay_upstream_up": {
+            (name, url): int(up) for name, s in now.items() for url, up in s.upstreams.items()
+        },
         "relay_info": {(r.name, r.implementation): 1 for r in relays if r.connected and r.implementation},
         "tap_dropped_exchanges": dropped | {(r.name, "relay_lost"): r.lost for r in relays if r.lost},
         "relay_refused": {(name, limit): n for name, s in said.items() for limit, n in s.refused.items()},
