@@ -254,7 +254,7 @@ def generate(
 
 
 _TOP_EPILOG = """\
-Keys: 1 to 7 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
+Keys: 1 to 8 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
 enter shows the events of an exchange, finished or in flight, ? lists all keys, q quits.
 
 A tap that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the variable

@@ -17,8 +17,8 @@ GONE_NS: Final = 5 * NS_PER_S
 """A relay that comes back within this time has counted what it lost by itself."""
 _COUNTS: Final = (
     "opened", "measured", "dropped", "unsettled", "connections", "streams", "upstream_idle",
-    "upstream_connects", "upstream_reuses", "upstream_unsolicited", "upstreams", "accepted", "refused", "skipped",
-    "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
+    "upstream_connects", "upstream_reuses", "upstream_unsolicited", "upstreams", "accepted", "refused",
+    "skipped", "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
 )  # fmt: skip
 """What the API shows of a status: its fields, three of them converted."""
 RELAYS_MAX: Final = 64

@@ -10,6 +10,7 @@ Which exchanges count, by `Objectives.meets`:
 | refused by the tap itself (`rejected`) | does not count: the gateway never saw it |
 | lost with a relay that died (`tap_error`) | does not count: the failure is ours |
 | `client_error` | does not count: the request was wrong |
+| `refused` without output | does not count: nothing was generated; refusals are reported apart (IETF 4.8.1) |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
 | a stream that ended well and brought nothing | bad |
@@ -168,6 +169,8 @@ class Objectives:
             return False
         if outcome is Outcome.CLIENT_CANCELLED:
             return False if self._lost_by_waiting(m, x) else None
+        if outcome is Outcome.REFUSED and not m.output_events:
+            return None
         if x.no_token_reason in _NOTHING:
             return False
         if not x.stream and all(name in STREAMED_BOUNDS for name, _ in self.bounds):

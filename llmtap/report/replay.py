@@ -137,7 +137,7 @@ def _latency_rows(result: _Json) -> list[list[str]]:
         figures = at(result, *place) or {}
         if figures.get("n"):
             option = figures.get("option")
-            rows.append([f"{title} (option {option})" if option else title, *figures_text(figures, shown)])
+            rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
     return rows
 
 

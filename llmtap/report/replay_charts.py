@@ -143,7 +143,7 @@ def distributions_of(result: _Json) -> Iterator[Distribution]:
             elif f"{metric} from schedule" in drawn:
                 title += " from schedule" if from_schedule else " from submit"
             elif metric == "itl" and option:
-                title += f" (option {option})"
+                title += f" ({option})"
             seconds, n = at(result, *place), at(result, *figures, "n") or 0
             if seconds and n and len(seconds) == len(shares):
                 curves.append(Curve(title, n, shares, seconds, i, DASHES[i]))

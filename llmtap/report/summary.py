@@ -106,7 +106,7 @@ def _lines(summary: _Json) -> Iterator[str]:
         yield f"smooth     {number(smooth['tokens_per_second'], 3)} tokens/s goodput ({of})"
     goodput = summary.get("goodput") or {}
     if goodput.get("attainment") is not None:
-        judged = " (a refusal is judged by its times, too)" if at(summary, "outcomes", "refused") else ""
+        judged = " (refusals without output are not counted)" if at(summary, "outcomes", "refused") else ""
         yield (
             f"goodput    {number(goodput['requests_per_second'], 3)} req/s,"
             f" {goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}{judged}"

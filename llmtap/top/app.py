@@ -21,7 +21,7 @@ from llmtap.top.client import WINDOWS, Admin, TopOptions
 from llmtap.top.feed import Feed, FeedLink
 from llmtap.top.inspector import reader_ns
 from llmtap.top.screens import EventScreen, HelpScreen
-from llmtap.top.table import facts, flowed, shown, silent_relays
+from llmtap.top.table import facts, firing, flowed, shown, silent_relays
 from llmtap.top.text_table import ROWS_MAX, TextTable
 from llmtap.top.views import VIEWS, View
 
@@ -178,6 +178,8 @@ class TopApp(App[None]):
         trouble = silent_relays(summary) if "relays" in summary else None
         if trouble is not None:
             head.append(f"\n{trouble}", style="reverse")
+        for alarm in firing(summary):
+            head.append(f"\n{alarm}", style="reverse")
         for line in flowed(facts(summary), width):
             head.append(f"\n{line}")
         self._head.update(head)

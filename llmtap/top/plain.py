@@ -11,7 +11,7 @@ from rich.text import Text
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.top.client import TOKEN_ENV, Admin, Denied, Document, NotThere, TopOptions, Trouble, Untrusted
-from llmtap.top.table import Column, ViewTable, facts, fitting, flowed, shown, silent_relays
+from llmtap.top.table import Column, ViewTable, facts, firing, fitting, flowed, shown, silent_relays
 from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Shown
 
 __all__ = ["fetched", "print_once", "probe", "render_once"]
@@ -77,6 +77,7 @@ def render_once(documents: dict[str, Any], width: int, *, whole: bool = False) -
     parts: list[RenderableType] = [Text(f"llmtap top {shown(documents['admin'], 200)}", style="bold")]
     trouble = silent_relays(summary)
     parts += [Text(trouble, style="bold")] if trouble is not None else []
+    parts += [Text(alarm, style="bold") for alarm in firing(summary)]
     parts += _lines(flowed(facts(summary), width))
     for view in VIEWS:
         table = view.table(told, width)

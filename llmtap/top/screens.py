@@ -20,7 +20,7 @@ __all__ = ["EventScreen", "HelpScreen"]
 
 
 _HELP: Final = """\
-1 to 7, tab   the views
+1 to 8, tab   the views
 up, down      the cursor: on the first line the newest is followed
 home          back to the first line
 left, right   columns that don't fit, marked ← and → at the right edge

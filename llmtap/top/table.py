@@ -19,12 +19,14 @@ __all__ = [
     "Column",
     "Row",
     "ViewTable",
+    "alarms",
     "at",
     "clock_time",
     "count_cell",
     "facts",
     "figure_cell",
     "filtered",
+    "firing",
     "fitting",
     "flowed",
     "ms_cell",
@@ -248,6 +250,38 @@ def flowed(said: Iterable[str], width: int) -> list[str]:
         else:
             lines.append(fact)
     return lines
+
+
+_WINDOW_S: Final = {"5m": 300, "30m": 1800, "1h": 3600, "6h": 21_600}
+_COMPLETE: Final = 0.9
+"""Share of its length from which a window counts as complete: it moves in steps."""
+
+
+def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
+    """Burn-rate alarms: class, alarm, and the burn rates of its long and short window in words."""
+    slos = summary.get("slo")
+    for name, slo in slos.items() if isinstance(slos, Mapping) else ():
+        for alarm in at(slo, "alarms") or ():
+            yield name, alarm, *(_burn(slo, alarm[window]) for window in ("long", "short"))
+
+
+def _burn(slo: object, name: str) -> str:
+    rate, seconds = at(slo, "windows", name, "burn_rate"), at(slo, "windows", name, "seconds")
+    measured = isinstance(seconds, int | float) and seconds < _COMPLETE * _WINDOW_S.get(name, 0)
+    over = f"the {seconds:.0f} s measured" if measured else name
+    return f"{NOTHING if rate is None else number(rate, 3)} over {over}"
+
+
+def firing(summary: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each burn-rate alarm that fires."""
+    found = []
+    for name, alarm, *rates in alarms(summary):
+        if alarm["ringing"]:
+            limit = f"{number(alarm['burn_rate'], 3)} over {alarm['long']} and {alarm['short']}"
+            rate = " and ".join(dict.fromkeys(rates))
+            words = f"uses its error budget too fast: burn rate {rate}; {alarm['severity']} above {limit}"
+            found.append(f"{shown(name)} {words}")
+    return found
 
 
 def silent_relays(summary: Mapping[str, Any]) -> str | None:

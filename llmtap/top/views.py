@@ -14,6 +14,7 @@ from llmtap.top.table import (
     Column,
     Row,
     ViewTable,
+    alarms,
     at,
     clock_time,
     count_cell,
@@ -25,6 +26,7 @@ from llmtap.top.table import (
     ordered,
     share_cell,
     shown,
+    text_cell,
     unique,
 )
 from llmtap.units import format_bytes
@@ -40,6 +42,7 @@ __all__ = [
     "exchanges_table",
     "models_table",
     "refusals_table",
+    "slo_table",
     "sparkline",
     "streams_table",
     "tap_table",
@@ -120,7 +123,7 @@ def caption(summary: Mapping[str, Any]) -> str:
     option = at(summary, "metrics", "itl", "option")
     window = at(summary, "window", "name")
     return (
-        f"ms, window {shown(window)}; ITL {shown(option)}; idle: reader of {reader(summary)};"
+        f"ms, window {shown(window)}; ITL ({shown(option)}); idle: reader of {reader(summary)};"
         " * p99 of < 1,000 samples"
     )
 
@@ -394,6 +397,41 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
         yield of, "memory", Cell(format_bytes(rss), rss), f"resident; {number(cpu, 3)} s of CPU so far"
 
 
+_ALARM_COLUMNS: Final = (
+    Column("class", "\nclass", number=False), Column("state", "\nstate", number=False),
+    Column("severity", "\nseverity", number=False), Column("limit", "\nlimit"),
+    Column("long", "burn rate,\nlong window", number=False),
+    Column("short", "burn rate,\nshort window", number=False), Column("counted", "counted,\nlong window"),
+    Column("objectives", "\nobjectives", number=False), Column("target", "\ntarget"),
+)  # fmt: skip
+
+
+def slo_table(documents: Shown, width: int) -> ViewTable:
+    """A line for each burn-rate alarm of each class of tenants; alarms that fire come first."""
+    rows = []
+    for name, alarm, long, short in alarms(documents.summary):
+        slo = at(documents.summary, "slo", name)
+        counted = at(slo, "windows", alarm["long"], "counted")
+        if alarm["ringing"]:
+            state = "FIRING"
+        elif not alarm["reachable"]:
+            state = "cannot fire at this target"
+        elif counted < alarm["events_min"]:
+            state = f"quiet until {alarm['events_min']:,} counted"
+        else:
+            state = "quiet"
+        cells = (
+            name_cell(name, name_chars(width)), text_cell(state), name_cell(alarm["severity"]),
+            number_cell(alarm["burn_rate"]), text_cell(long), text_cell(short), count_cell(counted),
+            name_cell(at(slo, "objectives"), TEXT_CHARS), share_cell(at(slo, "target")),
+        )  # fmt: skip
+        rows.append(Row(f"{name} {alarm['long']}", cells))
+    rows.sort(key=lambda row: row.cells[1].text != "FIRING")
+    note = "burn rate 1 uses exactly the error budget; an alarm fires if both windows are above its limit"
+    none = "no class of tenants has objectives: [slo.NAME] in the configuration"
+    return ViewTable(_ALARM_COLUMNS, rows, (note if rows else none,))
+
+
 def _items(document: object) -> Iterator[tuple[str, Any]]:
     if isinstance(document, Mapping):
         yield from document.items()
@@ -427,4 +465,5 @@ VIEWS: Final = (
     ),
     View("refusals", "Refusals", refusals_table, by="tenant"),
     View("tap", "Tap", tap_table),
+    View("slo", "SLO", slo_table),
 )  # fmt: skip
