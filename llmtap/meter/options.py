@@ -26,7 +26,6 @@ __all__ = [
 ]
 
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
-"""The rolling windows, shortest first."""
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 OURS: Final = "default"
 """Among `refusal_patterns`: those of `exchange/refusal.py`."""
@@ -194,7 +193,6 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
-        """What `refusal_patterns` says, ready to use."""
         found: list[re.Pattern[str]] = []
         for pattern in self.refusal_patterns:
             found += TEXT_PATTERNS if pattern == OURS else [re.compile(pattern, re.IGNORECASE)]
@@ -202,14 +200,12 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def benefit(self) -> Benefit:
-        """Who reads, and what waiting costs."""
         return Benefit.at_speed(
             self.reader_tokens_per_second, self.alpha, self.idle_cost, self.reader_grace_tokens
         )
 
     @property
     def window_name(self) -> str:
-        """The key of WINDOWS."""
         return next(name for name, window_ns in WINDOWS.items() if window_ns == self.window)
 
 
@@ -245,8 +241,6 @@ class TenantRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
 
 class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who asks. Raises ConfigError for what cannot be."""
-
     rules: Annotated[
         tuple[TenantRule, ...],
         Meta(
@@ -286,8 +280,6 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is paid for what the gateway serves. Without a price there are no costs."""
-
     gpus: Annotated[
         int, Meta(ge=0, description="Number of GPUs behind the gateway, billed whether busy or idle.")
     ] = 0
@@ -300,7 +292,6 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def price(self) -> Price | None:
-        """None where nothing has a price."""
         if not (self.gpus or self.input_million or self.output_million):
             return None
         return Price(self.gpus, self.gpu_hour, self.input_million, self.output_million, self.currency)
@@ -364,7 +355,6 @@ def split_address(text: str, place: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is `localhost` or a loopback address."""
     if host == "localhost":
         return True
     try:

@@ -77,12 +77,7 @@ def _settle(setup: MeterSetup) -> None:
 
 
 def _yield_to_relays(priority: str) -> None:
-    """Make way for the relays, which may share our CPU.
-
-    The idle policy is preempted on the spot, where a nicer process finishes its time slice first. But on a
-    CPU that the relays fill it never runs, and then nothing is measured just when it matters: so it is not
-    the default (benchmarks/relay/README.md has both).
-    """
+    """Lower our priority below that of the relays, which may share our CPU (benchmarks/relay/README.md)."""
     if priority == "idle":
         try:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -107,7 +102,6 @@ def _counter(encode: Encode | None) -> Callable[[str], int] | None:
 
 
 def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, Encode | None]:
-    """Return the pipeline of a meter, and the tokenizer that it uses."""
     encode = _start_tokenizer(setup.options.tokenizer)
     pipeline = ExchangePipeline(
         setup.options,

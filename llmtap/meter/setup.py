@@ -44,17 +44,13 @@ class Changeable(msgspec.Struct, frozen=True, kw_only=True):
 
     log: LogSetup = LogSetup()
     config: str = ""
-    """Fingerprint of the configuration."""
     drain_s: float = 30.0
     """How long relays let streams finish at the end: `relay.drain_timeout`."""
 
 
 class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a meter process needs to know."""
-
     options: MeterOptions
     socket: str
-    """Where relays deliver their frames: the path of a unix socket."""
     admin_fd: int | None = None
     """A listening socket for the admin port; None: bind `options.admin`."""
     changeable: Changeable = Changeable()

@@ -1,10 +1,7 @@
 """Objectives in the meter: attainment and burn rates by class and tenant.
 
-A class has objectives (bounds for each exchange) and a target (the share that must meet them). Exchanges are
-judged as they end, and counted by class and tenant over the windows that burn-rate alarms look at: 5 and 30
-minutes, 1 and 6 hours.
-
-Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
+Exchanges are judged as they end, and counted over the windows of burn-rate alarms: 5 and 30 minutes, 1 and 6
+hours. Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
 """
 
 import fnmatch
@@ -39,7 +36,6 @@ TENANTS_CACHED: Final = 10_000
 
 log = logging.getLogger(__name__)
 Key = tuple[str, str]
-"""Class and tenant."""
 _Counts = dict[Key, tuple[int, int]]
 """Exchanges that counted, and those that met their objectives."""
 
@@ -73,7 +69,6 @@ class SloBook:
 
     @property
     def tenants(self) -> list[str]:
-        """Those that the classes name."""
         return list(self._named)
 
     def of(self, tenant: str) -> SloClass | None:
@@ -108,7 +103,6 @@ class SloBook:
         return met
 
     def freeze(self) -> "FrozenSlos":
-        """What the windows hold now."""
         now_ns = self._clock.mono_ns()
         windows, seconds = {}, {}
         for level, name in enumerate(BURN_WINDOWS):
@@ -124,13 +118,11 @@ class FrozenSlos:
 
     classes: Mapping[str, SloClass]
     total: Mapping[Key, tuple[int, int]]
-    """Since the start."""
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, float]
     """Measured time of each window, shorter than the window after the start."""
 
     def windows(self) -> dict[str, _Counts]:
-        """Counts by window."""
         return {name: _sum(tables) for name, tables in self._windows.items()}
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
@@ -144,7 +136,6 @@ class FrozenSlos:
         return found
 
     def to_dict(self) -> dict[str, object]:
-        """Public JSON, by class."""
         windows = self.windows()
         return {name: _class_to_dict(slo, windows, self._seconds) for name, slo in self.classes.items()}
 

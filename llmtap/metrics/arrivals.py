@@ -1,11 +1,7 @@
-"""Statistics of arrival times: comparison with a plan, or with a Poisson process.
+"""Statistics of arrival times: comparison with a plan, row by row, or with a Poisson process.
 
-The gaps of a Poisson process are exponential and independent: their coefficient of variation is 1, and the
-Kolmogorov-Smirnov distance to the exponential and the autocorrelations are small. Each stands with its limit
-under pure chance, so that a generator that drifts, repeats itself or sends in clumps is recognised.
-
-A plan is random too: in a minute of 240 a second the number of arrivals has a deviation of 0.8 %. So the sent
-requests are compared with the plan row by row, not with the nominal rate.
+The gaps of a Poisson process are exponential and independent: coefficient of variation 1, small
+Kolmogorov-Smirnov distance and autocorrelations. Each figure comes with its limit under pure chance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -158,11 +154,10 @@ def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
 
 
 def strongest_autocorrelation(gaps_ns: Sequence[int], lags: int = LAGS) -> Autocorrelation | None:
-    """Of the lags 1 to `lags` the one that, up or down, says most; None with too few gaps, or all equal.
+    """Return the most significant autocorrelation of the lags 1 to `lags`; None with too few or equal gaps.
 
-    Gaps that differ by a ns are equal: in a constant rate's, that is the rounding, which has a pattern.
-
-    r(k) = sum of d(i) d(i + k) / sum of d(i)^2, d being distances from the mean.
+    r(k) = sum of d(i) d(i + k) / sum of d(i)^2, d being distances from the mean. Gaps that differ by 1 ns are
+    equal.
     """
     n = len(gaps_ns)
     if n <= lags:

@@ -90,12 +90,9 @@ class Objectives:
 
     @classmethod
     def parse(cls, text: str, place: str = "objectives") -> "Objectives":
-        """Objectives from `name:duration` pairs, separated by blanks or commas.
+        """Parse `name:duration` pairs, separated by blanks or commas; every duration needs its unit.
 
-        Every duration needs its unit: `ttft:200` means milliseconds to vLLM and seconds elsewhere.
-
-        Raises:
-            ConfigError: naming `place`, the bad pair and the known names.
+        Raises ConfigError with `place`, the bad pair and the known names.
         """
         known = ", ".join(BOUNDS)
         bounds: dict[str, int] = {}
@@ -138,7 +135,6 @@ class Objectives:
 
     @property
     def text(self) -> str:
-        """The canonical form: names in a fixed order, each duration in its largest whole unit."""
         return " ".join(f"{name}:{_duration(ns)}" for name, ns in self.bounds)
 
     def replaced(self, **bounds_ns: int | None) -> "Objectives":
@@ -233,12 +229,9 @@ def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Obje
 
 @dataclass(slots=True)
 class GoodputCount:
-    """Counts under one set of objectives."""
-
     counted: int = 0
     met: int = 0
     tokens: int = 0
-    """Output tokens of all that counted, and below of those that met their objectives."""
     good_tokens: int = 0
     broken: Counter[str] = field(default_factory=Counter)
     """By bound, how often it was broken; `ended` where the exchange was bad by how it ended."""
@@ -264,8 +257,6 @@ class GoodputCount:
 
 
 class Goodput:
-    """Counts by the objectives' canonical text."""
-
     __slots__ = ("by_objectives",)
 
     def __init__(self) -> None:
@@ -297,7 +288,6 @@ class Goodput:
             self.by_objectives.setdefault(name, GoodputCount()).merge(count)
 
     def total(self) -> GoodputCount:
-        """All objectives together: each exchange by its own."""
         total = GoodputCount()
         for count in self.by_objectives.values():
             total.merge(count)
@@ -317,8 +307,6 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Fluidity:
-    """Token deadlines of one answer, met and missed."""
-
     tokens: int
     in_time: int
     missed: int
@@ -341,10 +329,9 @@ class Fluidity:
 
 
 def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int) -> Fluidity | None:
-    """How many token deadlines were met when slack is carried over; None without tokens.
+    """Count the token deadlines met when slack is carried over; None without tokens.
 
-    A token is in time when its gap is at most its bound plus the slack; what it leaves over is the next
-    one's slack. A late one leaves none. The two indices differ as soon as one gap spans several deadlines.
+    A token is in time if its gap is at most its bound plus the slack; a late one leaves no slack.
 
     Args:
         times_ns: stamps of the tokens. origin_ns: submit.
@@ -401,8 +388,6 @@ def qoe_area_step(
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Both figures of one answer under one set of objectives."""
-
     fluidity: Fluidity
     qoe_area_step: float
 

@@ -1,8 +1,7 @@
 """Classes of tenants with objectives: their options, burn rates, and the alarms that each can raise.
 
-An objective is the share of exchanges that must be good (0.99); its budget is the rest (0.01). Spending at
-rate 1 uses the budget up exactly at the end of the period. An alarm watches a long window, so that enough
-exchanges count, and a short one of a twelfth of its length, so that it ends soon after the trouble.
+An objective is the share of exchanges that must be good (0.99); its budget is the rest. Rate 1 uses exactly
+the budget of the period. An alarm watches a long window and a short one of a twelfth of its length.
 
 Source: SRE Workbook, chapter 5 (multi-window, multi-burn-rate alerts).
 """
@@ -34,7 +33,6 @@ class Alarm:
     """Rings while the burn rate over both windows is above `factor`."""
 
     severity: str
-    """`page` or `ticket`."""
     long_ns: int
     short_ns: int
     budget: float
@@ -42,7 +40,6 @@ class Alarm:
     factor: float
 
     def rings(self, long_rate: float | None, short_rate: float | None) -> bool:
-        """Whether it rings at these burn rates; never on a window in which nothing counted."""
         return (
             long_rate is not None
             and short_rate is not None
@@ -84,22 +81,14 @@ def reachable(objective: float, factor: float) -> bool:
 
 
 def check_objective(objective: float, place: str) -> None:
-    """An objective is a share between 0 and 1, both excluded: at 1 there is no budget to burn.
-
-    Raises:
-        ConfigError: naming `place`.
-    """
+    """Check that an objective is above 0 and below 1. Raises ConfigError naming `place`."""
     if not 0 < objective < 1:
         hint = f"{objective:g} % is written {objective / 100:g}" if 2 <= objective < 100 else None
         raise ConfigError(place, f"expected a share between 0 and 1, got {objective!r}", hint)
 
 
 def check_reachable(objective: float, factor: float, place: str) -> None:
-    """Refuses a burn-rate factor that the objective can never exceed, with the arithmetic.
-
-    Raises:
-        ConfigError: naming `place`.
-    """
+    """Refuse a burn-rate factor that the objective can never exceed. Raises ConfigError naming `place`."""
     check_objective(objective, place)
     if factor <= 0:
         raise ConfigError(place, f"a burn-rate factor is above 0, got {factor:g}")
@@ -116,15 +105,11 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
 
 
 def events_min(objective: float, factor: float) -> int:
-    """Exchanges a window needs so that one bad one alone cannot ring: 1 / (factor (1 - objective)), or more.
-
-    Below it an alarm says more about how quiet it is than about the service.
-    """
+    """Exchanges that a window needs so that a single bad one cannot ring: 1 / (factor (1 - objective))."""
     return max(1, ceil(1 / (factor * (1 - objective)) - 1e-9))
 
 
 ALARMS: Final = {"1h": STANDARD_ALARMS[0], "6h": STANDARD_ALARMS[1]}
-"""The burn-rate alarms that the meter evaluates itself, by their long window."""
 _TICKETS: Final = tuple(alarm for alarm in STANDARD_ALARMS if alarm.severity == "ticket")
 _CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -178,8 +163,6 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """One class of tenants with validated objectives."""
-
     name: str
     objectives: Objectives
     target: float

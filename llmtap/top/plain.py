@@ -21,7 +21,6 @@ ROWS_MAX: Final = 20
 PIPED_CELLS: Final = 240
 """Of a line where nobody counts them; a table may be wider."""
 _APART: Final = 2
-"""Cells between two columns."""
 _BY: Final = "tenant,model,arm"
 
 
@@ -129,5 +128,4 @@ def _table(table: ViewTable, room: int | None, *, limited: bool) -> Iterator[Ren
 
 
 def _title(column: Column) -> str:
-    """In one line."""
     return column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")

@@ -1,7 +1,6 @@
 """Tables and header as text: columns, rows, sort keys, and the state of the tap. Draws nothing.
 
-Names, models and all else that passed with traffic was written by others: `shown` makes it harmless, and a
-widget draws these texts as they are, never as markup.
+Names come from traffic: `shown` makes them harmless.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,32 +43,26 @@ __all__ = [
 
 NOTHING: Final = "-"
 NAME_CHARS: Final = (14, 32)
-"""Of a name in a table, by the width of the screen."""
 TEXT_CELLS_MIN: Final = 12
 """A text may be shown in part where so much of it is seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`title` may have two lines."""
-
     key: str
     title: str
     number: bool = True
-    """Stands right, and sorts from the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     text: str
     value: float | str | None = None
-    """What it sorts by; None is last either way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     key: str
-    """Of this row in this table, to find it again in the next one."""
     cells: tuple[Cell, ...]
 
 
@@ -78,7 +71,6 @@ class ViewTable:
     columns: tuple[Column, ...]
     rows: list[Row] = field(default_factory=list)
     notes: tuple[str, ...] = ()
-    """What has to be known to read it."""
 
 
 def ordered(rows: Iterable[Row], column: int, *, largest_first: bool) -> list[Row]:
@@ -94,13 +86,11 @@ def _rank(value: float | str | None) -> tuple[float, str]:
 
 
 def filtered(rows: Iterable[Row], text: str) -> list[Row]:
-    """Those that have the text in some cell, capitals or not."""
     wanted = text.casefold()
     return [row for row in rows if any(wanted in cell.text.casefold() for cell in row.cells)]
 
 
 def unique(rows: Iterable[Row]) -> list[Row]:
-    """The first of each key."""
     found: dict[str, Row] = {}
     for row in rows:
         found.setdefault(row.key, row)
@@ -136,12 +126,10 @@ def shown(value: object, chars: int = NAME_CHARS[1]) -> str:
 
 
 def name_chars(width: int) -> int:
-    """How much of a name fits, on a screen that wide."""
     return min(NAME_CHARS[1], max(NAME_CHARS[0], width // 6))
 
 
 def clock_time(wall_s: float) -> str:
-    """A moment of the wall clock, as the clock on the wall shows it."""
     return datetime.fromtimestamp(wall_s, UTC).astimezone().strftime("%H:%M:%S")
 
 
@@ -150,7 +138,6 @@ def name_cell(value: object, chars: int = NAME_CHARS[1]) -> Cell:
 
 
 def text_cell(text: str) -> Cell:
-    """A text of our own."""
     return Cell(text, text)
 
 
@@ -159,7 +146,6 @@ def count_cell(value: object) -> Cell:
 
 
 def number_cell(value: object) -> Cell:
-    """Three significant digits."""
     return Cell(number(value, 3), value) if isinstance(value, int | float) else Cell(NOTHING)
 
 
@@ -168,7 +154,6 @@ def share_cell(value: object) -> Cell:
 
 
 def ms_cell(seconds: object) -> Cell:
-    """Seconds as milliseconds."""
     return Cell(milliseconds(seconds), seconds) if isinstance(seconds, int | float) else Cell(NOTHING)
 
 

@@ -52,11 +52,8 @@ __all__ = [
 
 @dataclass(slots=True)
 class Shown:
-    """What there is to be shown. Documents of views that were left stay until they are asked for again."""
-
     summary: Document = field(default_factory=dict)
     beside: dict[str, Document | None] = field(default_factory=dict)
-    """By path; None: this tap does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +61,8 @@ class View:
     name: str
     title: str
     table: Callable[[Shown, int], ViewTable]
-    """Of the documents, for a screen of so many columns."""
     by: str = "none"
-    """What the summary is to be split by."""
     path: str | None = None
-    """Of the document beside the summary."""
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
     """A row is an exchange, over or under way, that can be looked into."""
@@ -77,7 +71,6 @@ class View:
 
 
 EXPERIMENT: Final = "experiment"
-"""Path of the document that arms are explained by."""
 FINE: Final = frozenset({"complete", "refused", "client_cancelled", "client_error"})
 """Outcomes that are nobody's failure; all others are the upstream's, or ours."""
 _FIGURES: Final = (
@@ -98,7 +91,6 @@ def models_table(documents: Shown, width: int) -> ViewTable:
 
 
 def arms_table(documents: Shown, width: int) -> ViewTable:
-    """With what the experiment has come to above it."""
     table = _series(documents, width, "arm")
     if EXPERIMENT not in documents.beside:
         return table
@@ -119,7 +111,6 @@ def _series(documents: Shown, width: int, label: str) -> ViewTable:
 
 
 def caption(summary: Mapping[str, Any]) -> str:
-    """What figures of a table rest on."""
     option = at(summary, "metrics", "itl", "option")
     window = at(summary, "window", "name")
     return (
@@ -129,7 +120,6 @@ def caption(summary: Mapping[str, Any]) -> str:
 
 
 def reader(summary: Mapping[str, Any]) -> str:
-    """Whose idle time is told."""
     speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
     return f"{speed:g} tok/s" if isinstance(speed, int | float) else "several speeds"
 
@@ -220,7 +210,6 @@ def sparkline(timeline: Sequence[object], cells: int, since: float, until: float
 
 EXCHANGES: Final = "exchanges"
 PATH_CHARS: Final = 24
-"""Holds `/v1/chat/completions`."""
 ALL: Final = "all"
 _EXCHANGE_COLUMNS: Final = (
     Column("arrival", "\narrival", number=False), Column("tenant", "\ntenant", number=False),
@@ -275,7 +264,6 @@ def _status(value: object) -> tuple[str, float | None]:
 
 
 def refusals_table(documents: Shown, width: int) -> ViewTable:
-    """Of all, and of each tenant."""
     summary = documents.summary
     parts = at(summary, "by", "tenant")
     # A tenant may be called `all`, too.
@@ -322,7 +310,6 @@ _PACKETS: Final = {"packets": "lost: the kernel had no room for them", "watched"
 
 
 def tap_table(documents: Shown, width: int) -> ViewTable:
-    """Lines in an order of their own: sorting by a column is possible, and seldom wanted."""
     found = _lines(documents.summary)
     rows = [
         Row(f"{of}/{what}", (_cell(of), _cell(what), value, _cell(about))) for of, what, value, about in found
@@ -448,7 +435,6 @@ def _ms(seconds: object) -> Cell:
 
 
 STREAMS_MAX: Final = 200
-"""More than a screen has lines."""
 EXCHANGES_MAX: Final = 200
 
 VIEWS: Final = (

@@ -12,10 +12,6 @@ times = st.lists(st.integers(0, 5_000 * MS), min_size=1, max_size=60).map(sorted
 
 
 class TestUserIdle:
-    def test_is_the_longest_wait_of_the_reader(self) -> None:
-        # Reads at 50 ms a token: token 1 at 100 (waits 100), token 3 is due at 100 and comes at 400.
-        assert user_idle_ns([100 * MS, 110 * MS, 400 * MS], 0) == 300 * MS
-
     def test_is_never_below_zero_when_clamped(self) -> None:
         assert user_idle_ns([0], 0) == 0
         assert user_idle_ns([5, 6], 10) == 0
@@ -53,12 +49,6 @@ class TestUserIdle:
 
 
 class TestBenefit:
-    def test_takes_five_tokens_for_a_second(self) -> None:
-        assert Benefit().tokens(100, 2_000 * MS) == 90.0
-        assert Benefit().tokens(1, 2_000 * MS) == -9.0
-        assert Benefit().tokens(None, 5) is None
-        assert Benefit().tokens(5, None) is None
-
     def test_says_its_parameters(self) -> None:
         assert Benefit().speed == 20.0
         assert Benefit.at_speed(10).reader_ns_per_token == 100 * MS
@@ -72,9 +62,3 @@ class TestBenefit:
     def test_a_reader_reads(self, speed: float) -> None:
         with pytest.raises(ValueError, match="above 0"):
             Benefit.at_speed(speed)
-
-    def test_refuses_an_f_it_does_not_know(self) -> None:
-        with pytest.raises(ValueError, match="'minutes'"):
-            Benefit(f="minutes")
-        with pytest.raises(ValueError, match="above 0"):
-            Benefit(reader_ns_per_token=0)

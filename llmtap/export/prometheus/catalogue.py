@@ -19,7 +19,6 @@ __all__ = [
 ]  # fmt: skip
 
 WHO: Final = ("tenant", "model", "arm")
-"""The labels that most metrics share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,11 @@ class HistogramFamily:
     labels: tuple[str, ...] = WHO
 
     def with_edges(self, more: Iterable[int]) -> "HistogramFamily":
-        """Return the same family with further edges."""
         return replace(self, edges=tuple(sorted({*self.edges, *more})))
 
 
 @dataclass(frozen=True, slots=True)
 class CounterFamily:
-    """A counter metric by tenant, model and arm."""
-
     name: str
     help: str
     labels: tuple[str, ...] = WHO

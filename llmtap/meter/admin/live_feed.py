@@ -1,13 +1,7 @@
-"""`/api/v1/live`: finished exchanges as they come, as server-sent events.
+"""`/api/v1/live`: server-sent events `exchange` (finished), `summary` (once a second) and `missed`.
 
-- `event: exchange` for each that ended and matches, as in `/api/v1/exchanges` (none with `exchanges=0`);
-- `event: summary` once a second: what is open, and the shortest window's key figures;
-- `event: missed` when a subscriber was too slow: whole exchanges are lost to it, and it is told how many.
-
-The meter never waits for a subscriber. A finished exchange is put into its queue or counted as missed; JSON
-is written in a worker thread, for several exchanges at a time.
-
-Source: WHATWG HTML, "Server-sent events".
+The meter never waits for a subscriber: an exchange is put into its queue or counted as missed. JSON is
+written in a worker thread. Source: WHATWG HTML, "Server-sent events".
 """
 
 import asyncio
@@ -62,8 +56,6 @@ _KEY_FIGURES: Final = ("n", "window", "load", "outcomes", "tokens", "goodput", "
 
 
 class _Subscriber:
-    """One listener: what waits for it, and what it lost."""
-
     __slots__ = (
         "awake", "closed", "exchanges", "missed", "missed_total", "query", "queue", "summaries", "task",
         "weight_bytes",
@@ -83,7 +75,6 @@ class _Subscriber:
         self.task = asyncio.current_task()
 
     def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
-        """Queues an exchange of this weight; False when there is no room for it."""
         full = len(self.queue) >= QUEUE_MAX
         if full or (self.queue and self.weight_bytes + weight > QUEUE_BYTES_MAX):
             self.missed += 1
@@ -95,7 +86,6 @@ class _Subscriber:
         return True
 
     def take(self) -> list[tuple[Exchange, Measured, int]]:
-        """The next few, in their order."""
         batch: list[tuple[Exchange, Measured, int]] = []
         weight = 0
         while self.queue and len(batch) < BATCH_MAX and weight < BATCH_BYTES_MAX:
@@ -117,11 +107,9 @@ class LiveFeed:
         self._summary_lock = asyncio.Lock()
 
     def __len__(self) -> int:
-        """Subscribers now."""
         return len(self._subscribers)
 
     def add_to(self, app: web.Application) -> None:
-        """Adds the route, and hears of every exchange from here on."""
         app.router.add_get("/api/v1/live", self.stream, allow_head=False)
         app.on_shutdown.append(self._close)
         self._pipeline.sinks.append(self)
@@ -259,7 +247,6 @@ def _framed(name: str, data: bytes) -> bytes:
 
 
 def _key_figures(summary: dict[str, Any]) -> dict[str, object]:
-    """What a screen shows of a Summary, in the Summary's own names."""
     metrics = summary["metrics"]
     return {
         **{name: summary[name] for name in _KEY_FIGURES},

@@ -22,7 +22,6 @@ DATE: Final[Schema] = {"type": "string", "format": "date-time"}
 
 
 def reference(name: str) -> Schema:
-    """A reference to one of SCHEMAS."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 

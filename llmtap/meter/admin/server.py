@@ -93,7 +93,6 @@ def _opens_dashboard(request: web.Request) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    """Of the text of a `Host` field: a name or an address, with a port or without."""
     parts = _name_and_port(host)
     if parts is None:
         return False
@@ -183,7 +182,6 @@ class _Admin:
         self._exchanges_lock = asyncio.Lock()
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """The process runs and its loop turns."""
         return web.Response(text="ok\n")
 
     async def readyz(self, request: web.Request) -> web.Response:
@@ -308,7 +306,6 @@ def _problem(
     authenticate: bool = False,
     allow: str | None = None,
 ) -> web.Response:
-    """An error as JSON; `field` names the query parameter that is to blame."""
     headers = {}
     if authenticate:
         headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
@@ -335,7 +332,6 @@ class AdminTls:
 
     @classmethod
     def of(cls, options: MeterOptions) -> "AdminTls | None":
-        """None where the port speaks in the clear."""
         if options.admin_tls_certificate is None or options.admin_tls_key is None:
             return None
         return cls(options.admin_tls_certificate, options.admin_tls_key)
@@ -348,7 +344,6 @@ class AdminTls:
             self.look()
 
     def look(self) -> bool:
-        """Once. Whether something new is in use."""
         seen = self._look()
         if seen == self._seen:
             return False
