@@ -18,7 +18,6 @@ class SeriesKey(NamedTuple):
     arm: str = ""
     slo: str = ""
     uncertain: bool = False
-    """Its timestamps are wider than `meter.uncertainty_limit`."""
 
 
 class ExchangeSink(Protocol):
@@ -58,13 +57,11 @@ class CaptureState:
     files_waiting: int = 0
     """Closed spools that are not Parquet yet."""
     files_deleted: int = 0
-    """To stay below the limit."""
     spool_bytes: int = 0
     local_bytes: int = 0
     """Spools and local Parquet files together."""
     failures: int = 0
     recovered: int = 0
-    """Exchanges found in spools that an earlier run left."""
     damaged: int = 0
     """Batches of such spools that could not be read."""
 

@@ -23,7 +23,6 @@ class TraceParent:
 
     @property
     def sampled(self) -> bool:
-        """The caller records its trace."""
         return bool(self.flags & 1)
 
 

@@ -70,7 +70,6 @@ class _Arm:
     sample: ArmSample
     assigned: int = 0
     single: int = 0
-    """Dealt one by one because they named no conversation or tenant."""
     units: int = 0
     excluded: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -93,8 +92,6 @@ class _Arm:
 
 
 class Experiments:
-    """The one experiment that is configured, or none."""
-
     def __init__(self, experiment: Experiment | None, clock: Clock) -> None:
         self._clock = clock
         self._sends: list[Send] = []
@@ -181,7 +178,6 @@ class Experiments:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """An exchange is over; counts it if it was in one of the arms."""
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:
             return
@@ -241,7 +237,6 @@ class Experiments:
     # ---------------------------------------------------------------- results
 
     def results(self) -> Callable[[], dict[str, object]]:
-        """All that is known, as public JSON (seconds), as work for any thread."""
         e = self.experiment
         if e is None:
             return lambda: {"state": "none"}

@@ -31,9 +31,7 @@ class RelayState:
     connected: bool
     status: RelayStatus | None
     lost: int = 0
-    """Exchanges that were open when the relay went away for good."""
     implementation: str = ""
-    """Implementation of the parts that can be compiled: `native`, `python`; empty: not reported."""
 
 
 class Reckoning:

@@ -45,7 +45,6 @@ class Changeable(msgspec.Struct, frozen=True, kw_only=True):
     log: LogSetup = LogSetup()
     config: str = ""
     drain_s: float = 30.0
-    """How long relays let streams finish at the end: `relay.drain_timeout`."""
 
 
 class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +57,6 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     otlp: OtlpOptions = OtlpOptions()
     tenants: TenantOptions = TenantOptions()
     salt: str = ""
-    """Key of the hashes that stand for API keys."""
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
     servers: dict[str, tuple[str, int]] = {}

@@ -66,11 +66,9 @@ class Ending:
         self._limit_s = drain_s + GRACE_S
         self._asked = asyncio.Event()
         self._told = False
-        """To end, and not just to hand over."""
         self._now = asyncio.Event()
         self.orphaned = False
         self.successor: str | None = None
-        """The socket of the meter that takes over."""
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(RENEW, self._on_renewal)
         # A terminal's Ctrl-C and hang-up reach the whole group; where there is a supervisor, it decides.
@@ -81,7 +79,6 @@ class Ending:
             loop.add_reader(sys.stdin.fileno(), self._on_stdin)
 
     async def asked(self) -> None:
-        """Until somebody wants the end, or the supervisor is gone."""
         await self._asked.wait()
 
     async def relays_left(self, receiver: Receiver) -> None:

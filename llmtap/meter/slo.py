@@ -37,7 +37,6 @@ TENANTS_CACHED: Final = 10_000
 log = logging.getLogger(__name__)
 Key = tuple[str, str]
 _Counts = dict[Key, tuple[int, int]]
-"""Exchanges that counted, and those that met their objectives."""
 
 
 class SloBook:
@@ -120,7 +119,6 @@ class FrozenSlos:
     total: Mapping[Key, tuple[int, int]]
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, float]
-    """Measured time of each window, shorter than the window after the start."""
 
     def windows(self) -> dict[str, _Counts]:
         return {name: _sum(tables) for name, tables in self._windows.items()}

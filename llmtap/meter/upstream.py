@@ -24,7 +24,6 @@ class UpstreamLoad:
         """By the names of `net.server_metrics.SERIES`; empty after a failure."""
         self.failures = 0
         self.problem: str | None = None
-        """Reason of the latest failure, if the latest scrape failed."""
 
     async def run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

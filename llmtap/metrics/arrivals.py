@@ -31,8 +31,6 @@ _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Autocorrelation:
-    """The strongest autocorrelation of some lags."""
-
     value: float
     """From -1 to 1, by absolute value the largest."""
     lag: int
@@ -45,9 +43,7 @@ class ArrivalFigures:
     """Of a sequence of times. A figure that does not apply is None: a single arrival has no gaps."""
 
     n: int
-    """Arrivals; there is one gap less."""
     span_ns: int
-    """From the first to the last."""
     rate_rps: float | None
     """Gaps per second of the span; None where all come at once."""
     gap_mean_ns: float | None
@@ -67,7 +63,6 @@ class ArrivalFigures:
     autocorrelation: Autocorrelation | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON, in seconds."""
         found = self.autocorrelation
         return {
             "n": self.n, "span": self.span_ns / 1e9, "rate_rps": self.rate_rps,
@@ -98,10 +93,8 @@ class Punctuality:
     late_ns: Mapping[str, float]
     """Sent - planned, of those sent: mean, min, max, p50, p90, p99; empty where none was. Early is < 0."""
     early: int
-    """Sent before their time."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON, in seconds."""
         return {
             "planned": self.planned, "sent": self.sent, "asked_rps": self.asked_rps,
             "achieved_rps": self.achieved_rps, "ratio": self.ratio, "early": self.early,

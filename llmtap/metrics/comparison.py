@@ -191,7 +191,6 @@ class Comparison:
     """How much b is above a: a shift where ranks are compared, which is not b - a of the medians."""
     low: float
     high: float
-    """Of the difference."""
     p: float
     """Chance of such a difference, or a greater one, where there is none."""
     effect: float
@@ -201,7 +200,6 @@ class Comparison:
     method: str
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON; what is not finite (an effect without any spread) is None."""
         return {
             name: None if isinstance(value, float) and not isfinite(value) else value
             for name, value in asdict(self).items()

@@ -87,13 +87,10 @@ GAP_NS_MAX: Final = 3_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Energy used in a window."""
-
     joules: float
     known_ns: int
     """The part of the window that samples speak for."""
     missing_ns: int = 0
-    """The rest of it: above 0, `joules` is too small."""
 
 
 def energy_of(

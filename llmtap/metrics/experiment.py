@@ -214,7 +214,6 @@ class ArmSample:
     def __init__(self, names: Iterable[str], *, single: bool) -> None:
         self.figures = {name: Figure() for name in names}
         self.forgotten = 0
-        """Units that were forgotten to make room."""
         self._single = single
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
 
@@ -245,7 +244,6 @@ class Difference:
 
     estimate: float
     interval: Interval | None
-    """At 1 - alpha for a single look; None where the sample is too small to say."""
     anytime: Interval | None
     """At 1 - alpha for all looks together."""
     p: float | None = None

@@ -53,7 +53,6 @@ class Histogram:
 
     def __init__(self, values: Iterable[int] = ()) -> None:
         self._counts: Counter[int] | None = None
-        """By bucket; None while there is nothing to count."""
         self._pending: list[int] = []
         self._n = 0
         self._total = 0

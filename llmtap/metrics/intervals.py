@@ -40,8 +40,6 @@ CHECKPOINTS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and where the truth lies, in the unit of the values."""
-
     value: float
     low: float
     high: float

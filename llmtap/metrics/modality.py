@@ -135,10 +135,8 @@ class Dip:
     dip: float
     """Distance to the nearest unimodal distribution: 1/4 is two points, 0.01 is hardly to be seen."""
     p: float
-    """Chance of that with one mode; 0.0005 stands for that or less."""
     n: int
     unimodal: bool
-    """The test did not reject one mode: p >= alpha."""
 
 
 def dip_test(
@@ -221,8 +219,6 @@ def _peaks(data: Values, enough: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Shape of the greatest values."""
-
     ratio: float | None
     """P99 / P50 (5.4.4.3); None without values, or where half of them are 0."""
     kind: Literal["light", "exponential", "heavy"] | None

@@ -33,7 +33,6 @@ class SaturationLevel:
     p50: float
     p99: float
     success: float = 1.0
-    """Share of requests that completed, 0 to 1."""
 
 
 def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:

@@ -48,8 +48,6 @@ class FilterLine(Input):
 
 
 class TopApp(App[None]):
-    """One admin port, watched."""
-
     TITLE = "llmtap top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -134,7 +132,6 @@ class TopApp(App[None]):
         return self._feed
 
     async def _watch(self) -> None:
-        """Asks, shows, waits; until the app is over."""
         while True:
             self._woken.clear()
             if self._asked or not self.feed.paused:
@@ -257,7 +254,6 @@ class TopApp(App[None]):
         self.grid.sort_by_drawn(event.column_index)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """The cursor has moved: the list is held from now on, or goes on."""
         if self._feed is not None and self.view.stands and event.data_table is self.grid:
             self._show_table()
 

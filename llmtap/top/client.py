@@ -175,11 +175,8 @@ TOKEN_BYTES_MAX: Final = 4_096
 
 
 class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to look, and how often. Making one raises ConfigError that names the option."""
-
     admin: str = ADMIN
     token: str | None = None
-    """Goes into a header of each request and nowhere else."""
     ca: str | None = None
     window: str = "1m"
     interval: str = "1s"

@@ -34,8 +34,6 @@ PAGES_MAX: Final = 16
 
 
 class FeedLink(StrEnum):
-    """How it stands with the admin port."""
-
     CONNECTING = "CONNECTING"
     LIVE = "LIVE"
     STALE = "STALE"
@@ -64,12 +62,10 @@ class Feed:
         self._lost_ns = 0
         self._due_ns = 0
         self._since_s: float | None = None
-        """The meter has run since then at least, in wall time."""
         self._anew_s = 0.0
         self._anew_seen_ns: int | None = None
 
     async def poll(self, view: View) -> None:
-        """Asks for what the view shows. Trouble is kept and told, not raised."""
         now_ns = self._clock.mono_ns()
         try:
             summary = await self._admin.get("summary", window=self.window, by=view.by)

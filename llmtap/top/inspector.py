@@ -28,7 +28,6 @@ __all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story", "story_so_far", "wat
 EVENTS_MAX: Final = 1_000
 """Lines of one exchange; more are counted."""
 OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
-"""Classes of events that a reader reads."""
 _COUNTED_BY_CHUNKS: Final = frozenset({"none", "chunks"})
 _COLUMNS: Final = (
     Column("i", "\n#"), Column("t", "since\nsubmit ms"), Column("gap", "gap\nms"),

@@ -17,7 +17,6 @@ from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Shown
 __all__ = ["fetched", "print_once", "probe", "render_once"]
 
 ROWS_MAX: Final = 20
-"""Of each table: one screen is to be read, not paged through."""
 PIPED_CELLS: Final = 240
 """Of a line where nobody counts them; a table may be wider."""
 _APART: Final = 2

@@ -74,7 +74,6 @@ class ViewTable:
 
 
 def ordered(rows: Iterable[Row], column: int, *, largest_first: bool) -> list[Row]:
-    """By one column; what has no value is last, and equals keep their order."""
     known = [row for row in rows if row.cells[column].value is not None]
     rest = [row for row in rows if row.cells[column].value is None]
     known.sort(key=lambda row: _rank(row.cells[column].value), reverse=largest_first)

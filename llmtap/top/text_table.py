@@ -110,7 +110,6 @@ class TextTable(DataTable[Text]):
         return tuple(widths)
 
     def _renew(self, rows: list[Row]) -> None:
-        """The same lines: only what changed is drawn, and nothing moves."""
         for line, (row, drawn) in enumerate(zip(rows, self._drawn, strict=True)):
             for i, (place, width) in enumerate(self._places.items()):
                 if row.cells[place].text != drawn.cells[place].text:
@@ -151,7 +150,6 @@ class TextTable(DataTable[Text]):
         self.sort_by(keys[(at + 1) % len(keys)])
 
     def sort_by(self, key: str | None) -> None:
-        """By that column: numbers from the largest, texts from their beginning; again: the other way."""
         if key is not None and key == self.order:
             self.largest_first = not self.largest_first
         else:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from math import ceil
 from typing import Any, Final
 
@@ -31,23 +32,7 @@ from llmtap.top.table import (
 )
 from llmtap.units import format_bytes
 
-__all__ = [
-    "EXCHANGES",
-    "EXPERIMENT",
-    "STREAMS",
-    "VIEWS",
-    "Shown",
-    "View",
-    "arms_table",
-    "exchanges_table",
-    "models_table",
-    "refusals_table",
-    "slo_table",
-    "sparkline",
-    "streams_table",
-    "tap_table",
-    "tenants_table",
-]
+__all__ = ["EXCHANGES", "EXPERIMENT", "STREAMS", "VIEWS", "Shown", "View", "sparkline", "streams_table"]
 
 
 @dataclass(slots=True)
@@ -80,14 +65,6 @@ _FIGURES: Final = (
     Column("good", "SLO\nmet"), Column("smooth", "smooth\ntok/s"), Column("failed", "\nfail"),
     Column("refused", "re-\nfused"), Column("output", "output\ntok/s"),
 )  # fmt: skip
-
-
-def tenants_table(documents: Shown, width: int) -> ViewTable:
-    return _series(documents, width, "tenant")
-
-
-def models_table(documents: Shown, width: int) -> ViewTable:
-    return _series(documents, width, "model")
 
 
 def arms_table(documents: Shown, width: int) -> ViewTable:
@@ -438,8 +415,8 @@ STREAMS_MAX: Final = 200
 EXCHANGES_MAX: Final = 200
 
 VIEWS: Final = (
-    View("tenants", "Tenants", tenants_table, by="tenant"),
-    View("models", "Models", models_table, by="model"),
+    View("tenants", "Tenants", partial(_series, label="tenant"), by="tenant"),
+    View("models", "Models", partial(_series, label="model"), by="model"),
     View("arms", "Arms", arms_table, by="arm", path=EXPERIMENT),
     View(
         "streams", "Streams", streams_table,

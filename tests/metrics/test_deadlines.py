@@ -49,6 +49,12 @@ class TestUserIdle:
 
 
 class TestBenefit:
+    def test_takes_five_tokens_for_a_second(self) -> None:
+        assert Benefit().tokens(100, 2_000 * MS) == 90.0
+        assert Benefit().tokens(1, 2_000 * MS) == -9.0
+        assert Benefit().tokens(None, 5) is None
+        assert Benefit().tokens(5, None) is None
+
     def test_says_its_parameters(self) -> None:
         assert Benefit().speed == 20.0
         assert Benefit.at_speed(10).reader_ns_per_token == 100 * MS

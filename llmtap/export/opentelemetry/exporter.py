@@ -383,7 +383,6 @@ def _number(variable: str, default: float) -> float:
 
 @contextmanager
 def _environment(ours: Mapping[str, str]) -> Iterator[None]:
-    """The process's environment with variables of ours, for the SDK to read as it starts."""
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:

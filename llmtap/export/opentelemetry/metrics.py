@@ -140,8 +140,6 @@ class MetricRecorder:
 
 
 class Totals:
-    """Everything counted since the start, on the thread that sends."""
-
     def __init__(
         self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
     ) -> None:

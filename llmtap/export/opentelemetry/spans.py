@@ -76,7 +76,6 @@ class Terms:
     end_ns: int
     duration_ns: int
     first_chunk_ns: int | None
-    """From the start of the operation. None when nothing was streamed."""
     chunk_times_ns: list[int]
     output_tokens: int | None
     """None where their number is an estimate."""

@@ -166,8 +166,6 @@ class Exposition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """A copy of an Exposition's counts."""
-
     version: str
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_Who, FrozenSeries]]

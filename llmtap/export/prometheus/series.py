@@ -55,12 +55,9 @@ def families_for(
 
 
 class Series:
-    """The counts of one tenant, model and arm."""
-
     __slots__ = ("_cells", "_families", "_native", "counts")
 
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
-        """`native`: count for native histograms as well."""
         self._families, self._native = families, native
         self._cells: dict[Key, Buckets] = {}
         # A counter that appears with its first event hides that event from rate().

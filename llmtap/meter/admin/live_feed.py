@@ -33,7 +33,6 @@ SUBSCRIBERS_MAX: Final = 32
 QUEUE_MAX: Final = 1_000
 """Exchanges that wait for one subscriber: some seconds of a busy gateway."""
 QUEUE_BYTES_MAX: Final = 10 << 20
-"""Of those exchanges together, for each subscriber."""
 BATCH_MAX: Final = 200
 BATCH_BYTES_MAX: Final = 2 << 20
 """Of the exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
@@ -68,7 +67,6 @@ class _Subscriber:
         self.queue: deque[tuple[Exchange, Measured, int]] = deque()
         self.weight_bytes = 0
         self.missed = 0
-        """Since it was last told."""
         self.missed_total = 0
         self.awake = asyncio.Event()
         self.closed = False
@@ -115,7 +113,6 @@ class LiveFeed:
         self._pipeline.sinks.append(self)
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """An exchange is over. Takes microseconds, whoever listens."""
         wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
         if not wanted:
             return
@@ -125,7 +122,6 @@ class LiveFeed:
                 self._pipeline.live_missed += 1
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Serves one subscriber until it leaves, stalls, or the meter ends."""
         query, summaries, exchanges = _read_query(request)
         if self._closing:
             raise web.HTTPServiceUnavailable(reason="the meter is shutting down")

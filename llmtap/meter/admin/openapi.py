@@ -41,8 +41,6 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path."""
-
     path: str
     name: str
     text: str

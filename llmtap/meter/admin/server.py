@@ -185,14 +185,12 @@ class _Admin:
         return web.Response(text="ok\n")
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """A relay is connected and spoke lately: what passes now is measured."""
         if self._pipeline.relays.ready(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
         reason = "no relay speaks to the meter, or the upstream that it needs is away\n"
         return web.Response(status=503, text=reason)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """The Prometheus exposition, as text or OpenMetrics, whichever is asked for."""
         frozen = metrics_of(self._pipeline)
         accept = request.headers.get(hdrs.ACCEPT, "")
         zipped = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
@@ -229,7 +227,6 @@ class _Admin:
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
 
     async def exchanges(self, request: web.Request) -> web.Response:
-        """The newest exchanges that match, newest first."""
         query = Query.parse(read_fields(request.query.items()))
         async with self._exchanges_lock:  # one answer is encoded at a time
             found = self._pipeline.recent.find(query)
@@ -322,10 +319,7 @@ log = logging.getLogger(__name__)
 
 
 class AdminTls:
-    """The context that new connections use, and the files it is made of."""
-
     def __init__(self, certificate: str, key: str) -> None:
-        """Raises ConfigError that names the file at fault."""
         self._files = (certificate, key)
         self._seen = self._look()
         self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")

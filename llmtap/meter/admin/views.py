@@ -38,7 +38,6 @@ _RELAY_GAUGES: Final = {
     "relay_unsettled_exchanges": "unsettled", "relay_tap_pending_bytes": "tap_pending_bytes",
     "relay_rss_bytes": "rss_bytes",
 }  # fmt: skip
-"""Metrics, and the fields of a status that they show."""
 _UPSTREAM: Final = {
     "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
     "upstream_kv_cache_usage_ratio": "kv_use", "upstream_preemptions": "preemptions",
@@ -191,7 +190,6 @@ def capture_values(state: CaptureState | None) -> Values:
 
 
 def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callable[[], dict[str, object]]:
-    """The histograms of each series of a window, as work for any thread."""
     frozen = p.windows.freeze(window)
 
     def work() -> dict[str, object]:

@@ -65,8 +65,6 @@ _status: Final = msgspec.json.Decoder(RelayStatus)
 
 
 class Sink(Protocol):
-    """Receives what the frames of a relay say: the ExchangePipeline."""
-
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer: ...
@@ -101,7 +99,6 @@ class Assembler:
         self._arms: dict[int, Assigned] = {}
         self._heads: dict[int, bytes] = {}
         self._sessions: dict[int, Session] = {}
-        """Of the tunnels whose responses are exchanges."""
         self._lag = make_lag_meter(LAG_FLOOR_NS)
         self.reckoning = Reckoning()
 
@@ -371,7 +368,6 @@ TURN_NS: Final = 50_000
 AWAY_NS: Final = 2_000_000
 """Getting the CPU back later than this means that it is shared with a process that never sleeps."""
 INSIST_NS: Final = 100_000_000
-"""Time without yielding after that."""
 BEHIND_NS: Final = 50_000_000
 """Frames come every 10 ms (`channel/channel.py`); a batch as old as five of those has waited for the CPU."""
 CPU_EVERY_NS: Final = 1_000_000

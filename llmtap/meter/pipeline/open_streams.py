@@ -30,7 +30,6 @@ LIMIT_MAX: Final = 1_000
 WINDOW_DEFAULT_NS: Final = 10 * NS_PER_S
 WINDOW_MAX_S: Final = 60
 POINTS_MAX: Final = 200
-"""Of a timeline: a screen has no more columns for it."""
 EVENTS_MAX: Final = 1_000_000
 """Events copied for one answer, at 17 bytes each; of a stream its share of them, the newest."""
 SLICE: Final = 16
@@ -97,8 +96,6 @@ class _Copied:
 
 
 class Streams:
-    """What is open at the relays that are connected."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._assemblers: list[Assembler] = []

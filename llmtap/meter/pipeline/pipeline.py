@@ -92,15 +92,12 @@ class ExchangePipeline:
             self.sinks.append(self.experiments)
         self.sinks.append(_ExchangeLog())
         self.recorder: Recorder | None = None
-        """Also one of the sinks, once `keep` was called."""
         self.exporters: list[Callable[[], ExporterState]] = []
         self.frames = 0
         self.live = 0
         self.errors: dict[str, int] = {}
-        """What could not be measured, by kind of error."""
         self.subscribers = 0
         self.live_missed = 0
-        """Exchanges that some subscriber of it was too slow for."""
         self._count_tokens = count_tokens
         self._patterns = options.patterns
         self._bodies = Budget(BODIES_BYTES_MAX, self._body_not_kept)

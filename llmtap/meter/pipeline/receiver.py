@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 
 class Receiver:
-    """Accepts relays. Owns its connections until `close`."""
-
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self._connections: set[_Connection] = set()
@@ -146,7 +144,6 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _say(self, word: int) -> None:
-        """A word to the relay, among the acknowledgements."""
         if self._transport is not None:
             self._transport.write(ACK.pack(word))
 

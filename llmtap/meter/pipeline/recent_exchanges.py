@@ -112,7 +112,6 @@ FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     **dict.fromkeys(("finish_reason", "clock"), read_text),
     "uncertain": read_flag,
 }
-"""What an exchange can be asked for by: its own names, and how to read a value."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +120,6 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = LIMIT_DEFAULT
     events: bool = False
     before: int | None = None
-    """Only exchanges kept before this one: the cursor."""
     events_start: int = 0
     """First event of exchange `before` - 1, within which the earlier answer ended; 0: it did not."""
     wanted: dict[str, object] = {}
@@ -159,8 +157,6 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentExchanges:
-    """A ring of exchanges in the order in which they ended."""
-
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX) -> None:
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
         """Number, weight when it was added, exchange, and the reader that it was measured for."""

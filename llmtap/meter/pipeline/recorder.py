@@ -49,7 +49,6 @@ _OF_STORE: Final = (
     "bytes_written", "files", "files_waiting", "files_deleted", "spool_bytes", "local_bytes", "failures",
     "recovered", "damaged",
 )  # fmt: skip
-"""What a CaptureState has of its store's state, by the same names."""
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
 """For the files of what was recorded until then; exchanges wait in memory meanwhile."""
@@ -171,7 +170,6 @@ class Recorder:
         self._thread.start()
 
     def hear(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
-        """A request is whole (`record.request.Hear`)."""
         wants_text = self._redactor is not None and self._is_full(x.tenant)
         if self._pending_bytes + len(body) > self._options.memory_bytes:
             self._unshaped += 1
@@ -387,7 +385,6 @@ class Recorder:
         keeping.keys = self._sessions.keys(headers, prompt)
 
     def _finish(self, x: Exchange) -> None:
-        """What only the end can tell: the exchange's place in a conversation, and what may be kept of it."""
         keeping, x.keeping = x.keeping, None
         if not isinstance(keeping, _Keeping):
             x.said = None

@@ -47,7 +47,6 @@ class SliceLevel:
 @dataclass(slots=True)
 class _Slice(Generic[T]):
     start_ns: int
-    """Since the beginning, in whole steps of its level."""
     level: int
     data: T
 
@@ -79,7 +78,6 @@ class Slices(Generic[T]):
         self._sealed: list[_Slice[T]] = []
         self._past: T | None = make() if past else None
         self._job: tuple[int, int, int, int, Merging[T]] | None = None
-        """From and to (in `_sealed`), start and level of what it makes, and the work."""
         self._idle_at_ns = -1
         """The open slice's start when there was last nothing to merge."""
 
@@ -243,7 +241,6 @@ class Windows:
     """All windows. One thread writes; what a reader gets never changes again."""
 
     def __init__(self, clock: Clock, objectives: Mapping[str, Objectives] | None = None) -> None:
-        """`objectives` by class of tenants."""
         self._clock = clock
         self._objectives = objectives or {}
         self._anchor = WallAnchor.sample(clock)
@@ -254,7 +251,6 @@ class Windows:
         return len(self._slices)
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Count an exchange that ended now (`ExchangeSink`)."""
         tile = self._slices.current(self._clock.mono_ns())
         summary = tile.parts.get(key)
         if summary is None:
