@@ -21,7 +21,7 @@ from llmtap.cli.shared import (
     read_pairs,
     write_output,
 )
-from llmtap.errors import ConfigError, raise_all
+from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.capture.options import CaptureOptions
@@ -69,7 +69,7 @@ def proxy(
     list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
     """Forward traffic to a gateway unmodified, and measure the time of every token."""
-    from llmtap.config import fingerprint, keys, load_settings, placed, read_settings
+    from llmtap.config import fingerprint, keys, load_settings, read_settings
 
     if list_keys:
         for key, text in keys().items():
@@ -88,7 +88,7 @@ def proxy(
         return load_settings(config, os.environ, flags)
 
     loaded = read_settings(config, os.environ, flags)
-    settings, problems = loaded.settings, loaded.problems
+    settings = loaded.settings
     import asyncio
 
     from llmtap.export.rules.prometheus import missing_alarms
@@ -100,11 +100,7 @@ def proxy(
 
     # A proxy that is to become this program asks whether it can.
     asking = take_handover(os.environ, os.getppid()) if check else None
-    reported = {problem.place.partition(" ")[0] for problem in problems}
-    for problem in problems_of(settings, None if asking is None else asking.pid):
-        if problem.place not in reported:  # a key with a mistake has its default here
-            problems.append(placed(problem, loaded.places))
-    raise_all(problems)
+    loaded.checked(problems_of(settings, None if asking is None else asking.pid))
     warnings = list(warnings_of(settings))
     if check:
         print(f"ok (config {fingerprint(settings)})")
@@ -175,14 +171,14 @@ def meter(
     check: CheckOnly = False,
 ) -> None:
     """Measure applications with the llmtap middleware, without a proxy."""
-    from llmtap.config import fingerprint, load_settings
-    from llmtap.supervisor.alone import check_alone, run_meter
+    from llmtap.config import fingerprint, read_settings
+    from llmtap.supervisor.alone import alone_problems, run_meter
 
     flags: dict[str, Any] = {"meter.socket": listen_socket, "meter.admin": admin, "capture.to": capture}
     flags |= read_pairs("--set", assign)
-    settings = load_settings(config, os.environ, flags)
+    loaded = read_settings(config, os.environ, flags)
+    settings = loaded.checked(alone_problems(loaded.settings))
     if check:
-        check_alone(settings)
         print(f"ok (config {fingerprint(settings)})")
         return
     run_meter(settings, lambda path, admin: _announce(f"meter at {path}", admin, settings))

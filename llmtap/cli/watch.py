@@ -92,8 +92,10 @@ def watch(
     check: CheckOnly = False,
 ) -> None:
     """Measure plaintext HTTP/1.1 from the packets of a network interface or a packet capture file."""
-    from llmtap.config import fingerprint, load_settings
-    from llmtap.supervisor.checks import check_measuring
+    from llmtap.config import fingerprint, read_settings
+    from llmtap.supervisor.checks import measuring_problems
+    from llmtap.supervisor.watching import packet_problems, watching_problems
+    from llmtap.supervisor.watching import watch as run
 
     ports = None if port is None else _ports(port)
     flags: dict[str, Any] = {
@@ -101,22 +103,21 @@ def watch(
         "watch.timestamps": timestamps, "meter.admin": admin, "capture.to": capture,
         **read_pairs("--set", assign),
     }  # fmt: skip
-    settings = load_settings(config, os.environ, flags)
+    loaded = read_settings(config, os.environ, flags)
+    settings = loaded.settings
     if read is not None:
         if interface:
             raise ConfigError("--read", "is instead of --interface")
-        _read(settings, read, as_json=as_json)
+        _read(loaded.checked(packet_problems(settings), measuring_problems(settings)), read, as_json=as_json)
         return
     if as_json:
         raise ConfigError("--json", "is of --read", "a running tap has /api/v1/summary")
-    from llmtap.supervisor.watching import check_watching
-    from llmtap.supervisor.watching import watch as run
-
+    problems = [watching_problems(settings), packet_problems(settings)]
     if check:
-        check_watching(settings)
-        check_measuring(settings)
+        loaded.checked(*problems, measuring_problems(settings))
         print(f"ok (config {fingerprint(settings)})")
         return
+    loaded.checked(*problems)
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
 
     def announce(address: str) -> None:
@@ -145,13 +146,9 @@ def _ports(texts: list[str]) -> list[int]:
 def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
     from llmtap.meter.offline import OfflineMeter
     from llmtap.report.summary import render_summary
-    from llmtap.supervisor.checks import check_measuring
     from llmtap.supervisor.run import fresh_meter_setup
-    from llmtap.supervisor.watching import check_hosts
     from llmtap.vantage.passive.file_vantage import FileVantage
 
-    check_hosts(settings)
-    check_measuring(settings)
     vantage = FileVantage(settings.watch, lambda frames, now_ns: meter.digest(frames, now_ns))
     meter = OfflineMeter(fresh_meter_setup(settings), vantage.hello)
     read_packets(vantage, name)

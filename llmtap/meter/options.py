@@ -1,13 +1,15 @@
 """Options of the meter, with the descriptions that flags, configuration and reference show."""
 
 import re
+from collections.abc import Iterator
 from ipaddress import ip_address
+from itertools import chain
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.refusal import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
@@ -167,20 +169,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
                 f"there are {', '.join(WINDOWS)}",
             )  # fmt: skip
-        if self.admin_token is None and not is_loopback(host):
-            raise ConfigError(
-                "meter.admin_token",
-                f"required because the admin address {self.admin} can be reached from other machines",
-                "set a long random token, or bind to 127.0.0.1",
-            )
-        if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
-            raise ConfigError("meter.admin_tls_key", "admin_tls_certificate and admin_tls_key go together")
-        if not (self.admin_tls_certificate or self.admin_plaintext or is_loopback(host)):
-            raise ConfigError(
-                "meter.admin_tls_certificate",
-                f"required because {self.admin} can be reached from other machines: the token could be read",
-                "set it and meter.admin_tls_key, or meter.admin_plaintext = true where the network encrypts",
-            )
+        raise_all(self._access_problems(open_to_others=not is_loopback(host)))
         if self.admin_token is not None and not (self.admin_token.isascii() and self.admin_token.strip()):
             raise ConfigError(
                 "meter.admin_token", "must be visible ASCII characters", "try: openssl rand -hex 24"
@@ -188,9 +177,30 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _check_metrics_url(self.upstream_metrics)
         for kind, edges in self.buckets.items():
             check_edges(kind, edges, f"meter.buckets.{kind}")
-        for i, pattern in enumerate(self.refusal_patterns):
-            if pattern != OURS:
-                _check_pattern(pattern, f"meter.refusal_patterns[{i}]")
+        patterns = (
+            failures(_check_pattern, pattern, f"meter.refusal_patterns[{i}]")
+            for i, pattern in enumerate(self.refusal_patterns)
+            if pattern != OURS
+        )
+        raise_all(chain.from_iterable(patterns))
+
+    def _access_problems(self, *, open_to_others: bool) -> Iterator[ConfigError]:
+        if self.admin_token is None and open_to_others:
+            yield ConfigError(
+                "meter.admin_token",
+                f"required because the admin address {self.admin} can be reached from other machines",
+                "set a long random token, or bind to 127.0.0.1",
+            )
+        if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
+            yield ConfigError(
+                "meter.admin_tls_key", "meter.admin_tls_certificate and meter.admin_tls_key go together"
+            )
+        if not (self.admin_tls_certificate or self.admin_plaintext) and open_to_others:
+            yield ConfigError(
+                "meter.admin_tls_certificate",
+                f"required because {self.admin} can be reached from other machines: the token could be read",
+                "set it and meter.admin_tls_key, or meter.admin_plaintext = true where the network encrypts",
+            )
 
     @property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
@@ -274,8 +284,8 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
     def __post_init__(self) -> None:
-        for i, rule in enumerate(self.rules):
-            _check_rule(rule, f"tenants.rules[{i}]")
+        rules = (failures(_check_rule, rule, f"tenants.rules[{i}]") for i, rule in enumerate(self.rules))
+        raise_all(chain.from_iterable(rules))
         if self.salt is not None and not self.salt:
             raise ConfigError("tenants.salt", "is empty", "try: openssl rand -hex 16, or leave it out")
         for found, name in self.names.items():

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Final
 
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, raise_all
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.latency import Measured, output_times_ns
@@ -94,30 +94,34 @@ class Objectives:
         Every duration needs its unit: `ttft:200` means milliseconds to vLLM and seconds elsewhere.
 
         Raises:
-            ConfigError: naming `place`, the bad pair and the known names.
+            ConfigError: naming `place`, every bad pair and the known names.
         """
         known = ", ".join(BOUNDS)
         bounds: dict[str, int] = {}
+        wrong: list[ConfigError] = []
         for pair in text.replace(",", " ").split():
             name, colon, duration = pair.partition(":")
+            problem = hint = None
             if name not in _FIGURES:
-                raise ConfigError(place, f"unknown objective {name!r} in {pair!r}", f"known are {known}")
-            if name in bounds:
-                raise ConfigError(place, f"objective {name!r} is given twice")
-            if not colon or duration[-1:].isdigit() or not duration:
-                raise ConfigError(
-                    place, f"{pair!r} needs a duration with a unit", f"such as {name}:200ms, without a blank"
-                )
-            try:
-                bounds[name] = parse_duration_ns(duration)
-            except ValueError as exc:
-                raise ConfigError(place, f"objective {name!r}: {exc}") from None
-            if bounds[name] == 0:
-                raise ConfigError(place, f"objective {name!r} must be above 0")
-        if not bounds:
-            raise ConfigError(
-                place, "no objective is given", f"such as ttft:200ms tpot:50ms; known are {known}"
-            )
+                problem, hint = f"unknown objective {name!r} in {pair!r}", f"known are {known}"
+            elif name in bounds:
+                problem = f"objective {name!r} is given twice"
+            elif not colon or duration[-1:].isdigit() or not duration:
+                problem = f"{pair!r} needs a duration with a unit"
+                hint = f"such as {name}:200ms, without a blank"
+            else:
+                try:
+                    bounds[name] = parse_duration_ns(duration)
+                except ValueError as exc:
+                    problem = f"objective {name!r}: {exc}"
+                else:
+                    problem = None if bounds[name] else f"objective {name!r} must be above 0"
+            if problem is not None:
+                wrong.append(ConfigError(place, problem, hint))
+        if not bounds and not wrong:
+            hint = f"such as ttft:200ms tpot:50ms; known are {known}"
+            wrong.append(ConfigError(place, "no objective is given", hint))
+        raise_all(wrong)
         return cls(_ordered(bounds))
 
     @classmethod

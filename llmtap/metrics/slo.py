@@ -8,13 +8,14 @@ Source: SRE Workbook, chapter 5 (multi-window, multi-burn-rate alerts).
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.objectives import Objectives
 
@@ -215,26 +216,36 @@ class SloClass:
 
 
 def check_slos(classes: dict[str, SloOptions]) -> None:
-    """Validate all classes together: names, objectives, burn rates, no tenant twice. Raises ConfigError."""
+    """Validate all classes together: names, objectives, burn rates, no tenant twice.
+
+    Raises ConfigError, which lists all mistakes.
+    """
+    raise_all(_problems(classes))
+
+
+def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
     default: str | None = None
     owner: dict[str, str] = {}
     for name, slo in classes.items():
         place = f"slo.{name}"
         if not _CLASS.fullmatch(name):
-            raise ConfigError(place, f"{name!r} is no name for a class", "letters, digits and _ . - only")
-        Objectives.parse(slo.objectives, f"{place}.objectives")
-        check_objective(slo.target, f"{place}.target")
+            yield ConfigError(place, f"{name!r} is no name for a class", "letters, digits and _ . - only")
+        yield from failures(Objectives.parse, slo.objectives, f"{place}.objectives")
+        wrong_target = list(failures(check_objective, slo.target, f"{place}.target"))
+        yield from wrong_target
         for window, factor in slo.burn.items():
             if window not in ALARMS:
-                raise ConfigError(
-                    f"{place}.burn", f"no alarm has a long window of {window!r}", f"use {' or '.join(ALARMS)}"
-                )
-            check_reachable(slo.target, factor, f"{place}.burn.{window}")
+                hint = f"use {' or '.join(ALARMS)}"
+                yield ConfigError(f"{place}.burn", f"no alarm has a long window of {window!r}", hint)
+            elif not wrong_target:
+                yield from failures(check_reachable, slo.target, factor, f"{place}.burn.{window}")
         if not slo.tenants and default is not None:
-            raise ConfigError(
-                f"{place}.tenants", f"is empty, as that of slo.{default}: both are of all others", "name some"
+            yield ConfigError(
+                f"{place}.tenants",
+                f"is empty, and so is slo.{default}.tenants: only one class can be that of all other tenants",
+                "name the tenants of one of them",
             )
         default = default if slo.tenants else name
         for tenant in slo.tenants:
             if owner.setdefault(tenant, name) != name:
-                raise ConfigError(f"{place}.tenants", f"{tenant!r} is in slo.{owner[tenant]} already")
+                yield ConfigError(f"{place}.tenants", f"{tenant!r} is in slo.{owner[tenant]} already")

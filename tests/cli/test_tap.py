@@ -191,14 +191,14 @@ def test_what_cannot_be_is_told_before_anything_starts(folder: Path) -> None:
     file = folder / "file"
     file.touch()
     assert refused().place == "meter.socket"
-    assert refused("--listen-socket", str(folder / "none/tap.sock")).place == "meter.socket"
+    assert refused("--listen-socket", str(folder / "none/tap.sock")).place == "meter.socket (command line)"
     assert refused("--listen-socket", str(file)).problem == f"{file} exists and is not a socket"
-    assert refused("--listen-socket", str(folder / ("x" * 120))).place == "meter.socket"
+    assert refused("--listen-socket", str(folder / ("x" * 120))).place == "meter.socket (command line)"
     path = ("--listen-socket", str(folder / "tap.sock"))
     assert refused(*path, "--set", "nonsense").place == "--set"
     arms = 'experiment.arms=[{"name": "a"}, {"name": "b", "headers": {"x-a": "b"}}]'
     experiment = refused(*path, "--set", arms, "--set", "experiment.enabled=true")
-    assert experiment.place == "experiment.enabled"
+    assert experiment.place == "experiment.enabled (command line)"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         admin = f"127.0.0.1:{taken.getsockname()[1]}"
         assert refused(*path, "--admin", admin).place == "meter.admin (--admin)"

@@ -72,8 +72,14 @@ def refused(*args: str, **environ: str) -> ConfigError:
         (("--interface", "lo", "--read", "x"), "--read"), (("--read", "/nowhere.pcap"), "/nowhere.pcap"),
         (("--read", __file__), __file__), (("--interface", "lo", "--port", "80", "--json"), "--json"),
         (("--interface", "lo", "--port", "80", "--timestamps", "gps"), "watch.timestamps (command line)"),
-        (("--interface", "lo", "--port", "80", "--upstream-host", "engine"), "watch.upstream_hosts"),
-        (("--interface", "lo", "--port", "80", "--set", "experiment.enabled=true"), "experiment.enabled"),
+        (
+            ("--interface", "lo", "--port", "80", "--upstream-host", "engine"),
+            "watch.upstream_hosts[0] (command line)",
+        ),
+        (
+            ("--interface", "lo", "--port", "80", "--set", "experiment.enabled=true"),
+            "experiment.enabled (command line)",
+        ),
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_option(args: tuple[str, ...], place: str) -> None:
