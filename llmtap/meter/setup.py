@@ -95,7 +95,7 @@ def check_socket_path(path: str) -> None:
     """Raises ConfigError when no meter could ever listen at `path`."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise ConfigError("meter.socket", f"there is no folder {folder}")
+        raise ConfigError("meter.socket", f"there is no directory {folder}", f"install -d -m 700 {folder}")
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError("meter.socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):

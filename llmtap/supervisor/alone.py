@@ -1,5 +1,6 @@
 """Meter without relays for applications with the middleware: one process, no children."""
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 
@@ -49,4 +50,7 @@ def _listen(path: str) -> socket.socket:
     try:
         return listen_on(path)
     except OSError as exc:
-        raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}") from None
+        hint = None
+        if isinstance(exc, PermissionError):
+            hint = f"make its directory for this user: install -d -m 700 -o {os.geteuid()} DIRECTORY"
+        raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}", hint) from None

@@ -85,8 +85,11 @@ class Emitter(Reporter):
 
     def _warn_without_meter(self) -> None:
         if not self.tap.connected:
-            hint = f"llmtap meter --listen-socket {self._path}"
-            warn("event=no_meter socket=%s exchanges=unmeasured hint=%r", self._path, hint)
+            event, hint = "no_meter", f"llmtap meter --listen-socket {self._path}"
+            if _denied(self._path):
+                event = "meter_denied"
+                hint = f"run `llmtap meter` as the user of this application (uid {os.geteuid()})"
+            warn("event=%s socket=%s exchanges=unmeasured hint=%r", event, self._path, hint)
 
     def _on_report(self) -> None:
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
@@ -94,6 +97,15 @@ class Emitter(Reporter):
             self.report()
         except Exception as exc:
             self.failed(exc)
+
+
+def _denied(path: str) -> bool:
+    """Return whether permissions keep this user from a socket."""
+    try:
+        os.stat(path)
+    except OSError as exc:
+        return isinstance(exc, PermissionError)
+    return not os.access(path, os.W_OK, effective_ids=True)
 
 
 class Emitters:
