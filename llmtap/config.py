@@ -189,14 +189,14 @@ def _keys_of(
 
     for table, keys_of in content.items():
         if not isinstance(keys_of, dict):
-            report(table, f"{table!r} stands outside a table", f"tables: {', '.join(_TABLES)}")
+            report(table, f"{table!r} is outside a table", f"tables: {', '.join(_TABLES)}")
         elif table == SLO:
             for name, about in keys_of.items():
                 if isinstance(about, dict):
                     yield from ((f"{SLO}.{name}.{key}", value) for key, value in about.items())
                 else:
                     hint = "write [slo.default] before it"
-                    report(f"{SLO}.{name}", f"slo.{name} stands outside a class", hint)
+                    report(f"{SLO}.{name}", f"slo.{name} is outside a class of tenants", hint)
         elif table not in _TABLES:
             report(table, f"there is no table {table!r}", _nearest(table, (*_TABLES, SLO)))
         else:
@@ -351,7 +351,7 @@ def _names_a_table(table: str, place: str) -> ConfigError:
     else:
         first = _TABLES[table].__struct_fields__[0]
     variable = f"{ENV_PREFIX}{table}_{first}".upper()
-    return ConfigError(place, f"names the table {table!r}, and no key in it", f"did you mean {variable}?")
+    return ConfigError(place, f"names the table {table!r} without a key", f"did you mean {variable}?")
 
 
 def fingerprint(settings: Settings) -> str:

@@ -291,7 +291,7 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for found, name in self.names.items():
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
                 raise ConfigError(
-                    f"tenants.names.{found}", f"1 to {TENANT_CHARS_MAX} visible characters, please"
+                    f"tenants.names.{found}", f"must have 1 to {TENANT_CHARS_MAX} visible characters"
                 )  # fmt: skip
 
 
@@ -323,9 +323,9 @@ def _check_rule(rule: TenantRule, place: str) -> None:
             place, f"has {' and '.join(given) or 'nothing to look at'}", "one of header, api_key, body, path"
         )
     if rule.header is not None and not _HEADER.fullmatch(rule.header):
-        raise ConfigError(f"{place}.header", f"{rule.header!r} is no header name")
+        raise ConfigError(f"{place}.header", f"{rule.header!r} is not a header name")
     if rule.body is not None and not all(rule.body.split(".")):
-        raise ConfigError(f"{place}.body", f"{rule.body!r} is no path of names", "such as metadata.team")
+        raise ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
     if rule.path is not None:
         pattern = _check_pattern(rule.path, f"{place}.path")
         if not pattern.groups and rule.name is None:
@@ -355,7 +355,7 @@ def _check_pattern(text: str, place: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as exc:
-        raise ConfigError(place, f"{text!r} is no regular expression: {exc}") from None
+        raise ConfigError(place, f"{text!r} is not a regular expression: {exc}") from None
 
 
 def split_address(text: str, place: str) -> tuple[str, int]:

@@ -50,11 +50,13 @@ def parse_origin(url: str, place: str) -> Origin:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as exc:
-        raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
+        raise ConfigError(place, f"{url!r} is not a URL: {exc}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(place, f"{url!r} is no URL of a gateway", "write it like http://127.0.0.1:8000")
+        raise ConfigError(
+            place, f"expected http:// or https://, got {url!r}", "such as http://127.0.0.1:8000"
+        )
     if parts.query or parts.fragment or parts.username:
-        raise ConfigError(place, "a query, fragment or user name has no place in the upstream's URL")
+        raise ConfigError(place, "the URL must not have a query, a fragment or a user name")
     tls = parts.scheme == "https"
     default = 443 if tls else 80
     host = parts.hostname

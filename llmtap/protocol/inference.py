@@ -38,12 +38,12 @@ class SkipRules:
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
         """Raises ConfigError that names `place`."""
         if isinstance(rules, str):  # also a collection, of its letters
-            raise ConfigError(place, "is text, and wants a collection of rules", f"skip=({rules!r},)")
+            raise ConfigError(place, "expected a list of rules, got text", f"skip=({rules!r},)")
         paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
         for path in paths:
             if not path.startswith("/"):
                 hint = "/health, or a method in capitals such as GET"
-                raise ConfigError(place, f"{path!r} does not begin with /", hint)
+                raise ConfigError(place, f"{path!r} must begin with /", hint)
             if "*" in path or "?" in path:
                 raise ConfigError(place, f"{path!r} is a pattern or has a query", "a path holds all below it")
         self._methods = frozenset(rules) - frozenset(paths)

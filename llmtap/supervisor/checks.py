@@ -53,7 +53,9 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
             yield exc
             continue
         if (origin.host, origin.port) == addresses.get("relay.listen"):
-            yield ConfigError(place, "is the tap's own address: it would forward to itself")
+            yield ConfigError(
+                place, "is the address of the proxy (relay.listen): it would forward requests to itself"
+            )
         if place == "relay.upstream" and (origin.tls or relay.upstream_ca):
             yield from failures(client_context, relay.upstream_ca, relay.upstream_verify)
     if bool(relay.tls_certificate) != bool(relay.tls_key):
@@ -62,13 +64,19 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         yield from failures(server_context, relay.tls_certificate, relay.tls_key)
     yield from failures(SkipRules, relay.skip, "relay.skip")
     if relay.head_bytes < HEAD_BYTES_MIN:
-        yield ConfigError("relay.head_bytes", f"no request fits in {relay.head_bytes} bytes")
+        yield ConfigError(
+            "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN} bytes, got {relay.head_bytes}"
+        )
     yield from measuring_problems(settings, supervisor)
     for key in ("idle_timeout", "head_timeout", "connect_timeout"):
         if getattr(relay, key) <= 0:
-            yield ConfigError(f"relay.{key}", "must be more than 0", "for no limit to speak of, try 365d")
+            yield ConfigError(
+                f"relay.{key}", "must be more than 0", "such as 365d to wait practically without a limit"
+            )
     if settings.experiment.enabled and not settings.experiment.arms:
-        yield ConfigError("experiment.arms", "is empty, and experiment.enabled is true", "name two arms")
+        yield ConfigError(
+            "experiment.arms", "is empty, but experiment.enabled is true", "add at least two arms"
+        )
 
 
 def warnings_of(settings: Settings) -> Iterator[str]:
@@ -76,8 +84,9 @@ def warnings_of(settings: Settings) -> Iterator[str]:
     prefix = parse_origin(settings.relay.upstream, "relay.upstream").prefix.decode()
     if prefix.endswith("/v1"):
         yield (
-            f"relay.upstream ends in {prefix}, which is put before every path: a request for /v1/models goes"
-            f" to {prefix}/v1/models\nhint: leave /v1 out, unless clients leave it out"
+            f"relay.upstream ends in {prefix}, which is added before the path of each request: /v1/models"
+            f" becomes {prefix}/v1/models\n"
+            f"hint: remove {prefix} from relay.upstream, unless clients send paths without /v1"
         )
 
 
@@ -90,7 +99,7 @@ def measuring_problems(settings: Settings, supervisor: int | None = None) -> Ite
     if meter.socket is not None:
         yield from failures(check_socket_path, meter.socket)
     if settings.cost.gpu_hour and not settings.cost.gpus:
-        yield ConfigError("cost.gpus", "is 0, and cost.gpu_hour has a price", "how many are there?")
+        yield ConfigError("cost.gpus", "is 0, but cost.gpu_hour has a price", "set the number of GPUs")
     if meter.tokenizer is not None:
         yield from failures(load_tokenizer, meter.tokenizer)
     if settings.capture.to is not None:

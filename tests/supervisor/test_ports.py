@@ -123,7 +123,7 @@ def test_what_does_not_listen_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
             take_sockets(environ(1), os.getpid())
     read, write = os.pipe()
     os.dup2(read, 700)
-    with pytest.raises(ConfigError, match=r"700 \(listen\) is no socket"):
+    with pytest.raises(ConfigError, match=r"700 \(listen\) is not a socket"):
         take_sockets(environ(1, "listen"), os.getpid())
     for fd in (read, write, 700):
         os.close(fd)
