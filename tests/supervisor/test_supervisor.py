@@ -239,18 +239,6 @@ async def test_check_starts_nothing(tmp_path: Path) -> None:
     assert (status, out[:4], err) == (0, "ok (", "")
     status, out, err = await started("--upstream", "http://127.0.0.1:1/v1", "--check")
     assert (status, err) == (0, "") and "warning: relay.upstream ends in /v1" in out
-    wrong = tmp_path / "wrong.toml"
-    wrong.write_text("[relay]\nlisten = '8080'\nworkers = 'x'\nhead_bytes = 5\n")
-    status, out, err = await started("--config", str(wrong), "--check")
-    assert (status, out) == (2, "")
-    told = err.removeprefix("llmtap: ").splitlines()
-    found = [line.partition(": ")[0] for line in told if not line.startswith("hint")]
-    assert found == [
-        f"relay.workers ({wrong}, line 3)",
-        f"relay.listen ({wrong}, line 2)",
-        "relay.upstream",
-        f"relay.head_bytes ({wrong}, line 4)",
-    ]
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b"[relay]\nupstream = 'http://caf\xe9'\n")
     status, out, err = await started("--config", str(latin), "--check")
