@@ -47,6 +47,7 @@ __all__ = [
     "ReaderGrace",
     "ReaderSpeed",
     "Seed",
+    "SetKeys",
     "SeveralValues",
     "Slo",
     "SourceFormat",
@@ -391,6 +392,14 @@ ConfigFile = Annotated[
     option(None, "TOML configuration file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"),
 ]
 CheckOnly = Annotated[bool, flag("--check", "Check the configuration and start nothing.")]
+SetKeys = Annotated[
+    list[str] | None,
+    option(
+        "KEY=VALUE",
+        "Value of any configuration key, for example log.level=warning; may be repeated.",
+        "--set",
+    ),
+]
 CaFile = Annotated[str | None, option("FILE", "PEM file of the CA to trust instead of the system's CAs.")]
 SourceFormat = Annotated[
     str | None, option("NAME", "Format of TRACE (default: detected from its content).", "--from")

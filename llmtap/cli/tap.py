@@ -14,6 +14,7 @@ from llmtap.cli.shared import (
     CaptureTo,
     CheckOnly,
     ConfigFile,
+    SetKeys,
     flag,
     need_extra,
     option,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from llmtap.config import Settings
     from llmtap.top.client import TopOptions
 
-__all__ = ["capture_places", "generate", "meter", "proxy", "top"]
+__all__ = ["announce", "capture_places", "generate", "meter", "proxy", "top"]
 
 
 _PROXY_EPILOG = """Examples:
@@ -57,14 +58,7 @@ def proxy(
     ] = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
-    assign: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Value of any configuration key, for example relay.clock=mono; may be repeated.",
-            "--set",
-        ),
-    ] = None,
+    assign: SetKeys = None,
     check: CheckOnly = False,
     list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
@@ -117,14 +111,14 @@ def proxy(
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
 
-    def announce(listen: str, admin: str) -> None:
-        _announce(f"{scheme}://{listen} -> {settings.relay.upstream}", admin, settings)
+    def started(listen: str, admin: str) -> None:
+        announce(f"{scheme}://{listen} -> {settings.relay.upstream}", admin, settings)
 
-    raise typer.Exit(asyncio.run(Supervisor(settings, load, announce).run()))
+    raise typer.Exit(asyncio.run(Supervisor(settings, load, started).run()))
 
 
-def _announce(what: str, admin: str, settings: "Settings") -> None:
-    """Print the first line of a proxy or a meter."""
+def announce(what: str, admin: str, settings: "Settings") -> None:
+    """Print the first line of a proxy, a meter or a watch."""
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
     line = f"llmtap: {what}   metrics: {scheme}://{admin}/metrics"
     if settings.capture.to is not None:
@@ -160,14 +154,7 @@ def meter(
     admin: AdminAddress = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
-    assign: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Value of any configuration key, for example meter.window=5m; may be repeated.",
-            "--set",
-        ),
-    ] = None,
+    assign: SetKeys = None,
     check: CheckOnly = False,
 ) -> None:
     """Measure applications with the llmtap middleware, without a proxy."""
@@ -181,7 +168,7 @@ def meter(
     if check:
         print(f"ok (config {fingerprint(settings)})")
         return
-    run_meter(settings, lambda path, admin: _announce(f"meter at {path}", admin, settings))
+    run_meter(settings, lambda path, admin: announce(f"meter at {path}", admin, settings))
 
 
 slo_app = typer.Typer(no_args_is_help=True, help="Generate alerting rules from objectives.")

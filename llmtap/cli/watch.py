@@ -14,13 +14,14 @@ from llmtap.cli.shared import (
     CaptureTo,
     CheckOnly,
     ConfigFile,
+    SetKeys,
     flag,
     option,
     print_json,
     print_rich,
     read_pairs,
 )
-from llmtap.cli.tap import capture_places
+from llmtap.cli.tap import announce
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,14 +81,7 @@ def watch(
     admin: AdminAddress = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
-    assign: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Value of any configuration key, for example watch.ring_bytes=256MiB; may be repeated.",
-            "--set",
-        ),
-    ] = None,
+    assign: SetKeys = None,
     as_json: Annotated[bool, flag("--json", "Print the summary of --read as JSON.")] = False,
     check: CheckOnly = False,
 ) -> None:
@@ -118,17 +112,10 @@ def watch(
         print(f"ok (config {fingerprint(settings)})")
         return
     loaded.checked(*problems)
-    scheme = "https" if settings.meter.admin_tls_certificate else "http"
-
-    def announce(address: str) -> None:
-        where = ", ".join(settings.watch.interfaces)
-        line = f"llmtap: watching {where}, port {', '.join(map(str, settings.watch.ports))}"
-        line += f"   metrics: {scheme}://{address}/metrics"
-        if settings.capture.to is not None:
-            line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
-        print(line, file=sys.stderr, flush=True)
-
-    raise typer.Exit(run(settings, announce))
+    what = (
+        f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
+    )
+    raise typer.Exit(run(settings, lambda admin: announce(what, admin, settings)))
 
 
 def _ports(texts: list[str]) -> list[int]:

@@ -109,11 +109,7 @@ def _denied(path: str) -> bool:
 
 
 class Emitters:
-    """An emitter for each event loop that the app runs on: nearly always one.
-
-    Created where the app is put together, before there is a loop; the first request of a loop makes its
-    emitter.
-    """
+    """An emitter for each event loop that the app runs on, made by the first request of the loop."""
 
     def __init__(self, socket: str, tap_bytes: int) -> None:
         """Raises ConfigError: wrong settings are reported at the start, and never later."""
