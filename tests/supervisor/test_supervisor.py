@@ -15,36 +15,18 @@ from tests.supervisor.own_program import OwnProgram
 from tests.supervisor.running import (
     CLEAN,
     LONG_S,
-    PATIENT,
     READY_S,
     ROOT,
     all_whole,
     gone,
-    is_alive,
     proxy,
     replaced,
     under_way,
-    until,
     write_config,
 )
 from tests.support.servers.live_proxy import port_free
-from tests.support.servers.peer import Ending, Gone, scene, wait_until
+from tests.support.servers.peer import Gone, scene, wait_until
 from tests.support.servers.upstream import answers, upstream
-
-
-@scene
-async def test_sigterm_lets_streams_end_and_nobody_in() -> None:
-    async with upstream() as up, proxy(up, *PATIENT) as tap:
-        held, asking = await under_way(tap, up, 1)
-        idle = await tap.client()
-        family = tap.family()
-        os.kill(tap.pid, signal.SIGTERM)
-        assert (await idle.to_end())[1] is Ending.FIN
-        await until(tap.refuses)
-        held.go.set()
-        await all_whole(asking)
-        assert await tap.ended() == 0
-        assert not any(is_alive(p) for p in family)
 
 
 @scene
