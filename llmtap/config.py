@@ -250,7 +250,7 @@ def _convert(table: str, kind: type[T], values: dict[str, Any], mistakes: Mistak
         try:
             return msgspec.convert(good, kind, strict=False, dec_hook=read_special)
         except ConfigError as exc:
-            errors = list(failures(_raise, exc))
+            errors = list(exc.each())
         mistakes.add(errors)
         wrong_keys = [
             name for name in good if any(_names(error.place, f"{table}.{name}") for error in errors)
@@ -263,10 +263,6 @@ def _convert(table: str, kind: type[T], values: dict[str, Any], mistakes: Mistak
 
 def _missing(table: str, name: str) -> ConfigError:
     return ConfigError(table, f"the key `{name}` is missing")
-
-
-def _raise(error: ConfigError) -> None:
-    raise error
 
 
 def _wrong_values(content: Any, wanted: Any, place: str) -> Iterator[ConfigError]:
@@ -300,7 +296,7 @@ def _wrong_values(content: Any, wanted: Any, place: str) -> Iterator[ConfigError
         hint = None if path else _choices(wanted) or _as_list(wanted, content)
         yield ConfigError(place + (path[1] if path else ""), _in_words(str(exc)), hint)
     except ConfigError as exc:
-        yield from failures(_raise, exc)
+        yield from exc.each()
 
 
 _KINDS: Final = {

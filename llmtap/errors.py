@@ -25,6 +25,11 @@ class ConfigError(LlmtapError):
         self.others: tuple[ConfigError, ...] = ()
         """The other mistakes of one check (`raise_all`)."""
 
+    def each(self) -> "Iterator[ConfigError]":
+        """Yield each mistake apart."""
+        yield ConfigError(self.place, self.problem, self.hint)
+        yield from self.others
+
 
 def raise_all(errors: Iterable[ConfigError]) -> None:
     """Raise one ConfigError whose text lists all of these; nothing if there are none."""
@@ -41,11 +46,7 @@ def failures(check: Callable[..., object], *args: object) -> Iterator[ConfigErro
     try:
         check(*args)
     except ConfigError as exc:
-        if not exc.others:
-            yield exc
-        else:
-            yield ConfigError(exc.place, exc.problem, exc.hint)
-            yield from exc.others
+        yield from exc.each()
 
 
 def install_hint(name: str) -> str:
