@@ -11,8 +11,8 @@ from llmtap.units import Bytes, Duration
 
 __all__ = ["LEVELS", "OWN_RULE", "CaptureOptions"]
 
-LEVELS: Final = ("none", "shape", "full")
-"""Privacy levels, from least to most."""
+LEVELS: Final = ("none", "coarse", "shape", "full")
+"""Privacy levels, by what a row has, from least to most."""
 OWN_RULE: Final = "re:"
 """Before a regular expression of the operator's own in `redact`."""
 FLUSH_NS_MAX: Final = 10_000_000_000
@@ -30,10 +30,11 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="Folder or URL (s3://bucket/prefix) for Parquet files; none: no capture."),
     ] = None
     level: Annotated[
-        Literal["none", "shape", "full"],
+        Literal["none", "coarse", "shape", "full"],
         Meta(
             description="Privacy level; `none`: no text and no hashes; `shape`: salted "
-            "hashes of prompt blocks; `full`: also bodies of full_tenants."
+            "hashes of prompt blocks; `coarse`: the same with padded sizes and coarse times; `full`: also "
+            "bodies of full_tenants."
         ),
     ] = "shape"
     full_tenants: Annotated[

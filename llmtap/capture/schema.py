@@ -117,7 +117,9 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     config: str = ""
     """Fingerprint of the configuration."""
     level: str = ""
-    """Highest privacy level that a row may have: none, shape or full."""
+    """Highest privacy level that a row may have (`options.LEVELS`)."""
+    coarse: dict[str, int] = {}
+    """Steps of its times, sizes and counts at the level `coarse` (`privacy/coarse.py`)."""
     tokenizer: str | None = None
     block_unit: str = ""
     block_size: int = 0

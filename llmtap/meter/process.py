@@ -125,6 +125,7 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
 def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode | None) -> "Recorder | None":
     """Capture what the pipeline measures; None where that fails, which is logged."""
     # Arrow takes 40 MB and 200 ms, so only for who captures.
+    from llmtap.capture.privacy.coarse import STEPS
     from llmtap.capture.schema import CaptureInfo
     from llmtap.meter.pipeline.recorder import Recorder
 
@@ -134,6 +135,7 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
         tap_version=__version__,
         config=setup.changeable.config,
         level=options.level,
+        coarse=STEPS if options.level == "coarse" else {},
         tokenizer=setup.options.tokenizer,
         block_unit="" if options.level == "none" else "bytes" if encode is None else "tokens",
         block_size=int(options.block_bytes) if encode is None else options.block_tokens,

@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.capture.privacy.coarse import coarsen, floor_divide
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
 from llmtap.exchange.exchange import (
     Added,
@@ -100,7 +101,7 @@ def to_batch(
 
     Args:
         capture: id of the capture.
-        level: highest privacy level of a row: none, shape or full.
+        level: highest privacy level of a row (`options.LEVELS`).
     """
     try:
         return _encode(exchanges, capture, level), []
@@ -135,8 +136,10 @@ def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
     columns["capture"] = [capture] * n
     columns["id"] = [x.id for x in xs]
     columns["path"] = [_clean(x.path) for x in xs]
-    arrays = [_column(columns.get(field.name), n, field.type) for field in SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    arrays = {field.name: _column(columns.get(field.name), n, field.type) for field in SCHEMA}
+    if level == "coarse":
+        coarsen(arrays)
+    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=SCHEMA)
 
 
 def _empty() -> pa.RecordBatch:
@@ -269,11 +272,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 
 
 def _floor_us(ns: pa.Array) -> pa.Array:
-    us = pc.divide(ns, 1_000)
-    least = pc.min(ns).as_py()
-    if least is not None and least < 0:  # Arrow rounds towards 0
-        us = pc.if_else(pc.less(ns, 0), pc.divide(pc.subtract(ns, 999), 1_000), us)
-    return us
+    return floor_divide(ns, 1_000)
 
 
 def _joined(parts: Iterable[Any], kind: pa.DataType) -> pa.Array:
