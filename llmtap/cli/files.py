@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from llmtap.cli.main import app
-from llmtap.cli.shared import argument, flag, option, print_json, print_table, read_pairs
+from llmtap.cli.shared import argument, flag, option, print_json, print_table
 from llmtap.errors import ConfigError
 from llmtap.report.document import Table
 
@@ -26,10 +26,6 @@ IN is a file, a capture folder, a pattern of capture files, or - for standard in
 or -. Files that end in .gz or .zst are compressed. Formats are detected from content and name; --list shows
 them. A new file is readable only by its owner (mode 0600); an overwritten file keeps its mode.
 
-Styles, by format (`--list NAME` explains them):
-
-{styles}
-
 Examples:
 
   llmtap convert conversation_trace.jsonl trace.parquet
@@ -42,8 +38,6 @@ Examples:
 
   zcat BurstGPT_1.csv.gz | llmtap convert - - --from burstgpt --to azure > azure.csv"""
 
-STYLES: Final[Mapping[str, str]] = {"aiperf": "content", "har": "llmtap"}
-"""As the formats have them, written down again because help must not wait for them to be imported."""
 _LIST_CHARS: Final = 80
 """A line of `--list NAME`."""
 _BAR_AFTER_NS: Final = 1_000_000_000
@@ -52,7 +46,7 @@ _BAR_AFTER_NS: Final = 1_000_000_000
 
 @app.command(
     short_help="Convert a trace, a dataset or a capture.",
-    epilog=_CONVERT_EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
+    epilog=_CONVERT_EPILOG,
 )
 def convert(
     source: Annotated[
@@ -67,9 +61,6 @@ def convert(
     ] = None,
     model: Annotated[str | None, option(None, "Model name for rows without one.")] = None,
     override_model: Annotated[bool, option(None, "Write the name of --model in every row.")] = False,
-    style: Annotated[
-        list[str] | None, option("K=V", "Variant of the output format; see the styles below.")
-    ] = None,
     redact: Annotated[
         list[str] | None,
         option(
@@ -99,8 +90,7 @@ def convert(
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
             source, target, source_format=source_format, target_format=target_format, model=model,
-            override_model=override_model, style=read_pairs("--style", style, "key=value"),
-            redact=_rules(redact or []), force=force, progress=progress,
+            override_model=override_model, redact=_rules(redact or []), force=force, progress=progress,
         )  # fmt: skip
     # What was asked for goes to standard output; where that is the trace itself, the report goes beside it.
     with _quiet_pipe():
@@ -189,7 +179,7 @@ def _show_formats(name: str, *, as_json: bool) -> None:
             "does": ["read", "write"],
             "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
-            "why": dict(f.why), "styles": dict(f.styles),
+            "why": dict(f.why),
         }
         for f in formats
     ]  # fmt: skip
@@ -199,12 +189,12 @@ def _show_formats(name: str, *, as_json: bool) -> None:
     if name:
         _show_format(listed[0])
         return
-    columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs", "styles")
+    columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs")
     if sys.stdout.isatty():  # the rest is too much for its width
         columns = columns[:3]
     print_table(Table(columns, [[_cell(f[c]) for c in columns] for f in listed]))
     if sys.stdout.isatty():
-        print("\nllmtap convert --list NAME tells what one holds, needs, and the styles it has.")
+        print("\nllmtap convert --list NAME describes one of them.")
 
 
 def _show_format(told: Mapping[str, Any]) -> None:
@@ -212,7 +202,6 @@ def _show_format(told: Mapping[str, Any]) -> None:
     print(f"{told['name']}: {told['title']}")
     facts = {key: _cell(told[key]) for key in ("extensions", "does", "holds", "needs")}
     facts |= {f"about {aspect}": why for aspect, why in told["why"].items()}
-    facts |= {f"style {key}": help_ for key, help_ in told["styles"].items()}
     width = max(map(len, facts)) + 2
     for key, value in facts.items():
         lines = textwrap.wrap(value, max(30, _LIST_CHARS - width), break_long_words=False) or [""]

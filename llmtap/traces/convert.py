@@ -6,8 +6,7 @@ the report says of each how many rows had it, how many were written with it, and
 Bodies are copied unchanged unless redaction rules are given (`capture/privacy/redaction.py`).
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -101,7 +100,6 @@ def convert(
     target_format: str | None = None,
     model: str | None = None,
     override_model: bool = False,
-    style: Mapping[str, str] | None = None,
     redact: tuple[str, ...] = (),
     force: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
@@ -113,7 +111,6 @@ def convert(
         target: a file, or `-` for standard output. It appears when it is complete.
         source_format, target_format: names of formats, where content and file names do not tell.
         model: written where a row names none; with `override_model`, everywhere.
-        style: choices of the target's writer, by name (`TraceFormat.styles`).
         redact: rules by which text is redacted, as in `capture.redact`.
         force: replace what is at `target`.
         progress: called with the bytes read so far and their total, if known.
@@ -123,8 +120,7 @@ def convert(
     """
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
-    _check_style(wanted, style or {})
-    options = WriteOptions(model, override_model, dict(style or {}))
+    options = WriteOptions(model, override_model)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
         rows, given = trace.source, trace.format
         needs = wanted.needs - ({"model"} if model is not None else set())
@@ -171,15 +167,6 @@ def _target_format(target: str, name: str | None) -> TraceFormat:
         return registry.for_target(plain_name(target))
     except FormatError as exc:
         raise ConfigError(target, str(exc)) from None
-
-
-def _check_style(wanted: TraceFormat, style: Mapping[str, str]) -> None:
-    for key in style:
-        if key not in wanted.styles:
-            near = difflib.get_close_matches(key, wanted.styles, 1)
-            known = f"known: {', '.join(wanted.styles)}" if wanted.styles else "it has none"
-            meant = f"did you mean {near[0]}?" if near else known
-            raise ConfigError("--style", f"{wanted.name} has no style {key!r}; {meant}")
 
 
 def _check_could(given: TraceFormat, wanted: TraceFormat, needs: frozenset[str]) -> None:
@@ -242,10 +229,7 @@ def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWriter) -> 
         why = "; ".join(filter(None, (f"left out: {_reasons(written)}", why)))
         keep = _formats_with("outcome and status", wanted)
     elif not there:
-        why = why or "not written in this style"
-        keep = (
-            f"another --style: {', '.join(wanted.styles)}" if wanted.styles else _formats_with(name, wanted)
-        )
+        keep = _formats_with(name, wanted)
     return Aspect(name, rows, there, fate, why, keep)
 
 

@@ -133,15 +133,6 @@ class WriteOptions:
     model: str | None = None
     """Model of rows without one (with `override_model`: of all rows)."""
     override_model: bool = False
-    style: Mapping[str, str] = field(default_factory=dict)
-    """Values of `TraceFormat.styles`."""
-
-    def choice(self, key: str, default: str, allowed: tuple[str, ...]) -> str:
-        """Return the value of a style. Raises FormatError if it is not allowed."""
-        value = self.style.get(key, default)
-        if value not in allowed:
-            raise FormatError(f"style {key}={value}: expected one of {', '.join(allowed)}")
-        return value
 
 
 @dataclass(slots=True)
@@ -289,8 +280,6 @@ class TraceFormat:
     """Keys of ASPECTS without which a row cannot be written: it is dropped, and counted."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Reason why it cannot hold an aspect, or a remark on how it holds it."""
-    styles: Mapping[str, str] = field(default_factory=dict)
-    """Choices of the writer, by name, with their values."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
     """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format matches."""
     info: Mapping[str, Any] = field(default_factory=dict)

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from llmtap.cli.files import STYLES
-from llmtap.traces.registry import FORMATS
 from llmtap.user_files import DEPTH_MAX, TOML_BYTES_MAX
 from tests.cli.traces import Call
 
@@ -31,11 +29,6 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "a.jsonl"
     path.write_bytes(MOONCAKE)
     return path
-
-
-def test_the_help_names_the_styles_of_every_format() -> None:
-    told = {name: set(keys.split(", ")) for names, keys in STYLES.items() for name in names.split(", ")}
-    assert told == {f.name: set(f.styles) for f in FORMATS if f.styles}
 
 
 def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(tmp_path: Path, call: Call) -> None:
@@ -65,7 +58,6 @@ def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(tmp_path: Path, c
         (["a.jsonl", "b.parquet", "--from", "burstgpt"], "a.jsonl: line 1"),
         (["a.jsonl", "a.jsonl", "--to", "mooncake"], "a.jsonl: already exists\nhint: --force"),
         (["a.jsonl", "b.json", "--to", "sharegpt"], "--to: sharegpt needs request body, which mooncake"),
-        (["a.jsonl", "b.csv", "--to", "azure", "--style", "x"], "--style: expected key=value, got 'x'"),
         (["a.jsonl", "b.parquet", "--override-model"], "--override-model: needs --model"),
         (["a.jsonl", "-"], "--to: is needed"),
     ],
@@ -90,12 +82,10 @@ def test_force_replaces(trace: Path, call: Call) -> None:
     assert target.read_bytes().startswith(b"TIMESTAMP,")
 
 
-def test_styles_and_models_reach_the_writer(trace: Path, call: Call) -> None:
+def test_a_model_reaches_the_writer(trace: Path, call: Call) -> None:
     target = trace.with_name("b.har")
-    code, _, _ = call("convert", trace, target, "--style", "llmtap=none", "--model", "acme")
+    code, _, _ = call("convert", trace, target, "--model", "acme")
     assert code == 0
-    assert b"_llmtap" not in target.read_bytes()
-    code, _, _ = call("convert", trace, target, "--model", "acme", "--force")
     assert json.loads(target.read_bytes())["log"]["entries"][3]["_llmtap"]["row"]["model"] == "acme"
 
 

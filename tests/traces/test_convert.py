@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -224,19 +223,6 @@ def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(
     with pytest.raises(ConfigError, match=hint):
         convert(str(source), str(tmp_path / "b"), target_format=target)
     assert os.listdir(tmp_path) == ["a.parquet"]
-
-
-def test_a_style_is_one_that_the_target_has(tmp_path: Path) -> None:
-    source = put(tmp_path, "a.json", TALK)
-    for target, style, told in (
-        ("aiperf", "contents", "aiperf has no style 'contents'; did you mean content?"),
-        ("har", "x", "har has no style 'x'; known: llmtap"),
-        ("llmtap", "x", "llmtap has no style 'x'; it has none"),
-    ):
-        with pytest.raises(ConfigError, match=f"--style: {re.escape(told)}"):
-            convert(source, str(tmp_path / "b"), target_format=target, style={style: "1"})
-    with pytest.raises(ConfigError, match="style content=x: expected one of payload"):
-        convert(source, str(tmp_path / "b"), target_format="aiperf", style={"content": "x"})
 
 
 def test_a_model_is_written_where_a_capture_names_none(tmp_path: Path) -> None:
