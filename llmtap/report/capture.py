@@ -153,11 +153,11 @@ def _integrity_said(integrity: _Json) -> str:
     captures = integrity["captures"]
     if not captures:
         return f"{integrity['unnumbered']:,} exchanges without numbers: nothing can be said of missing ones"
-    present, missing, unexplained, twice = (
+    present, running, missing, unexplained, twice = (
         sum(capture[name] for capture in captures)
-        for name in ("present", "missing", "unexplained", "duplicates")
+        for name in ("present", "running", "missing", "unexplained", "duplicates")
     )
-    said = [f"{present:,} present"]
+    said = [f"{present:,} present", *([f"{running:,} running"] if running else [])]
     if not missing:
         said.append("none missing")
     else:
@@ -205,9 +205,10 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
         yield f"  unexplained: {'' if capture['exact'] else 'at least '}{capture['unexplained']:,}"
     for relay in capture["relays"]:
         yield f"  relay {relay['relay']}: {relay['opened']:,} begun, {relay['present']:,} present"
-        if relay["missing"]:
+        if relay["ranges"]:
             ranges = (f"{first}" if first == last else f"{first}-{last}" for first, last in relay["ranges"])
-            yield f"    missing {relay['missing']:,}: {', '.join(ranges)}"
+            running = f", running {relay['running']:,}" if relay["running"] else ""
+            yield f"    missing {relay['missing']:,}{running}: {', '.join(ranges)}"
             known = [f"dropped {joined(relay['dropped'])}"] if relay["dropped"] else []
             known += [f"under way at its last word {relay['unsettled']:,}"] if relay["unsettled"] else []
             known += [f"begun after it {relay['since']:,}"] if relay["since"] else []

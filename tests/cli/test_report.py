@@ -79,7 +79,7 @@ def test_a_capture_that_runs_is_summed_up_with_its_spool(tmp_path: Path, call: C
         assert out.startswith("2 exchanges · 1 file (1 still in the spool), ")
         code, out, _ = call("report", place, "--integrity")
         assert code == 0
-        assert out.startswith("2 present · 1 missing (33.3%), why is known of all · ")
+        assert out.startswith("2 present · 1 running · none missing · not closed: c1")
     running.close(30)
 
 

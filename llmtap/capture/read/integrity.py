@@ -3,7 +3,8 @@
 Each relay numbers its exchanges from 1, without gaps, and reports how many it has begun, how many it could
 not measure, by reason, and how many are under way (`schema.CaptureLedger`). From these:
 
-- Missing: numbers from 1 to the highest known one that no row has. Exact.
+- Missing: numbers from 1 to the highest known one that no row has, less the running ones.
+- Running: exchanges under way at the last report of a capture that is not closed.
 - Explained: by counts, because nobody knows which numbers were dropped. Drops are exact up to the relay's
 last report.
   Exchanges under way then, or begun since, may have ended without a row: they count as explained.
@@ -41,8 +42,10 @@ class RelayIntegrity:
     present: int
     duplicates: int
     missing: int
+    running: int
+    """Under way at its last report, if the capture is not closed: they are not among the missing."""
     ranges: list[tuple[int, int]]
-    """First and last number of each missing range."""
+    """First and last number of each range without rows."""
     dropped: dict[str, int]
     """Not measured, by reason."""
     unsettled: int
@@ -85,6 +88,10 @@ class CaptureIntegrity:
         return sum(relay.missing for relay in self.relays)
 
     @property
+    def running(self) -> int:
+        return sum(relay.running for relay in self.relays)
+
+    @property
     def duplicates(self) -> int:
         return sum(relay.duplicates for relay in self.relays)
 
@@ -121,7 +128,7 @@ class Integrity:
             "broken": [{"file": file, "problem": problem} for file, problem in self.broken],
             "captures": [
                 {
-                    "capture": c.capture, "present": c.present, "missing": c.missing,
+                    "capture": c.capture, "present": c.present, "missing": c.missing, "running": c.running,
                     "duplicates": c.duplicates, "unexplained": c.unexplained, "exact": c.exact,
                     "not_kept": c.not_kept, "damaged": c.damaged, "meters": c.meters, "closed": c.closed,
                     "relays": [asdict(relay) for relay in c.relays],
@@ -173,6 +180,7 @@ def check(
                     _relay(
                         relay, pa.chunked_array(found.get((capture, relay), []), pa.int64()),
                         ledger.relays.get(relay), anchors.get((capture, relay), {}),
+                        closed=ledger.closed,
                     )
                     for relay in relays
                 ],
@@ -227,22 +235,24 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _relay(
-    relay: str, numbers: pa.ChunkedArray, said: RelayCount | None, anchors: dict[int, tuple[int, int]]
-) -> RelayIntegrity:
+    relay: str, numbers: pa.ChunkedArray, said: RelayCount | None, anchors: dict[int, tuple[int, int]],
+    *, closed: bool,
+) -> RelayIntegrity:  # fmt: skip
     count = RelayCount(0) if said is None else said
     distinct = pc.unique(numbers)
     ordered = distinct.take(pc.array_sort_indices(distinct))
     opened = max(count.opened, ordered[-1].as_py() if len(ordered) else 0)
     ranges = list(_gaps(ordered.filter(pc.greater(ordered, count.since)), count.since, opened))
-    missing = sum(last - first + 1 for first, last in ranges)
+    absent = sum(last - first + 1 for first, last in ranges)
+    running = 0 if closed else min(absent, count.unsettled)
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
     dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
     dropped = {reason: n for reason, n in dropped.items() if n > 0}
     accounted = sum(dropped.values()) + count.unsettled + since
     set_at = [{"seq": seq, "arrival_ns": ns, "anchor": n} for n, (seq, ns) in sorted(anchors.items()) if n]
     return RelayIntegrity(
-        relay, opened, len(ordered), len(numbers) - len(ordered), missing, ranges, dropped,
-        count.unsettled, since, max(0, missing - accounted), not count.unsettled and not since, set_at,
+        relay, opened, len(ordered), len(numbers) - len(ordered), absent - running, running, ranges,
+        dropped, count.unsettled, since, max(0, absent - accounted), not count.unsettled and not since, set_at,
         count.packets, count.watched,
     )  # fmt: skip
 
