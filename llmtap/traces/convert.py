@@ -198,7 +198,7 @@ def _check_did(
     if not counted.rows or (own and written.rows):
         return
     for aspect in ASPECTS:
-        if aspect in needs and not counted.told[aspect]:
+        if aspect in needs and not counted.told[aspect] and not written.told.get(aspect):
             hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint

@@ -19,8 +19,8 @@ from llmtap.errors import LlmtapError
 from llmtap.traces.sorting import sorted_by
 
 __all__ = [
-    "ASPECTS", "FAILED", "LENGTHS", "NO_FAILED", "ROWS_PER_BATCH", "FormatError", "TraceFormat",
-    "TraceSource", "TraceWriter", "WriteOptions", "batch_of", "peeked", "replaced", "telling",
+    "ASPECTS", "BYTES_PER_TOKEN", "FAILED", "LENGTHS", "NO_FAILED", "ROWS_PER_BATCH", "FormatError",
+    "TraceFormat", "TraceSource", "TraceWriter", "WriteOptions", "batch_of", "peeked", "replaced", "telling",
     "text_batches", "trace_source",
 ]  # fmt: skip
 
@@ -60,6 +60,8 @@ FAILED: Final = (
     "client_error", "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected",
 )  # fmt: skip
 """Outcomes of requests that got no complete answer, by no decision of the client."""
+BYTES_PER_TOKEN: Final = 4.0
+"""Assumed for a prompt where no row of the trace has a count: English text with the usual vocabularies."""
 _REASONS: Final = {
     "arrival_ns": "no arrival time",
     "input_tokens": "no count of input tokens",
@@ -154,6 +156,8 @@ class TraceWriter:
     """Written rows that had the aspect, by aspect; also of aspects that the format does not hold."""
     changed: dict[str, str] = field(default_factory=dict)
     """Aspects whose values were changed, and how."""
+    _prompts: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Bytes and tokens of the prompts with a count, and number of the prompts without one."""
     _zero_ns: int | None = None
     """Subtracted from each arrival; None before the first row."""
 
@@ -199,7 +203,7 @@ class TraceWriter:
         - A trace that is written in the format that it came from keeps its order and its zero. Others are
           sorted by arrival, and the smallest arrival becomes the zero; a note says which it was.
         - A row that lacks what the format needs is dropped and counted, and so is a failed request: the
-          length of its output means nothing.
+          length of its output means nothing. Input tokens are estimated from the bytes of the prompt.
 
         Args:
             needs: columns without which a row is dropped.
@@ -207,7 +211,7 @@ class TraceWriter:
             failed: the format can hold failed requests.
             reasons: returns for each row why it cannot be written, or None.
         """
-        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome"]))
+        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome", "prompt_bytes"]))
         kept = (self._kept(batch.select(columns), needs, failed) for batch in self.batches)
         for batch in kept if self.own else sorted_by("arrival_ns", kept):
             if times == "zero" and batch.num_rows:
@@ -218,6 +222,9 @@ class TraceWriter:
                 self.rows += batch.num_rows
                 self.count(batch)
                 yield batch
+        self.note(
+            self._prompts[2], "rows lack a count of input tokens: estimated from the bytes of the prompt"
+        )
         if times == "date" and self.info.arrivals == "trace" and self.rows:
             self.notes.append("arrivals have no date: written as if the trace began with 1970")
 
@@ -225,9 +232,25 @@ class TraceWriter:
         if not failed and batch.column("outcome").null_count < batch.num_rows:
             good = pc.invert(pc.is_in(batch.column("outcome"), pa.array(FAILED)))
             batch = self._without(batch, good, "failed request")
+        if "input_tokens" in needs and not self.own:
+            batch = self._estimated(batch)
         for column in needs:
             batch = self._without(batch, pc.is_valid(batch.column(column)), _REASONS[column])
         return batch
+
+    def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Fill input tokens by the bytes per token of the rows so far."""
+        tokens, sizes = batch.column("input_tokens"), batch.column("prompt_bytes")
+        known = pc.and_(pc.is_valid(sizes), pc.greater(pc.fill_null(tokens, 0), 0))
+        for i, column in enumerate((sizes, tokens)):
+            self._prompts[i] += pc.sum(column.filter(known)).as_py() or 0
+        wanted = pc.and_(pc.is_null(tokens), pc.is_valid(sizes))
+        if not wanted.true_count:
+            return batch
+        self._prompts[2] += wanted.true_count
+        per_token = self._prompts[0] / self._prompts[1] if self._prompts[1] else BYTES_PER_TOKEN
+        estimates = pc.max_element_wise(pc.round(pc.divide(sizes.cast(pa.float64()), per_token)), 1.0)
+        return replaced(batch, "input_tokens", pc.if_else(wanted, estimates.cast(pa.int64()), tokens))
 
     def _without(self, batch: pa.RecordBatch, good: pa.BooleanArray, reason: str) -> pa.RecordBatch:
         n = len(good) - good.true_count

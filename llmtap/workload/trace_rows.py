@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.traces.format import ASPECTS, TraceSource, telling
+from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, telling
 from llmtap.units import format_ns
 from llmtap.workload.requests import Requests
 
@@ -186,8 +186,6 @@ _CARRIES_OUTPUT: Final = 2
 """Bit of `event_flags`."""
 _TO_ESTIMATE: Final = -1
 """Count of tokens of a row until all rows with a count are read."""
-BYTES_PER_TOKEN: Final = 4.0
-"""Assumed for a prompt where no row of the trace has both: English text with the usual vocabularies."""
 _NOT_YET = -(1 << 62)
 """Arrival of rows before the first known one, until that is known."""
 

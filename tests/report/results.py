@@ -149,7 +149,8 @@ def capture(*relays: dict[str, Any], **told: Any) -> dict[str, Any]:
     relays = relays or (relay(),)
     return {
         "capture": "c1", "present": sum(r["present"] for r in relays),
-        "missing": sum(r["missing"] for r in relays), "running": 0, "duplicates": 0, "unexplained": 0, "exact": True,
+        "missing": sum(r["missing"] for r in relays), "running": 0, "duplicates": 0, "unexplained": 0,
+        "exact": True,
         "not_kept": {}, "damaged": {}, "meters": 1, "closed": True, "relays": list(relays), **told,
     }  # fmt: skip
 

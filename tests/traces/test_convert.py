@@ -207,6 +207,23 @@ def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> No
     assert report.to_dict()["aspects"][0]["written"] == 2
 
 
+@pytest.mark.parametrize(("counts", "expected"), [([None] * 3, [250, 25]), ([None, 10, None], [200, 20])])
+def test_input_tokens_that_nobody_reported_are_estimated(
+    counts: list[int | None], expected: list[int], tmp_path: Path
+) -> None:
+    columns = {
+        "arrival_ns": [1, 2, 3], "prompt_bytes": [1_000, 50, 100], "input_tokens": counts,
+        "output_tokens": [7, 7, 7],
+    }  # fmt: skip
+    source, target = tmp_path / "a.parquet", tmp_path / "b.jsonl"
+    write_parquet(source, CaptureInfo(capture="c"), [batch_of(3, columns)])
+    report = convert(str(source), str(target), target_format="mooncake")
+    lengths = [json.loads(line)["input_length"] for line in target.read_text().splitlines()]
+    assert [lengths[0], lengths[2]] == expected
+    assert report.rows_written == 3 and not report.dropped
+    assert f"{counts.count(None)} rows lack a count of input tokens" in " ".join(report.notes_written)
+
+
 @pytest.mark.parametrize(
     ("target", "hint"),
     [

@@ -252,8 +252,8 @@ def _relay(
     set_at = [{"seq": seq, "arrival_ns": ns, "anchor": n} for n, (seq, ns) in sorted(anchors.items()) if n]
     return RelayIntegrity(
         relay, opened, len(ordered), len(numbers) - len(ordered), absent - running, running, ranges,
-        dropped, count.unsettled, since, max(0, absent - accounted), not count.unsettled and not since, set_at,
-        count.packets, count.watched,
+        dropped, count.unsettled, since, max(0, absent - accounted), not count.unsettled and not since,
+        set_at, count.packets, count.watched,
     )  # fmt: skip
 
 
