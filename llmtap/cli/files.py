@@ -176,7 +176,7 @@ def _show_formats(name: str, *, as_json: bool) -> None:
     listed: list[dict[str, Any]] = [
         {
             "name": f.name, "title": f.title, "extensions": list(f.extensions),
-            "does": ["read", "write"],
+            "does": ["read", *(["write"] if f.writes is not None else [])],
             "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
             "why": dict(f.why),

@@ -234,7 +234,7 @@ def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWriter) -> 
 
 
 def _formats_with(aspect: str, wanted: TraceFormat) -> str | None:
-    names = [f.name for f in registry.FORMATS if aspect in f.holds and f is not wanted]
+    names = [f.name for f in registry.FORMATS if f.writes and aspect in f.holds and f is not wanted]
     return f"--to {' or '.join(names[:_NAMED_MAX])}" if names else None
 
 

@@ -313,7 +313,8 @@ class TraceFormat:
     """Yields batches; adds to the notes of the source."""
     opens: Callable[[BinaryIO], TraceSource] | None = None
     """Opens a file whose metadata depend on its content."""
-    writes: Callable[[TraceWriter], None]
+    writes: Callable[[TraceWriter], None] | None = None
+    """None: it can only be read."""
 
     def read(self, stream: BinaryIO) -> TraceSource:
         """Open a trace. Raises FormatError, also while its batches are read."""
@@ -329,6 +330,7 @@ class TraceFormat:
         self, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
     ) -> TraceWriter:
         """Write the rows of a source with this `info`; return the report. Raises FormatError."""
+        assert self.writes is not None
         writer = TraceWriter(self.name, out, info, batches, options)
         self.writes(writer)
         return writer

@@ -14,10 +14,12 @@ from llmtap.traces.formats import (
     har,
     mooncake,
     openai_batch,
+    otlp,
     parquet_capture,
     sharegpt,
     vidur,
     vllm,
+    weka,
 )
 
 __all__ = ["FORMATS", "SNIFF_BYTES", "by_name", "detect", "for_target"]
@@ -40,6 +42,8 @@ FORMATS: Final[tuple[TraceFormat, ...]] = (
     sharegpt.FORMAT,
     *openai_batch.FORMATS,
     har.FORMAT,
+    otlp.FORMAT,
+    weka.FORMAT,
 )
 
 
@@ -47,7 +51,10 @@ def by_name(name: str, *, writing: bool = False) -> TraceFormat:
     """Return the format of that name. Raises FormatError, which proposes the nearest name."""
     names = [f.name for f in FORMATS]
     if name in names:
-        return FORMATS[names.index(name)]
+        found = FORMATS[names.index(name)]
+        if writing and found.writes is None:
+            raise FormatError(f"{name} can only be read")
+        return found
     near = [n for n in names if name and n.startswith(name)] or difflib.get_close_matches(name, names, 1)
     meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     raise FormatError(f"no format to {'write' if writing else 'read'} is called {name!r}; {meant}")
@@ -74,7 +81,7 @@ def detect(name: str, head: bytes) -> TraceFormat:
 def for_target(name: str) -> TraceFormat:
     """Return the format for a new file of this name. Raises FormatError unless it is exactly one."""
     lower = name.lower()
-    fits = [f for f in FORMATS if lower.endswith(f.extensions)]
+    fits = [f for f in FORMATS if f.writes is not None and lower.endswith(f.extensions)]
     # A longer ending says more: `.llmtap.json` over `.json`.
     longest = max((len(e) for f in fits for e in f.extensions if lower.endswith(e)), default=0)
     fits = [f for f in fits if any(len(e) == longest and lower.endswith(e) for e in f.extensions)]

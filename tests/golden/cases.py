@@ -47,13 +47,13 @@ def _convert() -> Iterator[tuple[str, list[str]]]:
     for one in FORMATS:
         source = "capture" if one.name in _FROM_CAPTURE else "streams/session.har"
         file = f"out{one.extensions[0]}"
+        there_and_back = [
+            f"llmtap convert {source} {file} --to {one.name}",
+            f"llmtap convert {file} back.parquet --from {one.name}",
+        ]
         yield (
             f"convert/{one.name}",
-            [
-                f"llmtap convert --list {one.name}",
-                f"llmtap convert {source} {file} --to {one.name}",
-                f"llmtap convert {file} back.parquet --from {one.name}",
-            ],
+            [f"llmtap convert --list {one.name}", *(there_and_back if one.writes is not None else ())],
         )
 
 

@@ -69,6 +69,8 @@ SAMPLES: list[tuple[str, str, bytes]] = [
     ("bailian", "a.jsonl", lines(BAILIAN)),
     ("dynamo", "a.jsonl", lines({"timestamp": 5, "event": DYNAMO})),
     ("dynamo", "a.jsonl", lines(DYNAMO)),
+    ("otlp", "a.jsonl", lines({"resourceSpans": []})),
+    ("weka", "a.json", one({"id": "a", "block_size": 64, "requests": [{"t": 0.0, "hash_ids": [1]}]})),
     ("vidur", "a.csv", b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,10,20\n"),
     ("vidur", "a.csv", b"num_prefill_tokens,num_decode_tokens\n10,20\n"),
     ("aiperf-inputs", "inputs.json", one({"data": [{"session_id": "s", "payloads": [BODY]}]})),
