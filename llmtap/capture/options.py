@@ -63,7 +63,20 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     session_headers: Annotated[
         tuple[str, ...],
         Meta(description="Header fields with the conversation ID; the first one present is used."),
-    ] = ("x-session-id", "x-conversation-id")
+    ] = (
+        "x-dynamo-session-id", "x-claude-code-agent-id", "x-claude-code-session-id", "thread-id",
+        "x-session-id", "x-conversation-id",
+    )  # fmt: skip
+    parent_headers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Header fields with the ID of the conversation that started this one, as subagents "
+            "send them; the first one present is used."
+        ),
+    ] = (
+        "x-dynamo-parent-session-id", "x-claude-code-parent-agent-id", "x-claude-code-session-id",
+        "x-codex-parent-thread-id", "x-parent-session-id",
+    )  # fmt: skip
     session_fields: Annotated[
         tuple[str, ...],
         Meta(

@@ -16,6 +16,8 @@ Decisions:
   the latest. Conversations can be swapped only while they are word for word the same.
 - With an explicit id the parent is found in the same way among the session's exchanges, else (the server
   keeps the history) it is the latest that had ended.
+- The first exchange of a conversation that names the one that started it (a subagent's) has as its parent the
+  latest exchange there that had ended. It is turn 0 all the same.
 - A conversation whose beginning a client cuts off or rewrites begins anew.
 - Think time runs from the end of the parent's answer to the arrival. It is None where that end is not known,
   or came later. Two stamps of one relay are compared by its monotonic clock, others by the wall clock.
@@ -60,6 +62,8 @@ class Keys:
 
     named: bytes | None = None
     """Of the id that it names."""
+    starter: bytes | None = None
+    """Of the id of the conversation that started it, such as that of a subagent's caller."""
     chain: list[bytes] = field(default_factory=list)
     """Of its messages, as in `blocks.chain`; empty where it has no conversation."""
     by: str | None = None
@@ -95,17 +99,22 @@ class Sessions:
             for the same salt; without it by a random name: nothing derived from the client's word is told.
         headers: header fields that name a conversation, the first found decides.
         fields: fields of the body that do, as dotted paths, after the headers.
+        parents: header fields that name the conversation that started it.
     """
 
-    __slots__ = ("_by_key", "_exchanges_max", "_fields", "_headers", "_idle_ns", "_named", "_order", "_salt")
+    __slots__ = (
+        "_by_key", "_exchanges_max", "_fields", "_headers", "_idle_ns", "_named", "_order", "_parents",
+        "_salt",
+    )  # fmt: skip
 
     def __init__(
         self, salt: bytes, *, named: bool, headers: Sequence[str] = (), fields: Sequence[str] = (),
-        exchanges_max: int = _EXCHANGES_MAX, idle_ns: int = _IDLE_NS,
+        parents: Sequence[str] = (),         exchanges_max: int = _EXCHANGES_MAX, idle_ns: int = _IDLE_NS,
     ) -> None:  # fmt: skip
         self._salt = salt
         self._named = named
         self._headers = [name.lower().encode() for name in headers]
+        self._parents = [name.lower().encode() for name in parents]
         self._fields = [path.split(".") for path in fields]
         self._exchanges_max = exchanges_max
         self._idle_ns = idle_ns
@@ -119,7 +128,7 @@ class Sessions:
 
     def keys(self, headers: Headers, prompt: PromptShape | None) -> Keys:
         """At the end of a request, while its text is at hand."""
-        keys = Keys(named=self._name_in(headers, prompt))
+        keys = Keys(self._name_in(headers, prompt), self._digest_of(headers, self._parents))
         if prompt is not None and prompt.chat:
             keys.chain = chain(prompt, self._salt)
             keys.by = _by(prompt.messages)
@@ -144,6 +153,8 @@ class Sessions:
         else:
             session = secrets.token_hex(_NAME_BYTES)
         number = 0 if parent is None else parent.number + 1
+        if parent is None and not siblings and keys.starter not in (None, keys.named):
+            parent = _latest_ended(self._by_key.get(tag + keys.starter, ()), x)
         seen = _Seen(
             (*([own] if own else []), *([tag + keys.chain[-1]] if keys.chain else [])),
             session, number, x.id, x.relay, ended_ns, ended_wall_ns, _closing_ns(x, ended_ns),
@@ -170,8 +181,7 @@ class Sessions:
                 parent = max(found, key=lambda seen: _preference(seen, answer, x))
                 parent.followed = parent.followed or answer
                 return parent
-        ended = [seen for seen in own or () if _think_ns(seen, x) is not None]
-        return max(ended, key=lambda seen: seen.ended_wall_ns, default=None)
+        return _latest_ended(own or (), x)
 
     def _remember(self, seen: _Seen) -> None:
         for key in seen.keys:
@@ -196,10 +206,8 @@ class Sessions:
                     self._by_key.pop(key, None)
 
     def _name_in(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
-        for name in self._headers:
-            value = header_value(headers, name)
-            if value:
-                return self._digest(value, CHAIN_BYTES)
+        if (found_name := self._digest_of(headers, self._headers)) is not None:
+            return found_name
         for steps in self._fields if prompt is not None else ():
             found: Any = prompt.value if prompt is not None else None
             for step in steps:
@@ -210,8 +218,18 @@ class Sessions:
                 return self._digest(found.encode("utf-8", "surrogatepass"), CHAIN_BYTES)
         return None
 
+    def _digest_of(self, headers: Headers, names: list[bytes]) -> bytes | None:
+        """Return the digest of the first of these fields that is there."""
+        values = filter(None, (header_value(headers, name) for name in names))
+        return next((self._digest(value, CHAIN_BYTES) for value in values), None)
+
     def _digest(self, data: bytes, size: int) -> bytes:
         return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
+
+
+def _latest_ended(found: Sequence[_Seen], x: Exchange) -> _Seen | None:
+    ended = [seen for seen in found if _think_ns(seen, x) is not None]
+    return max(ended, key=lambda seen: seen.ended_wall_ns, default=None)
 
 
 def _preference(seen: _Seen, answer: bytes, x: Exchange) -> tuple[int, int]:

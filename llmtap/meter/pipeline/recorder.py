@@ -134,8 +134,10 @@ class Recorder:
             named=options.level != "none",
             headers=options.session_headers,
             fields=options.session_fields,
+            parents=options.parent_headers,
         )
-        self._telling = frozenset(name.lower().encode() for name in options.session_headers)
+        telling = (*options.session_headers, *options.parent_headers)
+        self._telling = frozenset(name.lower().encode() for name in telling)
         self._redactor = Redactor(options.redact) if options.level == "full" else None
         # Filled by the loop, emptied by the thread: (exchange, header fields that matter, body) when a
         # request is whole, (exchange, None, b"") at the end; and the bytes that were counted for it.

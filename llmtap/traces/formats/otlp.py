@@ -124,10 +124,12 @@ def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dic
         "endpoint": _ENDPOINTS.get(values.get("gen_ai.operation.name", "")),
         "outcome": "upstream_error" if span.status.code == _ERROR else "complete",
     }  # fmt: skip
-    for column, names in (*_TEXTS.items(), *_COUNTS.items()):
-        kind = str if column in _TEXTS else int
-        fitting = (v for v in map(values.get, names) if isinstance(v, kind) and not isinstance(v, bool))
-        row[column] = next((v for v in fitting if kind is str or 0 <= v <= COUNT_MAX), None)
+    for column, names in _TEXTS.items():
+        row[column] = next((v for v in map(values.get, names) if isinstance(v, str)), None)
+    for column, names in _COUNTS.items():
+        row[column] = next(
+            (v for v in map(values.get, names) if type(v) is int and 0 <= v <= COUNT_MAX), None
+        )
     for column, name in (("temperature", "gen_ai.request.temperature"), ("top_p", "gen_ai.request.top_p")):
         if isinstance(values.get(name), int | float):
             row[column] = float(values[name])
