@@ -251,27 +251,6 @@ def test_a_model_is_written_where_a_capture_names_none(tmp_path: Path) -> None:
         assert next(a.fate for a in report.aspects if a.name == "model") == fate
 
 
-def test_text_is_redacted_where_that_is_asked_and_otherwise_it_is_said(tmp_path: Path) -> None:
-    talk = [{"id": "a", "conversations": [
-        {"from": "human", "value": "I am ann@example.com"}, {"from": "gpt", "value": "hi ann@example.com"},
-    ]}]  # fmt: skip
-    source, target = put(tmp_path, "a.json", talk), tmp_path / "b.parquet"
-    report = convert(source, str(target))
-    assert report.notes_written == [
-        "1 rows have text that nobody redacted; --redact email,card,phone,key does"
-    ]
-    report = convert(source, str(target), redact=("email",), force=True)
-    row = pq.read_table(target).to_pylist()[0]
-    assert "ann@" not in row["request_body"] + row["response_text"]
-    assert row["response_text"] == "hi [email]"
-    assert row["redactions"] == 2
-    assert report.notes_written == []
-    told = {a.name: (a.fate, a.why) for a in report.aspects}
-    assert told["request body"] == ("changed", "2 marks in 1 rows stand for what --redact found")
-    # What was redacted once is not unredacted.
-    assert convert(str(target), str(tmp_path / "c.parquet")).notes_written == []
-
-
 # Faults on the way.
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import llmtap
 from llmtap.capture.read.reader import CaptureError, read
-from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, CaptureVersionError, info_of
+from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, CaptureVersionError
 from tests.support.storage.captures import ledger, write_capture
 from tests.support.traffic.exchanges import streamed
 
@@ -233,10 +233,6 @@ def test_a_url_that_cannot_be_is_an_error_without_its_keys() -> None:
     assert "s3cr3t" not in str(error.value)
     with pytest.raises(CaptureError, match="nothing to read"):
         read([])
-
-
-def test_a_file_without_metadata_of_ours_tells_none() -> None:
-    assert info_of(pa.schema([])) is None
 
 
 # ---------------------------------------------------------------- the package
