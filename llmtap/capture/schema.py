@@ -1,7 +1,6 @@
 """Columns of a capture: one row per Exchange. FORMAT.md describes each.
 
-Flat columns, because every reader can filter on them; offsets are whole microseconds from `arrival`. Times
-that a reader needs to the nanosecond are in `arrival_ns`; `arrival` is the same moment as a date.
+Columns are flat, because every reader can filter on them; offsets are whole microseconds from `arrival`.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Frames from a relay to the meter, packed in batches by column.
 
-A frame is one thing that happened in one exchange: `(kind, seq, t_ns, extra_ns, data)`. Frames of one
-batch travel as columns, because the relay then packs a thousand of them with a handful of C calls and
-no object per frame:
+Frames of one batch travel as columns, so that the relay packs a thousand of them with a handful of C calls:
 
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
     | magic  | frames | payload | batch_no | kind u8  | seq i64   | t_ns i64    | ...     |
@@ -10,10 +8,8 @@ no object per frame:
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
       ... extra_ns i64 x frames | length u32 x frames | the data of all frames, joined |
 
-All integers are in the host's byte order: both ends are processes of one machine. The meter answers a
-batch that it has fully digested with its batch number (u64), which is how the relay knows, to the
-exchange, what was measured (see `channel/channel.py`). A u64 with the CONTROL bit is no acknowledgement but a
-word to the relay (see `channel/experiment.py`).
+All integers are in the host's byte order. The meter answers a batch that it has fully digested with its batch
+number (u64). A u64 with the CONTROL bit is a word to the relay instead (see `channel/experiment.py`).
 """
 
 import struct
@@ -44,10 +40,7 @@ Frame = tuple[int, int, int, int, bytes]
 
 
 class FrameKind:
-    """What a frame says, as plain ints: a member of an Enum costs two look-ups for every frame.
-
-    `t` and `extra` are a frame's two stamps, in ns.
-    """
+    """Kinds of frames, as plain ints for speed. `t` and `extra` are a frame's two stamps, in ns."""
 
     HELLO: Final = 1
     """First frame of a connection. data: Hello as JSON."""
@@ -325,10 +318,7 @@ class BatchReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> "Iterator[tuple[int, FrameBatch]]":
-        """Yields the number and the frames of each batch now complete.
-
-        Raises ValueError when the bytes are no batches at all.
-        """
+        """Yield the number and the frames of each complete batch. Raises ValueError for other bytes."""
         buf = self._buffer
         buf += data
         while len(buf) >= _HEAD.size:

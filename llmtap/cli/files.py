@@ -202,11 +202,8 @@ def _show_format(told: Mapping[str, Any]) -> None:
     print(f"{told['name']}: {told['title']}")
     facts = {key: _cell(told[key]) for key in ("extensions", "does", "holds", "needs")}
     facts |= {f"about {aspect}": why for aspect, why in told["why"].items()}
-    width = max(map(len, facts)) + 2
     for key, value in facts.items():
-        lines = textwrap.wrap(value, max(30, _LIST_CHARS - width), break_long_words=False) or [""]
-        for label, line in zip([key, *[""] * len(lines)], lines, strict=False):
-            print(f"{label:{width}}{line}")
+        print(textwrap.fill(f"{key}: {value}", _LIST_CHARS, subsequent_indent="  "))
 
 
 def _cell(value: Any) -> str:
@@ -381,22 +378,9 @@ def _read(file: str) -> bytes:
 def _show(saved: Any, explained: Any, *, text: bool) -> None:
     from llmtap.report.stream import EVENT_COLUMNS, event_cells, headline, story
 
-    events = Table(EVENT_COLUMNS, list(event_cells(explained.events, text=text)))
-    if not sys.stdout.isatty():
-        print(headline(saved, explained))
-        print_table(events)
-        for subject, said in story(saved, explained):
-            print(f"{subject}: {said}")
-        return
-    from rich.console import Console
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    console.print(Text(headline(saved, explained), style="bold"))
-    print_table(events)
-    facts = Grid.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="bold", no_wrap=True)
-    for subject, said in story(saved, explained):
-        facts.add_row(Text(subject), Text(said))
-    console.print(facts)
+    print(headline(saved, explained))
+    print_table(Table(EVENT_COLUMNS, list(event_cells(explained.events, text=text))))
+    facts = list(story(saved, explained))
+    width = max(len(subject) for subject, _ in facts) + 2
+    for subject, said in facts:
+        print(f"{subject:{width}}{said}" if sys.stdout.isatty() else f"{subject}: {said}")

@@ -168,10 +168,7 @@ def _number(value: Any) -> float | None:
 
 
 def answer_columns(explained: Explained) -> dict[str, Any]:
-    """Return end, kind and counts of an answer played through the observer, in the columns of a capture.
-
-    Points in time are left to the caller: a saved answer has none of its own (`exchange/saved.py`).
-    """
+    """Return end, kind and counts of a saved answer, which has no times, in the columns of a capture."""
     x = explained.exchange
     row = {name: getattr(x, name) for name in _ANSWER_PLAIN}
     row |= {f"refusal_{name}": _text((x.refusal or {}).get(name)) for name in _REFUSAL}
@@ -306,11 +303,9 @@ def prompt_columns(prompt: str) -> dict[str, Any]:
 
 
 def prompt_of(body: str) -> tuple[str, bool, bool]:
-    """Return a request as a single prompt, for tools that take no messages; "" if the body has no text.
+    """Return the texts of a request's messages, joined by empty lines; "" if the body has no text.
 
-    The texts of several messages are joined by empty lines, the earlier first: common beginnings stay common,
-    and the length stays about right; roles, pictures, sounds and tools are lost. The flags say whether
-    several messages were joined, and whether the request had more than text.
+    The flags say whether several messages were joined, and whether the request had more than text.
     """
     try:
         request = read_object(body, "request")

@@ -1,9 +1,6 @@
 """Conversion of one trace format to another, in bounded memory, with a report on every aspect of the rows.
 
-The aspects of the rows (`format.py`) are counted between reader and writer and once more by the writer, so
-the report says of each how many rows had it, how many were written with it, and why not the others.
-
-Bodies are copied unchanged unless redaction rules are given (`capture/privacy/redaction.py`).
+The aspects of the rows (`format.py`) are counted between reader and writer and once more by the writer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -109,10 +106,7 @@ def convert(
     Args:
         source: a file, `-` for standard input, or a capture as a folder or a pattern of files.
         target: a file, or `-` for standard output. It appears when it is complete.
-        source_format, target_format: names of formats, where content and file names do not tell.
         model: written where a row names none; with `override_model`, everywhere.
-        redact: rules by which text is redacted, as in `capture.redact`.
-        force: replace what is at `target`.
         progress: called with the bytes read so far and their total, if known.
 
     Raises ConfigError, whose place is the file or the format that is to blame, and BrokenPipeError where
@@ -248,10 +242,7 @@ _ASPECTS: Final = ("request body", "response text")
 
 
 class _Redacted:
-    """Batches, redacted by the rules of a capture as they pass; without rules, unredacted texts are counted.
-
-    A body that is no JSON cannot be redacted, and is left out.
-    """
+    """Batches, redacted by the rules of a capture as they pass, or with their unredacted texts counted."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], rules: tuple[str, ...]) -> None:
         """Raises ConfigError for a rule that is none."""

@@ -1,8 +1,7 @@
 """Description of a trace format, its reader's source, and the writer that every format's own code works with.
 
-Formats exchange record batches in the columns of a capture (`capture/schema.py`), most of them null: one row
-per Exchange, in the order of the source. Readers and writers are streams, so files of any length need bounded
-memory.
+Formats exchange record batches in the columns of a capture (`capture/schema.py`), most of them null. Readers
+and writers are streams, so files of any length need bounded memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -200,10 +199,8 @@ class TraceWriter:
     ) -> Iterator[pa.RecordBatch]:  # fmt: skip
         """Yield the rows to write, in time order and counted from a zero; the notes are complete after them.
 
-        - A trace that is written in the format that it came from keeps its order and its zero. Others are
-          sorted by arrival, and the smallest arrival becomes the zero; a note says which it was.
-        - A row that lacks what the format needs is dropped and counted, and so is a failed request: the
-          length of its output means nothing. Input tokens are estimated from the bytes of the prompt.
+        A trace that is written in the format that it came from keeps its order and its zero. Failed requests
+        and rows that lack what the format needs are dropped; input tokens are estimated from the prompt.
 
         Args:
             needs: columns without which a row is dropped.

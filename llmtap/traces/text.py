@@ -186,10 +186,7 @@ def start_of(head: bytes) -> bytes:
 
 
 def first_objects(head: bytes) -> list[dict[str, object]]:
-    """Return the objects in the first lines of a file, for sniffing; none if one line is something else.
-
-    Raises FormatError for a line that no format can read: it is nested too deeply.
-    """
+    """Return the objects in the first lines, or none if one line is something else. Raises FormatError."""
     lines = head.removeprefix(_BOM).split(b"\n")
     if len(lines) > 1:
         del lines[-1]  # cut off, or empty
@@ -273,10 +270,7 @@ TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: tex
 def read_csv(
     stream: BinaryIO, columns: Sequence[CsvColumn], notes: list[str]
 ) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    """Yield blocks of rows: the number of rows, and by name in a capture the known columns that the file has.
-
-    Columns are found by name. Raises FormatError, for a header without a required column before any row.
-    """
+    """Yield blocks of rows: their number, and the known columns by name in a capture. Raises FormatError."""
     first = stream.readline(LINE_BYTES_MAX)
     header = _fields(first.removeprefix(_BOM), 1)
     for c in columns:

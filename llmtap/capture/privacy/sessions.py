@@ -1,35 +1,24 @@
 """Link the requests of a conversation, with the think time between them.
 
-A conversation is recognised in two ways. `explicit`: the request names it, in a header or a field of its
-body. `prefix`: chat clients send the whole conversation each time, so a request whose first k messages are
-all the messages of an earlier one, for the longest such k, is its next turn. Tenants are never mixed. A
-request without messages and name has no session.
+A conversation is `explicit`: the request names it, in a header or a field of its body; or `prefix`: the
+request's first k messages are all the messages of an earlier one, for the longest such k. Tenants are never
+mixed. A request without messages and name has no session.
 
-Decisions:
-
-- Every exchange with messages opens a session, its turn 0, whether or not anything follows.
 - A branch (the same request again, or with another last message) stays in its session and has the parent, and
   so the number, of what it branches from: a number is the depth in the conversation, not a count. A first
   message that is sent again opens another session, because it may be another person's.
-- Several earlier exchanges may have the same messages. First come those that nothing has followed and whose
-  answer was there before the request arrived; then one that was followed, after the same answer; of equals
-  the latest. Conversations can be swapped only while they are word for word the same.
+- Of earlier exchanges with the same messages, those come first that nothing has followed and that had ended
+  when the request arrived; then one that was followed, after the same answer; of equals the latest.
 - With an explicit id the parent is found in the same way among the session's exchanges, else (the server
   keeps the history) it is the latest that had ended.
 - The first exchange of a conversation that names the one that started it (a subagent's) has as its parent the
   latest exchange there that had ended. It is turn 0 all the same.
-- A conversation whose beginning a client cuts off or rewrites begins anew.
-- Think time runs from the end of the parent's answer to the arrival. It is None where that end is not known,
-  or came later. Two stamps of one relay are compared by its monotonic clock, others by the wall clock.
-- A fast agent has the answer, and has sent its next request, before our last write has returned, or before
-  the server's last words, which carry no token, have come. Of an answer that came to its end, a request
-  between the last token and that end took no time to think: 0.
+- Think time runs from the end of the parent's answer to the arrival; None where that end is not known, or
+  came later. Between the last token and that end it is 0: a fast agent asks before our last write has
+  returned. Stamps of one relay are compared by its monotonic clock, others by the wall clock.
 
-Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`:
-no text. The oldest go first.
-
-A link is never invented. Source: Bailian's trace numbers
-turns by depth under a parent, too.
+Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`.
+Source: Bailian's trace numbers turns by depth under a parent, too.
 """
 
 import secrets
@@ -94,11 +83,8 @@ class Sessions:
     """Finds the session of each exchange.
 
     Args:
-        salt: keys all digests.
-        named: explicit sessions are called by a keyed hash of what the client named them, always the same
-            for the same salt; without it by a random name: nothing derived from the client's word is told.
-        headers: header fields that name a conversation, the first found decides.
-        fields: fields of the body that do, as dotted paths, after the headers.
+        named: call explicit sessions by a keyed hash of their name, and not by a random name.
+        headers, fields: header fields and then body fields (dotted paths) that name a conversation.
         parents: header fields that name the conversation that started it.
     """
 

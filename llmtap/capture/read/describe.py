@@ -243,17 +243,7 @@ def describe(
     reader: Benefit = DEFAULT_BENEFIT,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, object]:
-    """A Summary as JSON, with `capture` (what it is) and `workload` beside it.
-
-    Args:
-        infos: what the files say of themselves.
-        batches: all rows, in the whole schema.
-        by: some of BY, to have the same for each tenant, model, ...
-        objectives: what the exchanges are judged by.
-        percentiles: further ones of each metric, by name.
-        reader: whose user idle latency and smooth goodput are computed.
-        progress: told the rows done, now and then.
-    """
+    """Return a Summary as JSON, with `capture` and `workload`; `progress` is called with the rows done."""
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
     total = Summary(objectives, reader)

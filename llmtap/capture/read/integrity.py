@@ -1,18 +1,13 @@
 """Find the missing exchanges of a capture, from its row numbers and the counts of its relays.
 
-Each relay numbers its exchanges from 1, without gaps, and reports how many it has begun, how many it could
-not measure, by reason, and how many are under way (`schema.CaptureLedger`). From these:
+Each relay numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). From these:
 
 - Missing: numbers from 1 to the highest known one that no row has, less the running ones.
 - Running: exchanges under way at the last report of a capture that is not closed.
-- Explained: by counts, because nobody knows which numbers were dropped. Drops are exact up to the relay's
-last report.
-  Exchanges under way then, or begun since, may have ended without a row: they count as explained.
-- `unexplained`: the rest. They were measured and lost with a killed meter, a damaged spool, or a file that
-  was deleted or not read. "At least" so many if the relay had exchanges under way.
+- Explained: by counts of drops, exact up to the relay's last report, and of exchanges under way then or begun
+  since, which may have ended without a row.
+- `unexplained`: the rest, lost with a killed meter, a damaged spool, or a file that was deleted or not read.
 - The tail, begun after the relay's last report and last row, is unknown. A capture closed in order has none.
-- Relays that left long ago are known only from the files of their time; the last ones that left stand in all
-  later files (`LEFT_MAX` in `meter/pipeline/recorder.py`).
 """
 
 from collections.abc import Iterable, Sequence

@@ -97,12 +97,7 @@ _clean: Final = lru_cache(4_096)(clean_path)
 def to_batch(
     exchanges: Sequence[Exchange], *, capture: str, level: str
 ) -> tuple[pa.RecordBatch, list[Exception]]:
-    """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted.
-
-    Args:
-        capture: id of the capture.
-        level: highest privacy level of a row (`options.LEVELS`).
-    """
+    """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted."""
     try:
         return _encode(exchanges, capture, level), []
     except Exception:  # one of them must not cost the others
@@ -338,12 +333,7 @@ def _set_part(x: Exchange, name: str) -> None:
 
 
 def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
-    """Yield the rows of a batch in SCHEMA as Exchanges.
-
-    Their stamps are on the wall clock, because the monotonic clock of another host means nothing: a
-    timeline's `arrival_ns` is the exchange's `arrival_wall_ns`. A turn without a known place has the number
-    -1.
-    """
+    """Yield the rows of a batch in SCHEMA as Exchanges, stamped by the wall clock; unknown turns are -1."""
     n = batch.num_rows
     skipped = {*_STAMPS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture"}
     rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in skipped}

@@ -46,6 +46,8 @@ def test_a_file_a_pattern_and_several_places_are_read(folder: Path) -> None:
     assert seqs(str(folder.parent / (folder.name[:-1] + "[0-9]") / "*.parquet")) == [1, 2, 3]
     assert seqs([folder / "llmtap-2.parquet", str(folder / "llmtap-1.parquet")]) == [3, 1, 2]
     assert seqs([folder / "llmtap-2.parquet", folder]) == [3, 1, 2]  # each file once
+    (folder / "llmtap-2.parquet").rename(folder / "odd[1].parquet")
+    assert seqs(folder / "odd[1].parquet") == [3]
 
 
 def test_only_where_no_name_is_ours_other_names_are_read(folder: Path, tmp_path: Path) -> None:
