@@ -26,8 +26,6 @@ __all__ = ["SOCKET_PATH_BYTES_MAX", "Ledger", "Tap"]
 
 
 class Ledger:
-    """Counts of one relay, since it started."""
-
     __slots__ = ("_closed", "dropped", "live", "measured", "opened")
 
     def __init__(self) -> None:
@@ -40,7 +38,6 @@ class Ledger:
 
     @property
     def unsettled(self) -> int:
-        """Exchanges neither measured nor dropped yet."""
         return len(self.live) + sum(self._closed.values())
 
     def open(self) -> int:
@@ -127,7 +124,6 @@ class Tap:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes gathered, unsent, or sent and not yet acknowledged."""
         return self.rows.size + self._outstanding
 
     @property
@@ -183,7 +179,6 @@ class Tap:
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:
-        """Send the status of the relay."""
         if self._sock is not None and self.pending_bytes < self._bytes_max:
             self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
 

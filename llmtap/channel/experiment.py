@@ -39,7 +39,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORSE: Final = re.compile(
     r"(ttft|ttft_any|tpot|tbc|itl|tbc_max|user_idle|e2e)(\.p(50|95|99))?|refused|failed|cancelled"
 )
-"""Figures of which more is worse."""
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING: Final = frozenset({
@@ -55,9 +54,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     name: str
     weight: float = 1.0
-    """Its share of the units, beside the other arms' weights."""
     upstream: str | None = None
-    """URL of another gateway for this arm."""
     headers: dict[str, str] = {}
     """Request header fields, set: any of the same name are replaced."""
     body: dict[str, Any] = {}
@@ -321,7 +318,6 @@ def _ends_ns(until: str, start_wall_ns: int) -> int:
 
 
 def switch_word(experiment_id: int, on: bool) -> int:
-    """The u64 that turns the experiment of this id on or off in a relay."""
     return CONTROL | (_ON if on else 0) | experiment_id
 
 
@@ -354,7 +350,6 @@ class Assigner:
         return bisect_right(self._bounds, int.from_bytes(raw[:8])), raw[8:].hex()
 
     def arm(self, unit: bytes) -> int:
-        """The arm's place alone: for whoever checks an assignment."""
         return self.assign(unit)[0]
 
 

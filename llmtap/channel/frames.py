@@ -92,7 +92,6 @@ class Hello(msgspec.Struct, kw_only=True):
     """First frame of a connection: who sends."""
 
     relay: str
-    """Name, unique among the relays of this proxy and over its restarts."""
     pid: int
     clock: str
     """`mono`, `kernel` or `packet`."""
@@ -115,7 +114,6 @@ class Hello(msgspec.Struct, kw_only=True):
     implementation: str = ""
     """Implementation of the parts that can be compiled: `native` or `python`; empty: not reported."""
     implementation_reason: str = ""
-    """Why it is `python`."""
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -132,7 +130,6 @@ class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     arm: str
     unit: str
-    """The unit's public id: a keyed hash."""
     single: bool = False
     """There was no conversation or tenant to be found: the request is a unit by itself."""
 
@@ -150,18 +147,13 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     connect_ns: int | None = None
     """To connect to the upstream, look-up and TLS included; None when a kept-alive connection was used."""
     request_bytes: int = 0
-    """Bytes read from the client for this exchange, head included."""
     response_bytes: int = 0
     retries: int = 0
     """Times that the request was sent again on a fresh connection, as a kept-alive one had gone."""
     arm: str | None = None
-    """Of the experiment; None when the exchange took no part in one."""
     route: str | None = None
-    """What the arm changed about this request; None: nothing."""
     unit: str | None = None
-    """Public id of its unit of randomisation."""
     excluded: str | None = None
-    """Why the arm's change was not made to this request, which was sent as it came."""
 
 
 class RelayStatus(msgspec.Struct, kw_only=True):
@@ -169,13 +161,9 @@ class RelayStatus(msgspec.Struct, kw_only=True):
 
     t_ns: int = 0
     opened: int = 0
-    """Exchanges begun: the highest seq given out."""
     measured: int = 0
-    """Exchanges whose every frame a meter has acknowledged."""
     dropped: dict[str, int] = {}
-    """Exchanges not measured, by reason. opened = measured + dropped + unsettled, always."""
     unsettled: int = 0
-    """Exchanges still running, or waiting for the meter's acknowledgement."""
     connections: int = 0
     streams: int = 0
     upstream_idle: int = 0
@@ -183,12 +171,10 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     upstream_reuses: int = 0
     accepted: int = 0
     refused: dict[str, int] = {}
-    """Connections and requests turned away, by limit."""
     tap_pending_bytes: int = 0
     cpu_ns: int = 0
     rss_bytes: int = 0
     lag_ns_max: int = 0
-    """Worst event-loop lag since the last status."""
     lag_buckets: list[int] = []
     """Samples of lag since start, one count for each bucket of LAG_EDGES_NS and one beyond."""
     lag_sum_ns: int = 0
@@ -199,7 +185,6 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     skipped: dict[str, int] = {}
     """Requests that are not inference, by rule (`protocol/inference.py`): they are not among `opened`."""
     draining: bool = False
-    """It takes no more connections."""
     upstream_unsolicited: int = 0
     """Connections closed because the upstream sent bytes that no request had asked for."""
     packets: dict[str, int] = {}
@@ -207,7 +192,6 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     watched: dict[str, int] = {}
     """Its connections: `followed`, `joined` in the middle, and those that it cannot measure, by kind."""
     missing_bytes: int = 0
-    """Bytes of its streams that no packet brought."""
     side: str = ""
     """Where it stands: `client`, `server`, `host` (both ends), `middle`, `mixed`."""
 
@@ -267,8 +251,6 @@ class FrameRows(Protocol):
 
 
 class PythonFrameRows:
-    """Reference implementation."""
-
     __slots__ = ("_rows", "bound", "epoch", "size")
 
     def __init__(self) -> None:
@@ -357,8 +339,6 @@ class FrameBatch(Protocol):
 
 
 class PythonFrameBatch:
-    """Reference implementation."""
-
     __slots__ = ("_frames", "_n", "last_ns")
 
     def __init__(self, packed: bytes, n: int) -> None:

@@ -40,8 +40,6 @@ Examples:
 
 _LIST_CHARS: Final = 80
 """A line of `--list NAME`."""
-_BAR_AFTER_NS: Final = 1_000_000_000
-"""What is done by then needs no bar."""
 
 
 @app.command(
@@ -137,31 +135,17 @@ def _ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar of the bytes read, where there is somebody to see it, and it is known how many there are."""
+    """A bar of the bytes read, on a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    from contextlib import ExitStack
-
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from llmtap.clock import SystemClock
-
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("converting", total=None)
-    began_ns = SystemClock.mono_ns()
-    with ExitStack() as stack:
-
-        def told(done: int, total: int | None) -> None:
-            if total is None or SystemClock.mono_ns() - began_ns < _BAR_AFTER_NS:
-                return
-            bar.update(task, completed=done, total=total)
-            if not bar.live.is_started:  # with its numbers: it is drawn at once
-                stack.enter_context(bar)
-
-        yield told
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("converting", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show_formats(name: str, *, as_json: bool) -> None:

@@ -41,14 +41,11 @@ class BlockIds:
         self._numbers: defaultdict[int, int] = defaultdict()
         self._numbers.default_factory = self._numbers.__len__
         self.missing = 0
-        """Rows without known blocks."""
         self.broken = 0
-        """Rows with another number of ids than readers expect."""
         self.coarser = 0
         self.other = 0
         """Rows whose blocks are of another size, or of bytes."""
         self._foreign: dict[tuple[int | None, str | None], None] = {}
-        """These sizes, with their units."""
 
     def of(self, batch: pa.RecordBatch) -> list[list[int] | None]:
         """Return the ids of each row; None where the blocks are not known."""

@@ -37,7 +37,6 @@ class Aspect:
 
     name: str
     rows: int
-    """Rows of the source that have it."""
     written: int
     """Of these, the rows that were written with it."""
     fate: str
@@ -46,7 +45,6 @@ class Aspect:
     why: str | None = None
     """Reason why it was lost or changed, or a remark on how it was kept."""
     keep: str | None = None
-    """Options that would keep what was lost."""
 
 
 @dataclass(slots=True)
@@ -61,7 +59,6 @@ class Report:
     rows_written: int = 0
     aspects: list[Aspect] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
-    """Rows that were not written, by reason."""
     notes_read: list[str] = field(default_factory=list)
     notes_written: list[str] = field(default_factory=list)
     bytes_in: int = 0
@@ -250,11 +247,8 @@ class _Redacted:
         self._redactor = Redactor(_checked(rules)) if rules else None
         self.marks = 0
         self.rows = 0
-        """Rows with a mark."""
         self.unreadable = 0
-        """Bodies that are no JSON, and so cannot be redacted."""
         self.raw = 0
-        """Rows with text that nobody redacted."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:

@@ -83,7 +83,6 @@ class TraceSource:
     """A trace being read."""
 
     info: CaptureInfo
-    """Known before the first batch."""
     batches: Iterator[pa.RecordBatch]
     """In SCHEMA. Raises FormatError where the file does not fit."""
     notes: list[str] = field(default_factory=list)
@@ -141,20 +140,16 @@ class TraceWriter:
     """A trace being written, and the report on its rows."""
 
     name: str
-    """Of the format."""
     out: BinaryIO
     info: CaptureInfo
-    """Of the source."""
     batches: Iterable[pa.RecordBatch]
     options: WriteOptions
     rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    """Rows not written, by reason."""
     notes: list[str] = field(default_factory=list)
     told: dict[str, int] = field(default_factory=dict)
     """Written rows that had the aspect, by aspect; also of aspects that the format does not hold."""
     changed: dict[str, str] = field(default_factory=dict)
-    """Aspects whose values were changed, and how."""
     _prompts: list[int] = field(default_factory=lambda: [0, 0, 0])
     """Bytes and tokens of the prompts with a count, and number of the prompts without one."""
     _zero_ns: int | None = None
@@ -303,11 +298,9 @@ class TraceFormat:
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
     """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format matches."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of CaptureInfo of all its files."""
     rows: Callable[[BinaryIO, list[str]], Iterator[Mapping[str, Any]]] | None = None
     """Yields rows with text, by column; adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
-    """Yields batches; adds to the notes of the source."""
     opens: Callable[[BinaryIO], TraceSource] | None = None
     """Opens a file whose metadata depend on its content."""
     writes: Callable[[TraceWriter], None] | None = None

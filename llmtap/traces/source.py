@@ -34,7 +34,6 @@ class OpenedTrace:
 
     @property
     def bytes(self) -> int:
-        """Size on the disk; of a pipe, the bytes read so far."""
         return self.many_bytes if self.file is None else self.file.size
 
 

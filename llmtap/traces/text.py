@@ -135,7 +135,6 @@ class JsonLines(Generic[T]):
             yield self._decoded(lines), [number for number, _ in lines]
 
     def rows(self) -> Iterator[tuple[T, int]]:
-        """Yield row by row, with the line numbers."""
         for rows, numbers in self:
             yield from zip(rows, numbers, strict=True)
 
@@ -159,7 +158,6 @@ class JsonLines(Generic[T]):
         return row
 
     def notes(self) -> list[str]:
-        """Return the notes on unknown fields."""
         return [f"{n} rows with a field {name!r} that is not kept" for name, n in self.unknown.items()]
 
 
@@ -218,9 +216,7 @@ class CsvKind:
     pattern: str
     """Regular expression of an allowed field (RE2)."""
     wanted: str
-    """The same in words, for errors."""
     parse: Callable[[pa.StringArray], pa.Array]
-    """Nulls are empty fields."""
     text: Callable[[Any], str]
 
 
@@ -231,11 +227,8 @@ class CsvColumn:
     name: str
     kind: CsvKind
     column: str
-    """Name in a capture."""
     required: bool = True
-    """The header must have it."""
     empty: bool = False
-    """A field may be empty."""
 
 
 def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:

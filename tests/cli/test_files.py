@@ -151,27 +151,13 @@ def test_ended_by_a_signal_it_leaves_no_part(number: signal.Signals, tmp_path: P
     assert os.listdir(target.parent) == []
 
 
-BAR_AFTER = """
-import sys
-from llmtap.cli import files
-from llmtap.cli.main import main
-files._BAR_AFTER_NS = int(sys.argv.pop(1))
-main()
-"""
-NEVER_NS = 1 << 62
-
-
-def on_a_terminal(*args: object, bar_after_ns: int = NEVER_NS, columns: int = 120) -> str:
+def on_a_terminal(*args: object) -> str:
     """All that a terminal shows."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-P", "-c", BAR_AFTER, str(bar_after_ns), "convert", *map(str, args)]
     with subprocess.Popen(
-        command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
-    ) as running:
+        [*COMMAND, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    ) as running:  # fmt: skip
         os.close(theirs)
         said = b""
         try:
@@ -186,22 +172,10 @@ def on_a_terminal(*args: object, bar_after_ns: int = NEVER_NS, columns: int = 12
 
 def test_on_a_terminal_there_is_a_bar_and_a_table(trace: Path) -> None:
     trace.write_bytes(MOONCAKE * 5_000)
-    text = on_a_terminal(trace, trace.with_name("b.csv"), "--to", "azure", bar_after_ns=0)
+    text = on_a_terminal(trace, trace.with_name("b.csv"), "--to", "azure")
     assert "MB" in text, "the bytes of the bar"
     assert "prefix blocks" in text
     assert "\t" not in text
-
-
-def test_of_little_there_is_no_bar_and_of_many_files_one(trace: Path) -> None:
-    folder = trace.parent / "capture"
-    folder.mkdir()
-    run_quietly = [*COMMAND, str(trace), str(folder / "a.parquet")]
-    assert subprocess.run(run_quietly, capture_output=True, timeout=200).returncode == 0
-    to = ("--to", "azure", "--force")
-    assert on_a_terminal(folder, trace.with_name("b.csv"), *to).startswith("llmtap to azure: ")
-    text = on_a_terminal(folder, trace.with_name("b.csv"), *to, bar_after_ns=0).split("llmtap to azure")[0]
-    assert "kB" in text
-    assert "/?" not in text
 
 
 NAME = "a.sse"

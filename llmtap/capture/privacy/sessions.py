@@ -50,7 +50,6 @@ class Keys:
     """What a request says of its conversation, as digests."""
 
     named: bytes | None = None
-    """Of the id that it names."""
     starter: bytes | None = None
     """Of the id of the conversation that started it, such as that of a subagent's caller."""
     chain: list[bytes] = field(default_factory=list)
@@ -69,7 +68,6 @@ class _Seen:
     id: str
     relay: str
     ended_ns: int | None
-    """By the relay's monotonic clock."""
     ended_wall_ns: int
     """Of the end, or of the arrival where the end is not known."""
     closing_ns: int
@@ -109,7 +107,6 @@ class Sessions:
         """All that is remembered, in the order in which it ended."""
 
     def __len__(self) -> int:
-        """Exchanges remembered."""
         return len(self._order)
 
     def keys(self, headers: Headers, prompt: PromptShape | None) -> Keys:

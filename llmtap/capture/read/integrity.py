@@ -33,7 +33,6 @@ class RelayIntegrity:
 
     relay: str
     opened: int
-    """Exchanges begun: by its report, or the highest number of a row."""
     present: int
     duplicates: int
     missing: int
@@ -42,7 +41,6 @@ class RelayIntegrity:
     ranges: list[tuple[int, int]]
     """First and last number of each range without rows."""
     dropped: dict[str, int]
-    """Not measured, by reason."""
     unsettled: int
     """Under way at its last report."""
     since: int
@@ -56,7 +54,6 @@ class RelayIntegrity:
     packets: dict[str, int] = field(default_factory=dict)
     """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = field(default_factory=dict)
-    """Its connections, by kind."""
 
 
 @dataclass(slots=True)
@@ -66,11 +63,8 @@ class CaptureIntegrity:
     capture: str
     relays: list[RelayIntegrity]
     meters: int
-    """Runs of the meter that wrote files."""
     not_kept: dict[str, int]
-    """Exchanges that were measured and not kept, by reason."""
     damaged: dict[str, int]
-    """Lost batches and bytes of spools; the number of rows is unknown."""
     closed: bool
     """Ended in order: there is no tail."""
 
@@ -106,9 +100,7 @@ class Integrity:
 
     captures: list[CaptureIntegrity]
     unnumbered: int
-    """Rows without a number, as of other traces."""
     broken: list[tuple[str, str]] = field(default_factory=list)
-    """Files that could not be read, and why."""
 
     @property
     def ok(self) -> bool:

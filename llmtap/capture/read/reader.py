@@ -66,16 +66,12 @@ class CaptureFile:
     """One file of a capture."""
 
     name: str
-    """Path or URL."""
     rows: int
     bytes: int
     info: CaptureInfo
     path: str
-    """In its file system."""
     store: Any
-    """The file system (`pyarrow.fs`)."""
     contents: SpoolContents | None = field(default=None, repr=False)
-    """Of a spool: its whole frames."""
 
     @property
     def spool(self) -> bool:

@@ -57,7 +57,6 @@ class Finished:
     damaged_batches: int = 0
     damaged_bytes: int = 0
     lost_rows: int = 0
-    """In removed spools."""
 
 
 class Finisher:

@@ -190,7 +190,6 @@ class SpoolContents:
     info: CaptureInfo
     """At the version of the spool; with the level `full`, which covers all, if the head is lost."""
     ledger: CaptureLedger
-    """The last one."""
     rows: int = 0
     notes: int = 0
     damaged: dict[str, int] = field(default_factory=dict)

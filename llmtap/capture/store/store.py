@@ -48,15 +48,12 @@ log = logging.getLogger(__name__)
 
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 LOOK_AGAIN_NS: Final = 1_000_000_000
-"""At the bound of the total: how often to see whether somebody has made room."""
 MARGIN_BYTES: Final = 128 << 10
 """Left free beside a spool's worth, for ledgers and the 15 KB that any Parquet file takes."""
 NOTES_BYTES: Final = 32 << 10
 """Of the bound on the total, for ledgers without rows: a spool's head takes 6 KB, a file of it 3 KB."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
-"""At this size a spool of ledgers alone is begun anew."""
 LOOK_NOW_AND_THEN_NS: Final = 10_000_000_000
-"""How often to see whether somebody has taken files away."""
 _HEAD_BYTES: Final = 6 << 10
 _FRAME_BYTES: Final = 1 << 10
 """Of a batch, whatever is in it: what Arrow says of 100 columns, packed, and the ledger behind it."""
@@ -70,24 +67,18 @@ class StoreState:
     bytes_written: int
     files: int
     files_waiting: int
-    """Closed spools that are not files yet."""
     files_deleted: int
     """At the bound of the total, oldest first."""
     rows_deleted: int
-    """Those of this capture."""
     spool_bytes: int
     local_bytes: int
     """Spools and our local files: bounded by `total_bytes`."""
     failures: int
-    """Failed attempts to finish a file."""
     recovered: int
-    """Rows from spools of an earlier process."""
     damaged: int
-    """Unreadable batches of spools."""
     lost_rows: int
     """Rows of spools that were removed before they became files."""
     problem: str | None
-    """As `Store.problem`."""
     files_problem: str | None
     """Why files do not reach their place now: one sentence."""
 
