@@ -115,7 +115,7 @@ def to_batch(
 def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
     n = len(xs)
     if not n:
-        return _empty()
+        return pa.RecordBatch.from_pylist([], SCHEMA)
     columns: dict[str, Any] = dict(zip(_PLAIN, zip(*map(_plain_of, xs), strict=True), strict=True))
     arrivals = _times(xs, columns)
     _event_lists(xs, arrivals, columns, sizes=level != "none")
@@ -135,10 +135,6 @@ def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
     if level == "coarse":
         coarsen(arrays)
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=SCHEMA)
-
-
-def _empty() -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
 def _times(xs: Sequence[Exchange], columns: dict[str, Any]) -> pa.Array:

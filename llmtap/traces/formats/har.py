@@ -174,7 +174,8 @@ def _event_columns(ours: Any, explained: Explained | None) -> dict[str, Any]:
     if not isinstance(chunks, list) or not chunks:
         return {}
     for chunk in chunks:
-        if not isinstance(chunk, list) or len(chunk) < 3 or not _is_ms(chunk[0]):
+        is_ms = isinstance(chunk, list) and chunk and isinstance(chunk[0], int | float)
+        if not is_ms or len(chunk) < 3 or not 0 <= chunk[0] < 1e12:
             raise FormatError("_llmtap.chunks: expected [ms, tokens, bytes], and times that can be")
     row: dict[str, Any] = {
         "event_us": [round(chunk[0] * 1_000) for chunk in chunks],
@@ -189,10 +190,6 @@ def _event_columns(ours: Any, explained: Explained | None) -> dict[str, Any]:
         if first is not None:
             row["first_token_us"] = row["event_us"][first]
     return row
-
-
-def _is_ms(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1e12
 
 
 def _row_of_ours(entry: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
