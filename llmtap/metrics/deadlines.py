@@ -111,6 +111,11 @@ class Benefit:
         return "f(l) = l in seconds" if self.f == "seconds" else "f(l) = l / V in tokens"
 
     @property
+    def text(self) -> str:
+        """All parameters in words."""
+        return f"{self.speed:g} tokens/s, alpha {self.alpha:g}, {self.f_text}, due {self.due_text}"
+
+    @property
     def due_text(self) -> str:
         """Deadline of token i after submit."""
         return {0: "V(i-1)", 1: "V i"}.get(self.grace_tokens, f"V(i+{self.grace_tokens - 1})")

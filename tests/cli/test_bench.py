@@ -17,6 +17,7 @@ from rich.progress import Progress as RichProgress
 from rich.progress import TextColumn
 from typer.testing import CliRunner
 
+from llmtap.cli import bench as bench_command
 from llmtap.cli import bench_exo
 from llmtap.cli import progress as bench_progress
 from llmtap.cli.bench import _command
@@ -28,6 +29,7 @@ from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.bench.support import sim
 from tests.cli.traces import Call
+from tests.support.results.bench_results import results_folder
 from tests.support.servers.sim_engine import QUICK, engine
 
 BENCH = [sys.executable, "-P", "-m", "llmtap.cli", "bench"]
@@ -139,14 +141,14 @@ def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
             "--no-selftest",
             cwd=tmp_path,
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "c.json").read_text())
+    assert done.returncode == bool(told["tests"][0]["invalid"]), done.stderr  # it may be too busy here
     turns = [line.rpartition("to do: ")[2] for line in done.stderr.splitlines() if "system" in line]
     assert turns == [
         f"run {run} of 3, system {label}"
         for run, order in enumerate(("ab", "ba", "ab"), 1)
         for label in order
     ]
-    told = json.loads((tmp_path / "c.json").read_text())
     assert [system["label"] for system in told["systems"]] == ["a", "b"]
     (p50,) = (
         row
@@ -155,6 +157,26 @@ def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
     )
     assert p50["finding"] == "worse"
     assert "b (3 runs) against a (3 runs)" in done.stdout
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_a_comparison_with_runs_that_are_not_valid_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, valid: bool
+) -> None:
+    late = {"step": "load", "what": "late", "says": "requests left late"}
+    changes = {} if valid else {"verdict": {"valid": False, "findings": [late]}}
+
+    def measured(systems: object, place: Path, *args: object, **how: object) -> None:
+        results_folder(place / "a")
+        results_folder(place / "b", place_in_turn=1, changes=changes)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_command, "_alternate", measured)
+    (tmp_path / "b.toml").write_text(f'[target]\nurl = "{NOBODY}"\n')
+    options = ("--target", NOBODY, "--set", "rate=1", "--against", "b.toml", "--results", "r")
+    done = CliRunner().invoke(app, ["bench", "ttft", *options])
+    assert done.exit_code == (not valid), done.output
+    assert ("not valid are its runs 1, 2, 3 of 3" in done.output) == (not valid)
 
 
 SAYING_MORE = """

@@ -171,7 +171,6 @@ def bench() -> Iterator[str]:
     for document in documents:
         yield from (shown(render_bench(document)), minimum_text(document), full_markdown(document))
         yield page(bench_html(document))
-    yield shown(render_bench(documents[0], minimum_follows=True))
 
 
 def compare(tmp_path: Path) -> Iterator[str]:

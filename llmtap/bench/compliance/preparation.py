@@ -49,7 +49,7 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 __all__ = [
-    "REQUESTS_MIN", "ROWS", "TOKENS_MIN", "as_declared", "fully_specified",
+    "REQUESTS_MIN", "ROWS", "TOKENS_MIN", "fully_specified",
 ]  # fmt: skip
 
 
@@ -539,11 +539,6 @@ OPTIONS: Final = {
 }
 
 
-def as_declared(option: str) -> str:
-    """A name of `metrics/DEFINITIONS.md` with the draft's letter for itself: `B (even)` for `B-even`."""
-    return option.replace("B-even", "B (even)")
-
-
 def _spoken(wanted: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
         spoken = protocol(report)
@@ -580,12 +575,12 @@ def _handling(report: Report, step: Step) -> ComplianceVerdict:
     policies = at(step, "result.metrics.itl.policy") or {}
     if not policies:
         return cannot_tell("no gap between tokens was measured")
-    seen = (f"{as_declared(policy)}: {several(n, 'answer')}" for policy, n in policies.items())
+    seen = (f"{policy}: {several(n, 'answer')}" for policy, n in policies.items())
     return met("; ".join(seen))
 
 
 def _option(report: Report) -> ComplianceVerdict:
-    """`A`, `B`, `C`, a variant such as `B (even)`, or several of them: `A + B (even)`."""
+    """`A`, `B`, `C`, a variant such as `B-even`, or several of them: `A + B-even`."""
     told = report.get("itl_option")
     options = [one.strip()[:1].upper() for one in str(told or "").split("+")]
     if not all(option in OPTIONS for option in options):

@@ -12,6 +12,10 @@ __all__ = ["charts_of", "tables_of"]
 
 DISTRIBUTIONS_MAX: Final = 6
 _ABSENT: Final = "-"
+_FAMILIES: Final = {
+    True: "what the test is about, p by Holm, intervals of 95 % for all of them together",
+    False: "other figures, p by Benjamini-Hochberg, each interval of 95 % by itself",
+}
 _Row = Mapping[str, Any]
 
 
@@ -20,9 +24,7 @@ def tables_of(base: str, found: Sequence[_Row]) -> list[ReportTable]:
     tables = []
     for other in dict.fromkeys(row["b_system"] for row in found):
         columns = {base if head == "a" else other if head == "b" else head: c for head, c in COLUMNS.items()}
-        for key, what in (
-            (True, "what the test is about, p by Holm"), (False, "other figures, p by Benjamini-Hochberg"),
-        ):  # fmt: skip
+        for key, what in _FAMILIES.items():
             rows = [row for row in found if row["b_system"] == other and row["key"] is key]
             if rows:
                 tables.append(table_of(f"{other} against {base}: {what}", rows, columns))
@@ -57,7 +59,7 @@ COLUMNS: Final[Mapping[str, Cell]] = {
     "a": lambda row: _said(row["a"], row["unit"]),
     "b": lambda row: _said(row["b"], row["unit"]),
     "Difference": _difference,
-    "95 % interval": _interval,
+    "Interval": _interval,
     "p": _p,
     "Finding": lambda row: row["finding"],
 }
@@ -85,7 +87,7 @@ def _differences(found: Sequence[_Row]) -> Iterator[ChartSpec]:
             ends = ([100 * row[end] / row["a"] for row in rows] for end in ("difference", "low", "high"))
             series.append(ChartSeries(other, xs, *ends))
     if series:
-        title = f"Difference from {found[0]['a_system']}, with its 95 % interval"
+        title = f"Difference from {found[0]['a_system']}, with intervals of 95 % for all together"
         yield ChartSpec(title, "bars", "", "difference (% of the base)", series)
 
 

@@ -22,7 +22,6 @@ import msgspec
 from llmtap import __version__
 from llmtap.bench.compliance.evidence import at, several
 from llmtap.bench.compliance.judge import judge
-from llmtap.bench.compliance.preparation import as_declared
 from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.loads import FILE
 from llmtap.bench.run.measurement import Measurement
@@ -30,7 +29,8 @@ from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
 from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.errors import ConfigError
-from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
+from llmtap.metrics.deadlines import Benefit, user_idle_ns
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.report.replay_terms import selftest_said
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -40,10 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_SPEED: Final = NS_PER_S / READER_NS_PER_TOKEN
-
-
-def stream_charts(measured: Measurement) -> list[ChartSpec]:
+def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
     """Of the request whose reader's waits, added up, are the load's median, and of the one with the most.
 
     Where a chunk brings several tokens, each is taken to bring as many as the answer's chunks do on average.
@@ -54,12 +51,15 @@ def stream_charts(measured: Measurement) -> list[ChartSpec]:
         if first_ns is not None and gaps_ns:
             each = max(1.0, (tokens or 0) / (len(gaps_ns) + 1))
             times_ns = list(accumulate([first_ns, *gaps_ns]))
-            streams.append((user_idle_ns(times_ns, 0, each) or 0, times_ns, each))
+            idle_ns = user_idle_ns(
+                times_ns, 0, each, reader.reader_ns_per_token, grace_tokens=reader.grace_tokens
+            )
+            streams.append((idle_ns or 0, times_ns, each))
     streams.sort(key=lambda stream: stream[0])
     if not streams:
         return []
     chosen = {"usual": streams[(len(streams) - 1) // 2], "worst": streams[-1]}
-    return [_chart(name, *stream) for name, stream in chosen.items()]
+    return [_chart(name, reader, *stream) for name, stream in chosen.items()]
 
 
 def read_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
@@ -70,13 +70,14 @@ def read_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
     return read
 
 
-def _chart(name: str, idle_ns: int, times_ns: list[int], each: float) -> ChartSpec:
+def _chart(name: str, reader: Benefit, idle_ns: int, times_ns: list[int], each: float) -> ChartSpec:
     tokens: list[float | None] = [round((i + 1) * each, 2) for i in range(len(times_ns))]
-    per_event_ns = round(each * READER_NS_PER_TOKEN)
+    per_event_ns = round(each * reader.reader_ns_per_token)
+    grace_ns = reader.grace_tokens * reader.reader_ns_per_token
     lines = {
         "delivered": times_ns,
-        f"read, at {_SPEED:g} tokens/s": read_ns(times_ns, per_event_ns),
-        "wanted (deadline)": [i * per_event_ns for i in range(len(times_ns))],
+        f"read, at {reader.speed:g} tokens/s": read_ns(times_ns, per_event_ns),
+        "wanted (deadline)": [i * per_event_ns + grace_ns for i in range(len(times_ns))],
     }
     title = f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all"
     series = [ChartSeries(line, [to_seconds(ns) for ns in at_ns], tokens) for line, at_ns in lines.items()]
@@ -92,7 +93,7 @@ _OPTIONS_SAID: Final = {
     "A": "time between chunks",
     "A (direct)": "time between chunks, nearly all of which have one token",
     "B": "all tokens of a chunk at its time",
-    "B (even)": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
+    "B-even": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }
 _OVER: Final = frozenset({"failed"})
@@ -120,7 +121,7 @@ def report_of(
     trip = next((told for step in steps if (told := step["result"].get("round_trip")) is not None), None)
     charts = list(found.charts)
     if test.name in _STREAMED and session.steps:
-        charts += stream_charts(session.steps[-1])
+        charts += stream_charts(session.steps[-1], session.reader)
     report: dict[str, Any] = {
         "test": test.name, "section": test.section, "title": test.title, "run": session.run,
         "quick": session.quick,
@@ -135,6 +136,7 @@ def report_of(
         "configuration": found.configuration
         | _itl_line(option)
         | _trip_line(trip)
+        | ({} if session.reader == DEFAULT_BENEFIT else {"Reader": session.reader.text})
         | ({"error of our own times": selftest_said(selftest)} if selftest else {}),
         "round_trip": trip,
         "selftest": selftest,
@@ -280,12 +282,12 @@ def _trip_line(trip: float | None) -> dict[str, str]:
 
 
 def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the option of 4.6.3, such as `A` or `B (even)`; `A + B (even)` where loads differ."""
+    """Return the option of 4.6.3, such as `A` or `B-even`; `A + B-even` where loads differ."""
     if found.itl_option is not None:
         return found.itl_option
     told = [((step["result"].get("metrics") or {}).get("itl") or {}).get("option") for step in steps]
     options = {option for one in told if one for option in one.split("+")}
-    return " + ".join(map(as_declared, sorted(options))) or None
+    return " + ".join(sorted(options)) or None
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:

@@ -233,6 +233,9 @@ def _figure(row: Mapping[str, Any], name: str) -> float | None:
 
 def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
+    verdict = document.get("verdict") or {}
+    yield from (f"Not to be relied on: {said}" for said in findings_said(verdict.get("findings") or ()))
+    yield from (f"Caution: {said}" for said in findings_said(verdict.get("cautions") or ()))
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
@@ -246,10 +249,6 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     yield from deviations
     if reports and not deviations and all(report.get("compliance") for report in reports):
         yield "No deviation from the methodology is known to the tests that were run"
-    for said in findings_said((document.get("verdict") or {}).get("findings") or ()):
-        yield f"Not to be relied on: {said}"
-    for said in findings_said((document.get("verdict") or {}).get("cautions") or ()):
-        yield f"Caution: {said}"
     yield f"Guardrails: {guardrails_said(document.get('sut') or {})}"
     refused = sum(report.get("refused") or 0 for report in reports)
     yield f"Requests refused by guardrails: {refused}"

@@ -30,6 +30,8 @@ from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.report.values import leaves
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
@@ -41,20 +43,27 @@ __all__ = [
 
 TEST_ASKED: Final = "asked.json"
 SHOWN_MAX: Final = 3
-_PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "hidden")
+_PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "reader", "hidden")
 """That change what is measured, in the order in which they are told."""
 _NOTHING: Final[tuple[object, ...]] = (None, "", [])
-_NAMES: Final = {"quick": "--quick", "seed": "--seed", "warmup": "--warmup", "hidden": "a key or a query"}
+_NAMES: Final = {
+    "quick": "--quick",
+    "seed": "--seed",
+    "warmup": "--warmup",
+    "reader": "reader",
+    "hidden": "a key or a query",
+}
 
 
 def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
-    """What the runs of a test are measured with, as JSON: `quick`, `seed` (of the first run), `warmup`,
-    `target`, `arms` (those that it compares), `params`, `hidden` (a digest that tells what is not shown of
-    target and arms from another) and `sut`, which is declared and changes nothing."""
+    """Return what the runs of a test are measured with, as JSON: `quick`, `seed` (of the first run),
+    `warmup`, `reader` (None: the default), `target`, `arms` (those that it compares), `params`, `hidden` (a
+    digest of target and arms with what is not shown) and `sut`, which is declared and changes nothing."""
     arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
     told = {
         "quick": session.quick, "seed": session.seed, "warmup": session.warmup,
+        "reader": None if session.reader == DEFAULT_BENEFIT else session.reader.text,
         "target": without_keys(session.target),
         "arms": {name: without_keys(arm) for name, arm in arms.items()},
         "params": params_told(params), "hidden": hashlib.sha256(hidden).hexdigest()[:16],
@@ -222,6 +231,7 @@ class Bench:
     seed: int = 42
     quick: bool = False
     warmup: str = "auto"
+    reader: Benefit = DEFAULT_BENEFIT
     runs: int = 1
     """Of each test, independent of each other: every one is warmed up anew and has a seed of its own, which
     is the same for every system that is measured with `seed`."""
@@ -346,17 +356,21 @@ class Bench:
     def _partial(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
     ) -> dict[str, Any] | None:
-        """Return the report of a stopped test, which is not kept: the same command goes on with the test."""
+        """Return the report of a stopped test, without its compliance: requirements are those of a whole
+        test. It is not kept; the same command continues the test."""
         if not session.steps:
             return None
         rows = [{"name": one.name, "n": one.n, **latency_rows(one)} for one in session.steps]
-        found = TestResult(deviations=["the test was stopped before its end"])
+        found = TestResult(
+            deviations=["the test was stopped before its end: no requirement is judged, and none is met"]
+        )
         found.tables = [table_of("Loads until the test was stopped", rows, _STOPPED_COLUMNS)]
         now_ns = self.clock.wall_ns()
         report = report_of(test, params, session, found, began_ns=now_ns, ended_ns=now_ns)
         said = "the test was stopped: the last load is a part of what was planned"
         finding = {"step": session.steps[-1].name, "what": "stopped", "says": said}
         verdict = report["verdict"]
+        report["compliance"] = None
         report["verdict"] = verdict | {
             "valid": False, "grade": "not valid", "findings": [finding, *verdict["findings"]],
         }  # fmt: skip
@@ -398,6 +412,7 @@ class Bench:
             name=test.name, folder=self.folder.within(test.name).run(run), target=self.file.target,
             watcher=self.watcher, sut=self.file.sut, arms=self.file.arms,
             seed=self.seed + SEEDS_APART * (run - 1), quick=self.quick, run=run, warmup=self.warmup,
+            reader=self.reader,
         )  # fmt: skip
         return session, params
 

@@ -27,6 +27,8 @@ from llmtap.load.replay.options import ReplayOptions, read_headers
 from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.workers.worker_pool import LoadResult
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
@@ -66,6 +68,8 @@ class BenchSession:
     quick: bool = False
     run: int = 1
     """Which of several independent runs of the test this is; its seed is its own."""
+    reader: Benefit = DEFAULT_BENEFIT
+    """Of user idle latency and smooth goodput."""
     warmup: str = "auto"
     """As `llmtap replay --warmup`: `auto` is IETF 4.5, `none` a cold start, or a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
@@ -249,7 +253,7 @@ class BenchSession:
             ca=target.ca, closed=load.closed, processes=target.processes, timeout=TIMEOUT,
             connect_timeout=Duration(10 * NS_PER_S), retry_wait=Duration(0), warmup=warmup, slo=slo,
             duration=None if load.duration_ns is None else Duration(load.duration_ns),
-            capture=None if capture is None else str(capture), scrape=target.metrics,
+            capture=None if capture is None else str(capture), scrape=target.metrics, reader=self.reader,
         )  # fmt: skip
 
     def _body(self, overlay: TargetArm) -> BodyOptions:
@@ -263,7 +267,8 @@ class BenchSession:
         """Return a digest of what is measured; declarations about the SUT change nothing."""
         told = msgspec.json.encode([self.target, overlay])
         # True: in place of an option of earlier versions, whose results are still found.
-        parts = (load.fingerprint(), arm, True, slo, self.warmup, told)
+        reader = () if self.reader == DEFAULT_BENEFIT else (self.reader,)
+        parts = (load.fingerprint(), arm, True, slo, self.warmup, told, *reader)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

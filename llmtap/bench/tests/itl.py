@@ -26,7 +26,6 @@ from llmtap.bench.run.figures import (
     line_series,
     load_lines,
     marked,
-    metric_table,
     ms,
     ms_of,
     table_of,
@@ -53,6 +52,7 @@ DIRECT_SHARE: Final = 0.9
 ZERO_SHARE: Final = 0.01
 """Of gaps, from which it is noted that tokens came together."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
+_RESULTS: Final = ("Samples", *_ROWS.values(), "Mean", "Std Dev", "P99/P50 Ratio")
 _HISTOGRAM_TO: Final = 0.995
 _METHODS: Final = {
     "A": "option A (time between chunks)",
@@ -229,28 +229,23 @@ def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
 
 
 def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:
+    loads = [f"{_name(one)} ({one['rate_rps']:.3g}/s)" for one in told]
+    terms = "/".join(dict.fromkeys(one["term"] for one in told))
+    rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_results, told), strict=True)]
+    heads = ["Metric", *loads] if len(loads) > 1 else ["Metric", "Value"]
+    at_load = "" if len(loads) > 1 else f" at {loads[0]}"
     return [
-        *(
-            metric_table(
-                f"Table 6: ITL Results at {_name(one)} of saturation ({one['rate_rps']:.3g} requests/s)",
-                _results(one),
-            )
-            for one in told
-        ),
+        ReportTable(f"Table 6: {terms} Results{at_load}, load in % of saturation", heads, rows),
         table_of("Per-request statistics (5.4.4.2)", told, REQUEST_COLUMNS),
         table_of("Distribution shape (5.4.4.3)", told, SHAPE_COLUMNS),
     ]
 
 
-def _results(one: dict[str, Any]) -> dict[str, str]:
-    term, itl = one["term"], one["itl"]
-    return {
-        f"{term} Samples": f"{itl['n']}",
-        **{f"{term} {name}": ms_of(itl, key) for key, name in _ROWS.items()},
-        f"{term} Mean": ms_of(itl, "mean"),
-        f"{term} Std Dev": ms(one["std"]),
-        "P99/P50 Ratio": _number(one["p99_p50"]),
-    }
+def _results(one: dict[str, Any]) -> list[str]:
+    """Return a load's cells of `_RESULTS`."""
+    itl = one["itl"]
+    figures = [ms_of(itl, key) for key in (*_ROWS, "mean")]
+    return [f"{itl['n']}", *figures, ms(one["std"]), _number(one["p99_p50"])]
 
 
 def _of_dip(cell: Cell) -> Cell:
