@@ -113,7 +113,7 @@ CLASSES: Final = json.dumps(
     ]
 )
 TESTS: Final[dict[str, dict[str, object]]] = {
-    "throughput": {"duration": "6s", "rate_min": 1, "rate_max": 256, "rate_step": 1, "votes": 3},
+    "throughput": {"duration": "6s", "rate_min": 1, "rate_max": 256, "rate_step": 1},
     "ttft": {"requests": 100, "concurrency": 2},
     "itl": {"requests": 30, "levels": "25,75", "output_tokens": 64},
     "capacity": {

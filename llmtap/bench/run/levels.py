@@ -32,8 +32,8 @@ from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import Duration, to_seconds
 
 __all__ = [
-    "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "check_votes",
-    "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
+    "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "endings",
+    "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
     "level_json", "level_load", "measure_closed", "memory_errors", "number", "overload", "p99_chart",
     "rows_for", "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
 ]  # fmt: skip
@@ -244,12 +244,6 @@ def check_duration(
         raise ConfigError("duration", told, hint)
     if duration <= 0:
         raise ConfigError("duration", "is nothing")
-
-
-def check_votes(votes: int) -> None:
-    """Raises ConfigError where votes can be a draw."""
-    if votes % 2 == 0:
-        raise ConfigError("votes", f"is {votes}, which can be a draw", "an odd number")
 
 
 def number(value: float | None, unit: str = "") -> str:

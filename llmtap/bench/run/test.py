@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "Rate",
-    "ReportTable", "TestResult", "TpotBound", "TtftBound", "Votes", "Workload", "test_named", "tests_said",
+    "ReportTable", "TestResult", "TpotBound", "TtftBound", "Workload", "test_named", "tests_said",
 ]  # fmt: skip
 
 
@@ -34,9 +34,6 @@ ArrivalProcess = Annotated[
 ]
 TtftBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TTFT")]
 TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TPOT")]
-Votes = Annotated[
-    int, msgspec.Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
-]
 
 
 class ReportTable(msgspec.Struct, frozen=True):

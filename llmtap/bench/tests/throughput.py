@@ -31,7 +31,6 @@ from llmtap.bench.run.levels import (
     Bounds,
     Tried,
     check_duration,
-    check_votes,
     lasts,
     latency_rows,
     latency_table,
@@ -56,7 +55,6 @@ from llmtap.bench.run.test import (
     TestResult,
     TpotBound,
     TtftBound,
-    Votes,
     Workload,
 )
 from llmtap.errors import ConfigError
@@ -93,7 +91,6 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment, as of the rate")] = 1
     ttft_p99: TtftBound = None
     tpot_p99: TpotBound = None
-    votes: Votes = 1
 
     @property
     def bounds(self) -> Bounds:
@@ -130,7 +127,6 @@ class Sought:
 def check(session: BenchSession, params: ThroughputParams) -> None:
     """Raises ConfigError: durations below the draft's, ranges that are none."""
     check_duration(session, params.duration, DURATION_MIN, "5.2.2.1")
-    check_votes(params.votes)
     if params.mode == "closed":
         _check_range("concurrency", params.concurrency_min, params.concurrency_max, params.concurrency_step)
     else:
@@ -155,15 +151,13 @@ def _search(params: ThroughputParams, resolution: int = 1) -> Sought:
     else:
         step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
     first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
-    return Sought(
-        RateSearch(low=first, high=last, start=first, resolution=resolution, votes=params.votes), step
-    )
+    return Sought(RateSearch(low=first, high=last, start=first, resolution=resolution), step)
 
 
 async def seek(
     session: BenchSession, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
 ) -> Sought:
-    """The search. Its steps are called by their level, `PREFIX/16rps`; one tried again has a number.
+    """The search. Its steps are called by their level, `PREFIX/16rps`.
 
     It ends when the limit is known to so many increments (`resolution`).
     """
@@ -172,9 +166,8 @@ async def seek(
     lowest: Steady | None = None
     while (at := search.next) is not None:
         session.watcher.left(lasts(search.left, to_seconds(params.duration)))
-        again = search.tries(at) + 1
         unit = "rps" if params.mode == "open" else "slots"
-        name = f"{prefix}/{at * step:g}{unit}" + f"-{again}" * (again > 1)
+        name = f"{prefix}/{at * step:g}{unit}"
         measured, steady = await _send(session, params, sought, name, at * step)
         lowest = lowest or steady
         broken = _broken(steady, lowest, params)
@@ -285,7 +278,6 @@ def _measurements(session: BenchSession, params: ThroughputParams, sought: Sough
         "max_output_tps": None, "max_request_rps": None, "max_input_tps": None,
         "tokens_per_gpu_second": None, "batch_utilization": None, "latency": None, "steady": None,
         "levels": [{unit: t.level, **level_json(t)} for t in sought.tried],
-        "contradictions": [at * sought.step for at in sought.search.contradictions],
     }  # fmt: skip
     if best is None:
         return told
@@ -356,11 +348,6 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
         )
     if best is not None and not best.steady.is_steady:
         notes.append("at the highest load that was sustained the throughput was not steady: measure longer")
-    if told["contradictions"]:
-        levels = ", ".join(f"{level:g}" for level in told["contradictions"])
-        notes.append(
-            f"sustained although a lower level was not: {levels}; votes above 1 settle what is noise"
-        )
     if params.duration < DURATION_STABLE:
         notes.append(
             f"each level lasted {to_seconds(params.duration):g} s; 300 s are recommended for stable figures"

@@ -158,12 +158,3 @@ def test_a_closed_loop_is_sent_again_where_its_requests_were_over(tmp_path: Path
     assert "search/2slots-longer" not in names, "by then it was known"
     found = session.steps[-1]
     assert found.table["sent_ns"][-1].as_py() > 59 * S
-
-
-def test_votes_try_the_two_levels_at_the_limit_again(tmp_path: Path) -> None:
-    session = planted(tmp_path)
-    perform(TEST, session, arrivals="uniform", rate_step=4.0, rate_min=4.0, votes=3)
-    names = [name.removeprefix("search/") for name, _ in session.asked]
-    assert names == ["4rps", "8rps", "16rps", "12rps", "8rps-2", "12rps-2"]
-    seeds = {load.plan.describe()["seed"] for _, load in session.asked}
-    assert len(seeds) == len(names), "each with requests of its own"
