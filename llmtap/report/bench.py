@@ -1,8 +1,4 @@
-"""Reports of benchmarks and comparisons, for a terminal, as Markdown and as a page.
-
-Takes the public JSON (`llmtap bench --json`; `llmtap report RESULTS --compare OTHER --json`); parts that are
-missing are left out.
-"""
+"""Reports of benchmarks and comparisons, from their public JSON, for terminal, Markdown and HTML."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,8 +65,7 @@ def compliance_said(report: _Json) -> str:
 
 
 def deviations_said(document: _Json) -> list[str]:
-    """Every deviation from the methodology that the reports know of, in words: what the tests noted, and each
-    requirement that is not shown to be met. One that several tests share stands once."""
+    """Return every deviation from the methodology in words: noted ones and unmet requirements, each once."""
     found: dict[str, list[str]] = {}
     for report in document.get("tests") or ():
         unmet = [

@@ -1,8 +1,6 @@
 """Requirements of sections 6 and 7: fair comparison of systems, duties of testers and operators.
 
-The report of section 6 is that of a comparison: `reports` of one test on several systems, some of them
-repeated, and `comparison`, as `bench/report/compare.py` returns it. What section 7 asks for only testers can
-say, in `[sut] notes`.
+The report is that of a comparison (`bench/report/compare.py`), with the `reports` of one test on each system.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,8 +67,7 @@ def _varied(report: Report) -> ComplianceVerdict:
 
 RUNS_MIN: Final = 3
 APART_MAX_S: Final = 3_600.0
-"""Between the end of one run and the start of the next: an hour, in which a shared machine is taken to be the
-same. The draft says "at the same time", which two tests of one load generator cannot be."""
+"""Longest time between two runs of a comparison. One sender cannot test "at the same time"."""
 _DIGITS: Final = 12
 _PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
 

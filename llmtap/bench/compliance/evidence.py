@@ -1,12 +1,7 @@
 """A requirement, the verdict on it, and access to the evidence in a report: loads, statements, tables.
 
-Key words are those of BCP 14: REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD. A demand of the draft
-without a key word has level `procedure`: by section 2 compliance is of MUST and SHOULD alone, so a procedure
-that was not followed is a deviation, which a report names, and does not affect compliance.
-
-A report may lack any part: a missing value is None and never an error.
-
-Source: IETF draft, 2; RFC 2119, RFC 8174.
+REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD (BCP 14). A demand without a key word has level `procedure`
+and does not affect compliance. A part that a report lacks is None and never an error. Source: IETF draft, 2.
 """
 
 import re
@@ -57,8 +52,7 @@ Check = Callable[[Report], ComplianceVerdict]
 @dataclass(frozen=True, slots=True)
 class Requirement:
     id: str
-    """`4.2.5-2` is the second key word of section 4.2.5; `4.2.6-1c` the third item of the list that its first
-    one governs; `5.3.2-p1` something without a key word."""
+    """`4.2.5-2`: second key word of 4.2.5; `4.2.6-1c`: third item of a list; `5.3.2-p1`: no key word."""
     section: str
     level: Level
     says: str
@@ -138,8 +132,7 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
         "input.distribution": "uniform", "input.min": 8_192, "input.max": 32_768, **_LONG,
     },
 }  # fmt: skip
-"""What a description of each workload of 4.3.2 has to state. The last is the fifth as 4.3.2.5 has it, the one
-before as appendix A.5 has it."""
+"""Properties of each workload of 4.3.2. `long-context` is as in A.5, `long-context-uniform` as in 4.3.2.5."""
 DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
 """From which a workload of 4.3.2 is drawn."""
 NO_LOADS: Final = "the report has no loads"
@@ -178,8 +171,7 @@ def measured(report: Report) -> Sequence[Step]:
 
 
 def counted(report: Report) -> Callable[[Step], bool]:
-    """Whether a load is one of the test's levels: one that was sent again, for longer, is none any more. All
-    that are measured, where a test has no list of levels."""
+    """Return whether a load is one of the test's levels; without a list of levels, whether it is measured."""
     levels = at(report, "measurements.levels")
     names = {at(one, "step") for one in levels} - {None} if isinstance(levels, list | tuple) else set()
     return lambda step: is_measured(step) and (not names or step.get("name") in names)
@@ -199,10 +191,7 @@ def over(
     among: Callable[[Step], bool] = lambda step: True,
     none: str = NO_LOADS,
 ) -> ComplianceVerdict:
-    """The gravest verdict over loads, with the load's name where there are several.
-
-    Not applicable, for the reason `none`, where there are loads and none is `among` those it speaks of.
-    """
+    """Return the gravest verdict over the loads `among`, with the load's name; `none`: why there are none."""
     loads = steps(report)
     chosen = [step for step in loads if among(step)]
     if loads and not chosen:
@@ -235,9 +224,10 @@ def level_of(report: Report, step: Step) -> Mapping[str, Any]:
 
 
 def lasted(report: Report, step: Step) -> float | None:
-    """Seconds for which a load was sent: as the test tells of a level; or the time that was asked for, where
-    that ended it; or from the first of its planned requests to the last, and a gap; or, of a closed loop,
-    until its last answer."""
+    """Return for how many seconds a load was sent.
+
+    By preference: as its level states, the time that ended it, the span of arrivals, until the last answer.
+    """
     told = at(level_of(report, step), "window.to")
     asked = at(report, "params.duration")
     if told is None and asked and at(step, "result.load.stopped") is not None:

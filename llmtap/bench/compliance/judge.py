@@ -1,10 +1,7 @@
 """Judge reports by every requirement of the IETF draft that applies to them.
 
-Compliance is per test (section 2): all MUST and all SHOULD satisfied is unconditional, all MUST is
-conditional. A requirement whose evidence is missing counts as not satisfied. Procedures without a key word
-do not affect compliance: where they were not followed, they are listed as deviations.
-
-Source: IETF draft, 2; section 6 for comparisons.
+All MUST and all SHOULD satisfied is unconditional compliance, all MUST is conditional (section 2). Missing
+evidence counts as not satisfied. A procedure that was not followed is a deviation. Source: IETF draft, 2, 6.
 """
 
 from collections.abc import Mapping, Sequence
@@ -118,12 +115,7 @@ def judge(report: Report) -> Matrix:
 
 
 def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | None = None) -> Matrix:
-    """Reports of one test on several systems, several of each, by section 6.
-
-    `comparison` is what was made of them, as `bench/report/compare.py` has it: `systems` (in the order of the
-    reports, with the number of `runs` of each), `comparisons` (figures with `p`, `low` and `high`) and
-    `normalised`.
-    """
+    """Judge reports of one test on several systems (6); `comparison`: see `bench/report/compare.py`."""
     together: Report = {"reports": list(reports), "comparison": comparison or {}}
     rows = [Judged(one, one.check(together)) for one in REQUIREMENTS if one.subject == COMPARISON]
     return Matrix(COMPARISON, tuple(rows))

@@ -1,9 +1,6 @@
 """Requirements of section 4: load generator, workloads, tokens, warm-up, streaming, clocks, guardrails.
 
-A report shows an ability of the load generator only where a load of the test used it: one that no load used
-is not applicable.
-
-Long because section 4 of the draft is one table, with its evidence functions in the same order.
+An ability that no load of the test used is not applicable. Long because section 4 is one table.
 """
 
 import re

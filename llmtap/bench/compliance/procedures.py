@@ -1,7 +1,4 @@
-"""Requirements of section 5: the ten tests.
-
-Long because section 5 of the draft is one table, with its evidence functions in the same order.
-"""
+"""Requirements of section 5: the ten tests. Long because section 5 of the draft is one table."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -178,8 +175,7 @@ def _lines(report: Report) -> Sequence[tuple[str, str]]:
 
 
 def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
-    """Whether the configuration summary has a line for each of `words` (alternatives by `|`), or `or_else`
-    holds."""
+    """Return whether the configuration has a line for each of `words` (`a|b`: either), or `or_else` holds."""
 
     def check(report: Report) -> ComplianceVerdict:
         found = []

@@ -1,12 +1,9 @@
 """The exo benchmark: a grid of prompt length, answer length and concurrency, with repeats.
 
-A batch has as many requests as the concurrency says. Connections are open and bodies are made before their
-common start, from which `elapsed_s` counts. The next batch starts when the one before has ended.
-
-The requests of a batch share one prompt, unless the grid wants distinct ones. Without `--use-prefix-cache`
-the prefix cache is off by a field of the request, or the prompts of no two batches have a common prefix. A
-prompt is an atom (exo-bench's methodology's `a`, or a word of one token) that is repeated until the text of
-the chat template has the wanted number of tokens.
+Connections are open and bodies are made before the common start of a batch, from which `elapsed_s` counts.
+The requests of a batch share one prompt, unless the grid asks for distinct ones. Without
+`--use-prefix-cache` a field of the request switches the cache off, or no two batches have a common prefix.
+A prompt is one atom repeated until the text of the chat template has the wanted number of tokens.
 
 Source: exo-bench's methodology, whole.
 """
@@ -166,8 +163,7 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
     placement: PlacementWish | None = None
     """For exo: place the model anew."""
     seed: int | None = None
-    """Of the words that prompts begin with. None: another one each time, since a server may have the prompts
-    of an earlier benchmark in its cache still."""
+    """Seed of the words that prompts begin with; None: a new one, so that no server has them in its cache."""
 
 
 class ExoBench:
@@ -192,8 +188,7 @@ class ExoBench:
         self.stopped = False
 
     def stop(self) -> None:
-        """The batch under way ends and counts for nothing; those before it are told. The second time, answers
-        are not waited for."""
+        """Discard the current batch, keep the earlier ones. The second call does not wait for answers."""
         self.stopped = True
         if self._placing is not None:
             self._placing.cancel()  # which does nothing once it is over

@@ -1,10 +1,8 @@
 """Place a model on the nodes of an exo cluster for a benchmark, and remove the instance afterwards.
 
-The order is exo-bench's: previews of placements, download on each node, instance, runners ready. Of several
-placements that fit, the first in exo-bench's order is used. Other instances stay where they are.
-
-Source: exo-bench's methodology, "Reproducing Results"; exo's bench/harness.py (`/instance/previews`,
-`/download/start`, `/state/downloads/NODE`, `/instance`, `/state/instances/ID`, `/state/runners/ID`).
+The order is exo-bench's: previews, download on each node, instance, runners ready. The first placement that
+fits is used; other instances remain. Source: exo-bench's methodology, "Reproducing Results"; exo's
+bench/harness.py.
 """
 
 import asyncio

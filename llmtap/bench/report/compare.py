@@ -1,12 +1,10 @@
 """Compare several systems, or one system with itself, by section 6 of the IETF draft.
 
-Requests of one run are not independent: they share the state of the machine. So figures of runs are compared,
-three of each system at least (6.3). With fewer runs, requests of the first runs are compared, and the report
-says that the variation between runs is in no interval. Figures of loads that differ are shown and not tested.
-
-p-values of the few figures that a test is about are corrected together by Holm's method, and their intervals
-are of 95 % for all of them together (Bonferroni). p-values of all others are corrected by Benjamini and
-Hochberg's method, and each interval is of 95 % by itself. `level` states the level of each interval.
+Figures of runs are compared, three of each system at least (6.3), since requests of one run share the state
+of the machine. With fewer runs, requests of the first runs are compared. Figures of loads that differ are
+not tested. p-values of a test's main figures are corrected by Holm's method, and their intervals are of 95 %
+for all of them together (Bonferroni). p-values of the others are corrected by Benjamini and Hochberg's
+method, and each interval is of 95 % by itself.
 
 Source: IETF draft, 6.1 to 6.4.
 """
@@ -84,11 +82,10 @@ class System:
 
 
 def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
-    """Results folders against the first, in every test that all have. Public JSON: `systems` (`label`,
-    `results`, `tests`), `tests` (as `compare` tells each) and `left_out` (`test`, `only`: who has it).
+    """Compare results folders with the first, in every test that all have.
 
-    Raises:
-        ConfigError: one is no results folder, is named twice, is broken, or they have no test in common.
+    Public JSON: `systems` (`label`, `results`, `tests`), `tests` (as `compare` returns each), `left_out`
+    (`test`, `only`). Raises ConfigError: no results folder, named twice, broken, or no test in common.
     """
     places = [base, *others]
     for i, place in enumerate(places):
@@ -190,8 +187,7 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
 
 
 def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
-    """Return the systems with the runs whose seeds all have (6.1), and notes on other runs. All runs if fewer
-    than three are left: the checklist then reports the difference."""
+    """Return the systems with the runs whose seeds all have (6.1), or all if fewer than three; and notes."""
     seeds = [{run.report["seed"] for run in system.runs} for system in systems]
     shared = set.intersection(*seeds)
     if len(shared) < RUNS_MIN or all(own == shared for own in seeds):

@@ -69,8 +69,7 @@ COLUMNS: Final[Mapping[str, Cell]] = {
 def charts_of(
     test: str, loads: Mapping[str, Mapping[str, Sequence[Measurement]]], found: Sequence[_Row]
 ) -> list[ChartSpec]:
-    """How far each system is from the base in what the test is about, then distributions of loads, all runs
-    of a system together. `loads` has the runs by load and system."""
+    """Return charts of differences from the base, then of distributions; `loads`: by load and system."""
     return [*_differences(found), *_distributions(test, loads)]
 
 

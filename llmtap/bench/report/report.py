@@ -41,9 +41,9 @@ __all__ = [
 
 
 def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
-    """Of the request whose reader's waits, added up, are the load's median, and of the one with the most.
+    """Return charts of the streams with the median and the longest user idle latency.
 
-    Where a chunk brings several tokens, each is taken to bring as many as the answer's chunks do on average.
+    Each chunk counts as the answer's mean tokens per chunk.
     """
     table = measured.ended_well().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
     streams = []

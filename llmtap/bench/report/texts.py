@@ -1,12 +1,8 @@
 """Texts of benchmark reports: the minimum report (IETF draft, C.1) and the full report (C.2) in Markdown.
 
-In the minimum report one load stands for the whole: that of the TTFT test where it was run, else of the first
-test there is. A test's main load is what the test is about: of a search the highest level that held, of
-shares of capacity the highest, of classes the mix, of configurations the one that others are compared with.
-Loads that only search for capacity are never taken.
-
-The full report ends with the data of its charts as tables: of many points, some in even steps and the last.
-Streams are shown on the HTML page alone.
+In the minimum report one load stands for all: that of the TTFT test, else of the first test. A test's main
+load is the highest level that held, the highest share, the mix of classes, or the baseline of configurations.
+The full report ends with the data of its charts as tables, streams excepted.
 """
 
 import re

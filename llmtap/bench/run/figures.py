@@ -51,20 +51,17 @@ def figure(value: float | None, low: float | None, high: float | None, n: int, *
 
 
 def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
-    """The percentiles of values in any order, each with its interval (`metrics/intervals.py`).
+    """Return the percentiles of values in any order, each with its interval (`metrics/intervals.py`).
 
-    Returns:
-        `n`, `mean`, `min`, `max`; by each name of `shares` a figure `{"value", "low", "high", "n", "level",
-        "method"}`, an end being None that so few values do not tell; and `marks`, the names that rest on too
-        few values (5.1.4.3). Without values every figure is None.
+    `n`, `mean`, `min`, `max`; for each name of `shares` a figure `{"value", "low", "high", "n", "level",
+    "method"}` with None for an open end; and `marks`, the names with too few values (5.1.4.3).
     """
     ordered = sorted(values)
     return _row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
 
 
 def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
-    """The same of samples that come in groups whose members are alike, as the gaps of a request are: the
-    intervals are those of so many groups, and not of so many samples."""
+    """Return the same for groups of alike samples (gaps of a request); intervals are of so many groups."""
     ordered = sorted(value for group in groups for value in group)
     return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in shares.items()})
 
@@ -94,8 +91,7 @@ def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> s
 
 
 def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: bool = True) -> str:
-    """A figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)` where an end is
-    open; without one where it has none."""
+    """Return a figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)`."""
     if figure is None or figure["value"] is None:
         return _ABSENT
     low, high = figure["low"], figure["high"]
@@ -180,12 +176,7 @@ def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
 def histogram_series(
     name: str, values: Sequence[float], *, bins: int = 60, span: tuple[float, float] | None = None
 ) -> ChartSeries:
-    """The share of values (y) in bins of equal width, by their middles in ms (x).
-
-    Args:
-        span: from where to where in seconds, so that several can be compared; default: all of them. What
-            lies outside is in no bin, and is missing from the sum of the shares.
-    """
+    """Return the share of values in equal bins over `span` (seconds; default: all), by middles in ms."""
     if not values:
         return ChartSeries(name, [], [])
     low, high = span or (min(values), max(values))

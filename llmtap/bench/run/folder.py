@@ -2,12 +2,12 @@
 
     RESULTS/
       bench.json            what was asked: SUT, target, parameters, seeds, versions (no keys)
-      TEST/asked.json       what its runs are measured with: other parameters are another measurement
+      TEST/asked.json       what its runs are measured with
       TEST/result.json      what the test found
       TEST/steps/NAME/      one load: step.json, requests.parquet, capture/ (the raw exchanges)
-      TEST/run-2/           the second run of a test (`--runs`), with a result.json and steps of its own
+      TEST/run-2/           the second run of a test (`--runs`)
 
-A step is only there when it is whole: it is written beside its place and moved there.
+A step is written beside its place and moved there when it is complete.
 """
 
 import os

@@ -1,13 +1,8 @@
 """Load levels of tests: bounds, loads, figures in JSON, and the search for capacity.
 
-Every step draws its requests with a seed made of the session's seed and the step's name: with equal prompts
-at each level, a server with a prefix cache would know them all at the second one.
-
-A share of load is a share of capacity, and capacity belongs to a workload. The throughput test's result is
-taken where it is of the same workload. Otherwise closed loops with twice as many requests at a time are sent,
-until they bring no more output tokens per second.
-
-Source: IETF draft, 5.2.3.2.
+Every step has its own seed, from the session's seed and the step's name, so a prefix cache finds nothing.
+A share of load is a share of the workload's capacity: the throughput test's result, else closed loops are
+doubled until they bring no more output tokens per second. Source: IETF draft, 5.2.3.2.
 """
 
 import re
@@ -130,15 +125,9 @@ async def measure_closed(
     slo: str | None = None,
     output_tokens: int | None = None,
 ) -> tuple[Measurement, Steady, bool]:
-    """A closed loop for so long; once more, as `NAME-longer`, where its requests were over too soon.
+    """Send a closed loop; again as `NAME-longer` if its requests ended too soon and none failed.
 
-    Not so where requests fail: a server that turns them away at once could be sent any number.
-
-    Args:
-        before: of another level, as `rows_for` has it.
-
-    Returns:
-        What came of it, that without its ramp-up, and whether its requests were over all the same.
+    `before`: see `rows_for`. Returns the measurement, its steady part, and whether it still ended too soon.
     """
     seconds = to_seconds(duration)
     rows = rows_for(slots, seconds, before)
@@ -157,11 +146,7 @@ async def measure_closed(
 
 
 def rows_for(slots: int, seconds: float, before: tuple[float, float] | None) -> int:
-    """How many requests a closed loop of so many slots may need in so many seconds.
-
-    `before` is another level: its slots, and how many answers a second it had. More slots are no more than
-    proportionally quicker, and fewer are no quicker.
-    """
+    """Return the requests for a closed loop; `before`: slots and answers per second of another level."""
     rate = ROWS_PER_SLOT_S * slots
     if before is not None:
         rate = before[1] * max(1.0, slots / before[0]) * ROWS_SPARE
@@ -330,10 +315,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 def capacity_told(
     session: BenchSession, max_rate: float | None, workload: str | None = None
 ) -> Capacity | None:
-    """As the user gave it, or as the throughput test found it for this workload; None where neither is so.
-
-    `workload` None is one that no other test knows.
-    """
+    """Return the capacity by the user or the throughput test of this workload; None without either."""
     if max_rate is not None:
         return Capacity(rps=max_rate, tps=None, how="given as max_rate")
     if workload is None:
@@ -359,13 +341,9 @@ async def find_capacity(
     name: str = "capacity",
     warm_by: Load | None = None,
 ) -> Capacity:
-    """The rate at which closed loops complete requests once more of them at a time bring no more.
+    """Return the rate of completion at which more concurrent requests bring no more.
 
-    Args:
-        load_of: a closed loop of so many slots and requests, with rows of its own for each number of slots.
-        arm: whose capacity it is.
-        name: of the steps.
-        warm_by: as `BenchSession.measure` has it.
+    `load_of` makes a closed loop of so many slots and requests; `warm_by`: see `BenchSession.measure`.
     """
     slots = min(SLOTS_FIRST, slots_max)
     best: tuple[float, float | None, float, int] | None = None
@@ -388,11 +366,7 @@ async def find_capacity(
 
 
 def _rates(measured: Measurement) -> tuple[float, float | None]:
-    """Return requests and output tokens per second of a closed loop.
-
-    With known token counts, requests are output tokens by mean length: at the beginning answers are under way
-    and none has ended.
-    """
+    """Return requests and output tokens per second; requests: tokens by mean length, if known."""
     steady = steady_of(measured)
     tps = steady.output_tps
     mean = pc.mean(measured.ended_well()["output_tokens"]).as_py()
@@ -400,20 +374,14 @@ def _rates(measured: Measurement) -> tuple[float, float | None]:
 
 
 def overload(measured: Measurement) -> float | None:
-    """Completions by arrivals of an open loop that was above saturation; None where it was not (5.2.3.1).
-
-    Fewer than 90 % complete, and what is in flight grows; a load that is not long enough says nothing.
-    """
+    """Return completions by arrivals of a long open loop above saturation (5.2.3.1), else None."""
     steady = steady_of(measured)
     judged = steady.falls_short and steady.queue_grows and is_long(measured)
     return steady.delivered if judged else None
 
 
 def is_long(measured: Measurement) -> bool:
-    """A load lasted for three answers or more: what begins and ends with it is not most of it.
-
-    An answer's time is what it takes when nobody waits: the shortest TTFT, and the median from there on.
-    """
+    """Return whether a load lasted for three answers without a queue."""
     table = measured.ended_well()
     sent_ns = pc.max(measured.table["sent_ns"]).as_py() or 0
     first_ns = pc.min(table["ttft_ns"]).as_py() or 0

@@ -1,13 +1,10 @@
 """Run benchmarks: check what they need, continue or refuse earlier results, run test by test, and report.
 
-Tests run in the order in which later ones need what earlier ones found. What a test cannot run without is
-checked before anything is sent: parameters, workloads, arrival processes, and whether the server answers. Of
-several tests, one that cannot run is left out and reported; this is checked again when its turn comes, since
-a test before it may have found what was missing.
+Parameters, workloads, arrivals and servers are checked before anything is sent. Of several tests, one that
+cannot run is left out and checked again in its turn, since an earlier test may find what is missing. Results
+of equal parameters are continued; of other parameters, replaced only with `--again`.
 
-Results that were measured with the same parameters are continued. Results of other parameters are not
-replaced unless `--again` says so. TEST/asked.json holds what the runs of a test were measured with, without
-keys; where a folder lacks it, the report of the first run is used.
+Long because a run is one sequence: check, refuse or resume, measure, report.
 """
 
 import hashlib
@@ -56,9 +53,10 @@ _NAMES: Final = {
 
 
 def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
-    """Return what the runs of a test are measured with, as JSON: `quick`, `seed` (of the first run),
-    `warmup`, `reader` (None: the default), `target`, `arms` (those that it compares), `params`, `hidden` (a
-    digest of target and arms with what is not shown) and `sut`, which is declared and changes nothing."""
+    """Return what the runs of a test are measured with, as JSON; `sut` changes nothing.
+
+    `hidden` is a digest of target and arms with what is not shown.
+    """
     arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
     told = {
@@ -91,8 +89,7 @@ def refuse_other(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any])
 
 
 def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any]) -> list[str]:
-    """What the SUT was declared to be when the folder's loads were measured, where that is something else
-    now: `sut.model "a" there, "b" now`. What nobody declared, then or now, is no other declaration."""
+    """Return declarations that differ from those of the folder's loads: `sut.model "a" there, "b" now`."""
     before = _before(folder, test) or {}
     was, now = (dict(leaves(told.get("sut") or {}, "sut.")) for told in (before, asked))
     return [
@@ -160,8 +157,7 @@ def _check_workload(text: str, place: str) -> None:
 
 
 async def unreached(tests: Sequence[tuple[BenchTest[Any], BenchSession]]) -> Mapping[str, ConfigError]:
-    """By test, why its server can't be asked. What a command switches over may not be there yet: it is not
-    looked for."""
+    """Return why a test's server cannot be asked, by test; one that a command starts is not asked."""
     known: dict[str, ConfigError | None] = {}
     found: dict[str, ConfigError] = {}
     for test, session in tests:
@@ -188,12 +184,7 @@ async def _why_not(session: BenchSession, arm: str) -> ConfigError | None:
 
 
 def undo(folder: Folder, made: Sequence[str], asked: tuple[Path, bytes | None]) -> None:
-    """The results folder as it was before.
-
-    Args:
-        made: folders in it that were not there.
-        asked: the file that says what was asked, and what was in it; None: it was not there.
-    """
+    """Restore the results folder: remove the folders `made`, and restore the file `asked`."""
     for name in made:
         shutil.rmtree(folder.path / name, ignore_errors=True)
     file, before = asked
@@ -208,8 +199,7 @@ ORDER: Final = (
     "throughput", "ttft", "tradeoff", "itl", "capacity", "fairness", "prefix-cache", "memory-pressure",
     "long-context", "guardrail-overhead",
 )  # fmt: skip
-"""Capacity in tokens/s comes first, since most loads are a share of it; that in requests before what goes
-beyond it."""
+"""Capacity in tokens/s comes first, since most loads are a share of it."""
 
 SEEDS_APART: Final = 1_000_000
 """Between those of two runs: tests count on from theirs for each of their loads."""
@@ -233,13 +223,11 @@ class Bench:
     warmup: str = "auto"
     reader: Benefit = DEFAULT_BENEFIT
     runs: int = 1
-    """Of each test, independent of each other: every one is warmed up anew and has a seed of its own, which
-    is the same for every system that is measured with `seed`."""
+    """Independent runs of each test, each with its own warm-up and seed; seeds depend on `seed` alone."""
     first_run: int = 1
     """Run to begin with; earlier ones are in the folder."""
     again: bool = False
-    """Measured anew, whatever the folder holds of a test: all runs of it are taken away. Without it, a test
-    that was measured with other parameters is refused."""
+    """Remove all earlier runs of a test; otherwise a test with other parameters is refused."""
     command: str = ""
     """As it was typed, for who wants to do it again."""
     selftest: bool = True
@@ -258,14 +246,12 @@ class Bench:
             self._session.stop()
 
     async def run(self, names: Sequence[str]) -> dict[str, Any]:
-        """Run them. Returns the document (`bench/report/report.py`), which is in the results folder, too.
+        """Run the tests and return the document (`bench/report/report.py`), which the folder has, too.
 
         Raises:
-            ConfigError: the one test that was asked for cannot run, or none of several can; or the folder
-                has one of them, measured with other parameters. Where nothing was measured, the folder is as
-                it was before, but for what `again` took away.
-            Interrupted: somebody stopped it before anything was measured. Later the document is returned,
-                with `stopped` and what was measured; the same call goes on where it was.
+            ConfigError: no test can run, or the folder has other parameters. If nothing was measured,
+                the folder is restored.
+            Interrupted: stopped before anything was measured; later the document has `stopped`.
         """
         self._refuse_other_folder()
         chosen = [test_named(name) for name in sorted(names, key=ORDER.index)]

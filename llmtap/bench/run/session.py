@@ -1,7 +1,6 @@
 """A running test: requests loads, and returns their results, measured now or before an interruption.
 
-The order is that of the IETF draft: the SUT is put into the configuration that the load is for, warmed up
-once in it (4.5), then the load is sent and every exchange kept.
+The SUT is switched to the load's configuration and warmed up once in it (4.5) before the load is sent.
 """
 
 import asyncio
@@ -110,20 +109,14 @@ class BenchSession:
         self, name: str, load: Load, *, arm: str = BASELINE, slo: str | None = None,
         warm_by: Load | None = None, prime: Load | None = None,
     ) -> Measurement:  # fmt: skip
-        """Send a load, unless this very one was measured before.
+        """Send a load, unless this very one was measured before. Raises Interrupted, and ConfigError.
 
         Args:
             name: of the step; a path with `/` where a test has many.
             arm: the configuration to send it to (`[arms.NAME]`); empty: the target as it is.
             slo: bounds by which the result's goodput counts.
-            warm_by: whose lengths a warm-up has, where that is not the load itself (5.9.3: short requests);
-                the words are others in any case (`load/replay/plan.py`).
-            prime: sent just before the load, whenever that is sent; nothing of it is kept. It fills a prefix
-                cache (5.7.3), which may be empty again after an interruption.
-
-        Raises:
-            Interrupted: somebody stopped it.
-            ConfigError: it cannot be sent.
+            warm_by: load with the lengths of the warm-up, if not this one (5.9.3).
+            prime: sent just before the load, to fill a prefix cache (5.7.3), and not kept.
         """
         if self._stopped:
             raise Interrupted("stopped")

@@ -77,8 +77,7 @@ class ChartSpec(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class TestResult:
     measurements: dict[str, Any] = field(default_factory=dict)
-    """By name, as public JSON: times in seconds, shares 0 to 1, None where it could not be measured. A figure
-    with an interval is `{"value": .., "low": .., "high": .., "n": .., "level": 0.95}`."""
+    """Public JSON: seconds, shares 0 to 1, figures with `value`, `low`, `high`, `n`, `level`; or None."""
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
@@ -95,8 +94,7 @@ class BenchTest(Generic[P]):
     name: str
     """As the command line has it: `ttft`, `prefix-cache`."""
     params: type[P]
-    """Its setup parameters. Every field has a `Meta(description=...)`; one that the draft wants defined and
-    that has no sensible default is `T | None = None` and is named by `check` when it is missing."""
+    """Setup parameters, each with a description; None is a required one without a default (see `check`)."""
     run: "Callable[[BenchSession, P], Awaitable[TestResult]]"
     quick: Mapping[str, Any] = field(default_factory=dict)
     """Parameters as `--quick` has them, where the user sets none."""
@@ -107,8 +105,7 @@ class BenchTest(Generic[P]):
     check: "Callable[[BenchSession, P], None] | None" = None
     """Raises ConfigError, which names the parameter, before anything is sent."""
     arms: tuple[str, ...] = ()
-    """Configurations of the SUT that it compares, by name: a `[arms.NAME]` each in the bench file. `check`
-    says what is missing where one of them is."""
+    """Configurations that it compares: `[arms.NAME]` of the bench file; `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
     """More of them, of which it wants at least one."""
 

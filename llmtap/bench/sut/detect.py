@@ -1,10 +1,7 @@
 """Detect model, server and settings of a system under test, with a few small requests.
 
-Asked are `/v1/models`, `/version` (vLLM), `/server_info` or `/get_server_info` and `/get_model_info`
-(SGLang), `/health/readiness` and `/guardrails/list` (LiteLLM), `/health`, `/metrics` (vLLM's and SGLang's
-cache configuration), `/sim/truth` (`llmtap sim serve`), the fields of the answers' heads, and one short
-stream, for how many tokens come in a chunk. What a server does not know it answers with 404, which is an
-answer, too.
+Asked are `/v1/models`, endpoints of vLLM, SGLang, LiteLLM and `llmtap sim serve`, `/metrics`, the fields of
+the answers' heads, and one short stream for the tokens in a chunk. A 404 is an answer, too.
 """
 
 import asyncio

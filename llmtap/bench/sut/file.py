@@ -5,8 +5,7 @@
     [arms.NAME]     a configuration of it that a test compares with another
     [tests.NAME]    setup parameters of a test
 
-A test's defaults give way to `--quick`, that to the file, and that to flags. A key that nobody knows, or a
-value that does not fit, is a ConfigError that names it: a slip of the pen must not become another benchmark.
+Priority: flags, the file, `--quick`, the test's defaults. An unknown key or a wrong value is a ConfigError.
 """
 
 import difflib
@@ -180,16 +179,10 @@ class BenchFile:
 def load_bench(
     file: Path | None, *, target: str | None = None, sets: Sequence[str] = (), tests: Sequence[str] = ()
 ) -> BenchFile:
-    """The file, and over it the flags.
+    """Read the file, and apply the flags. Raises ConfigError that names the key and where it was set.
 
-    Args:
-        target: of `--target`.
-        sets: of `--set`: `NAME=VALUE` for each of `tests` that has it, `TEST.NAME=VALUE` for one, or any key
-            of another table, such as `target.model=...` or `sut.hardware.count=8`.
-        tests: those that are to be run.
-
-    Raises:
-        ConfigError: it names the key and where it was set.
+    `sets` of `--set`: `NAME=VALUE` for each of `tests` that has it, `TEST.NAME=VALUE`, or a key of another
+    table, such as `sut.hardware.count=8`.
     """
     where = "" if file is None else f" ({file.name})"
     content = {} if file is None else read_toml(file, "--config")

@@ -1,11 +1,7 @@
 """Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
-A closed loop: so many are submitted at once, and each that completes is replaced at once. Nothing of a level
-is dropped: the first requests, which all come together, are part of what the draft has judged.
-
-A level goes on until there were 100 completions per slot, or 60 seconds, whichever is longer. How many
-requests that takes is worked out from the level before; where they are over too soon, and nothing else was
-wrong, the level is measured again with more.
+A closed loop without a ramp-up. A level lasts for 100 completions per slot or 60 s, whichever is longer; the
+number of requests follows from the level before, and a level that ended too soon is sent again with more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,8 +158,7 @@ async def _try(session: BenchSession, params: CapacityParams, levels: _Levels, s
 
 
 def _rates(before: float, rate_rps: float, slots: int) -> tuple[float, float]:
-    """Return the lowest and highest rate at which `slots` complete, where `before` slots did so at
-    `rate_rps`."""
+    """Return the lowest and highest rate of completion with `slots`, if `before` slots had `rate_rps`."""
     times = slots / before
     return rate_rps * min(1.0, times) / RATE_SPARE, rate_rps * max(1.0, times) * RATE_SPARE
 

@@ -1,9 +1,8 @@
 """Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
-What is measured is the time between events that carry output. Where nearly all of them carry one token that
-is ITL, measured directly (B.2.1); where they do not it is option A of 4.6.3 and is called time between chunks
-(TBC); where the server tells its own stamps, option C. Option B, all tokens of a chunk at one time, is
-a choice: by the draft's own words it understates the variance, which this test is about. TTFT is in none.
+The time between events that carry output: ITL if nearly all carry one token (B.2.1), else time between chunks
+(TBC, option A of 4.6.3); option C if the server reports its times. Option B, all tokens of a chunk at one
+time, is a choice, since it understates the variance. TTFT is not included.
 """
 
 from collections.abc import Mapping, Sequence

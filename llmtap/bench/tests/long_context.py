@@ -1,12 +1,8 @@
 """Long Context Scaling (IETF draft, 5.9): TTFT and throughput by prompt length.
 
-Every length has prompts of its own, which begin like no other length's: a prefix cache finds nothing. Lengths
-are counted by the tokenizer of the target; what the server says it was sent is what the fits are made with.
-
-The draft asks for an exponent and a best fit, and does not say how they are found. Here all fits are by least
-squares on each length's mean TTFT. Which is best is decided over all requests by the Bayesian information
-criterion, n ln(RSS / n) + p ln n with n requests, p parameters and RSS the sum of squared residuals: of those
-within 6 of the lowest, the one with the fewest parameters.
+Prompts share no prefix. Fits use the lengths that the server reports. The draft does not define the fits:
+here they are by least squares on each length's mean TTFT, and the best has the fewest parameters of those
+within 6 of the lowest n ln(RSS / n) + p ln n (n requests, p parameters, RSS the sum of squared residuals).
 
 Source: Kass and Raftery 1995 (a difference of 6 is strong evidence).
 """

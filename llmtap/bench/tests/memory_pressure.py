@@ -1,13 +1,9 @@
 """Memory Pressure Behavior (IETF draft, 5.8): more requests than memory has room for.
 
-A closed loop at capacity, and then at more than that. This test pushes a system past its limit (7.4): it says
-so before it does, waits after each level until every answer has ended, and asks at the end, one request at a
-time, whether the system is again what it was before.
-
-Preemption cannot be seen from outside: a stream that pauses may have any reason. vLLM and SGLang count events
-on their `/metrics`, from which the share of requests follows only within bounds. The simulated engine also
-counts the requests preempted and recovered, and the tokens discarded and swapped. A figure that the server
-does not count is reported as not measurable, and not as 0.
+A closed loop at capacity, then above it. The test warns beforehand (7.4), waits after each level until every
+answer has ended, and asks at the end whether the system has recovered. Preemptions are the server's counters:
+vLLM and SGLang count events, which bound the share of requests; the simulated engine counts requests,
+recoveries and tokens, too. A figure that the server does not count is not measurable, and not 0.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,8 @@
 """Output Token Throughput (IETF draft, 5.2): the highest sustained load, and its token rate.
 
-The search doubles the load until it is not sustained, then halves the distance to the last that was, down to
-one increment. A load is not sustained when the system is saturated (5.2.3.1) or, where there is an SLO, when
-the SLO is not met. An SLO that is met while the queue grows would not be met for long, so those two signs of
-saturation count in that case as well; the third compares latencies, which is the SLO's part.
-
-In a closed loop nothing is sent before something has ended: no queue can grow, and what remains of the three
-signs is failures and the tail.
+The search doubles the load until it is not sustained, then bisects down to one increment. A load is not
+sustained if the system is saturated (5.2.3.1) or the SLO is not met. With an SLO the first two signs of
+saturation count as well; in a closed loop no queue can grow, so failures and the tail remain.
 """
 
 from collections.abc import Mapping
@@ -157,10 +153,7 @@ def _search(params: ThroughputParams, resolution: int = 1) -> Sought:
 async def seek(
     session: BenchSession, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
 ) -> Sought:
-    """The search. Its steps are called by their level, `PREFIX/16rps`.
-
-    It ends when the limit is known to so many increments (`resolution`).
-    """
+    """Search, with steps `PREFIX/16rps`, until the limit is known to `resolution` increments."""
     sought = _search(params, resolution)
     search, step = sought.search, sought.step
     lowest: Steady | None = None

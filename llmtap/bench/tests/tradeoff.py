@@ -1,10 +1,7 @@
 """Throughput-Latency Tradeoff (IETF draft, 5.3): latency and throughput at 10 to 120 % of capacity.
 
-Open loop alone: a closed one sends less when the system is slow, and never shows what lies beyond capacity.
-
-The draft gives saturation two readings. By its rule it is the first level that achieves less than the one
-before it (5.3.4); its own example (5.3.5) names the level of the highest throughput, at which no rule of the
-draft fires. Both are reported, each by its name.
+Open loop only. The draft has two readings of saturation, and both are reported: the first level that achieves
+less than the one before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
 """
 
 from collections.abc import Mapping, Sequence
