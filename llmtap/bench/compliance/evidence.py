@@ -4,20 +4,21 @@ REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD (BCP 14). A demand without a 
 and does not affect compliance. A part that a report lacks is None and never an error. Source: IETF draft, 2.
 """
 
+import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 __all__ = [
     "DATA_SETS", "MUSTS", "SHOULDS", "Check", "ComplianceVerdict", "Level", "Report", "Requirement",
-    "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count", "counted",
-    "declared", "departures",
-    "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted",
-    "lasts", "level_of", "measured", "met", "name_of", "not_applicable", "not_met", "only_at", "over",
-    "protocol", "row", "seconds", "several", "slots_of", "steps", "table", "table_has", "text", "verdict",
-    "workload", "workload_is", "worst",
+    "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count",
+    "counted", "declared", "departures", "has_levels", "has_requests", "is_closed", "is_measured",
+    "is_open", "lacking", "lasted", "lasts", "level_of", "measured", "met", "name_of", "not_applicable",
+    "not_met", "only_at", "over", "protocol", "requirements", "seconds", "several", "slots_of", "steps",
+    "table", "table_has", "text", "verdict", "workload", "workload_is", "worst",
 ]  # fmt: skip
 
 
@@ -68,10 +69,18 @@ class Requirement:
         }  # fmt: skip
 
 
-def row(
-    id: str, level: Level, subject: Subject, says: str, check: Check, binds: tuple[str, ...] = ()
-) -> Requirement:
-    return Requirement(id, id.rpartition("-")[0], level, says, binds, subject, check)
+def requirements(checks: Mapping[str, Check]) -> tuple[Requirement, ...]:
+    """Return the requirements of `requirements.csv` that have a check, in the order of the draft."""
+    with Path(__file__).with_name("requirements.csv").open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    return tuple(
+        Requirement(
+            row["id"], row["id"].rpartition("-")[0], row["level"], row["says"],
+            tuple(row["tests"].split()), row["subject"], checks[row["id"]],
+        )
+        for row in rows
+        if row["id"] in checks
+    )  # fmt: skip
 
 
 def met(evidence: str) -> ComplianceVerdict:

@@ -13,12 +13,12 @@ from llmtap.bench.compliance.evidence import (
     SHOULDS,
     ComplianceVerdict,
     Level,
+    Requirement,
     Status,
     cannot_tell,
     met,
     not_applicable,
     not_met,
-    row,
     worst,
 )
 from llmtap.bench.compliance.judge import (
@@ -45,7 +45,7 @@ GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}
 def matrix(*told: tuple[Level, Status]) -> Matrix:
     rows = []
     for i, (level, status) in enumerate(told, 1):
-        demand = row(f"1-{i}", level, "report", "Something.", lambda report: met("said"))
+        demand = Requirement(f"1-{i}", "1", level, "Something.", (), "report", lambda report: met("said"))
         rows.append(Judged(demand, ComplianceVerdict(status, "seen")))
     return Matrix("ttft", tuple(rows))
 
