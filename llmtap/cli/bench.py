@@ -367,7 +367,6 @@ def _command(place: Path) -> str:
 
 
 def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
-    """The report in each form, by option."""
 
     def html() -> str:
         from llmtap.report.bench import bench_html

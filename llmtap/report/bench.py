@@ -402,7 +402,6 @@ def _comparison_page(test: _Json) -> Iterator[Block]:
 
 
 def _normalised(test: _Json) -> list[Table]:
-    """Output rates by 6.2; none where nothing says by what."""
     told = test["normalised"]
     if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in told):
         return []

@@ -33,7 +33,6 @@ __all__ = ["ROWS", "RUNS_MIN", "noted", "sequence"]
 
 
 def noted(report: Report, *words: str) -> str | None:
-    """The first of the tester's notes on the SUT that has one of these words."""
     notes = map(str, at(report, "sut.notes") or ())
     return next((note for note in notes if any(word in note.lower() for word in words)), None)
 

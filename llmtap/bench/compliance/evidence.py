@@ -40,11 +40,8 @@ _GRAVEST: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not app
 
 @dataclass(frozen=True, slots=True)
 class ComplianceVerdict:
-    """What a report shows of a demand."""
-
     status: Status
     evidence: str
-    """The figure or statement that it rests on: `1,000 requests, 1,000 needed`."""
 
 
 Check = Callable[[Report], ComplianceVerdict]
@@ -84,7 +81,6 @@ def requirements(checks: Mapping[str, Check]) -> tuple[Requirement, ...]:
 
 
 def met(evidence: str) -> ComplianceVerdict:
-    """The report shows that it was done."""
     return ComplianceVerdict("met", evidence)
 
 
@@ -98,7 +94,6 @@ def verdict(is_met: bool, evidence: str) -> ComplianceVerdict:
 
 
 def not_applicable(evidence: str) -> ComplianceVerdict:
-    """The case that it speaks of did not arise."""
     return ComplianceVerdict("not applicable", evidence)
 
 
@@ -166,7 +161,6 @@ def steps(report: Report) -> Sequence[Step]:
 
 
 def name_of(step: Step) -> str:
-    """Of the load: `search/16rps`."""
     return str(step.get("name") or "")
 
 
@@ -216,7 +210,6 @@ def over(
 def each_load(
     among: Callable[[Step], bool] = lambda step: True, none: str = NO_LOADS
 ) -> Callable[[LoadJudge], Check]:
-    """Make a check of a judge of one load: the worst verdict over loads, as `over` returns it."""
 
     def decorate(judge: LoadJudge) -> Check:
         return lambda report: over(report, judge, among, none)
@@ -225,7 +218,6 @@ def each_load(
 
 
 def level_of(report: Report, step: Step) -> Mapping[str, Any]:
-    """What the test tells of this load among its `levels`; empty where it tells nothing."""
     levels = at(report, "measurements.levels")
     if not isinstance(levels, list | tuple):
         return {}
@@ -250,7 +242,6 @@ def lasted(report: Report, step: Step) -> float | None:
 
 
 def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
-    """Whether every load that counts, or all of those, lasted so many seconds."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         found = lasted(report, step)
@@ -262,7 +253,6 @@ def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
 
 
 def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is_measured) -> Check:
-    """Whether every load had so many requests, for `what` they are needed."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
@@ -275,7 +265,6 @@ def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is
 
 
 def has_levels(wanted: Sequence[int], of: str) -> Check:
-    """Whether the test loads by all these percents of what `of` names."""
 
     def check(report: Report) -> ComplianceVerdict:
         told = at(report, "params.levels")
@@ -293,7 +282,6 @@ def lacking(told: Sequence[float], wanted: Sequence[int]) -> list[int]:
 
 
 def slots_of(report: Report, step: Step) -> int | None:
-    """How many requests a closed loop kept at a time."""
     for told in (at(step, "load.closed"), level_of(report, step).get("concurrency")):
         if isinstance(told, int):
             return told
@@ -305,7 +293,6 @@ def slots_of(report: Report, step: Step) -> int | None:
 
 
 def declared(path: str, what: str) -> Check:
-    """Whether the report states what `what` names, at `path`."""
 
     def check(report: Report) -> ComplianceVerdict:
         value = at(report, path)
@@ -316,7 +303,6 @@ def declared(path: str, what: str) -> Check:
 
 
 def text(value: object) -> str:
-    """A statement as words; empty where nothing is said."""
     match value:
         case None | "" | "unknown":
             return ""
@@ -360,7 +346,6 @@ def only_at(of: str) -> Callable[[Check], Check]:
 
 
 def protocol(report: Report) -> str | None:
-    """SSE, WebSocket or gRPC: as the target's address says."""
     url = at(report, "target.url")
     if not isinstance(url, str):
         url = next((at(step, "result.plan.target") for step in steps(report)), None)
@@ -368,7 +353,6 @@ def protocol(report: Report) -> str | None:
 
 
 def workload(step: Step) -> Mapping[str, Any]:
-    """As the load's plan describes it; empty where it replays a trace."""
     return at(step, "result.plan.workload") or {}
 
 
@@ -393,7 +377,6 @@ def departures(report: Report, step: Step) -> list[str]:
 
 
 def workload_is(*names: str) -> Check:
-    """Whether every load is of one of these workloads, as the draft specifies it."""
     wanted = " or ".join(names)
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
@@ -413,13 +396,11 @@ def workload_is(*names: str) -> Check:
 
 
 def arrivals_of(step: Step) -> str | None:
-    """The arrival process of a load's plan: `poisson`."""
     told = at(step, "result.plan.arrivals.arrivals")
     return told if isinstance(told, str) else None
 
 
 def table(report: Report, number: int) -> Mapping[str, Any] | None:
-    """The report's version of one of the draft's tables, by its caption: `heads` and `rows`."""
     for found in report.get("tables") or ():
         if re.match(rf"\s*Table {number}\b", str(at(found, "caption"))):
             rows = [list(map(str, cells)) for cells in at(found, "rows") or () if cells]
@@ -436,7 +417,6 @@ def cell(found: Mapping[str, Any], label: str) -> str | None:
 
 
 def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()) -> Check:
-    """Whether one of the draft's tables is there, with its columns and its rows' labels."""
     heads, labels = tuple(heads), tuple(labels)
 
     def check(report: Report) -> ComplianceVerdict:

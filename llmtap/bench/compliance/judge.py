@@ -31,7 +31,6 @@ EXCLUDED: Final[Mapping[str, str]] = {
 
 
 REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *comparison.ROWS)
-"""All requirements in the order of the draft."""
 
 
 Overall = Literal["unconditionally compliant", "conditionally compliant", "not compliant"]
@@ -56,12 +55,10 @@ class Judged:
 @dataclass(frozen=True, slots=True)
 class Matrix:
     test: str
-    """Its name; or `comparison`."""
     rows: tuple[Judged, ...]
 
     @property
     def status(self) -> Overall:
-        """As section 2 has it."""
         if self._left(MUSTS):
             return "not compliant"
         return "conditionally compliant" if self._left(SHOULDS) else "unconditionally compliant"
@@ -104,7 +101,6 @@ class Matrix:
 
 
 def judge(report: Report) -> Matrix:
-    """One test's report."""
     test = str(report.get("test"))
     rows = [
         Judged(one, one.check(report))

@@ -159,7 +159,6 @@ def _closed_loop(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _in_flight(step: Step) -> float | None:
-    """By Little's law, of answers that came whole."""
     n, mean = at(step, "result.metrics.e2e.n"), at(step, "result.metrics.e2e.mean")
     time = at(step, "result.window.seconds")
     return n * mean / time if n and mean and time else None
@@ -243,7 +242,6 @@ def _custom(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
-    """Whether a load tells all that 4.3.1 lists of its workload."""
     parts = [part(report, step) for part in (_input, _output, _contents, _sharing)]
     found = worst(parts, NO_WORKLOAD)
     told = f"workload {_name(step)}: lengths, contents and sharing are reported"
@@ -610,7 +608,6 @@ def _same_machine(report: Report) -> ComplianceVerdict:
 
 
 def _only_remote(check: Check) -> Check:
-    """Make a check apply only where the SUT is on another machine."""
 
     def checked(report: Report) -> ComplianceVerdict:
         placement = at(report, "sut.clock.placement")

@@ -112,7 +112,6 @@ def _poisson(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _other_tokens(report: Report) -> ComplianceVerdict:
-    """Whether the report says so where tokens come that are no content (5.1.3.1)."""
     others = [
         step
         for step in steps(report)

@@ -45,7 +45,6 @@ __all__ = ["ExoBench", "ExoCell", "ExoGrid", "ExoOptions", "Made", "PreparedProm
 
 Made = tuple[Prompt, Fitted]
 _IN_A_ROW: Final = 8
-"""Atoms, to see whether each is a token."""
 
 
 class Prompts:
@@ -63,11 +62,9 @@ class Prompts:
         self._known: dict[int, Made] = {}
 
     def smallest(self) -> int:
-        """Tokens of the shortest prompt there is: one word in the template."""
         return fit([Draft(1, self._maker(0))], self._counter)[0][1].tokens
 
     def make(self, pp: int, n: int) -> list[Made]:
-        """So many prompts of `pp` tokens each, as near as can be."""
         if self.alike:
             if pp not in self._known:
                 self._known[pp] = self._fit(pp, [0])[0]
@@ -113,7 +110,6 @@ CONCURRENCY_MAX: Final = 1_000
 TOKENS_MAX: Final = 10_000_000
 """Of a prompt or an answer. Longer than any context; a slip of the finger ends here."""
 _OURS: Final = "llmtap"
-"""Who owns the simulated engine's models."""
 
 
 class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +192,6 @@ class ExoBench:
             self._replay.stop()
 
     async def run(self) -> ExoResult:
-        """The grid, as far as nobody stopped it. Raises ConfigError before anything is measured."""
         options, grid = self._options, self._grid
         grid.check()
         if protocol_of(options.target) != "http":
@@ -292,7 +287,6 @@ class ExoBench:
             sent.append(await self._send(served, prompts, cell, i))
 
     async def _send(self, served: ExoServed, prompts: Prompts, cell: ExoCell, repeat: int) -> Sent:
-        """One batch. Raises ReplayStopped where somebody stopped it, before or meanwhile."""
         if self.stopped:
             raise ReplayStopped("stopped")
         n = cell.concurrency

@@ -59,7 +59,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """By the server's own count, else by ours."""
     generation_tokens: int | None
     peak_memory_usage: dict[str, int] | None
-    """`{"inBytes": n}`, sampled once a second."""
 
 
 class BatchEnergy(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +73,6 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that were sent together; of one request where concurrency is 1."""
 
     start_s: float
-    """On the axis of `system_metrics`."""
     wall_s: float | None
     """From the common start until the last answer ended."""
     per_req_tps: float | None
@@ -118,7 +116,6 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     dispatch_late_s: float | None
     uncertainty_s: float | None
     eos_banned: bool
-    """The server was told, and knows how, to go on until it has made `tg` tokens."""
     peak_memory_source: str | None
     outcome: str
     finish_reason: str | None
@@ -230,7 +227,6 @@ class ExoRow:
     concurrency: int
     repeats: int
     failed: int
-    """Requests whose answer did not come whole."""
     prompt_tps: Spread | None
     """Of a repeat: the median over its requests. Stored rates are not counted again."""
     per_req_tps: Spread | None
@@ -239,7 +235,6 @@ class ExoRow:
     wall_s: Spread | None
     joules: Spread | None
     memory_bytes: int | None
-    """Highest peak memory of a request."""
     hits: Mapping[str, int]
     timing: str
     """`server`, `client`, or both where it differs."""
@@ -345,8 +340,6 @@ PREVIEW_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ExoCell:
-    """A point of the grid. Tokens, tokens, requests at a time."""
-
     pp: int
     tg: int
     concurrency: int

@@ -217,7 +217,6 @@ async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
 
 
 async def _state(session: aiohttp.ClientSession, root: str) -> dict[str, Any] | None:
-    """What the cluster is; None where it does not tell."""
     try:
         told = msgspec.json.decode(await _get(session, f"{root}/state"))
     except ValueError:

@@ -36,7 +36,6 @@ __all__ = ["ComparedRun", "System", "compare", "compare_results", "read_system"]
 
 ALPHA: Final = 0.05
 LEVEL: Final = 1 - ALPHA
-"""Of a single interval."""
 _AtLevel = Callable[..., Comparison | None]
 """Compare one figure; `level` is the level of its interval."""
 _GAPS: Final = "gaps"
@@ -308,14 +307,12 @@ def _compared(
 
 
 def _values(step: Measurement, column: str) -> list[float]:
-    """In seconds, ascending."""
     return sorted(step.gaps()) if column == _GAPS else step.values(column)
 
 
 def _of_runs(
     a: Sequence[float | None], b: Sequence[float | None], *, level: float = LEVEL
 ) -> Comparison | None:
-    """None below three runs of each."""
     known = ([x for x in runs if x is not None] for runs in (a, b))
     return compare_runs(*known, level=level)
 
@@ -353,7 +350,6 @@ def _judge(found: Sequence[dict[str, Any]]) -> None:
 
 
 def _widen(found: Sequence[dict[str, Any]], intervals: Sequence[_AtLevel]) -> None:
-    """Widen the intervals of the figures that the test is about, to 95 % for all of them together."""
     family = [
         (row, at_level)
         for row, at_level in zip(found, intervals, strict=True)
@@ -389,7 +385,6 @@ def _output_tps(step: Measurement) -> float:
 
 
 def _invalid(systems: Sequence[System]) -> Iterator[str]:
-    """Say for each system which of its runs are not valid, and the first reason."""
     for system in systems:
         broken = [
             (number, findings[0]["says"])

@@ -20,7 +20,6 @@ _Row = Mapping[str, Any]
 
 
 def tables_of(base: str, found: Sequence[_Row]) -> list[ReportTable]:
-    """For each system the figures that the test is about, then all others."""
     tables = []
     for other in dict.fromkeys(row["b_system"] for row in found):
         columns = {base if head == "a" else other if head == "b" else head: c for head, c in COLUMNS.items()}
@@ -63,7 +62,6 @@ COLUMNS: Final[Mapping[str, Cell]] = {
     "p": _p,
     "Finding": lambda row: row["finding"],
 }
-"""Of a comparison's table; `a` and `b` stand for the systems' names."""
 
 
 def charts_of(

@@ -101,7 +101,6 @@ _OVER: Final = frozenset({"failed"})
 _STREAMED: Final = frozenset({"ttft", "itl"})
 """Tests about single answers: what readers had of two of them is drawn, of the last load."""
 _REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
-"""What a document has of a further run; the rest is in its result.json."""
 _LONG: Final = ("timeline", "hdr_histograms")
 
 
@@ -154,7 +153,6 @@ def report_of(
 def document_of(
     asked: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """All reports, those of further runs in short, beside what was asked for."""
     found = {
         kind: [
             {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
@@ -207,7 +205,6 @@ def _with_run(report: Mapping[str, Any], step: str) -> str:
 
 
 def is_results(folder: Path) -> bool:
-    """Whether it is a results folder of a benchmark."""
     return (folder / ASKED).is_file()
 
 
@@ -242,7 +239,6 @@ def versions() -> dict[str, str]:
 
 
 def date_of(wall_ns: int) -> str:
-    """ISO 8601 with milliseconds, as 4.7.4 recommends."""
     at = datetime.fromtimestamp(wall_ns / NS_PER_S, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -109,7 +109,6 @@ BOUNDARIES: Final = {
 NOT_SAID: Final = "not declared"
 NOT_MEASURED: Final = "not measured"
 TTFT_P99_MAX: Final = 0.5
-"""C.1's own bound, in seconds."""
 _FOR_LATENCY: Final = ("ttft", "tradeoff", "throughput", "itl", "capacity")
 _FOR_THROUGHPUT: Final = ("throughput", "tradeoff")
 _Found = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -168,7 +167,6 @@ def hardware_said(sut: Mapping[str, Any]) -> str:
 
 
 def workload_said(result: Mapping[str, Any]) -> str:
-    """The workload's name, or the trace's."""
     plan = result.get("plan") or {}
     return str((plan.get("workload") or {}).get("name") or plan.get("trace") or NOT_SAID)
 
@@ -196,7 +194,6 @@ def guardrails_said(sut: Mapping[str, Any]) -> str:
 
 
 def _main_load(document: Mapping[str, Any]) -> _Found | None:
-    """The report and the load that stand for the whole."""
     reports = {report["test"]: report for report in document.get("tests") or ()}
     for name in (*_FOR_LATENCY, *reports):
         load = main_load(reports[name]) if name in reports else None
@@ -377,7 +374,6 @@ def _details(report: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _is_drawn(chart: Mapping[str, Any]) -> bool:
-    """Whether a chart has data that a table can show."""
     marked = bool(chart.get("marks"))
     return bool(chart["kind"] != _STREAM and (marked or any(one["x"] for one in chart["series"])))
 

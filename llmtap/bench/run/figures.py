@@ -34,9 +34,7 @@ Cell = Callable[[Any], str]
 DOUBT: Final = (
     f"{MARK} fewer than ten samples lie beyond it: 5.1.4.3 asks for 1,000 in all for P99, 10,000 for P99.9"
 )
-"""The note of a test in whose tables something is marked."""
 SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
-"""The note of a test in whose tables there are intervals."""
 _LEVEL: Final = 0.95
 _ENDS: Final = ("value", "low", "high")
 _PLACES_MAX: Final = 2
@@ -46,7 +44,6 @@ _TAIL_POINTS: Final = 100
 
 
 def figure(value: float | None, low: float | None, high: float | None, n: int, **more: Any) -> dict[str, Any]:
-    """Return a figure of `n` samples with its interval of 95 %, as public JSON."""
     return {"value": value, "low": low, "high": high, "n": n, "level": _LEVEL, **more}
 
 
@@ -108,7 +105,6 @@ def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: b
 
 
 def with_interval(figure: Mapping[str, Any] | None, form: str) -> str:
-    """`5.0% (3.1% to 7.9%)` of a figure that is no time; a dash where there is none."""
     if figure is None or figure["value"] is None:
         return _ABSENT
     value, low, high = (None if figure[end] is None else format(figure[end], form) for end in _ENDS)
@@ -133,7 +129,6 @@ def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
 
 
 def table_of(caption: str, rows: Iterable[Any], columns: Mapping[str, Cell]) -> ReportTable:
-    """Return a table of the columns, by their heads: each function makes a row's cell."""
     return ReportTable(caption, list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
@@ -192,7 +187,6 @@ def histogram_series(
 def line_series(
     name: str, xs: Sequence[float | str], figures: Sequence[Mapping[str, Any] | None]
 ) -> ChartSeries:
-    """A line of figures (`{"value", "low", "high"}` in seconds) with their intervals, in ms."""
 
     def column(part: str) -> list[float | None]:
         return [None if f is None or f[part] is None else f[part] * MS for f in figures]

@@ -67,8 +67,6 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """An SLO on the P99 of TTFT and of TPOT (5.2.2.3)."""
-
     ttft: Duration | None = None
     tpot: Duration | None = None
 
@@ -85,7 +83,6 @@ class Bounds:
         return ", ".join(f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._given())
 
     def to_dict(self) -> dict[str, float | None] | None:
-        """In seconds; None where nothing is bound."""
         if not self:
             return None
         found: dict[str, float | None] = {"ttft_p99": None, "tpot_p99": None}
@@ -109,7 +106,6 @@ class Bounds:
 
 
 def level_load(session: BenchSession, name: str, workload: str, **how: Any) -> Load:
-    """Return the load of the step of that name; `how` is as `make_load` has it."""
     seed = session.seed + crc32(f"{session.name}/{name}".encode())
     return make_load(workload, seed=seed, **how, **session.target.counting)
 
@@ -191,7 +187,6 @@ def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
 
 
 def latency_table(caption: str, measured: Measurement) -> ReportTable:
-    """The three latencies in the columns of the draft's Table 4, with their intervals."""
     rows = [
         [COLUMNS[name], *(ms_of(row, p) for p in KEY_SHARES)] for name, row in latency_rows(measured).items()
     ]
@@ -202,7 +197,6 @@ def throughput_chart(
     by: str, x_title: str, xs: Sequence[float], levels: Sequence[Tried], marks: list[Mark], *,
     log_x: bool = False,
 ) -> ChartSpec:  # fmt: skip
-    """Return a chart of output tokens per second by level."""
     line = ChartSeries("throughput", list(xs), [one.steady.output_tps for one in levels])
     return ChartSpec(
         f"Output throughput by {by}", "line", x_title, "output tokens/s", [line], marks, log_x=log_x
@@ -240,7 +234,6 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def share(value: float | None) -> str:
-    """`100%`, `99.8%`; `-` where it is not known."""
     if value is None:
         return "-"
     percent = value * 100
@@ -302,8 +295,6 @@ GAIN_MIN: Final = 0.05
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What shares of load are of."""
-
     rps: float
     tps: float | None
     """Output tokens per second; None where only a rate was given, or answers do not tell."""

@@ -44,7 +44,6 @@ class Load:
     """Further properties of the load, as the results show them."""
 
     def fingerprint(self) -> str:
-        """Equal loads have equal ones: what is asked, when, and how it is sent."""
         requests = self.plan.requests
         digest = hashlib.sha256()
         for column in (requests.arrival_ns, requests.input, requests.output, requests.after):

@@ -40,7 +40,6 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
     **dict.fromkeys(("outcome", "request_class", "token_source", "itl_policy"), pa.string()),
     **dict.fromkeys(("gaps_ns", "server_gaps_ns", "chunk_tokens"), pa.list_(pa.int64())),
 }  # fmt: skip
-"""Of the table of requests."""
 
 
 @dataclass(slots=True)
@@ -64,7 +63,6 @@ class Measurement:
 
     @property
     def n(self) -> int:
-        """Requests sent."""
         return len(self.table)
 
     def ended_well(self) -> pa.Table:
@@ -72,7 +70,6 @@ class Measurement:
         return self.table.filter(pc.field("outcome").isin([o.value for o in ENDED_WELL]))
 
     def of_class(self, name: str) -> "Measurement":
-        """The same for one class of requests."""
         chosen = self.table.filter(pc.field("request_class") == name)
         return Measurement(self.name, self.arm, self.result, chosen, self.cached)
 
@@ -89,7 +86,6 @@ class Measurement:
         return [ns / 1e9 for ns in flat.to_pylist()]
 
     def gaps_by_request(self) -> list[list[float]]:
-        """The same, a list for each request that has any."""
         rows = self.ended_well().column("gaps_ns").to_pylist()
         return [[ns / 1e9 for ns in gaps] for gaps in rows if gaps]
 
@@ -103,11 +99,8 @@ class Measurement:
 
 @dataclass(slots=True)
 class MeasurementRecorder:
-    """Makes the table of exchanges, in any order."""
-
     began_ns: int
     class_of: Callable[[int], str | None] = lambda row: None
-    """The class of a request, by its row in the plan."""
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add(self, row: int, x: Exchange) -> None:
@@ -127,7 +120,6 @@ class MeasurementRecorder:
             column.append(told[name])
 
     def table(self) -> pa.Table:
-        """All rows, by the time of their submission."""
         columns = {name: pa.array(values, COLUMNS[name]) for name, values in self._columns.items()}
         return pa.table(columns).sort_by("sent_ns")
 
@@ -173,7 +165,6 @@ class Steady:
     from_s: float
     to_s: float
     sent: Measurement
-    """The requests that were sent in it; answers may have ended later."""
     arrivals: int
     completed: int
     """Answers that came whole in it, whenever they were asked."""
@@ -258,7 +249,6 @@ class Steady:
         return not self.queue_grows and self.throughput_is_stable
 
     def latency(self, column: str, p: float) -> float | None:
-        """A percentile of a column (`ttft_ns`) over the requests that were sent in it, in seconds."""
         return percentile(self.sent.values(column), p)
 
     def _per_second(self, amount: float) -> float:
@@ -354,7 +344,6 @@ def _overlap(a: float, b: float, c: float, d: float) -> float:
 
 
 def _share_made(r: _Request, from_s: float, to_s: float) -> float:
-    """Share of its answer that was made in that time."""
     if r.end_s <= r.first_s:
         return float(from_s <= r.end_s < to_s)
     return _overlap(r.first_s, r.end_s, from_s, to_s) / (r.end_s - r.first_s)

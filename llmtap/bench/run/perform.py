@@ -72,7 +72,6 @@ def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession
 
 
 def refuse_other(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any]) -> None:
-    """Raises ConfigError where the test's folder holds loads that were measured with other parameters."""
     before = _before(folder, test)
     differing = [] if before is None else list(_differing(before, asked))
     if not differing:
@@ -138,7 +137,6 @@ def _shown(value: Any) -> str:
 
 
 def check_values(test: BenchTest[Any], params: msgspec.Struct) -> None:
-    """Raises ConfigError of a workload or an arrival process that there is not."""
     workload, arrivals = getattr(params, "workload", None), getattr(params, "arrivals", None)
     key = f"tests.{test.name}"
     if workload is not None:
@@ -234,7 +232,6 @@ class Bench:
     """Measure the error of our own times after each test, at its densest load."""
     clock: Clock = field(default_factory=SystemClock)
     reported: Callable[[dict[str, Any]], None] = lambda document: None
-    """Called after each test with the document so far."""
     _session: BenchSession | None = None
     _measured: bool = False
     """A load was sent, and is in the folder."""
@@ -403,7 +400,6 @@ class Bench:
         return session, params
 
     def _lacking(self, tests: Sequence[BenchTest[Any]]) -> Iterator[tuple[str, ConfigError]]:
-        """What cannot run as things stand, and why."""
         for test in tests:
             try:
                 _check(test, *self._prepared(test))
@@ -467,7 +463,6 @@ def _time(seconds: float | None) -> str:
 
 
 def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> None:
-    """Raises ConfigError that names what is missing, and how it is given."""
     if test.check is None:
         return
     try:

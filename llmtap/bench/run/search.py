@@ -13,8 +13,6 @@ __all__ = ["RateSearch"]
 
 @dataclass(slots=True)
 class RateSearch:
-    """Ask for `next` and `tell` its verdict, until there is none."""
-
     low: int
     high: int
     start: int
@@ -73,7 +71,6 @@ class RateSearch:
 
 
 def _halvings(gap: int, resolution: int) -> int:
-    """How often a gap is halved at most until it is at most so wide."""
     steps = 0
     while gap > resolution:
         gap -= gap // 2

@@ -48,15 +48,11 @@ class SessionWatcher(ProgressListener, Protocol):
         """A load of so many seconds begins; or, with `said` "measured before", is not sent again."""
         ...
 
-    def left(self, said: str) -> None:
-        """What there is still to do, in words: `6 of at most 11 levels`."""
-        ...
+    def left(self, said: str) -> None: ...
 
 
 @dataclass(slots=True)
 class BenchSession:
-    """What a test has to work with. Made anew for each test."""
-
     name: str
     folder: Folder
     target: BenchTarget
@@ -72,14 +68,12 @@ class BenchSession:
     warmup: str = "auto"
     """As `llmtap replay --warmup`: `auto` is IETF 4.5, `none` a cold start, or a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
-    """All loads of this test, in the order measured."""
     warmups: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
     _trips: dict[str, int | None] = field(default_factory=dict)
     """Network round trip by address, measured before the test's first load to it (4.7.3)."""
     _warm: set[str] = field(default_factory=set)
     _state: str | None = None
-    """The arm that the server was last switched to by a command."""
     _replay: Replay | None = None
     _stopped: bool = False
 
@@ -184,7 +178,6 @@ class BenchSession:
     async def _perform(
         self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, partly: bool = False
     ) -> dict[str, Any]:
-        """Run it; with `partly` what was measured until a stop is returned."""
         self._replay = one
         try:
             result = await work
@@ -220,7 +213,6 @@ class BenchSession:
         return self.arms[arm]
 
     async def _switch(self, arm: str, overlay: TargetArm) -> None:
-        """Puts the server into another state, where that takes a command."""
         if not overlay.apply or self._state == arm:
             return
         self.watcher.step(arm, "switching the SUT over")

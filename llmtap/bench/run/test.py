@@ -37,8 +37,6 @@ TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P9
 
 
 class ReportTable(msgspec.Struct, frozen=True):
-    """A table as people read it; figures to compute with are in `TestResult.measurements`."""
-
     caption: str
     """Which of the draft's it is, where it is one: `Table 1: TTFT Results`."""
     heads: list[str]
@@ -55,15 +53,11 @@ class ChartSeries(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A place on the x axis that has a name: the knee, the limit of an SLO."""
-
     x: float
     says: str
 
 
 class ChartSpec(msgspec.Struct, frozen=True):
-    """What is to be drawn; how is `report/`'s."""
-
     title: str
     kind: Literal["line", "cdf", "histogram", "bars", "steps", "points"]
     x_title: str
@@ -103,7 +97,6 @@ class BenchTest(Generic[P]):
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that `quick` gives up."""
     check: "Callable[[BenchSession, P], None] | None" = None
-    """Raises ConfigError, which names the parameter, before anything is sent."""
     arms: tuple[str, ...] = ()
     """Configurations that it compares: `[arms.NAME]` of the bench file; `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
@@ -134,7 +127,6 @@ TESTS: Final = {
 
 
 def test_named(name: str) -> "BenchTest[Any]":
-    """Raises ConfigError where there is no such test."""
     if name not in TESTS:
         raise ConfigError("TEST", f"no test is called {name!r}", f"one of {', '.join(TESTS)}, all")
     module = import_module(f"llmtap.bench.tests.{name.replace('-', '_')}")

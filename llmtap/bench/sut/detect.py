@@ -59,7 +59,6 @@ class Fact:
 class Detected:
     url: str
     facts: dict[str, Fact] = field(default_factory=dict)
-    """By key, such as `sut.hardware.count`."""
     hints: dict[str, str] = field(default_factory=dict)
     """By key, what is known of it and is not enough."""
     notes: list[str] = field(default_factory=list)
@@ -77,7 +76,6 @@ class _Answer:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """Its object; empty where it has none."""
         try:
             value = msgspec.json.decode(self.body) if self.status == 200 else None
         except (ValueError, RecursionError):
@@ -339,7 +337,6 @@ class _Detecting:
         return {} if answer is None else answer.json()
 
     async def _get(self, session: aiohttp.ClientSession, url: str) -> _Answer | None:
-        """None where nobody answers."""
         try:
             return await self._ask(session, url, None)
         except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError):

@@ -131,7 +131,6 @@ def _noun(name: str) -> str:
 
 
 def _unquoted(value: Any, wanted: Sequence[str]) -> str | None:
-    """Of a number that is written as a text."""
     if isinstance(value, str) and not {"int", "float"}.isdisjoint(wanted):
         try:
             float(value)
@@ -170,7 +169,6 @@ class BenchFile:
     """By test: which of them somebody gave; the others are defaults."""
 
     def params_of(self, test: BenchTest[S], *, quick: bool) -> S:
-        """The test's parameters; where nobody gave one, those of its quick profile."""
         usual = test.params(**test.quick) if quick else test.params()
         named = {name: getattr(self.tests[test.name], name) for name in self.given.get(test.name, ())}
         return msgspec.structs.replace(usual, **named)
@@ -240,13 +238,11 @@ def shown_url(url: str) -> str:
 
 
 def params_told(params: msgspec.Struct) -> dict[str, Any]:
-    """Setup parameters as JSON, durations in seconds."""
     told: dict[str, Any] = msgspec.to_builtins(params, enc_hook=encode_seconds)
     return told
 
 
 def _check_all(tables: _Tables, where: str) -> None:
-    """The file alone, to the letter, before flags may hide what is wrong in it."""
     for table, kind, held in _parts(tables):
         _check_names(kind, held, table, where)
         if table == "target" and "url" not in held:
@@ -359,7 +355,6 @@ def _value(kind: Any, text: str) -> Any:
 
 
 def _example(kind: type[msgspec.Struct], name: str, key: str) -> str | None:
-    """How a list is written, by what it is where nobody says."""
     default = next(one.default for one in msgspec.structs.fields(kind) if one.encode_name == name)
     if not isinstance(default, list | tuple) or not default:
         return None

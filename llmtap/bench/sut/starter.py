@@ -171,7 +171,6 @@ def _meaning(kind: Any) -> str:
 
 
 def _comment(text: str) -> Iterator[str]:
-    """Wrapped, so that a long one can be read."""
     line = "#"
     for word in text.split():
         if len(line) + 1 + len(word) > _WIDTH and line != "#":

@@ -59,8 +59,6 @@ RATE_SPARE: Final = 1.1
 
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.5.2)."""
-
     ttft_p99: Annotated[
         Duration | None, Meta(description="success criterion: largest P99 of TTFT; has to be given")
     ] = None
@@ -85,11 +83,9 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class _Levels:
     tried: list[Tried] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
-    """Steps that were over before their time."""
 
 
 def check(session: BenchSession, params: CapacityParams) -> None:
-    """Raises ConfigError: without a threshold nothing can be judged."""
     if params.ttft_p99 is None:
         raise ConfigError(
             "ttft_p99",
@@ -106,7 +102,6 @@ def check(session: BenchSession, params: CapacityParams) -> None:
 
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:
-    """5.5.3: search, and report the highest concurrency that meets the criteria."""
     search = RateSearch(1, params.maximum, params.initial, params.resolution)
     levels = _Levels()
     while (slots := search.next) is not None:
@@ -118,7 +113,6 @@ async def run(session: BenchSession, params: CapacityParams) -> TestResult:
 
 
 def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
-    """How long a level is likely to take."""
     seconds = to_seconds(params.duration)
     if not levels.tried or not levels.tried[-1].steady.completed_rps:
         return seconds

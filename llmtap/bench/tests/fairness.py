@@ -65,8 +65,6 @@ _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.6.2)."""
-
     classes: Annotated[
         tuple[RequestClass, ...],
         Meta(description="name, share, and ranges of input and output tokens of each"),
@@ -102,7 +100,6 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check(session: BenchSession, params: FairnessParams) -> None:
-    """Raises ConfigError: of classes that are none."""
     check_classes(params.classes)
 
 
@@ -115,7 +112,6 @@ class _Class:
 
 
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:
-    """5.6.3: each class alone, then all of them together."""
     mix = _mix(session, params)
     warm = closed_mix(
         mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **session.target.counting

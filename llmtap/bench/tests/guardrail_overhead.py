@@ -61,8 +61,6 @@ Level = Annotated[float, Meta(gt=0, le=100)]
 
 
 class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.10.2)."""
-
     workload: Annotated[str, Meta(description="benign content; the draft recommends conversation")] = (
         "conversation"
     )
@@ -93,7 +91,6 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
-    """Raises ConfigError: a baseline and something to compare it with are needed (5.10.2)."""
     hint = "in the file of --config, as what differs from [target]: url, headers, body or apply"
     others = [name for name in ARMS if name != BASELINE]
     named = f"{', '.join(f'[arms.{name}]' for name in others[:-1])} or [arms.{others[-1]}]"
@@ -112,7 +109,6 @@ def check(session: BenchSession, params: GuardrailParams) -> None:
 
 
 async def run(session: BenchSession, params: GuardrailParams) -> TestResult:
-    """5.10.3, in turns instead of one configuration after the other."""
     longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
     warm_by = _closed(session, longer, slots=8, requests=32, seed=session.seed - 1)
     capacity = capacity_told(

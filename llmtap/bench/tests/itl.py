@@ -64,8 +64,6 @@ Level = Annotated[float, Meta(gt=0, le=200)]
 
 
 class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.4.2)."""
-
     workload: Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
@@ -92,7 +90,6 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def check(session: BenchSession, params: ItlParams) -> None:
-    """Raises ConfigError: of a saturation that nobody knows, and of answers too short to tell anything."""
     rate = _capacity(session, params).rps
     shortest = min(_load(session, params, rate).plan.requests.output)
     if shortest < OUTPUT_MIN:
@@ -104,7 +101,6 @@ def check(session: BenchSession, params: ItlParams) -> None:
 
 
 async def run(session: BenchSession, params: ItlParams) -> TestResult:
-    """5.4.3, level by level from the lowest."""
     capacity = _capacity(session, params)
     found = TestResult()
     told: list[dict[str, Any]] = []
@@ -241,7 +237,6 @@ def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:
 
 
 def _results(one: dict[str, Any]) -> list[str]:
-    """Return a load's cells of `_RESULTS`."""
     itl = one["itl"]
     figures = [ms_of(itl, key) for key in (*_ROWS, "mean")]
     return [f"{itl['n']}", *figures, ms(one["std"]), _number(one["p99_p50"])]

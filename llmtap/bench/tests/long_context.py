@@ -66,8 +66,6 @@ Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
 
 
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.9.2)."""
-
     workload: Annotated[
         str, Meta(description="long-context (document and question), or FILE.toml with texts of your own")
     ] = "long-context"
@@ -87,7 +85,6 @@ class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def check(session: BenchSession, params: LongContextParams) -> None:
-    """Raises ConfigError: of lengths that come twice, and of prompts whose length is not ours to choose."""
     if len(set(params.lengths)) < len(params.lengths):
         raise ConfigError("lengths", "has the same length twice")
     plan = _load(session, params, min(params.lengths), slots=1, requests=1).plan
@@ -103,7 +100,6 @@ def check(session: BenchSession, params: LongContextParams) -> None:
 
 
 async def run(session: BenchSession, params: LongContextParams) -> TestResult:
-    """5.9.3: short requests to warm up, then each length in ascending order."""
     found = TestResult()
     short = _load(session, params, SHORT, slots=SHORT_REQUESTS, requests=SHORT_REQUESTS, output=SHORT_OUTPUT)
     told: list[dict[str, Any]] = []

@@ -55,8 +55,6 @@ _NOT_TOLD: Final = "not measurable"
 
 
 class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.8.2)."""
-
     workload: Annotated[
         str,
         Meta(description="long-context is recommended (5.8.2); or another (4.3.2), or FILE.toml of your own"),
@@ -120,7 +118,6 @@ class _Level:
         return tokens / self.preemptions if tokens is not None and self.preemptions else None
 
     def total(self, name: str) -> float | None:
-        """Growth of a counter of the server; None where it has none."""
         return server_total(self.measured, name)
 
     def p99(self, name: str) -> float | None:
@@ -139,7 +136,6 @@ class _Pressed:
 
 
 def check(session: BenchSession, params: MemoryPressureParams) -> None:
-    """Raises ConfigError: too short, or levels that do not rise from 100 %."""
     check_duration(session, params.duration, DURATION_MIN, "5.8.3")
     levels = params.levels
     if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
@@ -160,7 +156,6 @@ def _capacity_found(session: BenchSession) -> tuple[int, str] | None:
 
 
 async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult:
-    """5.8.3: at capacity, and then at each level beyond it."""
     pressed = await _press(session, params)
     found = TestResult(
         configuration={
@@ -276,7 +271,6 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
 
 
 def _pauses(measured: Measurement) -> list[float]:
-    """The longest pause within each answer, ascending."""
     return sorted(max(gaps) for gaps in measured.gaps_by_request())
 
 
@@ -301,7 +295,6 @@ def _name(level: Mapping[str, Any]) -> str:
 
 
 def _preempted(level: Mapping[str, Any]) -> str:
-    """`0%`, `5.2% at most`"""
     most = level["preemption_rate_max"]
     if most is None:
         return _NOT_TOLD

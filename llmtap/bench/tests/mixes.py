@@ -61,11 +61,9 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 SHORT: Final = RequestClass(name="short", share=0.8, input=(64, 256), output=(32, 128))
 LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=(256, 1_024))
-"""As 5.6.2 has them."""
 
 
 def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> None:
-    """Raises ConfigError where they are no mix: fewer than two, names twice, ranges upside down."""
     if len(classes) < 2:
         raise ConfigError(place, "are fewer than two: there is nobody to be unfair to (5.6.2)")
     names = [one.name for one in classes]
@@ -128,7 +126,6 @@ class ClassMix:
         return (one.name for one in self._drawn(seed))
 
     def mean_tokens(self) -> float:
-        """Tokens of a request, prompt and answer, on average."""
         return sum(
             one.share * (self._mean(_INPUT, one.input) + self._mean(_OUTPUT, one.output))
             for one in self.classes

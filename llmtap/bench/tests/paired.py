@@ -46,8 +46,6 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A load that one arm gets in one go."""
-
     arm: str
     level: float
     repeat: int
@@ -141,7 +139,6 @@ class PrefixRun:
     states: dict[str, Measurement] = field(default_factory=dict)
 
     def prefix(self, row: int) -> int:
-        """Tokens of the row's shared prefix; 0 where it shares none."""
         context = self.contexts[row]
         return 0 if context == NO_CONTEXT else self.lengths[context]
 
@@ -260,7 +257,6 @@ def hot_firsts(runs: Sequence[PrefixRun]) -> int:
 
 BASELINE: Final = "baseline"
 AGAIN: Final = "baseline_again"
-"""The baseline's second set of blocks."""
 ARMS: Final = {
     BASELINE: "Baseline", "input_filter": "Input Filter", "output_filter": "Output Filter",
     "full": "Full Filter",

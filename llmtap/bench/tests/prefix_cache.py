@@ -98,7 +98,6 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def check(session: BenchSession, params: PrefixCacheParams) -> None:
-    """Raises ConfigError: without the two configurations there is nothing to compare (5.7.2)."""
     for name, does in ((OFF, "disables"), (ON, "enables")):
         if name not in session.arms:
             raise ConfigError(
@@ -115,7 +114,6 @@ def check(session: BenchSession, params: PrefixCacheParams) -> None:
 
 
 async def run(session: BenchSession, params: PrefixCacheParams) -> TestResult:
-    """5.7.3, as many times as there are repeats."""
     work = _prefixes(session, params)
     texts = _Texts(session, params.texts)
     warm_by = replace(work, output_tokens=WARM_TOKENS).closed(32, session.seed - 1, texts.new(), 8)

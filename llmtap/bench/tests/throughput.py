@@ -65,8 +65,6 @@ DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 
 
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.2.2)."""
-
     workload: Workload = "synthetic-uniform"
     duration: Annotated[
         Duration, Meta(description="of each level: 60s at least, 300s for stable figures (5.2.2.1)")
@@ -116,12 +114,10 @@ class Sought:
 
     @property
     def limit(self) -> float | None:
-        """The lowest level that does not hold."""
         return None if self.search.limit is None else self.search.limit * self.step
 
 
 def check(session: BenchSession, params: ThroughputParams) -> None:
-    """Raises ConfigError: durations below the draft's, ranges that are none."""
     check_duration(session, params.duration, DURATION_MIN, "5.2.2.1")
     if params.mode == "closed":
         _check_range("concurrency", params.concurrency_min, params.concurrency_max, params.concurrency_step)
@@ -210,7 +206,6 @@ def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[st
 
 
 async def run(session: BenchSession, params: ThroughputParams) -> TestResult:
-    """5.2.3: search, and report the highest load that was sustained."""
     sought = await seek(session, params)
     best, told = sought.best, _measurements(session, params, sought)
     found = TestResult(told, configuration=_configuration(params))

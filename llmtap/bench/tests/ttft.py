@@ -65,7 +65,6 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
-    """Raises ConfigError: one load model is to be chosen (5.1.2.2)."""
     if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
         raise ConfigError(
             "rate", "is not given, and neither is concurrency: TTFT is measured at a load",
@@ -77,7 +76,6 @@ def check(session: BenchSession, params: TtftParams) -> None:
 
 
 async def run(session: BenchSession, params: TtftParams) -> TestResult:
-    """5.1.3: warm up, send, and sum up."""
     load = _load(session, params)
     measured = await session.measure("load", load)
     ttft = measured.values("ttft_ns")
