@@ -80,14 +80,6 @@ class Matrix:
             "rows": [one.to_dict() for one in self.rows],
         }  # fmt: skip
 
-    def table(self) -> ReportTable:
-        rows = []
-        for one in self.rows:
-            demand, verdict = one.requirement, one.verdict
-            rows.append([demand.id, demand.level, demand.says, verdict.status, verdict.evidence])
-        caption = f"Compliance of {self.test} with the IETF draft: {self.status}"
-        return ReportTable(caption, ["Demand", "Level", "What", "Verdict", "Evidence"], rows)
-
     def _left(self, levels: frozenset[str]) -> tuple[Judged, ...]:
         return tuple(one for one in self.rows if one.requirement.level in levels and not one.satisfied)
 

@@ -14,7 +14,6 @@ from llmtap.bench.report.report import load_document
 from llmtap.bench.report.texts import full_markdown
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.perform import ORDER, Bench
-from llmtap.bench.run.session import Interrupted
 from llmtap.bench.run.test import TESTS
 from llmtap.bench.run.test import test_named as one_test
 from llmtap.bench.sut.file import load_bench
@@ -254,18 +253,6 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     assert [name for name, _ in watcher.steps] == ["levels/050.0", "levels/100.0"]
     assert [said == "measured before" for _, said in steps(again)] == [True, False]
     assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
-
-
-def test_broken_off_in_its_first_load_it_refuses_other_parameters(tmp_path: Path, url: str) -> None:
-    levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
-    one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
-    watcher = Impatient("levels/050.0")
-    watcher.stop, one.watcher = one.stop, watcher
-    with pytest.raises(Interrupted):  # there is nothing to report
-        run(one, "tradeoff")
-    assert not list(tmp_path.rglob("step.json"))
-    other = bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
-    assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llmtap import __version__
 from llmtap.bench.compliance.judge import judge
@@ -229,11 +227,6 @@ def test_a_flag_that_does_not_fit_is_named(given: str, place: str, problem: str)
     found = refused(None, given)
     assert found.place == place
     assert problem in found.problem
-
-
-@given(st.floats(min_value=1e-6, max_value=1e6))
-def test_a_number_is_the_same_by_flag_and_by_file(rate: float) -> None:
-    assert params(flags(f"rate={rate!r}")).rate == rate
 
 
 def test_results_have_no_keys_in_them() -> None:
