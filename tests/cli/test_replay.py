@@ -293,7 +293,8 @@ def test_selftest_states_load_count_and_duration(call: Call) -> None:
     assert told["load"]["tokens_per_second"] > 0
     code, out, _ = call("selftest", "--streams", 1, "--itl", "100ms", "--duration", "1s")
     assert code == 0
-    assert out.startswith("1 stream, ")
+    assert out.splitlines()[0].startswith("99 % of TTFTs")
+    assert out.splitlines()[1].startswith("1 stream, ")
     assert {line.split()[0] for line in out.splitlines()[1:]} >= {"error,", "TTFT", "ITL"}
     code, _, err = call("selftest", "--itl", "0.1ms")
     assert (code, "--itl: expected a time from 1 ms to 60 s" in err) == (2, True)
