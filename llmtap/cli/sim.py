@@ -54,8 +54,8 @@ _SERVE_EPILOG = """Examples:
 
 Request headers override most keys, for example x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset;
 --keys shows the header of each key.
-Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/messages /api/chat /api/generate
-/v1/realtime (a WebSocket) /metrics /health /sim/truth?since=N"""
+Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket) /v1/realtime (a WebSocket)
+/v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""
 
 
 @sim.command(epilog=_SERVE_EPILOG)

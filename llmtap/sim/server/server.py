@@ -22,12 +22,14 @@ from aiohttp import HttpVersion11, web
 from llmtap.clock import Clock
 from llmtap.sim.server.delivery import BREAKS
 from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
-from llmtap.sim.server.realtime import PATH, SimulatedRealtimeSession
+from llmtap.sim.server.realtime import SimulatedRealtimeSession
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
+from llmtap.sim.server.responses_session import SimulatedResponsesSession
 from llmtap.sim.server.sender import reset
 from llmtap.sim.server.shapes import anthropic, ollama, openai
 from llmtap.sim.server.shapes.openai import openai_error
 from llmtap.sim.server.shapes.shape import BROKEN, Answer, Shape, SimulatedRequest
+from llmtap.sim.server.websocket import WebSocketSession
 
 __all__ = ["ENDPOINTS", "SimServer"]
 
@@ -56,6 +58,7 @@ ENDPOINTS: Final = (
     Endpoint("/api/chat", ollama.read_chat, ollama.OllamaChat, ollama.ollama_error),
     Endpoint("/api/generate", ollama.read_generate, ollama.OllamaGenerate, ollama.ollama_error),
 )
+SESSIONS: Final[tuple[type[WebSocketSession], ...]] = (SimulatedRealtimeSession, SimulatedResponsesSession)
 
 
 class SimServer:
@@ -76,7 +79,7 @@ class SimServer:
         self.gauges = self.reception.gauges
         self._truths = self.reception.truths
         self.grpc_port: int | None = None
-        self._sessions: set[SimulatedRealtimeSession] = set()
+        self._sessions: set[WebSocketSession] = set()
         self._sessions_begun = 0
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
         self.app.add_routes([web.post(api.path, self._handler(api)) for api in ENDPOINTS])
@@ -87,7 +90,7 @@ class SimServer:
             web.get("/health", self._health),
             web.get("/metrics", self._metrics),
             web.get("/sim/truth", self._truth),
-            web.get(PATH, self._realtime),
+            *(web.get(kind.path, self._session_handler(kind)) for kind in SESSIONS),
             web.route("*", "/{path:.*}", self._unknown),
         ])  # fmt: skip
         self.app.on_shutdown.append(self._leave)
@@ -241,14 +244,17 @@ class SimServer:
         truth.late_ns_max = now_ns - due_ns
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    async def _realtime(self, request: web.Request) -> web.StreamResponse:
-        self._sessions_begun += 1
-        session = SimulatedRealtimeSession(self.reception, request, self._sessions_begun)
-        self._sessions.add(session)
-        try:
-            return await session.run()
-        finally:
-            self._sessions.discard(session)
+    def _session_handler(self, kind: type[WebSocketSession]) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self._sessions_begun += 1
+            session = kind(self.reception, request, self._sessions_begun)
+            self._sessions.add(session)
+            try:
+                return await session.run()
+            finally:
+                self._sessions.discard(session)
+
+        return handle
 
     async def _leave(self, app: web.Application) -> None:
         await asyncio.gather(*(session.close() for session in self._sessions))

@@ -18,6 +18,8 @@ BROKEN: Final = "the engine broke down"
 class BadRequest(ValueError):
     """The body of a request does not fit; the client gets this message."""
 
+    code = "invalid_value"
+
 
 @dataclass(slots=True)
 class SimulatedRequest:
@@ -143,7 +145,8 @@ class Shape:
         return pieces[first] if last == first + 1 else "".join(pieces[first:last])
 
     @property
-    def _said(self) -> str:
+    def said(self) -> str:
+        """The text of the first choice that was sent so far."""
         return "".join(self._choice.pieces[: self._answer.sent[0]])
 
     def _status(self) -> tuple[str, str | None]:
