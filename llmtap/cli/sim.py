@@ -372,6 +372,10 @@ def run(
             "--measure/--no-measure",
         ),
     ] = None,
+    follow: Annotated[
+        int | None,
+        option("ROW", "Request whose token times are reported, by its row; 0: the longest answer.", min=0),
+    ] = None,
     capture: Annotated[str | None, option("DIR", "Folder for a capture of each run's exchanges.")] = None,
     seed: Annotated[
         str | None, option("N,...", "Random seeds of predictors and workloads; default 42.")
@@ -432,12 +436,13 @@ def run(
     common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
         "objectives": objectives_text(slo, named), "measure": measure, "capacity": capacity,
         "capacity_by": bounds,
-        "capture": capture,
+        "capture": capture, "follow": follow if follow is not None or named is None else named.follow,
         "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
     }  # fmt: skip
-    if measure is False and (common["objectives"] or capture is not None):
-        what = "objectives are" if common["objectives"] else "a capture is"
-        raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
+    needed = {"objectives need": common["objectives"], "a capture needs": capture is not None}
+    for what, given_too in {**needed, "--follow needs": common["follow"] is not None}.items():
+        if measure is False and given_too:
+            raise ConfigError("--no-measure", f"{what} exchanges, and a run without measuring makes none")
     if ray is not None and ray != "local" and jobs is not None:
         raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
     if capacity is not None and "slo" in bounds and not common["objectives"]:

@@ -12,8 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
+from statistics import median
 from typing import Any, Final
 
 from llmtap.report.document import Table
@@ -31,7 +32,8 @@ from llmtap.report.values import (
 )  # fmt: skip
 
 __all__ = [
-    "BEST", "Dimension", "Line", "Result", "Sweep", "best_said", "read_sweep", "settings_of", "sweep_lines",
+    "BEST", "Dimension", "Line", "Result", "Sweep", "best_said", "followed_figures",
+    "followed_requests", "read_sweep", "settings_of", "sweep_lines",
     "sweep_table",
 ]  # fmt: skip
 
@@ -369,8 +371,26 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         yield f"goodput: requests that met {objectives}"
     for reader in _each(_reader(told.get("smooth_goodput") or {}) for told in results):
         yield f"smooth: goodput for {reader}; idle: what such a reader waited with nothing to read"
+    for label, told in followed_requests(results):
+        one = told["followed"]
+        size = f"request {one['row']} ({one['input']:,} + {one['output']:,} tokens)"
+        yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(one).items())}"
     for fit, model in _each((told.get("fit"), told["model"]) for told in results):
         yield _model(fit, model)
+
+
+def followed_requests(results: Sequence[Result]) -> list[tuple[str, Result]]:
+    """Return the runs in which a request was followed, with their labels."""
+    return [(_label_of(told, results), told) for told in results if told.get("followed")]
+
+
+def followed_figures(followed: Mapping[str, Any]) -> dict[str, str]:
+    """Return what came of the followed request, in ms, by name."""
+    times = followed["token_seconds"]
+    gaps = [later - sooner for sooner, later in pairwise(times)] or [None]
+    found = {"TTFT": times[0], "E2E": times[-1]} if times else {"TTFT": None, "E2E": None}
+    found |= {"median gap": median(gaps), "longest gap": max(gaps)}
+    return {name: milliseconds(value) for name, value in found.items()}
 
 
 def _reader(smooth: Mapping[str, Any]) -> str | None:

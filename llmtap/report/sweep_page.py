@@ -37,6 +37,8 @@ from llmtap.report.sweep import (
     Result,
     Sweep,
     best_said,
+    followed_figures,
+    followed_requests,
     read_sweep,
     sweep_table,
 )  # fmt: skip
@@ -181,11 +183,46 @@ def sweep_html(
         )
         about: list[Block] = [Note(chart.about)] if chart.about else []
         sections.append(Section(chart.key, chart.heading, [*about, figure]))
+    if followed := followed_requests(results):
+        sections.append(_followed_section(sweep, followed))
     page = ReportDocument(
         title, _summary(sweep, results, sla=sla), _settings(results, defaults, sla=sla), sections,
         settings_linked=False, lines=lines, choices=_choices(sweep),
     )  # fmt: skip
     return page_html(page)
+
+
+def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> Section:
+    """Return when the tokens of one request came, and the gaps between them, a curve for each run."""
+    lines = {id(result): i for i, line in enumerate(sweep.lines) for _, result in line.points}
+    counts: list[dict[str, Any]] = []
+    gaps: list[dict[str, Any]] = []
+    for label, result in followed:
+        times = result["followed"]["token_seconds"]
+        look = {"type": "scatter", "name": escape(label), "meta": {"line": lines.get(id(result))},
+                "mode": "lines", "line": {"width": 2}}  # fmt: skip
+        counts.append({**look, "x": times, "y": list(range(1, len(times) + 1))})
+        gaps.append({**look, "x": list(range(2, len(times) + 1)), "y": [b - a for a, b in pairwise(times)]})
+    figures = {label: followed_figures(result["followed"]) for label, result in followed}
+    words = [
+        f"{said}: {', '.join(f'{label} {one[name]} ms' for label, one in figures.items())}."
+        for said, name in (("Last token", "E2E"), ("Longest gap", "longest gap"))
+    ]
+    axis = {"rangemode": "tozero"}
+    seconds, tokens = (axis | {"title": {"text": text}} for text in ("s after arrival", "token"))
+    panels = [
+        Panel("Tokens generated", words[0], counts, {"xaxis": seconds, "yaxis": axis}),
+        Panel("Gap before a token, s", words[1], gaps, {"xaxis": tokens, "yaxis": axis}),
+    ]
+    one = followed[0][1]["followed"]
+    said = f"row {one['row']}, {one['input']:,} input and {one['output']:,} output tokens; times in ms"
+    rows = [[label, *found.values()] for label, found in figures.items()]
+    table = Table(["run", *next(iter(figures.values()))], rows, "One request")
+    return Section(
+        "followed",
+        "One request",
+        [FigureBlock("followed", "One request", panels, [table], [said], lines_legend=True)],
+    )
 
 
 def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Block]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -394,8 +395,9 @@ def test_runs_are_a_table_with_both_capacities_and_gpus_are_in_the_capture(
         (("TRACE", "--bins", "1,30", "--vary", "bins=1,2"), "--bins: gives edges, and how many bins there"),
         (("TRACE", "--preset", "gird"), "--preset: no preset is called 'gird'; did you mean grid?"),
         (("TRACE", "--preset", "methods", "--servers", 4), "--servers: servers is what --preset methods"),
-        (("TRACE", "--slo", "ttft:1s", "--no-measure"), "--no-measure: objectives are of exchanges"),
-        (("TRACE", "--capture", "c", "--no-measure"), "--no-measure: a capture is of exchanges"),
+        (("TRACE", "--slo", "ttft:1s", "--no-measure"), "--no-measure: objectives need exchanges"),
+        (("TRACE", "--capture", "c", "--no-measure"), "--no-measure: a capture needs exchanges"),
+        (("TRACE", "--follow", "1", "--no-measure"), "--no-measure: --follow needs exchanges"),
         (("TRACE", "--slo", "tttf:1s"), "--slo: unknown objective 'tttf'"),
         (("TRACE", "--ray", "auto", "--jobs", 2), "--jobs: how many run at a time is up to the cluster"),
         (("TRACE", "--ray", "auto", "--capture", "c"), "--capture: each node of --ray has a folder c of its"),
@@ -437,3 +439,23 @@ def test_rows_that_come_at_once_have_no_rate(tmp_path: Path, call: Call) -> None
     ):
         code, _, err = call("sim", "run", path, *args)
         assert (code, problem in err) == (2, True)
+
+
+def test_one_request_is_followed_through_both_schedulers(tmp_path: Path, call: Call) -> None:
+    place = tmp_path / "j"
+    options = ("--preset", "chunking", "--requests", 60, "--json", place, "--capture", tmp_path / "c")
+    code, _, _ = call("sim", "run", "long-chat", *options)
+    whole, chunked = json.loads(place.read_text())
+    assert code == 0
+    longest = max(read(whole["capture"]).exchanges(), key=lambda x: x.tokens.output or 0)
+    gaps = {}
+    for told in (whole, chunked):
+        one = told["followed"]
+        [x] = [x for x in read(told["capture"]).exchanges() if x.seq == one["row"]]
+        assert (x.tokens.input, x.tokens.output) == (one["input"], one["output"])
+        assert one["output"] == longest.tokens.output == len(one["token_seconds"])
+        stamps = [(t - x.timeline.arrival_ns) / 1e9 for t in x.timeline.events.t_ns]
+        assert one["token_seconds"] == pytest.approx(stamps, abs=2e-6)  # captures have whole microseconds
+        gaps[told["scheduler"]] = max(b - a for a, b in pairwise(one["token_seconds"]))
+    # Pieces of prompts stall an answer less than whole prompts (smooth goodput paper, figure 7).
+    assert gaps["chunked_prefill"] < gaps["continuous_batching"] / 2

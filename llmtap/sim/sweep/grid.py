@@ -49,6 +49,8 @@ class Preset:
     """If loads are a `share`: the settings whose throughput, when all requests come at once, is 1."""
     objectives: str = ""
     """Default objectives; with them runs are measured."""
+    follow: int | None = None
+    """Default request to follow (`SweepJob`)."""
 
 
 _SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
@@ -99,6 +101,13 @@ PRESETS: Final[dict[str, Preset]] = {
         },
         share_of={"scheduler": "continuous_batching"},
         objectives="ttft:1s tbc_max:200ms",
+    ),
+    "chunking": Preset(
+        "one request with and without chunked prefill: when its tokens came; of long-chat, for one",
+        "smooth goodput paper, 5.3, figures 6 and 7",
+        {"requests": (200,), "share": (0.8,), "scheduler": ("continuous_batching", "chunked_prefill")},
+        share_of={"scheduler": "continuous_batching"},
+        follow=0,
     ),
 }  # fmt: skip
 for _name, _scale_of in product(("grid", "methods"), (1, 10, 100)):
@@ -271,7 +280,7 @@ class SweepGrid:
             only = {name: point[name] for name in ("requests", "seed", "servers") if name in point}
             job = self.job(only | {"scale": 1.0} | dict(share_of))
             span_ns = self.source.traces[job.rows].span_ns
-            plain = replace(job, measure=False, objectives="", capacity=None, capture=None)
+            plain = replace(job, measure=False, objectives="", capacity=None, capture=None, follow=None)
             jobs.append(replace(plain, scale=float(max(span_ns, 1))))
         told = run(list({job.id: job for job in jobs}.values()))
         return [_summary(told[job.id])["throughput_rps"] for job in jobs]

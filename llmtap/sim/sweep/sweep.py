@@ -68,6 +68,8 @@ class SweepJob:
     """The reader of smooth goodput."""
     measure: bool | None = None
     """As `simulate` takes it."""
+    follow: int | None = None
+    """As `simulate` takes it."""
     capacity: float | None = None
     """Also find the rate at which this share of requests is outside their bounds."""
     capacity_by: tuple[str, ...] = ("request",)
@@ -131,8 +133,8 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         )  # fmt: skip
 
     result = run_at(
-        job.scale, objectives=objectives, reader=job.reader, measure=job.measure, progress=progress,
-        capture=None if folder is None else folder.begun(),
+        job.scale, objectives=objectives, reader=job.reader, measure=job.measure, follow=job.follow,
+        progress=progress, capture=None if folder is None else folder.begun(),
     )  # fmt: skip
     told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
     if folder is not None:

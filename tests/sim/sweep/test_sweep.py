@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "objectives": "ttft:1s",
     "reader": Benefit(alpha=4.0),
     "measure": True,
+    "follow": 3,
     "capacity": 0.01,
     "capacity_by": ("token",),
     "capture": "somewhere",
