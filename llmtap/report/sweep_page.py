@@ -31,7 +31,6 @@ from llmtap.report.document import (
 from llmtap.report.page import COLOURS, page_html
 from llmtap.report.plots import DASHES, SYMBOLS, is_wide
 from llmtap.report.sweep import (
-    BEST,
     Dimension,
     Line,
     Result,
@@ -41,6 +40,7 @@ from llmtap.report.sweep import (
     followed_requests,
     read_sweep,
     sweep_table,
+    unreliable_said,
 )  # fmt: skip
 from llmtap.report.values import MARK, at, counted, number, option_text, values_text
 
@@ -236,8 +236,9 @@ def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Bloc
     blocks: list[Block] = [Note(f"{'; '.join(said)}.", lead=NOT_MEASURED)]
     if best := best_said(results, sla=sla):
         blocks.append(Note(best, css="lead"))
+    blocks += [Note(said.capitalize()) for said in dict.fromkeys(unreliable_said(results))]
     table = replace(sweep_table(results, sla=sla), label="All runs")
-    return [*blocks, table, Note(f"Times in ms. {BEST} marks the best of a column.")]
+    return [*blocks, table, Note("Times in ms.")]
 
 
 def _settings(results: Sequence[Result], defaults: Defaults | None, *, sla: bool) -> list[Block]:

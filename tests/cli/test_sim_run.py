@@ -153,7 +153,7 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Cal
     for _ in range(2):  # what failed is tried again, what was done is not
         code, out, err = call("sim", "run", *options)
         lines = [line for line in out.splitlines() if not line.startswith("note: ")]
-        assert (code, len(lines)) == (1, 4), lines
+        assert (code, len(lines)) == (1, 5), lines
         assert "offered all at once" in out
         assert err.splitlines()[-1].endswith(": all requests failed, and failed ones are dropped")
     errors = ["error" in json.loads(line) for line in kept.read_text().splitlines()]

@@ -236,8 +236,9 @@ class SweepGrid:
         readings, serving = _options({k: v for k, v in point.items() if k in reads})
         drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
         return SweepJob(
-            trace=self.source.name, rows=digest, count=count,
-            scale=_scale(point, trace, count, capacity_rps), scheduler=name,
+            trace=self.source.name, rows=digest, count=count, scheduler=name,
+            scale=_scale(point, trace, count, capacity_rps),
+            asked=next((float(point[load]) for load in LOADS if load in point), None),
             servers=point.get("servers", 1), seed=seed if drawn else None, readings=readings,
             serving=settled(serving, name) if SCHEDULERS[name].iterates else serving, **self.common,
         )  # fmt: skip

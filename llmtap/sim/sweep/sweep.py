@@ -55,6 +55,8 @@ class SweepJob:
     scale: float
     """Factor on the rate of arrivals."""
     scheduler: str
+    asked: float | None = None
+    """The load as asked for: a scale, a rate, or a share of a capacity."""
     servers: int = 1
     seed: int | None = 42
     readings: ModelOptions = _READINGS
@@ -136,7 +138,8 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         job.scale, objectives=objectives, reader=job.reader, measure=job.measure, follow=job.follow,
         progress=progress, capture=None if folder is None else folder.begun(),
     )  # fmt: skip
-    told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
+    told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.asked}
+    told |= {"fit": job.fit, "job": job.id}
     if folder is not None:
         told["capture"] = folder.ended()
     if job.capacity is not None:
