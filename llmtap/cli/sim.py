@@ -62,7 +62,8 @@ Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket)
 def serve(
     listen: Annotated[str, option(None, "HOST:PORT to listen on.")] = "127.0.0.1:8000",
     grpc: Annotated[
-        str | None, option("HOST:PORT", "HOST:PORT for vLLM's engine service over gRPC (default: none).")
+        str | None,
+        option("HOST:PORT", "HOST:PORT for the gRPC services of vLLM and SGLang (default: none)."),
     ] = None,
     grpc_certificate: Annotated[
         Path | None, option("FILE", "PEM file with the TLS certificate for --grpc (default: no TLS).")

@@ -370,8 +370,8 @@ def best_said(results: Sequence[Result], *, sla: bool = False) -> str:
         return f"{said}. {BEST} marks the best: the 95 % interval of the difference over seeds excludes 0."
     if all(len(set.intersection(*map(set, group.values()))) < SEEDS_MIN for group in groups):
         return (
-            "No run is marked as the best, because one workload cannot show that a difference is not chance:"
-            " repeat a synthetic workload with several seeds, for example --seed 1,2,3,4,5."
+            "No run is marked as the best: one workload cannot show that a difference is more than chance."
+            " Repeat a synthetic workload with several seeds, for example --seed 1,2,3,4,5."
         )
     return "No run is best by any figure: the 95 % intervals of the differences over seeds contain 0."
 

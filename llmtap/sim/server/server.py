@@ -97,8 +97,8 @@ class SimServer:
         self.app.on_cleanup.append(self._close)
 
     def serve_grpc(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> None:
-        """Also serve vLLM's engine service over gRPC, from when `app` starts to when it ends; `grpc_port` is
-        its port then. `tls`: certificate and key (PEM)."""
+        """Also serve vLLM's and SGLang's engine services over gRPC while `app` runs; `grpc_port` is the port
+        then. `tls`: certificate and key (PEM)."""
         from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
 
         service = GrpcService(self.reception)
