@@ -65,8 +65,6 @@ _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynam
 
 
 class AxesRead:
-    """Collects axes, and knows which option set each. Whatever is wrong is a ConfigError that names it."""
-
     def __init__(self) -> None:
         self.axes: dict[str, tuple[Any, ...]] = {}
         self._options: dict[str, str] = {}
@@ -314,8 +312,6 @@ _AT_ONCE_RPS: Final = 1e9
 
 
 class SweepLabels:
-    """What jobs of a sweep are called."""
-
     def __init__(
         self, axes: Mapping[str, Sequence[Any]], rate_of: Callable[[SweepJob], float | None]
     ) -> None:
@@ -364,8 +360,6 @@ class Quiet:
 
 
 class SweepLines(Quiet):
-    """Lines on standard error."""
-
     def __init__(self, labels: SweepLabels) -> None:
         self._label = labels.of
         self._jobs = self._ended = 0

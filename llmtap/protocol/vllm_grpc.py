@@ -5,7 +5,8 @@ a stream of chunks with the new token ids, then a message with finish reason and
 SGLang's requests and answers are the same with other names; a request is token ids, and has no seed.
 
 Source: smg_grpc_proto/proto/vllm_engine.proto, sglang_scheduler.proto; smg_grpc_servicer/vllm/servicer.py
-(run by vLLM): after chunks the last message repeats the ids of the last chunk, and its completion_tokens may count these alone.
+(run by vLLM): after chunks the last message repeats the ids of the last chunk, and its completion_tokens may
+count these alone.
 """
 
 import warnings
@@ -18,8 +19,8 @@ from google.protobuf.message import DecodeError
 from llmtap.errors import ConfigError, install_hint
 
 __all__ = [
-    "METHOD", "REQUEST_ID", "SERVICE", "SGLANG_SERVICE", "GrpcChunk", "GrpcRequest", "GrpcUsage", "read_chunk",
-    "read_request", "write_chunk", "write_request",
+    "METHOD", "REQUEST_ID", "SERVICE", "SGLANG_SERVICE", "GrpcChunk", "GrpcRequest", "GrpcUsage",
+    "read_chunk", "read_request", "write_chunk", "write_request",
 ]  # fmt: skip
 
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"

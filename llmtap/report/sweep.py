@@ -53,8 +53,6 @@ _NAMED: Final = "output_delay"
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A setting that differs between runs."""
-
     name: str
     texts: dict[Hashable, str]
     """Each value with how it reads in a line's name, such as `8 servers`; ascending, if they are numbers."""
@@ -96,7 +94,6 @@ class Line:
 
     label: str
     of: dict[str, str]
-    """Text by dimension."""
     points: list[tuple[Any, Result]]
     level: bool = False
     """The axis is nothing to them: one run, at each of its places."""
@@ -242,7 +239,6 @@ _UNSERVED_SAID: Final = {
 }
 _SAID_OTHERWISE: Final = frozenset({_SCHEDULER, "trace", "objectives"})
 BEST: Final = "\N{BLACK STAR}"
-"""Beside the best values of a column."""
 _OUTSIDE_MIN: Final = 10
 """Requests outside their bounds that a reliable share needs: as many as 1,000 samples have above p99."""
 SEEDS_MIN: Final = 3
@@ -258,7 +254,6 @@ class _Column:
     better: int = 0
     """1: the largest is best, -1: the smallest."""
     name: str = ""
-    """In a sentence."""
 
 
 def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:

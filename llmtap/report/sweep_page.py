@@ -68,7 +68,6 @@ class Quantity:
     path: tuple[str, ...]
     samples: tuple[str, ...] = ("n",)
     offered: bool = False
-    """The offered load is in the same unit, and is drawn beside it."""
 
     def of(self, result: Result) -> float | None:
         value = at(result, *self.path)
@@ -101,8 +100,6 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class SweepChart:
-    """Quantities that are read together."""
-
     key: str
     heading: str
     about: str
@@ -443,7 +440,6 @@ class OptionRow:
     name: str
     values: str
     default: str
-    """Empty where it is not known."""
     changed: bool
 
 

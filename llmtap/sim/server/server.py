@@ -44,7 +44,6 @@ class Endpoint:
     read: Callable[[bytes], SimulatedRequest]
     shape: Callable[[Answer], Shape]
     error: Callable[[int, str, str], dict[str, Any]]
-    """Makes the body of an error response from a status, a code and a message."""
     choices_max: int = 1
 
 

@@ -27,7 +27,6 @@ from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedR
 __all__ = ["SessionTurn", "WebSocketSession"]
 
 _MESSAGE_BYTES_MAX: Final = 64 << 20
-"""As for the body of a request."""
 _TURNS_MAX: Final = 64
 """Responses of one session that run or wait; as many as llmtap measures in one."""
 
@@ -43,7 +42,6 @@ class SessionTurn:
     job: ServerJob
     sender: ResponseSender | None = None
     cancelled: bool = False
-    """The client asked for its end."""
 
 
 class WebSocketSession:

@@ -50,7 +50,6 @@ GAPS_MAX: Final = 200_000
 GAPS_MIN: Final = 30
 """With fewer, or all of one number of requests, whole answers are used instead."""
 ANSWERS_MIN: Final = 8
-"""Twice the number of constants."""
 TOKENS_MIN: Final = 8
 """Of an answer that is used as a whole, so that effects at its ends weigh little."""
 _ROUNDED_NS: Final = 2_000
@@ -74,10 +73,7 @@ class GridError(FitError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Quality of the fit of one part of a model."""
-
     source: str
-    """What it was fitted to."""
     points: int
     r2: float
     """1 - (sum of squared residuals) / (sum of squared distances from the mean)."""
@@ -143,8 +139,6 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BatchFit:
-    """A model of whole batches, and the quality of its fit."""
-
     model: LatencyModel
     part: Part
 
@@ -278,7 +272,6 @@ class _Row:
     prompt: int | None
     """Prompt tokens that were not cached."""
     context: int
-    """All prompt tokens."""
     output: int
     times_ns: list[int]
     """Of its tokens, one by one; empty if unknown."""
@@ -328,7 +321,6 @@ class _Load:
         self._tokens = sorted(t for row in running for t in row.times_ns)
         self._means = _Means(running)
         self.timed = all(row.times_ns for row in running)
-        """Whether all tokens have times."""
 
     def alone(self, row: _Row) -> bool:
         """Return whether no other request was under way from its arrival to its first token."""

@@ -40,17 +40,13 @@ class Preset:
     about: str
     source: str
     axes: Mapping[str, tuple[Any, ...]]
-    """Values by name, as `grid.Axes` has them."""
     variants: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({},))
-    """Settings compared at each point."""
     best_of: str = ""
     """The preset whose axes are searched for BEST."""
     share_of: Mapping[str, Any] = field(default_factory=dict)
     """If loads are a `share`: the settings whose throughput, when all requests come at once, is 1."""
     objectives: str = ""
-    """Default objectives; with them runs are measured."""
     follow: int | None = None
-    """Default request to follow (`SweepJob`)."""
 
 
 _SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
@@ -123,7 +119,6 @@ SERVING: Final = frozenset(field.name for field in msgspec.structs.fields(Servin
 LOADS: Final = ("scale", "rate", "share")
 _OUTER: Final = ("requests", *LOADS, "seed", "servers")
 _DRAWN: Final = 10_000
-"""Requests of a synthetic workload, unless told."""
 _BEST_WITHIN: Final = 0.01
 _LAST_NS: Final = 1 << 62
 """No request arrives later: columns are of 64 bits, and what is done takes its time, too."""
@@ -133,7 +128,6 @@ Axes = Mapping[str, Sequence[Any]]
 """Values by name: `requests`, `seed` and `servers` are int, loads float, `scheduler`, readings and options
 of serving are text."""
 Point = dict[str, Any]
-"""One value by name."""
 Run = Callable[[Sequence[SweepJob]], Mapping[str, SweepAttempt]]
 """Runs jobs, or knows what came of them; attempts by job."""
 
@@ -163,7 +157,6 @@ class GridSource:
         self.name = name
         self.traces: dict[str, Trace] = {}
         self.remarks: list[str] = []
-        """Notes beside those of the rows."""
         self.drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
         """Whether it is a synthetic workload, which depends on the seed."""
         self._format = source_format
@@ -211,7 +204,6 @@ class GridSource:
 class SweepGrid:
     source: GridSource
     common: Mapping[str, Any]
-    """Fields of `SweepJob` that are the same for all."""
 
     def job(self, point: Point, capacity_rps: float | None = None) -> SweepJob:
         """Return the job at this point; a `share` is one of `capacity_rps`. Raises ConfigError."""

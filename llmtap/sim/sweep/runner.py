@@ -43,9 +43,7 @@ class Results:
         """Read the file, or create it. Raises ConfigError."""
         self.path = path
         self.done: dict[str, SweepAttempt] = {}
-        """Successful attempts by job."""
         self.torn = False
-        """Whether an incomplete last line was cut off."""
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (held open on purpose)
         except OSError as exc:
@@ -98,7 +96,6 @@ class Results:
 
 
 Traces = Mapping[str, Trace]
-"""By digest (`SweepJob.rows`)."""
 
 _DIED: Final = "its process died: killed, or out of memory"
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
@@ -215,7 +212,6 @@ def _signals_later() -> Iterator[None]:
 
 
 _traces: Traces = {}
-"""In a worker process."""
 
 
 def _begin(traces: Traces) -> None:

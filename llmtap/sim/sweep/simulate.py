@@ -51,15 +51,11 @@ class SimulationResult:
     model: LatencyModel
     servers: int
     seed: int | None
-    """None if nothing was drawn."""
     iterations: IterationModel = SEED_ITERATIONS
     serving: Serving = field(default_factory=Serving)
     iterates: bool = False
-    """Whether the scheduler composes a new batch at every iteration."""
     reads: frozenset[str] = ALL_OPTIONS
-    """Options that could have changed it."""
     state: IterationState | None = None
-    """Of such a scheduler, at the end."""
     summary: Summary | None = None
     """Of its exchanges, if it was measured."""
     slow: int | None = None
@@ -67,7 +63,6 @@ class SimulationResult:
     bins: list[tuple[int, int | None]] | None = None
     bin_limits: list[int] | None = None
     followed: Exchange | None = None
-    """Of the request whose token times are reported."""
 
     def latencies_ns(self) -> list[int]:
         """Return the times from arrival to completion of completed requests, ascending."""

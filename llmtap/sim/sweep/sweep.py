@@ -38,7 +38,6 @@ CAPACITY_BY: Final = ("request", "token", "slo")
 """Bounds that a capacity can be searched by: request SLA, token SLA, or the objectives of `--slo`."""
 _MEASURED: Final = 100
 _SEARCH: Final = 15
-"""Runs needed to find a capacity."""
 _READINGS: Final = ModelOptions()
 _SERVING: Final = Serving()
 
@@ -48,12 +47,10 @@ class SweepJob:
     """One scheduler on one workload, with all options that decide the result."""
 
     trace: str
-    """Name given by the user."""
     rows: str
     """Digest of its rows (`rows_of`)."""
     count: int
     scale: float
-    """Factor on the rate of arrivals."""
     scheduler: str
     asked: float | None = None
     """The load as asked for: a scale, a rate, or a share of a capacity."""
@@ -67,19 +64,14 @@ class SweepJob:
     """What the models were fitted to, and the quality of the fit."""
     objectives: str = ""
     reader: Benefit = DEFAULT_BENEFIT
-    """The reader of smooth goodput."""
     measure: bool | None = None
-    """As `simulate` takes it."""
     follow: int | None = None
-    """As `simulate` takes it."""
     capacity: float | None = None
     """Also find the rate at which this share of requests is outside their bounds."""
     capacity_by: tuple[str, ...] = ("request",)
-    """Bounds of the capacity, of CAPACITY_BY."""
     capture: str | None = None
     """Folder or URL in which the job's capture gets a folder of its own."""
     version: str = __version__
-    """Of the llmtap that must run it."""
 
     @cached_property
     def id(self) -> str:

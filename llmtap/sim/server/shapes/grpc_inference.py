@@ -15,7 +15,6 @@ from llmtap.workload.prompts.text import token_ids
 __all__ = ["PREFIX", "GrpcInference", "read"]
 
 PREFIX: Final = struct.Struct("!BI")
-"""Compression flag (0) and length."""
 
 
 def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:

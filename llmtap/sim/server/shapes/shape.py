@@ -65,11 +65,9 @@ class Choice:
 
     pieces: list[str]
     finish: str = "stop"
-    """`stop`, `length` or `content_filter`."""
     refused: bool = False
     """The text is a refusal, and goes in the field for it where the API has one."""
     stop_text: str | None = None
-    """The stop string that ended it."""
 
     @property
     def text(self) -> str:
@@ -86,7 +84,6 @@ class Answer:
     choices: list[Choice]
     dialect: str = "openai"
     sent: list[int] = field(default_factory=list)
-    """Tokens of each choice sent so far."""
     prompt_ns: int = 0
     """Duration of the prompt, for APIs that report it at the end."""
     output_ns: int = 0
