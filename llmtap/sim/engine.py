@@ -275,20 +275,17 @@ class _Recorder:
     def _start(self, run: EngineRun) -> None:
         record, now_ns, work = self._record, run.start_ns, run.work
         if isinstance(work, Batch):
-            size = len(work.members)
-            for request in work.members:
-                record.start_ns[request] = now_ns
-                record.server[request] = run.server
-                record.size[request] = size
+            taken_up, size = work.members, len(work.members)
             record.queues[work.queue] += 1
         else:
             assert isinstance(work, Iteration)
+            taken_up = [request for request, _ in work.prefill]
             size = len(work.prefill) + len(work.decode)
-            for request, _ in work.prefill:
-                if record.start_ns[request] < 0:
-                    record.start_ns[request] = now_ns
-                    record.server[request] = run.server
-                    record.size[request] = size
+        for request in taken_up:
+            if record.start_ns[request] < 0:
+                record.start_ns[request] = now_ns
+                record.server[request] = run.server
+                record.size[request] = size
         record.sizes[size] += 1
         record.busy_ns[run.server] += run.end_ns - now_ns
 

@@ -13,6 +13,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,7 +82,7 @@ class SimServer:
         self._sessions: set[WebSocketSession] = set()
         self._sessions_begun = 0
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
-        self.app.add_routes([web.post(api.path, self._handler(api)) for api in ENDPOINTS])
+        self.app.add_routes([web.post(api.path, partial(self._handle, api)) for api in ENDPOINTS])
         self.app.add_routes([
             web.get("/v1/models", self._models),
             web.get("/v1/models/{id:.+}", self._model),
@@ -89,7 +90,7 @@ class SimServer:
             web.get("/health", self._health),
             web.get("/metrics", self._metrics),
             web.get("/sim/truth", self._truth),
-            *(web.get(kind.path, self._session_handler(kind)) for kind in SESSIONS),
+            *(web.get(kind.path, partial(self._session, kind)) for kind in SESSIONS),
             web.route("*", "/{path:.*}", self._unknown),
         ])  # fmt: skip
         self.app.on_shutdown.append(self._leave)
@@ -148,13 +149,7 @@ class SimServer:
             return _json({"error": "since is the number of a request"}, 400)
         return _json(self._truths.since(int(since)))
 
-    def _handler(self, api: Endpoint) -> Callable[[web.Request], Any]:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._handle(request, api)
-
-        return handle
-
-    async def _handle(self, request: web.Request, api: Endpoint) -> web.StreamResponse:
+    async def _handle(self, api: Endpoint, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         accepted_ns = self._clock.mono_ns()
         reception = self.reception
@@ -243,17 +238,14 @@ class SimServer:
         truth.late_ns_max = now_ns - due_ns
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    def _session_handler(self, kind: type[WebSocketSession]) -> Callable[[web.Request], Any]:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            self._sessions_begun += 1
-            session = kind(self.reception, request, self._sessions_begun)
-            self._sessions.add(session)
-            try:
-                return await session.run()
-            finally:
-                self._sessions.discard(session)
-
-        return handle
+    async def _session(self, kind: type[WebSocketSession], request: web.Request) -> web.StreamResponse:
+        self._sessions_begun += 1
+        session = kind(self.reception, request, self._sessions_begun)
+        self._sessions.add(session)
+        try:
+            return await session.run()
+        finally:
+            self._sessions.discard(session)
 
     async def _leave(self, app: web.Application) -> None:
         await asyncio.gather(*(session.close() for session in self._sessions))
