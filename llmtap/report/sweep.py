@@ -483,7 +483,7 @@ def _not_served(results: Sequence[Result]) -> Iterator[str]:
             several = " in a run" if len(found) > 1 else ""
             yield f"{what}: {counts} requests{several} {why} ({', '.join(limits)})"
     if any(_count(told, *_UNSERVED["refused"]) for told in results):
-        yield "who was refused is late, and in no other figure: of few who are served, few are slow"
+        yield "refused requests count as late, and in no other figure: with few requests served, few are slow"
 
 
 def _limits(results: Sequence[Result], name: str) -> str:
