@@ -243,7 +243,7 @@ def check_duration(
         told = f"is {to_seconds(duration):g} s, and {section} asks for {to_seconds(least):g} s at least"
         raise ConfigError("duration", told, hint)
     if duration <= 0:
-        raise ConfigError("duration", "is nothing")
+        raise ConfigError("duration", "is 0; expected more than 0 s")
 
 
 def check_votes(votes: int) -> None:

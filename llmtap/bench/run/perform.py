@@ -77,7 +77,7 @@ def refuse_other(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any])
     raise ConfigError(
         "--results",
         f"{folder.path} was measured with other parameters: {told}{more}",
-        "another --results, or --again to measure it anew there, in place of what is",
+        "use another --results, or --again to replace its results",
     )
 
 
