@@ -1,4 +1,7 @@
-"""`llmtap sim`: the simulated engine as a server, and schedulers in virtual time."""
+"""`llmtap sim`: the simulated engine as a server, and schedulers in virtual time.
+
+Long because the options of its commands stand in their signatures.
+"""
 
 import sys
 from collections.abc import Iterator

@@ -6,6 +6,8 @@ apart; what they do decide (a fixed time makes more requests at a higher rate) r
 
 An option that a run's scheduler does not read is None among its `readings` and `serving`. Along such an axis
 the run is the same everywhere: a level line.
+
+Long because the table, its best runs and the lines below it share the columns and the dimensions.
 """
 
 from collections import Counter, defaultdict

@@ -6,6 +6,8 @@ escaped for plotly, which reads tags.
 
 Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth
 goodput); multi-bin paper, sections 7 and 9.
+
+Long because the charts, their tables and the settings are one page.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
