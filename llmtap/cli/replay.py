@@ -89,7 +89,10 @@ _ENDPOINTS: Final = {
 def replay(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to send.")] = "",
     target: Annotated[
-        str, option("URL", "URL of the server: http://host:port[/prefix], ws:// (Realtime) or grpc://.")
+        str,
+        option(
+            "URL", "URL of the server: http://host:port[/prefix], ws://host:port[/v1/responses] or grpc://."
+        ),
     ] = "",
     source_format: SourceFormat = None,
     requests: Annotated[

@@ -15,7 +15,8 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import TokenSource
 from llmtap.load.bodies import prepare
 from llmtap.load.http import SenderOptions
-from llmtap.load.sessions.prompt_sender import PromptMaker, protocol_of
+from llmtap.load.sessions.prompt_sender import PromptMaker
+from llmtap.load.target import protocol_of
 from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.worker_handle import Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
