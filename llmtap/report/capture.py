@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from llmtap.report.document import Note, Table
 from llmtap.report.render import terminal
 from llmtap.report.summary import summary_blocks
-from llmtap.report.values import at, counted, harmless, joined
+from llmtap.report.values import MARK, at, counted, harmless, joined
 from llmtap.units import format_bytes
 
 __all__ = ["render_capture", "render_integrity"]
@@ -119,11 +119,15 @@ def _group_table(label: str, groups: _Json) -> Table:
         output, attained = summary["tokens"]["output"], at(summary, "goodput", "attainment")
         rows.append([
             harmless(name)[:_NAME_CHARS], f"{summary['n']:,}",
-            *(_duration(summary["metrics"][metric][figure]) for _, metric, figure in _GROUP_COLUMNS),
+            *(_figure(summary["metrics"][metric], figure) for _, metric, figure in _GROUP_COLUMNS),
             "-" if output is None else f"{output:,}", "-" if attained is None else f"{attained:.1%}",
         ])  # fmt: skip
     heads = [label, "n", *(title for title, _, _ in _GROUP_COLUMNS), "out tok", "goodput"]
     return Table(heads, rows, nowrap=True)
+
+
+def _figure(figures: _Json, name: str) -> str:
+    return _duration(figures[name]) + MARK * (name in figures["marks"])
 
 
 def _duration(seconds: float | None) -> str:

@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
-from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.report.document import Note, Table
 from llmtap.report.render import terminal
 from llmtap.report.values import (
-    MARK,
+    FEW,
     METRIC_TITLES,
     at,
     counted,
     figures_text,
+    is_marked,
     joined,
     milliseconds,
     number,
@@ -71,8 +71,8 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
                 rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
     yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
     yield from map(Note, _lines(summary))
-    if any(MARK in cell for row in rows for cell in row):
-        yield Note(f"{MARK} from fewer than {SAMPLES_MIN['p99']:,} samples (IETF 5.1.4.3)", "yellow")
+    if is_marked(rows):
+        yield Note(FEW, "yellow")
 
 
 def _headline(summary: _Json) -> str:

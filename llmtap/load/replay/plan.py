@@ -170,7 +170,10 @@ def _of_trace(
         raise ConfigError("--requests", str(exc)) from None
     arrivals: dict[str, Any] | None = None
     if own_times:
-        arrivals = {"arrivals": "recorded", "scale": scale, "rate_rps": own_rate and own_rate * scale}
+        arrivals = {
+            "arrivals": "recorded", "scale": scale, "speed": asked.speed, "recorded_rps": own_rate,
+            "rate_rps": own_rate and own_rate * scale,
+        }  # fmt: skip
     elif asked.arrivals is not None:
         arrivals = _arrange(requests, asked.arrivals, asked)
     about = {
