@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -43,6 +43,11 @@ from llmtap.cli.shared import (
 )
 from llmtap.errors import ConfigError, LlmtapError
 
+if TYPE_CHECKING:
+    from llmtap.capture.read.describe import TenantClass
+    from llmtap.metrics.deadlines import Benefit
+    from llmtap.metrics.slo import SloOptions
+
 __all__ = ["load_result", "report", "tell_replay", "verdicts_beside", "write_beside"]
 
 RESULT_BYTES_MAX: Final = 256 << 20
@@ -65,6 +70,8 @@ Of a running capture at a URL only the uploaded part is read; add its spool fold
 Examples:
 
   llmtap report captures/ --by tenant --slo "ttft:500ms tpot:50ms"
+
+  llmtap report captures/ --config llmtap.toml
 
   llmtap report s3://bucket/captures --json > summary.json
 
@@ -94,6 +101,10 @@ def report(
     ] = None,
     slo: Slo = None,
     goodput: VllmGoodput = None,
+    config: Annotated[
+        Path | None,
+        option("FILE", "Configuration with objectives by class of tenants ([slo.NAME]), as of the proxy."),
+    ] = None,
     percentiles: Percentiles = None,
     skip_broken: Annotated[
         bool, flag("--skip-broken", "Skip files that cannot be read, and list their names.")
@@ -129,7 +140,8 @@ def report(
     result = load_result(places[0]) if len(places) == 1 else None
     if result is not None:
         for option, refused in (
-            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--percentiles", percentiles),
+            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--config", config),
+            ("--percentiles", percentiles),
             ("--integrity", integrity), ("--skip-broken", skip_broken),
             ("--reader-speed", reader_speed), ("--alpha", alpha), ("--idle-cost", idle_cost),
             ("--reader-grace", reader_grace),
@@ -150,16 +162,19 @@ def report(
         if label not in BY:
             raise ConfigError("--by", f"{label!r} is none of {', '.join(BY)}")
     text = read_objectives(slo, goodput)
+    reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
+    classes = {} if config is None else _classes(config, text)
     options: dict[str, Any] = {
         "by": by or (), "objectives": None if text is None else Objectives.parse(text),
-        "percentiles": read_percentiles(percentiles),
-        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
+        "percentiles": read_percentiles(percentiles), "reader": reader,
+        "class_of": _class_of(classes, reader) if classes else None,
     }  # fmt: skip
     told: dict[str, Any]
     if _is_trace(places):
         if integrity:
             raise ConfigError("--integrity", "a trace of another tool has no numbers to tell it by")
         told = _of_trace(places[0], options)
+        told["slo"] = _judged(classes, told)
         print_json(told) if as_json else print_rich(render_capture(told))
         return
     try:
@@ -181,6 +196,7 @@ def report(
         "bytes": sum(f.bytes for f in capture.files),
         "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
     }  # fmt: skip
+    told["slo"] = _judged(classes, told)
     told["integrity"] = checked.to_dict()
     verdicts = dict(verdicts_beside(places))
     if verdicts:
@@ -196,6 +212,53 @@ def report(
 
 
 # ---------------------------------------------------------------- captures and traces
+
+
+def _classes(config: Path, given: str | None) -> "Mapping[str, SloOptions]":
+    """Return the classes of tenants of a configuration. Raises ConfigError."""
+    from llmtap.config import load_settings
+
+    if given is not None:
+        raise ConfigError("--config", "its objectives are by class, and others are given", "one of the two")
+    classes = load_settings(config, {}, {}).slo
+    if not classes:
+        raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
+    return classes
+
+
+def _class_of(classes: "Mapping[str, SloOptions]", reader: "Benefit") -> "Callable[[str], TenantClass]":
+    """Return the function that finds the class of a tenant, as the live tap does."""
+    from llmtap.capture.read.describe import TenantClass
+    from llmtap.metrics.slo import SloClass, TenantClasses
+
+    tenants = TenantClasses(SloClass.of(name, options) for name, options in classes.items())
+    none = TenantClass("none", None, reader)
+    known = {
+        name: TenantClass(name, options.parsed, options.reader(reader)) for name, options in classes.items()
+    }
+
+    def class_of(tenant: str) -> TenantClass:
+        slo = tenants.of(tenant)
+        return none if slo is None else known[slo.name]
+
+    return class_of
+
+
+def _judged(classes: "Mapping[str, SloOptions]", told: Mapping[str, Any]) -> dict[str, object]:
+    """Return attainment and burn rate of each class over the whole capture, as public JSON."""
+    from llmtap.metrics.slo import burn_rate, error_ratio, events_min
+
+    found: dict[str, object] = {}
+    for name, options in classes.items():
+        goodput = told["by"]["class"].get(name, {}).get("goodput") or {"counted": 0, "met": 0}
+        good, counted = goodput["met"], goodput["counted"]
+        found[name] = {
+            "objectives": options.parsed.text, "target": options.target, "tenants": list(options.tenants),
+            "counted": counted, "good": good, "attainment": good / counted if counted else None,
+            "burn_rate": burn_rate(error_ratio(good, counted), options.target),
+            "marks": ["burn_rate"] if 0 < counted < events_min(options.target, 1) else [],
+        }  # fmt: skip
+    return found
 
 
 def _is_trace(places: list[str]) -> bool:

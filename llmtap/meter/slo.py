@@ -7,9 +7,7 @@ minutes, 1 and 6 hours.
 Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
 """
 
-import fnmatch
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +17,16 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.meter.pipeline.windows import Merging, SliceLevel, Slices
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import judge
-from llmtap.metrics.slo import Alarm, SloClass, SloOptions, burn_rate, burn_rate_max, error_ratio, events_min
+from llmtap.metrics.slo import (
+    Alarm,
+    SloClass,
+    SloOptions,
+    TenantClasses,
+    burn_rate,
+    burn_rate_max,
+    error_ratio,
+    events_min,
+)
 from llmtap.units import NS_PER_S
 
 __all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook"]
@@ -34,8 +41,6 @@ _LEVELS: Final = (
 )
 REQUESTED: Final = "requested"
 """The class of exchanges whose only objectives are those that the request brought along."""
-TENANTS_CACHED: Final = 10_000
-"""Tenants whose class is remembered: those that have a name of their own, and as many again."""
 
 log = logging.getLogger(__name__)
 Key = tuple[str, str]
@@ -50,17 +55,8 @@ class SloBook:
     def __init__(self, options: Mapping[str, SloOptions], clock: Clock) -> None:
         self._clock = clock
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
-        self._named = {
-            tenant: slo for slo in self.classes.values() for tenant in slo.tenants if not _is_pattern(tenant)
-        }
-        self._patterns = [
-            (re.compile(fnmatch.translate(tenant)).match, slo)
-            for slo in self.classes.values()
-            for tenant in slo.tenants
-            if _is_pattern(tenant)
-        ]
-        self._default = next((slo for slo in self.classes.values() if not slo.tenants), None)
-        self._of: dict[str, SloClass | None] = {}
+        self._by_tenant = TenantClasses(self.classes.values())
+        self.of = self._by_tenant.of
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge, past=False)
         self._total: _Counts = {}
         for slo in self.classes.values():
@@ -74,21 +70,7 @@ class SloBook:
     @property
     def tenants(self) -> list[str]:
         """Those that the classes name."""
-        return list(self._named)
-
-    def of(self, tenant: str) -> SloClass | None:
-        """A tenant's class: that which names it, else the first with a pattern it fits, else the default."""
-        try:
-            return self._of[tenant]
-        except KeyError:
-            pass
-        found = self._named.get(tenant)
-        if found is None:
-            found = next((slo for match, slo in self._patterns if match(tenant)), self._default)
-        if len(self._of) >= TENANTS_CACHED:
-            self._of.clear()
-        self._of[tenant] = found
-        return found
+        return list(self._by_tenant.named)
 
     def judge(self, x: Exchange, m: Measured, slo: SloClass | None, tenant: str) -> bool | None:
         """Whether the exchange met its objectives, its own before its class's; None if it does not count.
@@ -233,7 +215,3 @@ def _sum(tables: Sequence[_Counts]) -> _Counts:
 def _merge(tables: Sequence[_Counts], level: int) -> Merging[_Counts]:
     yield
     return _sum(tables)
-
-
-def _is_pattern(tenant: str) -> bool:
-    return "*" in tenant or "?" in tenant or "[" in tenant

@@ -7,7 +7,9 @@ exchanges count, and a short one of a twelfth of its length, so that it ends soo
 Source: SRE Workbook, chapter 5 (multi-window, multi-burn-rate alerts).
 """
 
+import fnmatch
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Final, Literal
@@ -19,8 +21,9 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.objectives import Objectives
 
 __all__ = [
-    "PERIOD_NS", "STANDARD_ALARMS", "Alarm", "SloClass", "SloOptions", "burn_rate", "burn_rate_max",
-    "check_objective", "check_reachable", "check_slos", "error_ratio", "events_min", "reachable",
+    "PERIOD_NS", "STANDARD_ALARMS", "Alarm", "SloClass", "SloOptions", "TenantClasses", "burn_rate",
+    "burn_rate_max", "check_objective", "check_reachable", "check_slos", "error_ratio", "events_min",
+    "reachable",
 ]  # fmt: skip
 
 _HOUR_NS: Final = 3_600_000_000_000
@@ -212,6 +215,42 @@ class SloClass:
         return replace(
             self, alarms=(*self.alarms, *tickets), unreachable=(*self.unreachable, *silent)
         )  # fmt: skip
+
+
+TENANTS_CACHED: Final = 10_000
+"""Tenants whose class is remembered: those that have a name of their own, and as many again."""
+
+
+class TenantClasses:
+    """Finds the class of a tenant: that which names it, else the first with a pattern it fits, else the one
+    without tenants."""
+
+    def __init__(self, classes: Iterable[SloClass]) -> None:
+        self.named: dict[str, SloClass] = {}
+        self._patterns: list[tuple[Callable[[str], object], SloClass]] = []
+        self._default: SloClass | None = None
+        self._of: dict[str, SloClass | None] = {}
+        for slo in classes:
+            for tenant in slo.tenants:
+                if any(sign in tenant for sign in "*?["):
+                    self._patterns.append((re.compile(fnmatch.translate(tenant)).match, slo))
+                else:
+                    self.named[tenant] = slo
+            if not slo.tenants and self._default is None:
+                self._default = slo
+
+    def of(self, tenant: str) -> SloClass | None:
+        try:
+            return self._of[tenant]
+        except KeyError:
+            pass
+        found = self.named.get(tenant)
+        if found is None:
+            found = next((slo for match, slo in self._patterns if match(tenant)), self._default)
+        if len(self._of) >= TENANTS_CACHED:
+            self._of.clear()
+        self._of[tenant] = found
+        return found
 
 
 def check_slos(classes: dict[str, SloOptions]) -> None:

@@ -52,17 +52,46 @@ def test_a_broken_file_is_an_error_that_names_it_or_is_passed_over(folder: Path,
     assert code == 1
 
 
+def test_a_configuration_judges_each_class_by_its_own_objectives(folder: Path, call: Call) -> None:
+    config = folder / "llmtap.toml"
+    config.write_text(
+        '[slo.slow]\nobjectives = "ttft:1s"\ntarget = 0.5\ntenants = ["glob*"]\n'
+        '[slo.fast]\nobjectives = "ttft:90ms"\nalpha = 0\n'
+    )
+    code, out, _ = call("report", folder, "--config", config, "--by", "tenant", "--json")
+    told = json.loads(out)
+    assert code == 0
+    figures = ("objectives", "target", "counted", "good", "attainment", "burn_rate")
+    assert {name: [slo[figure] for figure in figures] for name, slo in told["slo"].items()} == {
+        "slow": ["ttft:1s", 0.5, 1, 1, 1, 0],
+        "fast": ["ttft:90ms", 0.99, 3, 0, 0, pytest.approx(100)],
+    }
+    for label, names in (("class", ("slow", "fast")), ("tenant", ("globex", "acme"))):
+        parts = [told["by"][label][name] for name in names]
+        assert [(part["n"], part["goodput"]["met"]) for part in parts] == [(1, 1), (3, 0)]
+        assert [part["smooth_goodput"]["alpha"] for part in parts] == [5, 0]
+    assert (told["n"], told["goodput"]["met"], told["goodput"]["counted"]) == (4, 1, 4)
+    code, out, _ = call("report", folder, "--config", config)
+    assert [line.split()[1:5] for line in out.splitlines() if line.startswith("class  ")][:2] == [
+        ["slow:", "1", "of", "1"], ["fast:", "0", "of", "3"]
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("args", "problem"),
     [(("missing",), "does not exist"), (("",), "is an empty name"),
      ((".", " "), "is an empty name"), ((".", "--by", "colour"), "--by: 'colour' is none of tenant, model"),
-     ((".", "--slo", "ttft"), "--slo"), (("trace.jsonl", "--integrity"), "has no numbers")],
+     ((".", "--slo", "ttft"), "--slo"),
+     ((".", "--slo", "ttft:1s", "--config", "c.toml"), "one of the two"),
+     ((".", "--config", "c.toml"), "c.toml: has no objectives"),
+     (("trace.jsonl", "--integrity"), "has no numbers")],
 )  # fmt: skip
 def test_what_cannot_be_is_one_sentence_and_exit_2(
     args: tuple[str, ...], problem: str, folder: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.chdir(folder)
     Path("trace.jsonl").write_text('{"timestamp": 0}\n')
+    Path("c.toml").touch()
     code, out, err = call("report", *args)
     assert (code, out) == (2, "")
     assert problem in err
