@@ -1,8 +1,4 @@
-"""`llmtap report`: summarise a capture, a trace, a replay or a benchmark.
-
-`llmtap replay` and `llmtap report RESULT` print the same. A replay leaves its result in the folder of its
-capture, too, so that `llmtap report` of the capture knows whether its figures are valid.
-"""
+"""`llmtap report`: summarise a capture, a trace, a replay or a benchmark."""
 
 import re
 import shlex

@@ -1,8 +1,7 @@
 """Report of a replay, for a terminal, as Markdown and as a page.
 
-It has the verdict, the figures, their distributions, the run over time, and rows beside what they were when
-they were captured. Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every
-chart has a table of its figures, and a caption that says what they rest on.
+Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every chart has a table
+of its figures, and a caption that states their basis.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,4 @@
-"""Basis of a replay's figures as sentences: plan, load, window, counting, sender.
-
-A caption states the most important terms, because a printed figure or a screenshot has nothing else. The page
-states all of them.
-"""
+"""Basis of a replay's figures as sentences: plan, load, window, counting, sender."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final

@@ -1,7 +1,6 @@
 """Tables of a Summary and of the resources of a run, for a terminal.
 
-Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`), so a summary read from a
-file or over HTTP prints like one made here. Whatever makes a figure doubtful is printed beside it.
+Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`).
 """
 
 from collections.abc import Iterator, Mapping

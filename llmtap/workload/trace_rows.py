@@ -3,7 +3,6 @@
 - A row follows its named parent. If that is missing or not named, it follows the row of its session with the
   nearest smaller turn (the latest of several); without a turn, the latest row of the session. Rows are in the
   order of their arrivals.
-- Turn 0, or a turn without a predecessor, begins a conversation.
 - Think time is the trace's `think_us` if it refers to the same answer, else from the end of that answer to
   this arrival, at least 0. Without a known end it is the distance of the two arrivals: too long by the
   answer's duration.

@@ -176,6 +176,9 @@ def _of_trace(
         }  # fmt: skip
     elif asked.arrivals is not None:
         arrivals = _arrange(requests, asked.arrivals, asked)
+    # As workloads describe theirs (IETF draft, 4.3.1).
+    given, made = (lengths_told(list(filter(None, column))) for column in (requests.input, requests.output))
+    made = {**made, "control": "max_tokens"} if made else {}
     about = {
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
         "rows": len(trace), "rows_left_out": trace.left_out, "rows_estimated": trace.estimated,
@@ -183,7 +186,8 @@ def _of_trace(
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
         "window_from": asked.window_from_ns / NS_PER_S,
         "window_for": None if asked.window_for_ns is None else asked.window_for_ns / NS_PER_S,
-        "share": asked.share, "lengths": _lengths(requests), "tokenizer": _named(asked, counter),
+        "share": asked.share, "lengths": {"input": given, "output": made},
+        "tokenizer": _named(asked, counter),
     }  # fmt: skip
     prompts = RowPrompts(requests, counter, seed=asked.seed)
     notes = list(trace.notes)
@@ -196,14 +200,6 @@ def _of_trace(
     if trace.answered and baseline is None:
         notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
-
-
-def _lengths(requests: Requests) -> dict[str, Any]:
-    """Describe the known lengths of rows as workloads do (IETF draft, 4.3.1)."""
-    given, made = (
-        lengths_told([tokens for tokens in column if tokens]) for column in (requests.input, requests.output)
-    )
-    return {"input": given, "output": {**made, "control": "max_tokens"} if made else {}}
 
 
 def _named(asked: ReplayQuestion, counter: TokenCounter) -> str | None:

@@ -1,14 +1,11 @@
 """Result of a replay as public JSON: Summary, plan, timeliness, and the senders.
 
-Names that a Summary has are its own (design: "Public contract"). Beside them: `plan` (all that makes the load
-again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `quantiles` (what a distribution
-is drawn from), `timeline` (second by second), `lengths` (prompts and answers by the server's own count),
-`error_statuses` (of upstream errors, by HTTP status), `tasks` (of conversations: durations, and latencies by
-turn), `sender`, `verdict`, and where they are known `warmup`,
-`system`, `server`, `baseline`.
+Beside the names of a Summary: `plan` (all that makes the load again), `dispatch_lateness`, `corrected`
+(latencies from the scheduled time), `quantiles`, `timeline`, `lengths` (by the server's count), `tasks` (of
+conversations), `error_statuses`, `sender`, `verdict`, and where known `warmup`, `system`, `baseline`.
 
 Rates are in requests per second. Those of `arrivals`, and in an open loop `planned_rps` and `offered_rps`,
-are of requests that wait for no answer: when the others come depends on the server.
+are of requests that wait for no answer.
 
 | name | what it is of |
 | --- | --- |
@@ -21,8 +18,7 @@ are of requests that wait for no answer: when the others come depends on the ser
 | `load.achieved_rps` | exchanges that ended / the window, which is over with the last answer |
 
 `load.due` counts what of the plan was due until it ended or was stopped, `load.in_time` what of that was sent
-by then; `sent_share` is in_time / due. Of `connections_opened`, `connections_opened_before` stood before
-the first request was due; `connections_reused` counts requests on one that had served another before.
+by then; `sent_share` is in_time / due.
 """
 
 from array import array
@@ -255,10 +251,8 @@ def result_of(
     """Return the result as public JSON.
 
     Args:
-        plan: the plan as JSON.
         closed: closed loop: no request was scheduled.
         clock: source of timestamps: `kernel` or `mono`.
-        anchor: converts times to dates.
         beside: further parts by name.
         percentiles: further ones of each metric, by name.
     """
