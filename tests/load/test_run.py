@@ -80,6 +80,25 @@ class Held:
 
 
 @scene
+async def test_each_row_once_at_its_time() -> None:
+    arrivals = [0, 3, 3, 3, 10.5, 11, 40, 41, 60]
+    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
+        playing = await Playing(to, requests(arrivals)).go()
+        assert sorted(rows_of(server)) == list(range(len(arrivals)))
+        assert playing.outcomes() == [Outcome.COMPLETE] * len(arrivals)
+        begun = []
+        for row, ms in enumerate(arrivals):
+            x = playing.exchanges[row]
+            assert x.scheduled_ns == playing.start_ns + int(ms * MS)
+            assert x.dispatch_late_ns is not None
+            assert x.dispatch_late_ns >= 0, "never early"
+            assert x.timeline.arrival_ns == x.scheduled_ns + x.dispatch_late_ns
+            begun.append(x.timeline.arrival_ns)
+        assert begun == sorted(begun)
+        assert playing.run.stopped is None
+
+
+@scene
 async def test_a_server_that_stalls_changes_no_send_time() -> None:
     """Theory. Rows are due at P, submitted at S, answered at E. An open loop submits each at its time,
     however long the server stalls: all of them reach the server before it answers one. Latency from submit is
