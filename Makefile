@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 USABLE := $(VENV)/.usable
 STAMP  := $(VENV)/.installed
-# The extras of who runs it; the others are of who works on it.
+# Extras for users; the other extras are for developers.
 RUNTIME := tokenizers,bench,gpu,grpc,ray,top
 # The tests that compiled code can affect: frames, streams, heads, relay, and the observer with its repeated events.
 TWICE  := $(addprefix tests/,channel exchange native net proxy/test_fixtures_live.py proxy/test_hostile_live.py vantage/relay) \
@@ -17,10 +17,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo test pytest test-python golden fuzz sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
 
-help:  ## this list
+help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
-# What the README's commands need, and no more: who comes for the first time does not wait for the tests' packages.
+# Only the packages that the README's commands need, so that the first installation is short.
 $(USABLE): pyproject.toml constraints.txt setup.py $(wildcard llmtap/native/*.p* llmtap/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmtap needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
@@ -33,20 +33,20 @@ $(STAMP): $(USABLE)
 
 setup: $(STAMP)  ## install into .venv
 
-demo: $(USABLE)  ## bursts of requests through the tap to a simulated engine with a guardrail; then the table and a verdict
+demo: $(USABLE)  ## run a simulated engine, a proxy and 30 s of load; then print the cost of a guardrail
 	$(BIN)/llmtap demo
 
 # Both at once: mypy uses one core, and many tests wait.
-test: $(STAMP)  ## lint, types, layers and every test; those in a browser or with Ray run in `make e2e`
+test: $(STAMP)  ## lint, types, layers, and all tests except those with a browser or Ray (see `make e2e`)
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
 pytest: $(STAMP)
 	$(PYTEST) -m 'not browser and not ray'
 
-golden: $(STAMP)  ## rewrite the files in tests/golden/expected, which hold whole outputs; then read `git diff`
+golden: $(STAMP)  ## rewrite the expected outputs in tests/golden/expected; then read `git diff`
 	$(BIN)/pytest -n 0 tests/golden tests/report --rewrite-golden
 
-test-python: $(STAMP)  ## what compiled code can affect, with Python in its place
+test-python: $(STAMP)  ## run the tests that compiled code can affect, with the Python implementation
 	LLMTAP_NATIVE=0 $(PYTEST) -m 'not once' $(TWICE)
 
 FUZZ   ?=
@@ -56,10 +56,10 @@ SEED   ?= 1
 fuzz: $(STAMP)  ## fuzz parsers and framing against oracles: FUZZ=TARGET (default: all) INPUTS=N SEED=N
 	$(BIN)/python -m tests.native.fuzz $(FUZZ) --inputs $(INPUTS) --seed $(SEED)
 
-sanitize: $(STAMP)  ## the compiled code under AddressSanitizer and UndefinedBehaviorSanitizer; gcc
+sanitize: $(STAMP)  ## test the compiled code under AddressSanitizer and UndefinedBehaviorSanitizer (gcc)
 	$(BIN)/python tests/native/sanitize.py
 
-lint: $(STAMP)  ## ruff, mypy, import-linter
+lint: $(STAMP)  ## run ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -69,21 +69,21 @@ fmt: $(STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-size:  ## count lines, modules, repeated names and import cycles, beside the agreed limits
+size:  ## count lines, modules, repeated names and import cycles, with their limits
 	@$(PYTHON) tests/support/size.py
 
-docs: $(VENV)/.docs  ## the documentation, into site/
+docs: $(VENV)/.docs  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.docs: $(STAMP)
 	$(PIP) -e '.[docs]'
 	@touch $@
 
-audit: $(VENV)/.audit  ## known weaknesses of the pinned versions, as a service on the internet knows them
+audit: $(VENV)/.audit  ## check the pinned versions for known vulnerabilities (needs internet access)
 	$(BIN)/pip-audit --requirement constraints.txt --strict --no-deps --disable-pip --progress-spinner off
 
 # Installed and taken out again: what is left is what it needs. Nothing of this machine comes into the file.
-sbom: $(VENV)/.audit  ## what a user installs with every extra, as CycloneDX, into deploy/sbom.cdx.json
+sbom: $(VENV)/.audit  ## write the bill of materials, deploy/sbom.cdx.json (CycloneDX)
 	rm -rf $(VENV)-runtime
 	$(PYTHON) -m venv --without-pip $(VENV)-runtime
 	$(BIN)/pip --python $(VENV)-runtime install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(RUNTIME)]'
@@ -95,21 +95,21 @@ $(VENV)/.audit: $(STAMP)
 	$(PIP) -e '.[audit]'
 	@touch $@
 
-bench: $(STAMP)  ## the relay beside nginx, HAProxy and LLM gateways (see benchmarks/relay/README.md)
+bench: $(STAMP)  ## compare the relay with nginx, HAProxy and LLM gateways (see benchmarks/relay/README.md)
 	$(BIN)/python benchmarks/relay/run.py
 
-e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap between them; clients of the simulated one
+e2e: $(STAMP)  ## test with a real engine, gateway, clients, Prometheus, browser and Ray
 	$(BIN)/python tests/e2e/together.py prometheus,fleet,middleware,sdks environments,marked,clients
 	$(BIN)/python tests/e2e/run.py
 	$(BIN)/python tests/e2e/packets.py
 	$(BIN)/python tests/e2e/replay.py
 	$(BIN)/python tests/e2e/live_streams.py
 
-wheel:  ## the wheel for this Python, into dist/; tried where no compiler is, and the sources, too (see tests/e2e/README.md)
+wheel:  ## build a wheel into dist/, and test its installation without a compiler (see tests/e2e/README.md)
 	$(PYTHON) tests/e2e/wheel.py
 
-image-check: $(STAMP)  ## deploy/Containerfile built by podman and its image tried; needs root (see tests/e2e/README.md)
+image-check: $(STAMP)  ## build deploy/Containerfile with podman and test the image; needs root (see tests/e2e/README.md)
 	$(BIN)/python tests/e2e/image.py
 
-clean:  ## remove what the targets made
+clean:  ## remove the files that the targets made
 	rm -rf $(VENV) $(VENV)-runtime build dist site .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build

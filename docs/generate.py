@@ -1,7 +1,6 @@
-"""The reference, as the program tells it of itself: options, commands, the admin API.
+"""Hook of mkdocs that generates the reference pages: options, commands, admin API.
 
-A hook of mkdocs (see mkdocs.yml). The pages are made anew by each build and lie nowhere: they tell what the
-option structs of the rooms, the commands and the OpenAPI document say.
+Each build generates them from the option structs, the commands and the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ __all__ = [
 _OPTIONS: Final = """\
 # Options
 
-Made from the program. Defaults give way to the file of `--config`, that to the environment, and that
-to flags. A key `relay.idle_timeout` is `idle_timeout` in the file's table `[relay]`, the variable
-`LLMTAP_RELAY_IDLE_TIMEOUT`, and `--set relay.idle_timeout=...`. Durations are seconds or text with a unit
-(`0.5`, `"500ms"`, `"2m"`), sizes are bytes or text with a unit (`"64KiB"`).
+Generated from the program. Flags override the environment, which overrides the file of `--config`, which
+overrides the defaults. A key `relay.idle_timeout` is `idle_timeout` in the file's table `[relay]`, the
+variable `LLMTAP_RELAY_IDLE_TIMEOUT`, and `--set relay.idle_timeout=...`. Durations are seconds or text with a
+unit (`0.5`, `"500ms"`, `"2m"`), sizes are bytes or text with a unit (`"64KiB"`).
 In the environment and in `--set`, lists and tables are written in JSON.
 
 `LLMTAP_NATIVE=0` is not a key: it selects Python in place of the
@@ -58,16 +57,16 @@ compiled code (`llmtap --version` shows which one runs).
 _COMMANDS: Final = """\
 # Commands
 
-Made from the program; `--help` says the same. Exit codes: 0 is ok; 1, a check failed; 2, usage or
-configuration, and the option or key is named; 130, Ctrl-C.
+Generated from the program, with the texts of `--help`. Exit codes: 0: ok; 1: a check failed; 2: an error of
+usage or configuration, with the name of the option or key; 130: Ctrl-C.
 
 """
 _API: Final = """\
 # Admin API
 
-Made from the program's [OpenAPI document](openapi.json), which a tap serves at `/api/v1/openapi.json`.
-Durations are seconds; null is unknown, or does not apply. Where `meter.admin_token` is set, all but the page
-and its parts, `/healthz` and `/readyz` want `Authorization: Bearer TOKEN`.
+Generated from the [OpenAPI document](openapi.json), which the admin port serves at `/api/v1/openapi.json`.
+Durations are in seconds. Null means unknown or not applicable. If `meter.admin_token` is set, all paths
+except the dashboard's page, `/healthz` and `/readyz` require `Authorization: Bearer TOKEN`.
 Requests that a browser sends for a page of another origin are refused with 403.
 
 """
@@ -79,13 +78,13 @@ _SIZES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown; cells are Markdown themselves."""
+    """Return a Markdown table. Cells are Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
 
 
 def plain(text: str) -> str:
-    """Words of the program, which know nothing of Markdown but its backticks."""
+    """Escape text of the program for Markdown, except in backticks."""
     parts = re.split(r"(`[^`]*`)", text)
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"([\\*_\[\]])", r"\\\1", parts[i]).replace("<", "&lt;").replace("|", "&#124;")
@@ -132,7 +131,7 @@ def _named(rows: Iterable[tuple[str, Any, str]]) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """The line of help that every option has."""
+    """Return the help text of an option."""
     [meta] = [one for one in get_args(field.type)[1:] if isinstance(one, msgspec.Meta)]
     assert meta.description is not None
     return meta.description
@@ -143,7 +142,7 @@ def _inner(kind: Any) -> Any:
 
 
 def _kind(kind: Any) -> str:
-    """What a value may be, in a word or two."""
+    """Return the type of a value in words."""
     origin = get_origin(kind)
     if origin is Literal:
         return ", ".join(map(code, get_args(kind)))
@@ -153,10 +152,10 @@ def _kind(kind: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """As the file would have it; empty where none is nothing."""
+    """Return the default as a configuration file has it; empty for None."""
     value = field.default if field.default_factory is NODEFAULT else field.default_factory()
     if value is NODEFAULT:
-        return "has to be set"
+        return "required"
     if value is None:
         return ""
     if isinstance(value, Duration):
@@ -179,9 +178,7 @@ def commands_page() -> str:
         usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
         out.append(f"## {name}\n\n{plain(command.help or '')}\n\n```text\n{usage}\n```\n\n")
         records = filter(None, (one.get_help_record(context) for one in command.params))
-        rest = table(
-            ["argument or option", "what it is"], ([code(what), plain(help)] for what, help in records)
-        )
+        rest = table(["argument or option", "meaning"], ([code(what), plain(help)] for what, help in records))
         if command.epilog:
             rest += f"```text\n{command.epilog.strip()}\n```\n\n"
         first = told.setdefault(rest, name)
@@ -192,7 +189,7 @@ def commands_page() -> str:
 
 
 def _leaves(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Commands without subcommands, by their whole names, with the context in which each tells of itself."""
+    """Yield each command without subcommands: full name, command, and context."""
     context = command.context_class(command, info_name=name.rpartition(" ")[2], parent=parent)
     inner = getattr(command, "commands", None)
     if inner is None:
@@ -206,7 +203,7 @@ def _leaves(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Any, An
 
 
 def api_page() -> str:
-    """Every path of the admin port, and the schemas of what it answers."""
+    """Return the page of all paths of the admin port and the schemas of their answers."""
     described = document()
     out = [_API]
     for path, methods in described["paths"].items():
@@ -242,21 +239,21 @@ def _contents(about: dict[str, Any]) -> str:
 
 
 def _properties(schema: dict[str, Any], prefix: str) -> Iterator[list[str]]:
-    """A row for each property and those within it; one row for all that are in an object and alike."""
+    """Yield a row for each property, nested ones included; equal properties of an object share a row."""
     for name, one in schema["properties"].items():
         inner = one.get("properties", {})
         alike = len(inner) > 1 and len({msgspec.json.encode(value) for value in inner.values()}) == 1
         shown = _shape(one)
         if alike:
             shown = f"object of {', '.join(map(code, inner))}: each {_shape(next(iter(inner.values())))}"
-        left_out = "" if name in schema.get("required", ()) else " (may be left out)"
+        left_out = "" if name in schema.get("required", ()) else " (optional)"
         yield [code(prefix + name), shown, plain(one.get("description", "")) + left_out]
         if inner and not alike:
             yield from _properties(one, f"{prefix}{name}.")
 
 
 def _shape(schema: dict[str, Any]) -> str:
-    """What a value is, in words."""
+    """Return the type of a JSON value in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

@@ -1,8 +1,7 @@
-"""Pages that lie elsewhere in the repository, where they are read beside what they are about.
+"""Hook of mkdocs that adds pages from outside docs/, and adapts links of the repository to the site.
 
-A hook of mkdocs (see mkdocs.yml). Each build takes them as they are then. Links between them, and to pages of
-docs/, lead on within the site; a file that the site does not have is named in place of a link to it, and one
-that there is none of ends the build.
+A link to a file that is no page of the site becomes the name of the file. A link to a missing file ends the
+build.
 """
 
 from __future__ import annotations
@@ -10,24 +9,30 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
-__all__ = ["on_files", "relinked", "sources"]
+__all__ = ["on_files", "on_page_markdown", "relinked", "sources"]
 
 _ROOT: Final = Path(__file__).parents[1]
 _LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?\)")
 _FENCE: Final = re.compile(r"^ *(```|~~~)")
+_REFERENCE: Final = {
+    "#commands": "reference/cli.md", "#options": "reference/options.md", "#admin-api": "reference/api.md",
+}  # fmt: skip
+"""Sections of docs/reference/README.md, and the generated page that replaces each one in the site."""
 
 
 def sources() -> dict[str, str]:
-    """Files of the repository, and the pages of the site that they become."""
+    """Return the files outside docs/ that are pages of the site, with the names of their pages."""
     runbooks = sorted((_ROOT / "deploy" / "runbooks").glob("*.md"))
     return {
         "deploy/README.md": "deploy.md",
+        "llmtap/metrics/DEFINITIONS.md": "definitions.md",
         "SECURITY.md": "security.md",
         **{f"deploy/runbooks/{one.name}": f"runbooks/{one.name}" for one in runbooks},
         "deploy/runbooks/README.md": "runbooks/index.md",
@@ -35,28 +40,28 @@ def sources() -> dict[str, str]:
 
 
 def relinked(text: str, source: str, pages: dict[str, str]) -> str:
-    """A page's text for the site.
+    """Return the text of the file `source` with its links as the site needs them.
 
-    Args:
-        text: as it lies in the repository at `source`.
-        pages: what the site has from elsewhere, as `sources` gives it.
-
-    Raises:
-        FileNotFoundError: a link leads to no file.
+    `pages` is as `sources` returns it. Raises FileNotFoundError if a link leads to no file of the repository.
     """
 
     def linked(found: re.Match[str]) -> str:
-        target = found["target"]
+        target, anchor = found["target"], found["anchor"] or ""
         if re.match(r"[a-z]+:", target):
             return found[0]
         place = os.path.normpath(PurePosixPath(source).parent / target)
         if not (_ROOT / place).exists():
-            raise FileNotFoundError(f"{source}: a link to {target}, which there is none of")
-        page = place.removeprefix("docs/") if re.match(r"docs/.*\.md$", place) else pages.get(place)
-        if page is None:
+            raise FileNotFoundError(f"{source}: the file of the link {target} does not exist")
+        if place == "docs/reference/README.md":
+            page, anchor = _REFERENCE[anchor], ""
+        elif place.startswith("docs/"):
+            page = place.removeprefix("docs/")
+        elif place in pages:
+            page = pages[place]
+        else:
             return f"`{place}`" if found["text"] in (place, target) else f"{found['text']} (`{place}`)"
-        here = PurePosixPath(pages[source]).parent
-        return f"[{found['text']}]({os.path.relpath(page, here)}{found['anchor'] or ''})"
+        here = PurePosixPath(pages.get(source, source.removeprefix("docs/"))).parent
+        return f"[{found['text']}]({os.path.relpath(page, here)}{anchor})"
 
     lines, fenced = [], False
     for line in text.splitlines(keepends=True):
@@ -66,7 +71,7 @@ def relinked(text: str, source: str, pages: dict[str, str]) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Called by mkdocs when it has found its own files."""
+    """Add the pages from outside docs/. Called by mkdocs."""
     from mkdocs.structure.files import File
 
     pages = sources()
@@ -74,3 +79,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (_ROOT / source).read_text()
         files.append(File.generated(config, page, content=relinked(text, source, pages)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Adapt the links of a page of docs/. Called by mkdocs for each page."""
+    if page.file.generated_by is not None:
+        return markdown
+    return relinked(markdown, f"docs/{page.file.src_uri}", sources())

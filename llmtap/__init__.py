@@ -1,4 +1,4 @@
-"""Measure LLM traffic with a tap. ARCHITECTURE.md describes the packages.
+"""Measure LLM traffic with a transparent proxy. ARCHITECTURE.md describes the packages.
 
 `llmtap.read(path_or_url)` gives a Capture: its rows as an Arrow table or as Exchanges.
 """

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.channel.experiment import ExperimentOptions
-from llmtap.errors import ConfigError, raise_all
+from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
@@ -27,7 +27,7 @@ from llmtap.user_files import decode_json, key_lines, read_toml
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.relay.options import RelayOptions
 
-__all__ = ["Loaded", "Settings", "fingerprint", "keys", "load_settings", "placed", "read_settings"]
+__all__ = ["Loaded", "Mistakes", "Settings", "fingerprint", "keys", "load_settings", "read_settings"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 ENV_PREFIX: Final = "LLMTAP_"
@@ -67,12 +67,59 @@ def keys() -> dict[str, str]:
     return found
 
 
+class Mistakes:
+    """All mistakes in one configuration, each with the place where its key was set."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, str] = {}
+        """Where each key was set, and where each table begins."""
+        self.found: list[ConfigError] = []
+        self._wrong: set[str] = set()
+
+    def set_place(self, key: str, place: str) -> None:
+        """Record where a key was set last."""
+        self.places = {n: at for n, at in self.places.items() if not n.startswith((f"{key}.", f"{key}["))}
+        self.places[key] = place
+
+    def add(self, errors: Iterable[ConfigError]) -> None:
+        """Add mistakes, without those that follow from the missing value of a wrong key."""
+        wrong: set[str] = set()
+        for error in errors:
+            if not any(_names(f"{error.place} {error.problem}", key) for key in self._wrong):
+                self.found.append(self._placed(error))
+            if key := _KEY.match(error.place):
+                wrong.add(key[0])
+        self._wrong |= wrong
+
+    def _placed(self, error: ConfigError) -> ConfigError:
+        name = error.place
+        while name and name not in self.places:
+            name = name[: max(name.rfind("."), name.rfind("["), 0)]
+        if not name:
+            return error
+        return ConfigError(f"{error.place} ({self.places[name]})", error.problem, error.hint)
+
+
+_KEY: Final = re.compile(rf"{SLO}\.[^.\s]+\.\w+|\w+\.\w+")
+
+
+def _names(text: str, key: str) -> bool:
+    """Return whether a text names the key, or something in it."""
+    return re.search(rf"\b{re.escape(key)}\b", text) is not None
+
+
 class Loaded(NamedTuple):
-    """Settings, where each key was set, and the mistakes, whose keys keep their defaults."""
+    """Settings and their mistakes; wrong keys have their defaults."""
 
     settings: Settings
-    places: dict[str, str]
-    problems: list[ConfigError]
+    mistakes: Mistakes
+
+    def checked(self, *problems: Iterable[ConfigError]) -> Settings:
+        """Return the settings. Raises one ConfigError for these problems and the mistakes of loading."""
+        for errors in problems:
+            self.mistakes.add(errors)
+        raise_all(self.mistakes.found)
+        return self.settings
 
 
 def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
@@ -80,17 +127,14 @@ def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
 
     Raises ConfigError, which lists all mistakes: the key, the place where it was set, and the nearest key.
     """
-    loaded = read_settings(file, environ, flags)
-    raise_all(loaded.problems)
-    return loaded.settings
+    return read_settings(file, environ, flags).checked()
 
 
 def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loaded:
     """Return what `load_settings` does, with all mistakes. Raises ConfigError for a file that is not TOML."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     classes: dict[str, dict[str, Any]] = {}
-    places: dict[str, str] = {}
-    problems: list[ConfigError] = []
+    mistakes = Mistakes()
 
     def put(key: str, value: Any, place: str) -> None:
         table, _, name = key.rpartition(".")
@@ -99,19 +143,22 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
             kind, tables[table] = SloOptions, classes.setdefault(table.removeprefix(f"{SLO}."), {})
         if kind is not None and name in kind.__struct_fields__:
             tables[table][name] = value
-            places[key] = place
+            mistakes.set_place(key, place)
         elif name:
             hint = _nearest_key(key, _all_keys(classes))
-            problems.append(ConfigError(place, f"there is no key {key!r}", hint))
+            mistakes.found.append(ConfigError(place, f"there is no key {key!r}", hint))
         else:
-            problems.append(_names_a_table(table, place))
+            mistakes.found.append(_names_a_table(table, place))
 
     for variable, key in STANDARD_ENV.items():
         if environ.get(variable):
             put(key, environ[variable], f"environment variable {variable}")
     if file is not None:
-        for key, value, line in _in_file(file, problems):
-            put(key, value, f"{file}, line {line}" if line else str(file))
+        content = read_toml(file)
+        places = {name: f"{file}, line {line}" for name, line in key_lines(file).items()}
+        for key, value in _keys_of(content, places, file, mistakes):
+            put(key, value, places.get(key, str(file)))
+        mistakes.places |= places
     for variable, value in environ.items():
         if variable.startswith(ENV_PREFIX):
             table, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
@@ -123,48 +170,38 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
     for key, value in flags.items():
         if value is not None:
             put(key, _from_json(value) if isinstance(value, str) else value, "command line")
-    slos = {
-        name: slo
-        for name, content in classes.items()
-        if (slo := _convert(f"{SLO}.{name}", SloOptions, content, places, problems)) is not None
-    }
-    try:
-        check_slos(slos)
-    except ConfigError as exc:
-        problems.append(exc)
+    slos = {name: _convert(f"{SLO}.{name}", SloOptions, told, mistakes) for name, told in classes.items()}
+    known = {name: slo for name, slo in slos.items() if slo is not None}
+    mistakes.add(failures(check_slos, known))
     made: dict[str, Any] = {
-        name: _convert(name, kind, tables[name], places, problems) or kind() for name, kind in _TABLES.items()
+        name: _convert(name, kind, tables[name], mistakes) or kind() for name, kind in _TABLES.items()
     }
-    return Loaded(Settings(**made, slo=slos), places, problems)
+    return Loaded(Settings(**made, slo=known), mistakes)
 
 
-def _in_file(file: Path, problems: list[ConfigError]) -> Iterator[tuple[str, Any, int]]:
-    """Yield each key, its value and its line (0: not found)."""
-    tables = read_toml(file)
-    lines = key_lines(file)
+def _keys_of(
+    content: dict[str, Any], places: Mapping[str, str], file: Path, mistakes: Mistakes
+) -> Iterator[tuple[str, Any]]:
+    """Yield each key of a file with its value."""
 
     def report(name: str, problem: str, hint: str | None) -> None:
-        place = f"{file}, line {lines[name]}" if name in lines else str(file)
-        problems.append(ConfigError(place, problem, hint))
+        mistakes.found.append(ConfigError(places.get(name, str(file)), problem, hint))
 
-    for table, content in tables.items():
-        if not isinstance(content, dict):
-            report(table, f"{table!r} stands outside a table", f"tables: {', '.join(_TABLES)}")
+    for table, keys_of in content.items():
+        if not isinstance(keys_of, dict):
+            report(table, f"{table!r} is outside a table", f"tables: {', '.join(_TABLES)}")
         elif table == SLO:
-            for name, about in content.items():
-                if not isinstance(about, dict):
+            for name, about in keys_of.items():
+                if isinstance(about, dict):
+                    yield from ((f"{SLO}.{name}.{key}", value) for key, value in about.items())
+                else:
                     hint = "write [slo.default] before it"
-                    report(f"{SLO}.{name}", f"slo.{name} stands outside a class", hint)
-                    continue
-                for key, value in about.items():
-                    full = f"{SLO}.{name}.{key}"
-                    yield full, value, lines.get(full, 0)
+                    report(f"{SLO}.{name}", f"slo.{name} is outside a class of tenants", hint)
         elif table not in _TABLES:
             report(table, f"there is no table {table!r}", _nearest(table, (*_TABLES, SLO)))
         else:
-            for name, value in content.items():
-                full = f"{table}.{name}"
-                yield full, value.isoformat() if isinstance(value, datetime) else value, lines.get(full, 0)
+            for name, value in keys_of.items():
+                yield f"{table}.{name}", value.isoformat() if isinstance(value, datetime) else value
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
@@ -197,43 +234,69 @@ def _from_json(text: str) -> Any:
     return text
 
 
-def _convert(
-    table: str, kind: type[T], values: dict[str, Any], places: dict[str, str], problems: list[ConfigError]
-) -> T | None:
-    """Return the options without those that do not fit; None if that makes no whole."""
+def _convert(table: str, kind: type[T], values: dict[str, Any], mistakes: Mistakes) -> T | None:
+    """Return the options without the keys that are wrong; None if a key that has no default is missing."""
     types = get_type_hints(kind, include_extras=True)
-    good: dict[str, Any] = {}
-
-    def converted(content: Any, wanted: Any, key: str) -> Any:
-        # Not strict: a variable of the environment is text, whatever its key wants.
-        try:
-            return msgspec.convert(content, wanted, strict=False, dec_hook=read_special)
-        except msgspec.ValidationError as exc:
-            path = re.search(r"`\$(.*)`$", str(exc))
-            hint = None if path else _choices(plain.get(key)) or _as_list(plain.get(key), content)
-            error = ConfigError(key + (path[1] if path else ""), _in_words(str(exc)), hint)
-        except ConfigError as exc:
-            error = exc
-        problems.append(placed(error, places, key))
-        return None
-
-    plain = {f"{table}.{name}": wanted for name, wanted in get_type_hints(kind).items()}
+    good = dict(values)
     for name, value in values.items():
-        before = len(problems)
-        converted(value, types[name], f"{table}.{name}")
-        if len(problems) == before:
-            good[name] = value
-    before = len(problems)
-    whole = cast("T | None", converted(good, kind, table))
-    if len(good) < len(values):
-        del problems[before:]  # it may lack what was wrong
-    return whole
+        if wrong := list(_wrong_values(value, types[name], f"{table}.{name}")):
+            mistakes.add(wrong)
+            del good[name]
+    required = {field.name for field in msgspec.structs.fields(kind) if field.required}
+    mistakes.add(_missing(table, name) for name in required - values.keys())
+    if required - good.keys():
+        return None
+    while True:
+        try:
+            return msgspec.convert(good, kind, strict=False, dec_hook=read_special)
+        except ConfigError as exc:
+            errors = list(exc.each())
+        mistakes.add(errors)
+        wrong_keys = [
+            name for name in good if any(_names(error.place, f"{table}.{name}") for error in errors)
+        ]
+        if not wrong_keys:
+            return None
+        for name in wrong_keys:  # the next check is of the other keys
+            del good[name]
 
 
-def placed(error: ConfigError, places: Mapping[str, str], key: str = "") -> ConfigError:
-    """Return the error with the place where its key, or `key`, was set."""
-    place = places.get(error.place, places.get(key))
-    return error if place is None else ConfigError(f"{error.place} ({place})", error.problem, error.hint)
+def _missing(table: str, name: str) -> ConfigError:
+    return ConfigError(table, f"the key `{name}` is missing")
+
+
+def _wrong_values(content: Any, wanted: Any, place: str) -> Iterator[ConfigError]:
+    """Yield the mistakes in a value: in each item of a list and in each key of a table."""
+    whole = wanted
+    while get_origin(wanted) is Annotated:
+        wanted = get_args(wanted)[0]
+    inside: list[tuple[Any, Any, str]] = []
+    unknown: list[ConfigError] = []
+    if isinstance(content, list | tuple) and get_origin(wanted) in (list, tuple):
+        inside = [(item, get_args(wanted)[0], f"{place}[{i}]") for i, item in enumerate(content)]
+    elif isinstance(content, dict) and isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
+        types = get_type_hints(wanted, include_extras=True)
+        inside = [(value, types[key], f"{place}.{key}") for key, value in content.items() if key in types]
+        unknown = [
+            ConfigError(place, f"there is no key `{key}`", _nearest(key, types))
+            for key in content
+            if key not in types
+        ]
+        required = [field.name for field in msgspec.structs.fields(wanted) if field.required]
+        unknown += [_missing(place, name) for name in required if name not in content]
+    found = [*unknown, *(error for part in inside for error in _wrong_values(*part))]
+    if found:
+        yield from found
+        return
+    # Not strict: a variable of the environment is text, whatever its key wants.
+    try:
+        msgspec.convert(content, whole, strict=False, dec_hook=read_special)
+    except msgspec.ValidationError as exc:
+        path = re.search(r"`\$(.*)`$", str(exc))
+        hint = None if path else _choices(wanted) or _as_list(wanted, content)
+        yield ConfigError(place + (path[1] if path else ""), _in_words(str(exc)), hint)
+    except ConfigError as exc:
+        yield from exc.each()
 
 
 _KINDS: Final = {
@@ -246,8 +309,6 @@ _BOUNDS: Final = {" >= ": " of at least ", " <= ": " of at most ", " > ": " abov
 def _in_words(text: str) -> str:
     """Return msgspec's message in words of this project."""
     text = re.sub(r"\s*- at `.*`$", "", text)
-    text = text.replace("Object contains unknown field ", "there is no key ")
-    text = re.sub(r"Object missing required field (`.*?`)", r"the key \1 is missing", text)
     text = text.replace("Invalid enum value ", "unknown value ")
     for bound, words in _BOUNDS.items():
         text = text.replace(bound, words)
@@ -286,7 +347,7 @@ def _names_a_table(table: str, place: str) -> ConfigError:
     else:
         first = _TABLES[table].__struct_fields__[0]
     variable = f"{ENV_PREFIX}{table}_{first}".upper()
-    return ConfigError(place, f"names the table {table!r}, and no key in it", f"did you mean {variable}?")
+    return ConfigError(place, f"names the table {table!r} without a key", f"did you mean {variable}?")
 
 
 def fingerprint(settings: Settings) -> str:

@@ -5,9 +5,9 @@ one exchange. A user's mistake (a bad option, an unreadable file) is one sentenc
 hint, and exit code 2.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "install_hint", "raise_all"]
+__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "failures", "install_hint", "raise_all"]
 
 
 class LlmtapError(Exception):
@@ -22,6 +22,13 @@ class ConfigError(LlmtapError):
         self.place = place
         self.problem = problem
         self.hint = hint
+        self.others: tuple[ConfigError, ...] = ()
+        """The other mistakes of one check (`raise_all`)."""
+
+    def each(self) -> "Iterator[ConfigError]":
+        """Yield each mistake apart."""
+        yield ConfigError(self.place, self.problem, self.hint)
+        yield from self.others
 
 
 def raise_all(errors: Iterable[ConfigError]) -> None:
@@ -30,7 +37,16 @@ def raise_all(errors: Iterable[ConfigError]) -> None:
     if found:
         first = ConfigError(found[0].place, found[0].problem, found[0].hint)
         first.args = ("\n".join(map(str, found)),)
+        first.others = tuple(found[1:])
         raise first
+
+
+def failures(check: Callable[..., object], *args: object) -> Iterator[ConfigError]:
+    """Yield each mistake that a check raises."""
+    try:
+        check(*args)
+    except ConfigError as exc:
+        yield from exc.each()
 
 
 def install_hint(name: str) -> str:

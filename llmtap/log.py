@@ -38,7 +38,7 @@ class _Formatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         return (
             f"ts={record.asctime} level={record.levelname.lower()} "
-            f"room={record.name.removeprefix('llmtap.')} {record.message}"
+            f"logger={record.name.removeprefix('llmtap.')} {record.message}"
         )
 
     def format(self, record: logging.LogRecord) -> str:

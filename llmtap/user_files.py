@@ -64,13 +64,24 @@ _TOML_KEY: Final = re.compile(r"^[ \t]*(?:\[{1,2}([^\]\n]+)\]|([\w.\-\"' \t]+?)[
 
 
 def key_lines(path: Path) -> dict[str, int]:
-    """Return the first line of each key and table of a TOML file that can be read, by full name."""
+    """Return the first line of each key and table of a TOML file that can be read, by full name.
+
+    The tables of an array are numbered: `experiment.arms[0].name`.
+    """
     text = path.read_bytes().decode(errors="replace")
     lines: dict[str, int] = {}
+    arrays: dict[str, int] = {}
     table = ""
     for found in _TOML_KEY.finditer(text):
         name = re.sub(r"[\"' \t]", "", found[1] or found[2])
         if found[1]:
+            line = text.count("\n", 0, found.start()) + 1
+            if found[0].lstrip().startswith("[["):
+                lines.setdefault(name, line)
+                arrays[name] = arrays.get(name, -1) + 1
+                name = f"{name}[{arrays[name]}]"
+            elif (array := name.rpartition(".")[0]) in arrays:
+                name = f"{array}[{arrays[array]}]{name.removeprefix(array)}"
             table = name
         elif table:
             name = f"{table}.{name}"

@@ -1,5 +1,6 @@
 """Defaults < file < environment < flags; and whoever mistypes is told what, where, and what was meant."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -322,6 +323,53 @@ def test_all_mistakes_are_listed_with_their_lines(tmp_path: Path) -> None:
         f"tenants.rules[0] ({file}, line 10): there is no key `headr`",
         f"log.level ({file}, line 14): expected text, got a whole number",
     ]
+
+
+SEVERAL_IN_ONE_KEY = """[relay]
+tls_key = "key.pem"
+[slo.gold]
+objectives = "ttft:500 speed:1s tpot:50ms e2e:0s"
+target = 2
+[slo.free]
+objectives = "ttft:1s"
+[slo.basic]
+objectives = "ttft:2s"
+[experiment]
+enabled = true
+[[experiment.arms]]
+name = "a"
+wieght = 2
+[[experiment.arms]]
+weight = "z"
+[[tenants.rules]]
+header = "a b"
+[[tenants.rules]]
+path = "("
+[meter]
+admin = "0.0.0.0:9464"
+window = "7s"
+[capture]
+level = "all"
+full_tenants = ["x"]
+flush = "0s"
+redact = ["emial"]
+"""
+
+
+def test_a_mistake_hides_no_other_one_and_causes_none(tmp_path: Path) -> None:
+    file = written(tmp_path, SEVERAL_IN_ONE_KEY)
+    done = CliRunner().invoke(app, ["proxy", "--check", "--config", str(file)], env={"LLMTAP_CONFIG": None})
+    assert isinstance(done.exception, ConfigError)
+    told = re.findall(r"^(?!hint: )(\S+)(?: \(.*, line (\d+)\))?: ", str(done.exception), re.MULTILINE)
+    assert sorted((int(line or 0), key) for key, line in told) == [
+        (1, "relay.upstream"), (2, "relay.tls_key"),
+        (4, "slo.gold.objectives"), (4, "slo.gold.objectives"), (4, "slo.gold.objectives"),
+        (5, "slo.gold.target"), (6, "slo.free.tenants"), (8, "slo.basic.tenants"),
+        (12, "experiment.arms[0]"), (15, "experiment.arms[1]"), (16, "experiment.arms[1].weight"),
+        (18, "tenants.rules[0].header"), (20, "tenants.rules[1].path"),
+        (21, "meter.admin_tls_certificate"), (21, "meter.admin_token"), (23, "meter.window"),
+        (25, "capture.level"), (27, "capture.flush"), (28, "capture.redact[0]"),
+    ]  # fmt: skip
 
 
 def test_the_source_that_won_is_the_one_that_is_named(tmp_path: Path) -> None:

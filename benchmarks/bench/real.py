@@ -1,6 +1,7 @@
-"""Six tests of `llmtap bench` against a real engine, by itself and behind a real gateway.
+"""Tests of `llmtap bench` against a real engine, by itself and behind a real gateway.
 
     .venv/bin/python benchmarks/bench/real.py [--only SYSTEM,...] [--tests TEST,...] [--results DIR]
+    .venv/bin/python benchmarks/bench/real.py --all    all ten tests by one `bench all`
 
 `transformers serve` with continuous batching serves the tiny random model of `make e2e`, LiteLLM stands
 before it, and the tests are sent to three systems: the engine, LiteLLM, and LiteLLM with its content filter.
@@ -112,7 +113,7 @@ CLASSES: Final = json.dumps(
     ]
 )
 TESTS: Final[dict[str, dict[str, object]]] = {
-    "throughput": {"duration": "6s", "rate_min": 1, "rate_max": 256, "rate_step": 1, "votes": 3},
+    "throughput": {"duration": "6s", "rate_min": 1, "rate_max": 256, "rate_step": 1},
     "ttft": {"requests": 100, "concurrency": 2},
     "itl": {"requests": 30, "levels": "25,75", "output_tokens": 64},
     "capacity": {
@@ -127,6 +128,69 @@ SERVED: Final = {
     "fairness": ("engine", "gateway"), "guardrail-overhead": ("gateway",),
 }  # fmt: skip
 """Which systems a test is for, where it is not for all of them."""
+ALL_TESTS: Final = """
+[arms.cache_off]
+url = "{uncached}"
+[arms.cache_on]
+[arms.baseline]
+url = "{gateway}"
+body = {{ guardrails = [] }}
+[arms.full]
+url = "{gateway}"
+body = {{ guardrails = ["{filter}"] }}
+
+[tests.throughput]
+workload = "small.toml"
+duration = "6s"
+rate_max = 256.0
+[tests.ttft]
+workload = "small.toml"
+requests = 100
+concurrency = 2
+[tests.tradeoff]
+workload = "small.toml"
+[tests.itl]
+workload = "small.toml"
+requests = 30
+output_tokens = 64
+[tests.capacity]
+workload = "small.toml"
+ttft_p99 = "2s"
+output_tokens = 32
+initial = 4
+maximum = 64
+resolution = 2
+duration = "4s"
+[tests.fairness]
+classes = {classes}
+duration = "10s"
+requests_per_class = 10
+slots_max = 16
+[tests.prefix-cache]
+workload = "code-completion"
+prefix_tokens = [512, 768]
+output_tokens = 16
+[tests.memory-pressure]
+workload = "small.toml"
+output_tokens = 32
+[tests.long-context]
+lengths = [128, 256, 512, 1024, 1536]
+[tests.guardrail-overhead]
+workload = "small.toml"
+requests = 16
+output_tokens = 24
+slots_max = 16
+"""
+"""Of `--all`: the tests of `bench all`, each as short as it can be."""
+ALL_S_MAX: Final = 2400
+UNSHARED: Final = """
+from transformers.generation.configuration_utils import ContinuousBatchingConfig as Config
+init = Config.__init__
+Config.__init__ = lambda self, *args, **kwargs: init(self, *args, **{**kwargs, "allow_block_sharing": False})
+from transformers.cli.transformers import main
+main()
+"""
+"""`transformers` without its prefix cache, for which `transformers serve` has no option."""
 WORKLOAD_FILE: Final = "small.toml"
 WORKLOAD: Final = 'name = "real-small"\ninput = 32\noutput = 24\n'
 """Of all tests but those with their own classes: the engine's memory holds 64 blocks."""
@@ -139,6 +203,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(s.name for s in SYSTEMS), help="systems, by name")
     parser.add_argument("--tests", default=",".join(TESTS), help="tests, by name")
     parser.add_argument("--results", type=Path, help="where raw results stay; default: a scratch folder")
+    parser.add_argument("--all", action="store_true", help="run `bench all` against the engine instead")
     parser.add_argument("--reports", type=Path, default=REPORTS)
     parser.add_argument("--llmtap", type=Path, default=script.LLMTAP)
     args = parser.parse_args()
@@ -154,7 +219,9 @@ def main() -> int:
         signal.signal(number, script.give_up)  # else the servers would stay
     try:
         with script.alone(), _servers() as urls:
-            for system in SYSTEMS:
+            if args.all:
+                failed += _all_tested(urls, results / "all", args)
+            for system in () if args.all else SYSTEMS:
                 if system.name in args.only.split(","):
                     failed += _tested(system, urls[system.gateway], results, args)
     except Failure as failure:
@@ -190,12 +257,7 @@ def _tested(system: System, url: str, results: Path, args: argparse.Namespace) -
     """Runs its tests; tells those that failed."""
     failed = []
     folder = results / system.name
-    folder.mkdir(exist_ok=True)
-    (folder / "bench.toml").write_text(system.config(url))
-    (folder / WORKLOAD_FILE).write_text(WORKLOAD)
-    tokenizer = folder / e2e.MODEL
-    if not tokenizer.exists():
-        tokenizer.symlink_to(script.ROOT / e2e.MODEL)
+    _prepare(folder, system.config(url))
     for test, params in TESTS.items():
         if test not in args.tests.split(",") or system.name not in SERVED.get(test, (system.name,)):
             continue
@@ -218,6 +280,58 @@ def _tested(system: System, url: str, results: Path, args: argparse.Namespace) -
     return failed
 
 
+def _all_tested(urls: tuple[str, str], folder: Path, args: argparse.Namespace) -> list[str]:
+    """Runs `bench all` against the engine, with a second engine that has no prefix cache, and the gateway."""
+    engine, gateway = urls
+    uncached = port_free()
+    _, *serve = e2e.engine_argv(uncached)
+    argv = [str(script.ROOT / "engine/bin/python"), "-c", UNSHARED, *serve]
+    with e2e.running("engine-uncached", argv, []) as second:
+        second.wait_ready(f"http://127.0.0.1:{uncached}/health", limit_s=e2e.READY_S_MAX)
+        e2e.warm_up(uncached)
+        config = SYSTEMS[0].config(engine).replace("prefix_cache = false", "prefix_cache = true")
+        _prepare(folder, config.replace("[target]", f'[target]\nkey_env = "{KEY_VARIABLE}"'))
+        with (folder / "bench.toml").open("a") as file:
+            arms = {"uncached": f"http://127.0.0.1:{uncached}", "gateway": gateway}
+            classes = "[" + ", ".join(
+                f'{{ name = "{one["name"]}", share = {one["share"]},'
+                f" input = {one['input']}, output = {one['output']} }}"
+                for one in json.loads(CLASSES)
+            ) + "]"  # fmt: skip
+            file.write(ALL_TESTS.format(**arms, filter=guardrail.FILTER, classes=classes))
+        command = [
+            str(args.llmtap), "bench", "all", "--config", "bench.toml", "--quick", "--warmup", "8",
+            "--results", "results", "--html", "all.html",
+        ]  # fmt: skip
+        began = time.monotonic()
+        code, said = _run(command, folder, folder / "all.log", limit_s=ALL_S_MAX)
+    _say(f"all tests: exit {code}, {time.monotonic() - began:.0f} s")
+    if code not in (0, 1):
+        return [f"all tests: exit {code}: {said}"]
+    stem = args.reports / "real-all"
+    stem.with_suffix(".txt").write_bytes((folder / "results/minimum.txt").read_bytes())
+    found = {}
+    for path in sorted((folder / "results").glob("*/result.json")):
+        report = json.loads(path.read_text())
+        found[path.parent.name] = {
+            "verdict": report["verdict"]["grade"],
+            "findings": [finding["says"] for finding in report["verdict"]["findings"]],
+            "measurements": report["measurements"],
+        }
+    stem.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    return []
+
+
+def _prepare(folder: Path, config: str) -> None:
+    """Writes the bench file and the workload, and links the tokenizer."""
+    folder.mkdir(exist_ok=True)
+    (folder / "bench.toml").write_text(config)
+    (folder / WORKLOAD_FILE).write_text(WORKLOAD)
+    tokenizer = folder / e2e.MODEL
+    if not tokenizer.exists():
+        tokenizer.symlink_to(script.ROOT / e2e.MODEL)
+
+
 def _keep(test: str, folder: Path, stem: Path) -> None:
     """The report, what the test found, and the page if it is small."""
     stem.with_suffix(".md").write_bytes((folder / f"{test}.md").read_bytes())
@@ -228,13 +342,13 @@ def _keep(test: str, folder: Path, stem: Path) -> None:
         stem.with_suffix(".html").write_bytes(page.read_bytes())
 
 
-def _run(command: list[str], folder: Path, log: Path) -> tuple[int, str]:
+def _run(command: list[str], folder: Path, log: Path, *, limit_s: int = TEST_S_MAX) -> tuple[int, str]:
     """The exit code, and the last lines that it said."""
     with log.open("wb") as out:
         environ = {**os.environ, KEY_VARIABLE: e2e.KEY}
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environ, cwd=folder)
         try:
-            code = process.wait(TEST_S_MAX)
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             process.terminate()
             code = process.wait(30)

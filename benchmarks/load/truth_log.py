@@ -1,7 +1,7 @@
-"""What the server did, by its own log: the truth that the tools' reports are held against.
+"""Log of the benchmark server: the true times that the reports of the tools are compared with.
 
-`sse_server --schedule-log` writes a line for each event that was handed to the kernel: request_id, seq, t_ns
-(sent), due_ns, arrival_ns. The first event is due TTFT after the request was read whole, which gives that moment, too.
+`sse_server --schedule-log` writes a line for each event that was given to the kernel: request_id, seq, t_ns
+(sent), due_ns, arrival_ns. The first event is due TTFT after the request was read, which gives that time.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
   without the tap, how far it moves the latency of the traffic, and through nginx, what an event costs there.
 - stop: a ring of 4 MiB, and the watching process stopped for 1 s: what is lost is told, and what is measured
   is right.
-- flood: as many events as the load can send, and a watching process that runs for a tenth of the time, so that
-  no machine is fast enough to follow: packets lost are told, memory stays bounded, traffic is not slowed.
+- flood: as many events as the load can send, while the watching process runs for a tenth of the time, so that
+  it cannot follow on any machine: packets lost are told, memory stays bounded, traffic is not slowed.
 
 Needs root, or CAP_NET_RAW; uses the loopback interface only.
 """

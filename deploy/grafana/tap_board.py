@@ -15,18 +15,25 @@ def _tap_now() -> tuple[Panel, ...]:
             "Up",
             "Scrapes that succeed.",
             (f"up{{{JOB}}}", "{{instance}}"),
-            width=4,
+            width=3,
             steps=[("red", None), ("green", 1)],
         ),
         stat(
             "Relays",
             "That speak to their meter.",
             (f"sum(llmtap_relay_up{{{JOB}}})", "relays"),
-            width=4,
+            width=3,
             steps=[("red", None), ("green", 1)],
         ),
         stat(
-            "Streams", "Exchanges in progress.", (f"sum(llmtap_relay_streams{{{JOB}}})", "streams"), width=4
+            "Upstreams",
+            "1: the upstream accepted the latest connection of each relay.",
+            (f"min by (upstream) (llmtap_relay_upstream_up{{{JOB}}})", "{{upstream}}"),
+            width=3,
+            steps=[("red", None), ("green", 1)],
+        ),
+        stat(
+            "Streams", "Exchanges in progress.", (f"sum(llmtap_relay_streams{{{JOB}}})", "streams"), width=3
         ),
         stat(
             "Unmeasured",

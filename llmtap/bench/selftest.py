@@ -1,14 +1,9 @@
 """The error of our own TTFT and ITL on this host, at a given load.
 
-A simulated server in this process sends answers at known times to the load generator's sending processes, and
-logs the time of every write. Both sides read the same clock, so each figure has a true value:
-
-- an ITL: the time between two writes;
-- a TTFT: from the complete request at the server to the first write. The request's way to the server is
-  counted as error, so the figure is an upper bound.
-
-The errors include the kernel, the loopback interface and the wait for a CPU, as a real load's do. Source: the
-reference clock check of the IETF draft, 4.7, with a server whose send times are known.
+A simulated server in this process sends answers at known times to the load generator's processes, and logs
+the time of every write by the same clock. The true ITL is the time between two writes, the true TTFT the time
+from the complete request at the server to the first write; the request's way counts as error. Source: IETF
+draft, 4.7.
 """
 
 import math
@@ -39,8 +34,7 @@ __all__ = ["SelftestLoad", "measurement_errors", "run_selftest", "selftest_load"
 
 STREAMS_MAX: Final = 256
 EVENTS_MAX: Final = 4_000
-"""Events per second that the embedded server sends on time beside the sending processes; more would measure
-the server."""
+"""Events per second that the embedded server sends on time."""
 TTFT: Final = Duration(50_000_000)
 SPREAD: Final = 0.3
 """Relative variation of TTFT and ITL between answers; without it all streams would write at once."""
@@ -61,10 +55,7 @@ class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
 def selftest_load(
     result: Mapping[str, Any], target: str, *, processes: int = 1, realtime: bool = False
 ) -> SelftestLoad | None:
-    """Return the load of a self-test that is as dense as a replay was; None without streams over HTTP.
-
-    The mean number of streams is the rate of ended requests times their mean duration (Little's law).
-    """
+    """Return the load of a self-test as dense as a replay (Little's law); None without streams over HTTP."""
     metrics, load = result["metrics"], result["load"]
     e2e, itl = metrics["e2e"]["mean"], metrics["tbc"]["mean"]
     if urlsplit(target).scheme not in ("http", "https") or not itl or e2e is None:
@@ -121,10 +112,7 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
 
 
 def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -> dict[str, Any]:
-    """Return the absolute errors of TTFT and ITL in seconds against the server's log, as public JSON.
-
-    An exchange without a truth of as many tokens is counted in `unmatched`.
-    """
+    """Return the absolute errors of TTFT and ITL in seconds as public JSON; `unmatched`: without a truth."""
     by_id = {truth.id: truth for truth in truths}
     ttft: list[int] = []
     itl: list[int] = []

@@ -11,8 +11,8 @@ from llmtap.units import Bytes, Duration
 
 __all__ = ["LEVELS", "OWN_RULE", "CaptureOptions"]
 
-LEVELS: Final = ("none", "shape", "full")
-"""Privacy levels, from least to most."""
+LEVELS: Final = ("none", "coarse", "shape", "full")
+"""Privacy levels, by what a row has, from least to most."""
 OWN_RULE: Final = "re:"
 """Before a regular expression of the operator's own in `redact`."""
 FLUSH_NS_MAX: Final = 10_000_000_000
@@ -30,10 +30,11 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="Folder or URL (s3://bucket/prefix) for Parquet files; none: no capture."),
     ] = None
     level: Annotated[
-        Literal["none", "shape", "full"],
+        Literal["none", "coarse", "shape", "full"],
         Meta(
             description="Privacy level; `none`: no text and no hashes; `shape`: salted "
-            "hashes of prompt blocks; `full`: also bodies of full_tenants."
+            "hashes of prompt blocks; `coarse`: the same with padded sizes and coarse times; `full`: also "
+            "bodies of full_tenants."
         ),
     ] = "shape"
     full_tenants: Annotated[
@@ -62,7 +63,20 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     session_headers: Annotated[
         tuple[str, ...],
         Meta(description="Header fields with the conversation ID; the first one present is used."),
-    ] = ("x-session-id", "x-conversation-id")
+    ] = (
+        "x-dynamo-session-id", "x-claude-code-agent-id", "x-claude-code-session-id", "thread-id",
+        "x-session-id", "x-conversation-id",
+    )  # fmt: skip
+    parent_headers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Header fields with the ID of the conversation that started this one, as subagents "
+            "send them; the first one present is used."
+        ),
+    ] = (
+        "x-dynamo-parent-session-id", "x-claude-code-parent-agent-id", "x-claude-code-session-id",
+        "x-codex-parent-thread-id", "x-parent-session-id",
+    )  # fmt: skip
     session_fields: Annotated[
         tuple[str, ...],
         Meta(
@@ -156,7 +170,7 @@ def _check_rule(place: str, rule: str) -> None:
     if not rule.startswith(OWN_RULE):
         near = difflib.get_close_matches(rule.lower(), _RULES, 1, 0.5)
         raise ConfigError(
-            place, f"{rule!r} is none of {', '.join(_RULES)}",
+            place, f"expected one of {', '.join(_RULES)}, got {rule!r}",
             f"did you mean {near[0]!r}?" if near else f"a regular expression is written {OWN_RULE + rule!r}",
         )  # fmt: skip
     pattern = rule.removeprefix(OWN_RULE)

@@ -1,7 +1,6 @@
 """Columns of a capture: one row per Exchange. FORMAT.md describes each.
 
-Flat columns, because every reader can filter on them; offsets are whole microseconds from `arrival`. Times
-that a reader needs to the nanosecond are in `arrival_ns`; `arrival` is the same moment as a date.
+Columns are flat, because every reader can filter on them; offsets are whole microseconds from `arrival`.
 """
 
 from collections.abc import Callable
@@ -83,7 +82,6 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     opened: int
     """Exchanges begun: they have the numbers 1 to `opened`."""
     dropped: dict[str, int] = {}
-    """Not measured, by reason (`channel/channel.py`)."""
     unsettled: int = 0
     """Under way, or not acknowledged yet."""
     since: int = 0
@@ -92,7 +90,6 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     packets: dict[str, int] = {}
     """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = {}
-    """Its connections, by kind."""
 
 
 class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,9 +112,10 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """Id of one start of the proxy. Block hashes compare within one capture only."""
     tap_version: str = ""
     config: str = ""
-    """Fingerprint of the configuration."""
     level: str = ""
-    """Highest privacy level that a row may have: none, shape or full."""
+    """Highest privacy level that a row may have (`options.LEVELS`)."""
+    coarse: dict[str, int] = {}
+    """Steps of its times, sizes and counts at the level `coarse` (`privacy/coarse.py`)."""
     tokenizer: str | None = None
     block_unit: str = ""
     block_size: int = 0
@@ -128,10 +126,8 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     source: str = ""
     """Format that the rows were converted from; empty for live traffic."""
     began_ns: int = 0
-    """Wall clock when the file was begun."""
     ledger: CaptureLedger = CaptureLedger()
     damaged: dict[str, int] = {}
-    """Lost `batches` and `bytes` of its spool."""
 
 
 def with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:

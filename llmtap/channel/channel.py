@@ -1,17 +1,14 @@
 """Relay's end of the bounded, non-blocking channel to the meter, and the ledger of measured exchanges.
 
-The relay appends; a timer or a size packs the frames into one batch and hands it to a local socket. When the
-meter is slow, stopped or dead the channel fills to its bound; from then on exchanges that want to add are
-dropped whole, and counted, and traffic goes on untouched.
-
-Every exchange gets a number, without gaps. It is then in exactly one of these states:
+A timer or a size packs frames into one batch for a local socket. When the channel is full, exchanges that
+want to add are dropped whole, and counted. Every exchange has a number, and is in exactly one of these
+states:
 
     open -> closed, waiting for the meter's acknowledgement -> measured
       \\____________________\\____> dropped, for one reason
 
-so that `opened = measured + dropped + unsettled` holds at any moment. An exchange counts as measured only
-when the meter has acknowledged the batch with its last frame; those that a dying meter held are dropped.
-Exchanges that a dying relay held are not counted here: see `Reckoning` in `meter/relays.py`.
+so that `opened = measured + dropped + unsettled` holds at any moment. Exchanges that a dying relay held are
+not counted here: see `Reckoning` in `meter/relays.py`.
 """
 
 import asyncio
@@ -29,8 +26,6 @@ __all__ = ["SOCKET_PATH_BYTES_MAX", "Ledger", "Tap"]
 
 
 class Ledger:
-    """Counts of one relay, since it started."""
-
     __slots__ = ("_closed", "dropped", "live", "measured", "opened")
 
     def __init__(self) -> None:
@@ -43,7 +38,6 @@ class Ledger:
 
     @property
     def unsettled(self) -> int:
-        """Exchanges neither measured nor dropped yet."""
         return len(self.live) + sum(self._closed.values())
 
     def open(self) -> int:
@@ -130,7 +124,6 @@ class Tap:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes gathered, unsent, or sent and not yet acknowledged."""
         return self.rows.size + self._outstanding
 
     @property
@@ -186,7 +179,6 @@ class Tap:
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:
-        """Send the status of the relay."""
         if self._sock is not None and self.pending_bytes < self._bytes_max:
             self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
 

@@ -1,15 +1,11 @@
 """Options of an experiment, assignment of units to arms, and the state that relays and meter share.
 
-The `[experiment]` table of the config file names arms with weights, of which each changes one thing (the
-upstream, some request headers, or some top-level fields of the JSON body) or nothing: then it is a control.
 `resolve` turns the options into the Experiment that every process is given. A switch word, sent on the
 channel's socket among the acknowledgements, turns a running experiment on and off.
 
 A keyed hash (BLAKE2b, RFC 7693) of the experiment's name and the unit gives 128 bits. The upper half, read
-as a number in [0, 1), picks the arm by the cumulated weights; the lower half is the unit's public id, which
-ties its exchanges together and from which neither the unit nor its arm can be guessed. So the assignment is
-sticky over connections, relays and restarts as long as key, name and weights stay, and whoever has the key
-can work it out again: `Assigner(key, name, weights).arm(unit)`.
+as a number in [0, 1), picks the arm by the cumulated weights; the lower half is the unit's public id, from
+which neither the unit nor its arm can be guessed. Whoever has the key can work the arm out again.
 """
 
 import re
@@ -37,14 +33,12 @@ ARMS_MAX: Final = 8
 """Each has histograms of its own in the meter, and every comparison costs certainty."""
 ALPHA_MAX: Final = 0.5
 NO_ROOM: Final = "no_room"
-"""Reason of an exclusion: `held_bytes` was used up. The request went the control arm's way, so it is in no
-comparison."""
+"""Reason of an exclusion: `held_bytes` was used up, and the request went the control arm's way."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORSE: Final = re.compile(
     r"(ttft|ttft_any|tpot|tbc|itl|tbc_max|user_idle|e2e)(\.p(50|95|99))?|refused|failed|cancelled"
 )
-"""Figures of which more is worse."""
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING: Final = frozenset({
@@ -60,9 +54,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     name: str
     weight: float = 1.0
-    """Its share of the units, beside the other arms' weights."""
     upstream: str | None = None
-    """URL of another gateway for this arm."""
     headers: dict[str, str] = {}
     """Request header fields, set: any of the same name are replaced."""
     body: dict[str, Any] = {}
@@ -326,7 +318,6 @@ def _ends_ns(until: str, start_wall_ns: int) -> int:
 
 
 def switch_word(experiment_id: int, on: bool) -> int:
-    """The u64 that turns the experiment of this id on or off in a relay."""
     return CONTROL | (_ON if on else 0) | experiment_id
 
 
@@ -338,13 +329,7 @@ _DIGEST_BYTES: Final = 16
 
 
 class Assigner:
-    """Assigns units to arms, by weight. Arms are known by their place.
-
-    Args:
-        key: the salt, any text; whoever knows it can predict arms.
-        name: the experiment's; another one deals the same units anew.
-        weights: one positive number an arm.
-    """
+    """Assigns units to arms, known by their place, by positive weights."""
 
     __slots__ = ("_bounds", "_seed")
 
@@ -365,7 +350,6 @@ class Assigner:
         return bisect_right(self._bounds, int.from_bytes(raw[:8])), raw[8:].hex()
 
     def arm(self, unit: bytes) -> int:
-        """The arm's place alone: for whoever checks an assignment."""
         return self.assign(unit)[0]
 
 

@@ -1,8 +1,6 @@
 """Frames from a relay to the meter, packed in batches by column.
 
-A frame is one thing that happened in one exchange: `(kind, seq, t_ns, extra_ns, data)`. Frames of one
-batch travel as columns, because the relay then packs a thousand of them with a handful of C calls and
-no object per frame:
+Frames of one batch travel as columns, so that the relay packs a thousand of them with a handful of C calls:
 
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
     | magic  | frames | payload | batch_no | kind u8  | seq i64   | t_ns i64    | ...     |
@@ -10,10 +8,8 @@ no object per frame:
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
       ... extra_ns i64 x frames | length u32 x frames | the data of all frames, joined |
 
-All integers are in the host's byte order: both ends are processes of one machine. The meter answers a
-batch that it has fully digested with its batch number (u64), which is how the relay knows, to the
-exchange, what was measured (see `channel/channel.py`). A u64 with the CONTROL bit is no acknowledgement but a
-word to the relay (see `channel/experiment.py`).
+All integers are in the host's byte order. The meter answers a batch that it has fully digested with its batch
+number (u64). A u64 with the CONTROL bit is a word to the relay instead (see `channel/experiment.py`).
 """
 
 import struct
@@ -44,10 +40,7 @@ Frame = tuple[int, int, int, int, bytes]
 
 
 class FrameKind:
-    """What a frame says, as plain ints: a member of an Enum costs two look-ups for every frame.
-
-    `t` and `extra` are a frame's two stamps, in ns.
-    """
+    """Kinds of frames, as plain ints for speed. `t` and `extra` are a frame's two stamps, in ns."""
 
     HELLO: Final = 1
     """First frame of a connection. data: Hello as JSON."""
@@ -99,7 +92,6 @@ class Hello(msgspec.Struct, kw_only=True):
     """First frame of a connection: who sends."""
 
     relay: str
-    """Name, unique among the relays of this proxy and over its restarts."""
     pid: int
     clock: str
     """`mono`, `kernel` or `packet`."""
@@ -122,7 +114,6 @@ class Hello(msgspec.Struct, kw_only=True):
     implementation: str = ""
     """Implementation of the parts that can be compiled: `native` or `python`; empty: not reported."""
     implementation_reason: str = ""
-    """Why it is `python`."""
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -139,7 +130,6 @@ class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     arm: str
     unit: str
-    """The unit's public id: a keyed hash."""
     single: bool = False
     """There was no conversation or tenant to be found: the request is a unit by itself."""
 
@@ -157,18 +147,13 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     connect_ns: int | None = None
     """To connect to the upstream, look-up and TLS included; None when a kept-alive connection was used."""
     request_bytes: int = 0
-    """Bytes read from the client for this exchange, head included."""
     response_bytes: int = 0
     retries: int = 0
     """Times that the request was sent again on a fresh connection, as a kept-alive one had gone."""
     arm: str | None = None
-    """Of the experiment; None when the exchange took no part in one."""
     route: str | None = None
-    """What the arm changed about this request; None: nothing."""
     unit: str | None = None
-    """Public id of its unit of randomisation."""
     excluded: str | None = None
-    """Why the arm's change was not made to this request, which was sent as it came."""
 
 
 class RelayStatus(msgspec.Struct, kw_only=True):
@@ -176,13 +161,9 @@ class RelayStatus(msgspec.Struct, kw_only=True):
 
     t_ns: int = 0
     opened: int = 0
-    """Exchanges begun: the highest seq given out."""
     measured: int = 0
-    """Exchanges whose every frame a meter has acknowledged."""
     dropped: dict[str, int] = {}
-    """Exchanges not measured, by reason. opened = measured + dropped + unsettled, always."""
     unsettled: int = 0
-    """Exchanges still running, or waiting for the meter's acknowledgement."""
     connections: int = 0
     streams: int = 0
     upstream_idle: int = 0
@@ -190,12 +171,10 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     upstream_reuses: int = 0
     accepted: int = 0
     refused: dict[str, int] = {}
-    """Connections and requests turned away, by limit."""
     tap_pending_bytes: int = 0
     cpu_ns: int = 0
     rss_bytes: int = 0
     lag_ns_max: int = 0
-    """Worst event-loop lag since the last status."""
     lag_buckets: list[int] = []
     """Samples of lag since start, one count for each bucket of LAG_EDGES_NS and one beyond."""
     lag_sum_ns: int = 0
@@ -203,10 +182,11 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     bytes_down: int = 0
     upstream_up: bool | None = None
     """The upstream accepted a connection when asked last; None: readiness does not depend on it."""
+    upstreams: dict[str, bool] = {}
+    """By URL, whether an upstream accepted the latest connection."""
     skipped: dict[str, int] = {}
     """Requests that are not inference, by rule (`protocol/inference.py`): they are not among `opened`."""
     draining: bool = False
-    """It takes no more connections."""
     upstream_unsolicited: int = 0
     """Connections closed because the upstream sent bytes that no request had asked for."""
     packets: dict[str, int] = {}
@@ -214,7 +194,6 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     watched: dict[str, int] = {}
     """Its connections: `followed`, `joined` in the middle, and those that it cannot measure, by kind."""
     missing_bytes: int = 0
-    """Bytes of its streams that no packet brought."""
     side: str = ""
     """Where it stands: `client`, `server`, `host` (both ends), `middle`, `mixed`."""
 
@@ -274,8 +253,6 @@ class FrameRows(Protocol):
 
 
 class PythonFrameRows:
-    """Reference implementation."""
-
     __slots__ = ("_rows", "bound", "epoch", "size")
 
     def __init__(self) -> None:
@@ -325,10 +302,7 @@ class BatchReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> "Iterator[tuple[int, FrameBatch]]":
-        """Yields the number and the frames of each batch now complete.
-
-        Raises ValueError when the bytes are no batches at all.
-        """
+        """Yield the number and the frames of each complete batch. Raises ValueError for other bytes."""
         buf = self._buffer
         buf += data
         while len(buf) >= _HEAD.size:
@@ -367,8 +341,6 @@ class FrameBatch(Protocol):
 
 
 class PythonFrameBatch:
-    """Reference implementation."""
-
     __slots__ = ("_frames", "_n", "last_ns")
 
     def __init__(self, packed: bytes, n: int) -> None:

@@ -13,10 +13,14 @@ from llmtap.bench.run.test import TESTS
 from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
+    Alpha,
     ApiKeyEnv,
     Heard,
+    IdleCost,
     NoSelftest,
     Outputs,
+    ReaderGrace,
+    ReaderSpeed,
     Seed,
     argument,
     flag,
@@ -26,6 +30,7 @@ from llmtap.cli.shared import (
     need_warmup,
     option,
     print_rich,
+    reader_of,
     write_output,
 )
 from llmtap.errors import ConfigError
@@ -139,6 +144,10 @@ def _run(
             "requests, without a stability check. none: cold start.",
         ),
     ] = "auto",
+    reader_speed: ReaderSpeed = None,
+    alpha: Alpha = None,
+    idle_cost: IdleCost = None,
+    reader_grace: ReaderGrace = None,
     no_selftest: NoSelftest = False,
     json: Annotated[str | None, option("FILE", "File for the report as JSON; - is stdout.")] = None,
     html: Annotated[
@@ -152,8 +161,9 @@ def _run(
     need_extra("llmtap bench", "scipy", "bench")
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_warmup(warmup)
+    reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
     if again and results is None:
-        raise ConfigError("--again", "is of results that are there", "name their folder by --results")
+        raise ConfigError("--again", "requires --results with the folder of existing results")
     from llmtap.bench.report.report import load_document
     from llmtap.bench.report.texts import minimum_text
     from llmtap.bench.run.folder import Folder
@@ -170,13 +180,17 @@ def _run(
     heard = Heard()
     if against is not None:
         other = load_bench(against, target=None, sets=assign or (), tests=names)
-        how: dict[str, Any] = {"seed": seed, "quick": quick, "warmup": warmup, "command": command}
+        how: dict[str, Any] = {
+            "seed": seed, "quick": quick, "warmup": warmup, "command": command, "reader": reader,
+            "selftest": not no_selftest,
+        }  # fmt: skip
         systems = {"a": file, "b": other}
         with watching_bench() as watcher:
             _alternate(systems, place, names, watcher, heard, runs=max(runs, 3), again=again, **how)
         if heard.code is not None:
             _stopped(place, command, heard)
-        compare_folders(place / "a", [place / "b"], outputs)
+        if not compare_folders(place / "a", [place / "b"], outputs):
+            raise typer.Exit(FAILED)
         return
 
     def keep(document: dict[str, Any]) -> None:
@@ -194,7 +208,7 @@ def _run(
     with watching_bench() as watcher:
         one = Bench(
             file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
-            command=command, selftest=not no_selftest, reported=written,
+            command=command, selftest=not no_selftest, reported=written, reader=reader,
         )  # fmt: skip
         try:
             document = asyncio.run(_performed(one, watcher, names, heard))
@@ -246,7 +260,7 @@ def init(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     to_stdout = str(file) == "-"
     if not to_stdout and file.exists() and not force:
-        raise ConfigError(str(file), "is there", "--force writes over it")
+        raise ConfigError(str(file), "already exists", "--force replaces it")
     from llmtap.bench.sut.detect import detect
     from llmtap.bench.sut.starter import open_declarations, starter_text
     from llmtap.bench.sut.sut import BenchTarget
@@ -270,7 +284,7 @@ def init(
 
 @bench.command()
 def compliance() -> None:
-    """The demands of the draft: every MUST, SHOULD and RECOMMENDED, and the tests that each binds."""
+    """List the requirements of the draft (MUST, SHOULD, RECOMMENDED) and the tests that each applies to."""
     from llmtap.bench.compliance.judge import listing
 
     table = listing()
@@ -318,8 +332,8 @@ def _stopped(place: Path, command: str, heard: Heard) -> NoReturn:
     raise typer.Exit(heard.code)
 
 
-def compare_folders(base: Path, others: Sequence[Path], outputs: Outputs) -> None:
-    """Report results folders against the first; exit 1 where their loads differ."""
+def compare_folders(base: Path, others: Sequence[Path], outputs: Outputs) -> bool:
+    """Report results folders against the first, and whether all runs are valid; exit 1 where loads differ."""
     from llmtap.bench.report.compare import compare_results
     from llmtap.report.bench import compare_html, compare_markdown, render_compare
 
@@ -331,6 +345,7 @@ def compare_folders(base: Path, others: Sequence[Path], outputs: Outputs) -> Non
     outputs.tell(texts, lambda: print_rich(render_compare(told)))
     if any(test["unlike"] for test in told["tests"]):  # systems that had other loads are no comparison
         raise typer.Exit(FAILED)
+    return not any(test["invalid"] for test in told["tests"])
 
 
 def _fresh_folder(name: str) -> Path:
@@ -352,7 +367,6 @@ def _command(place: Path) -> str:
 
 
 def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
-    """The report in each form, by option."""
 
     def html() -> str:
         from llmtap.report.bench import bench_html
@@ -372,7 +386,7 @@ def _show(document: dict[str, Any], folder: Path) -> None:
     from llmtap.bench.report.texts import minimum_text
     from llmtap.report.bench import render_bench
 
-    print_rich(render_bench(document, minimum_follows=True))
+    print_rich(render_bench(document))
     print(minimum_text(document), end="")
     if document["repeats"]:
         print("runs: what is shown is the first; llmtap report RESULTS --compare OTHER uses all")

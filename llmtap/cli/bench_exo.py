@@ -83,20 +83,20 @@ def exo(
         bool,
         flag(
             "--distinct-prompts",
-            "Give each request of a batch a prompt of its own (default: the requests of a batch share one).",
+            "Use a different prompt for each request of a batch (default: one prompt for the whole batch).",
         ),
     ] = False,
     instance_meta: Annotated[
-        str | None, option("ring|jaccl|both", "exo: place the model anew, with this kind of instance.")
+        str | None, option("ring|jaccl|both", "exo only: place the model again, with this kind of instance.")
     ] = None,
     sharding: Annotated[
-        str | None, option("pipeline|tensor|both", "exo: place the model anew, with this sharding.")
+        str | None, option("pipeline|tensor|both", "exo only: place the model again, with this sharding.")
     ] = None,
     min_nodes: Annotated[
-        int | None, option("N", "exo: place the model anew, on at least N nodes (default: 1).", min=1)
+        int | None, option("N", "exo only: place the model again, on at least N nodes (default: 1).", min=1)
     ] = None,
     max_nodes: Annotated[
-        int | None, option("N", "exo: place the model anew, on at most N nodes (default: 4).", min=1)
+        int | None, option("N", "exo only: place the model again, on at most N nodes (default: 4).", min=1)
     ] = None,
     model: ModelName = None,
     server: Annotated[
@@ -144,7 +144,7 @@ def exo(
     from llmtap.load.replay.options import read_headers
 
     if server not in KINDS:
-        raise ConfigError("--server", f"{server!r} is none of {', '.join(KINDS)}")
+        raise ConfigError("--server", f"expected one of {', '.join(KINDS)}, got {server!r}")
     grid = ExoGrid(
         pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--concurrency", concurrency),
         repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache, distinct_prompts=distinct_prompts,
@@ -155,7 +155,7 @@ def exo(
         ("--sharding", sharding, ("pipeline", "tensor", "both")),
     ):
         if given is not None and given not in choices:
-            raise ConfigError(name, f"{given!r} is none of {', '.join(choices)}")
+            raise ConfigError(name, f"expected one of {', '.join(choices)}, got {given!r}")
     wish = {
         "instance_meta": instance_meta, "sharding": sharding, "nodes_min": min_nodes, "nodes_max": max_nodes
     }  # fmt: skip
@@ -271,5 +271,5 @@ def _numbers(option: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not (word.isascii() and word.isdigit()):
-            raise ConfigError(option, f"{word!r} is no number", f"such as {option} 512,4096")
+            raise ConfigError(option, f"expected a number, got {word!r}", f"such as {option} 512,4096")
     return list(dict.fromkeys(map(int, words)))

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -33,6 +34,8 @@ from llmtap.cli.shared import (
     argument,
     flag,
     option,
+    option_duration,
+    print_json,
     reader_of,
     stoppable,
 )
@@ -40,9 +43,12 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.meter.tenants import DEFAULT
 from llmtap.metrics.deadlines import Benefit
-from llmtap.units import NS_PER_S, Duration, parse_duration_ns
+from llmtap.units import NS_PER_S, Duration
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from llmtap.cli.progress import LatestProgress
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.plan import ReplayPlan
 
@@ -59,28 +65,28 @@ Examples:
 
   llmtap demo trace.jsonl --speed 20 --seconds 2m
 
-Exit codes: 0 ok; 1 a stream failed, or the tap did not measure every exchange; 130 stopped by Ctrl-C, 143 by
-SIGTERM, with a summary of the completed part."""
+Exit codes: 0 ok; 1 a stream failed, or the proxy did not measure every exchange; 130 stopped by Ctrl-C, 143
+by SIGTERM, with a summary of the completed part."""
 
 DRAIN_S: Final = 15
 TIMEOUT_S: Final = 120
 FIRST_LOOK_S: Final = 0.25
 LOOK_S: Final = 1.0
 LINE_NS: Final = 5 * NS_PER_S
-"""Between two lines, where nobody watches a line change."""
+"""Time between two lines in a log."""
 SETTLED_NS: Final = 5 * NS_PER_S
 SECONDS_MAX: Final = 86_400
 NOBODY: Final[Mapping[str, Any]] = {"n": 0, "outcomes": {}}
 EXCHANGES_MAX: Final = 1_000
-"""Asked of the admin API, for their uncertainties: as many as it returns at once."""
+"""Maximum of one answer of the admin API. The exchanges give the uncertainties."""
 COLUMNS: Final = 100
-"""Width of the report where standard output is no terminal."""
+"""Width of the report if standard output is no terminal."""
 _CUT: Final = "client_cancelled"
 
 T = TypeVar("T")
 
 
-@app.command(short_help="Run a simulated engine, the tap and a load in one command.", epilog=EPILOG)
+@app.command(short_help="Run a simulated engine, a proxy and a load in one command.", epilog=EPILOG)
 def demo(
     trace: Annotated[
         str, argument("[TRACE]", "Trace, capture or workload to send (default: a synthetic workload).")
@@ -99,27 +105,21 @@ def demo(
         bool,
         flag(
             "--keep",
-            "Keep the engine and the tap running after the report, and repeat the load, until Ctrl-C.",
+            "Keep the engine and the proxy running after the report, and repeat the load, until Ctrl-C.",
         ),
     ] = False,
     as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
 ) -> None:
-    """Start the simulated engine and the tap, send requests, and show the measurements of the tap."""
+    """Start the simulated engine and a proxy, send requests, and show what the proxy measured."""
     if not 0 < speed <= 1e6:
         raise ConfigError("--speed", f"expected a number above 0, at most 1e6, got {speed:g}")
-    try:
-        seconds_ns = Duration(parse_duration_ns(seconds))
-    except (ValueError, OverflowError) as exc:
-        raise ConfigError("--seconds", str(exc)) from None
+    seconds_ns = option_duration("--seconds", seconds)
     if not 0 < seconds_ns <= SECONDS_MAX * NS_PER_S:
         raise ConfigError("--seconds", f"{seconds} is not between 0 and a day")
     reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
-            one = _Demo(
-                Path(folder), trace, from_format, seconds_ns, requests, speed, keep=keep, as_json=as_json,
-                reader=reader,
-            )  # fmt: skip
+            one = _Demo(Path(folder), trace, from_format, seconds_ns, requests, speed, reader, keep, as_json)
             code = asyncio.run(one.run())
     except Stopped as exc:
         raise typer.Exit(exc.code) from None
@@ -127,48 +127,40 @@ def demo(
 
 
 class _Over(Exception):
-    """A signal came while something was waited for."""
+    """A signal arrived during a wait."""
 
 
+@dataclass(slots=True)
 class _Demo:
-    """One demo, in one loop, which is told of signals from its first to its last moment."""
+    """One run of the demo in one event loop. It handles signals from its start to its end."""
 
-    def __init__(
-        self,
-        folder: Path,
-        source: str,
-        source_format: str | None,
-        seconds: Duration,
-        requests: int | None,
-        speed: float,
-        *,
-        keep: bool,
-        as_json: bool,
-        reader: Benefit,
-    ) -> None:
+    folder: Path
+    source: str
+    source_format: str | None
+    seconds: Duration
+    requests: int | None
+    speed: float
+    reader: Benefit
+    keep: bool
+    as_json: bool
+    _console: "Console" = field(init=False)
+    _sent: "LatestProgress" = field(init=False)
+    _tenants: set[str] = field(default_factory=set)
+    _replay: "Replay | None" = None
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    _signal: int | None = None
+    _began_ns: int = field(default_factory=SystemClock.mono_ns)
+
+    def __post_init__(self) -> None:
         from rich.console import Console
 
         from llmtap.cli.progress import LatestProgress
 
-        self._folder = folder
-        self._source = source
-        self._format = source_format
-        self._seconds = seconds
-        self._requests = requests
-        self._speed = speed
-        self._keep = keep
-        self._as_json = as_json
-        self._reader = reader
-        self._told = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False)
         self._sent = LatestProgress()
-        self._tenants: set[str] = set()
-        self._replay: Replay | None = None
-        self._over = asyncio.Event()
-        self._signal: int | None = None
-        self._began_ns = SystemClock.mono_ns()
 
     async def run(self) -> int:
-        """The exit code. Raises ConfigError and LlmtapError."""
+        """Return the exit code. Raises ConfigError and LlmtapError."""
         import aiohttp
 
         loop = asyncio.get_running_loop()
@@ -176,21 +168,21 @@ class _Demo:
             loop.add_signal_handler(number, self._stop, number)
         code = 0
         try:
-            # What was given may be wrong: it is read before anything is started.
-            plan = await self._unless_over(asyncio.to_thread(self._plan)) if self._source else None
-            with DemoStage(self._folder, self._reader) as stage:
+            # Read the trace first: an error in it must be reported before a process starts.
+            plan = await self._unless_over(asyncio.to_thread(self._plan)) if self.source else None
+            with DemoStage(self.folder, self.reader) as stage:
                 async with aiohttp.ClientSession() as session:
                     code = await self._play(stage, session, plan)
-                    if self._keep and not self._over.is_set():
-                        self._say("it stays up until Ctrl-C, and the load repeats")
+                    if self.keep and not self._over.is_set():
+                        self._say("The proxy runs and the load repeats until Ctrl-C.")
                         await self._repeat(stage)
                         self._say(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
         except _Over:
-            self._say("stopped before there was anything to show")
+            self._say("stopped before the first request")
         return code if self._signal is None else 128 + self._signal
 
     def _stop(self, number: int) -> None:
-        """Cuts what is under way: who presses Ctrl-C in a demo wants its summary, not its longest answer."""
+        """Cancel the running responses, so that the summary is printed at once."""
         if self._signal is None:
             self._signal = number
             self._over.set()
@@ -199,17 +191,17 @@ class _Demo:
                 self._replay.stop()
 
     def _say(self, text: str) -> None:
-        self._told.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     async def _play(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
-        """From the first line to the last figure. Raises _Over where a signal came before there was any."""
+        """Send the load and print the result. Raises _Over if a signal arrives before the first request."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         self._say(f"engine     {stage.engine}   simulated: {ENGINE}")
-        self._say(f"tap        {stage.proxy}   llmtap's proxy, which measures (OpenAI's API, model: sim)")
+        self._say(f"proxy      {stage.proxy}   llmtap, forwards and measures (OpenAI's API, model: sim)")
         self._say(f"dashboard  {stage.admin}/  or in a terminal: llmtap top --admin {stage.admin}")
-        load = "bursts of chat requests" if not self._source else Path(self._source).name
-        self._say(f"load       {load}; half pass a guardrail ({GUARDRAIL})")
+        load = "bursts of chat requests" if not self.source else Path(self.source).name
+        self._say(f"load       {load}; half of them pass a guardrail ({GUARDRAIL})")
         # Prompts are drawn while the processes start.
         made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
@@ -228,7 +220,7 @@ class _Demo:
         newest = await _get(session, f"{stage.admin}/api/v1/exchanges?limit={EXCHANGES_MAX}")
         self._show(summary, experiment, newest["exchanges"], result)
         if others["n"]:
-            self._say(f"{others['n']:,} exchanges were not the demo's; they are in the figures, too")
+            self._say(f"{others['n']:,} exchanges were sent by other clients; the figures contain them")
         problems = _problems(summary, others, result)
         for problem in problems:
             self._say(f"failed: {problem}")
@@ -236,7 +228,7 @@ class _Demo:
         return 1 if problems else 0
 
     async def _repeat(self, stage: DemoStage) -> None:
-        """Send the load again and again until a signal comes. Raises LlmtapError if a process has ended."""
+        """Repeat the load until a signal arrives. Raises LlmtapError if a process has ended."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         with suppress(_Over, Unsent):
@@ -247,8 +239,8 @@ class _Demo:
 
     def _plan(self) -> "ReplayPlan":
         return demo_plan(
-            self._source or str(burst_workload(self._folder)), source_format=self._format,
-            speed=self._speed, seconds=self._seconds / NS_PER_S, requests=self._requests,
+            self.source or str(burst_workload(self.folder)), source_format=self.source_format,
+            speed=self.speed, seconds=self.seconds / NS_PER_S, requests=self.requests,
         )  # fmt: skip
 
     def _make(self, target: str, plan: "ReplayPlan | None") -> "Replay":
@@ -260,15 +252,15 @@ class _Demo:
         self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants}
         options = ReplayOptions(
             target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
-            connect_timeout=Duration(10 * NS_PER_S), duration=self._seconds,
+            connect_timeout=Duration(10 * NS_PER_S), duration=self.seconds,
             drain=Duration(DRAIN_S * NS_PER_S), retry_wait=Duration(0), request_ids="demo", slo=OBJECTIVES,
-            reader=self._reader, scrape="none",
+            reader=self.reader, scrape="none",
         )  # fmt: skip
         body = BodyOptions(server="openai", model="sim", temperature=0.0)
         return Replay(plan, options, body, self._sent)
 
     async def _unless_over(self, what: Awaitable[T]) -> T:
-        """Raises _Over when a signal comes first."""
+        """Return the result of `what`. Raises _Over if a signal arrives first."""
         task, over = asyncio.ensure_future(what), asyncio.ensure_future(self._over.wait())
         try:
             await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
@@ -281,10 +273,10 @@ class _Demo:
             await asyncio.gather(task, over, return_exceptions=True)
 
     async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any) -> None:
-        """The tap's figures as they come, until all is sent and answered."""
+        """Show the proxy's figures until the load has ended."""
         from rich.text import Text
 
-        status = self._told.status(Text("sending")) if self._told.is_terminal else None
+        status = self._console.status(Text("sending")) if self._console.is_terminal else None
         told_ns: int | None = None
         if status is not None:
             status.start()
@@ -322,7 +314,7 @@ class _Demo:
         return "  ".join(said)
 
     async def _settled(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
-        """The summary, once the meter has caught up."""
+        """Return the summary when the meter has measured all requests, or after SETTLED_NS."""
         end_ns = SystemClock.mono_ns() + SETTLED_NS
         while True:
             stage.check()
@@ -336,7 +328,7 @@ class _Demo:
             await asyncio.sleep(0.1)
 
     def _others(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What somebody else sent through the demo's tap, as far as one can tell: without a tenant's name."""
+        """Return the figures of requests of other clients, which are those without a tenant name."""
         tenants = summary["by"]["tenant"]
         theirs = DEFAULT in tenants and DEFAULT not in self._tenants
         found: Mapping[str, Any] = tenants[DEFAULT] if theirs else NOBODY
@@ -346,7 +338,6 @@ class _Demo:
         self, summary: Mapping[str, Any], experiment: Mapping[str, Any],
         exchanges: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        import msgspec
         from rich.console import Console
 
         from llmtap.report.experiment import demo_blocks
@@ -354,10 +345,9 @@ class _Demo:
         from llmtap.report.values import joined
 
         outcomes = result["outcomes"]
-        if self._as_json:
+        if self.as_json:
             clients = {"n": result["n"], "outcomes": outcomes, "metrics": result["metrics"]}
-            told = {**summary, "experiment": experiment, "clients": clients}
-            print(msgspec.json.format(msgspec.json.encode(told)).decode())
+            print_json({**summary, "experiment": experiment, "clients": clients})
             return
         console = Console(highlight=False, width=None if sys.stdout.isatty() else COLUMNS)
         console.print(terminal(demo_blocks(summary, experiment, exchanges)))
@@ -368,7 +358,7 @@ class _Demo:
 
     def _look_next(self, stage: DemoStage) -> None:
         self._say("Look next:")
-        if self._keep:
+        if self.keep:
             self._say(f"  {stage.admin}/#experiment   both arms; #streams: each stream as it is sent")
             self._say(f"  curl {stage.admin}/metrics   the same figures for Prometheus")
         else:
@@ -377,42 +367,40 @@ class _Demo:
         self._say("  llmtap --help                             all commands")
 
 
-async def _get(session: Any, url: str) -> dict[str, Any]:
+async def _get(session: Any, url: str) -> Any:
     async with session.get(url) as response:
-        told: dict[str, Any] = await response.json()
-        return told
+        return await response.json()
 
 
 async def _summary(session: Any, stage: DemoStage) -> dict[str, Any] | None:
-    """Of all since the start; None while the meter does not answer."""
+    """Return the summary since the start, or None if the meter does not answer."""
     import aiohttp
 
+    url = f"{stage.admin}/api/v1/summary?window=all&by=tenant"
     try:
-        async with session.get(
-            f"{stage.admin}/api/v1/summary?window=all&by=tenant", timeout=aiohttp.ClientTimeout(total=5)
-        ) as response:
-            told: dict[str, Any] | None = await response.json() if response.status == 200 else None
-            return told
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+            found: dict[str, Any] | None = await response.json() if response.status == 200 else None
+            return found
     except (aiohttp.ClientError, TimeoutError):
         return None
 
 
 def _problems(summary: Mapping[str, Any], others: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
-    """What must not be: a stream of ours that broke, on either side, or one that the tap did not see."""
+    """Return the faults: broken streams, seen by the clients or the proxy, and unmeasured exchanges."""
     from llmtap.metrics.summary import ENDED_WELL
 
     found = []
     seen = Counter(summary["outcomes"])
     seen.subtract(others["outcomes"])
-    for side, outcomes in (("clients", result["outcomes"]), ("tap", seen)):
+    for side, outcomes in (("clients", result["outcomes"]), ("proxy", seen)):
         for name, n in outcomes.items():
             if n and name not in ENDED_WELL and name != _CUT:
-                found.append(f"{n:,} {name}, as the {side} saw it")
+                found.append(f"{n:,} {name} (counted by the {side})")
     if found:
         found += [f"{n:,} x {error}" for error, n in result["errors"].items()]
     left = seen[_CUT] - result["outcomes"].get(_CUT, 0)
     if left > 0:
-        found.append(f"{left:,} answers were left by clients that cut none of them")
+        found.append(f"{left:,} more responses were cancelled than the clients cancelled")
     sent = result["load"]["sent"]
     measured = summary["n"] - others["n"]
     if measured != sent:

@@ -1,7 +1,6 @@
 """Processes of the demo: the simulated engine with a guardrail, and the proxy in front of it.
 
-They run in a session of their own, so that a Ctrl-C of the terminal reaches the demo alone, which then ends
-them in order.
+They run in their own session, so that Ctrl-C in the terminal reaches only the demo, which then ends them.
 """
 
 import asyncio
@@ -22,33 +21,18 @@ from llmtap.net.listener import keep_port
 if TYPE_CHECKING:
     from llmtap.load.replay.plan import ReplayPlan
 
-__all__ = [
-    "ENGINE",
-    "GUARDRAIL",
-    "OBJECTIVES",
-    "RATE_RPS",
-    "TENANT_HEADER",
-    "TOKENS_MAX",
-    "DemoStage",
-    "burst_workload",
-    "demo_plan",
-]
-
-
 RATE_RPS: Final = 0.27
-"""Of BurstGPT's trace in its own time (multi-bin paper, 3.1)."""
+"""Mean rate of BurstGPT's trace (multi-bin paper, 3.1)."""
 TOKENS_MAX: Final = 512
-"""Answers are cut there, so that the demo ends: of what is drawn, one in twenty is longer."""
+"""Maximum length of a response, so that the demo ends. One drawn response in twenty would be longer."""
 SEED: Final = 280
-"""With it the drawn bursts are of a size that a demo's half minute shows: at a CV of 13 most half minutes of
-this rate are empty, or one flood."""
+"""Chosen so that half a minute has several bursts. With most seeds it is empty or has one large burst."""
 TRACE_ROWS: Final = 1_000
-"""Of a trace, where nobody says how many: more than a demo's time has room for."""
+"""Default number of rows of a trace: more than a demo has time for."""
 MORE: Final = 6
-"""Requests drawn, by those that the mean rate gives: bursts come together. What is not due in time is not
-sent."""
+"""Factor of requests to draw, because bursts can exceed the mean rate. Later requests are not sent."""
 TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
-"""Names and their shares, where a trace has no tenants."""
+"""Tenants of a trace without tenants, with their shares."""
 
 _WORKLOAD: Final = f"""
 name = "burstgpt"
@@ -70,7 +54,7 @@ max = {TOKENS_MAX}
 
 
 def burst_workload(folder: Path) -> Path:
-    """The file of the drawn workload, written into the folder."""
+    """Write the file of the default workload into the folder, and return its path."""
     place = folder / "burstgpt.toml"
     place.write_text(_WORKLOAD, encoding="utf-8")
     return place
@@ -79,13 +63,9 @@ def burst_workload(folder: Path) -> Path:
 def demo_plan(
     source: str, *, speed: float, seconds: float, requests: int | None, source_format: str | None = None
 ) -> "ReplayPlan":
-    """What is due, for as long as the demo lasts. Raises ConfigError.
+    """Return the plan of the demo's requests. Raises ConfigError.
 
-    Args:
-        source: a trace, a capture, or a workload, whose rate is then RATE_RPS times the speed.
-        source_format: of a trace whose content does not tell.
-        speed: times as fast.
-        requests: at most; None: as many as there is time for.
+    `source` is a trace, a capture, or a workload, which gets the rate RATE_RPS times `speed`.
     """
     from llmtap.load.replay.plan import ReplayQuestion, make_plan
     from llmtap.workload.registry import is_workload
@@ -119,7 +99,7 @@ LOOK_S: Final = 0.05
 SAID_CHARS_MAX: Final = 2_000
 TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
-ENGINE: Final = "150 ms to the first token, then 20 ms a token, +-30 %"
+ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
 GUARDRAIL: Final = "+40 ms, refuses 5 %, holds text back"
 
 _CONFIG: Final = f"""
@@ -153,18 +133,12 @@ systems = ["simulated: a filter of prompts (40 ms), one of answers that holds 8 
 
 
 class DemoStage:
-    """Engine and tap, from their start to their end.
-
-    Args:
-        folder: for the tap's configuration.
-        reader: of the meter's smooth goodput.
-    """
+    """Context of the engine and the proxy. `folder` gets the proxy's configuration and both logs."""
 
     def __init__(self, folder: Path, reader: Benefit) -> None:
         self._folder = folder
         self._reader = reader
         self.log = folder / "log"
-        """What they say on standard error: announcements, and then warnings."""
         self._children: list[subprocess.Popen[bytes]] = []
         self._kept = [keep_port() for _ in range(3)]
         engine, proxy, admin = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._kept)
@@ -182,7 +156,7 @@ class DemoStage:
         serve += ["--spread", "0.3", "--tokens", str(TOKENS_MAX)]
         proxy = ["proxy", "--upstream", self.engine, "--listen", _address(self.proxy)]
         proxy += ["--admin", _address(self.admin), "--config", str(config), "--set", "log.level=warning"]
-        # What is set for the user's own tap is not meant for this one.
+        # The user's variables are for the user's own proxy.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
         with self.log.open("ab") as log:
             for args in (serve, proxy):
@@ -197,7 +171,7 @@ class DemoStage:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The tap first: the engine then has nobody left to wait for.
+        # The proxy first: the engine then has no client to wait for.
         for child in reversed(self._children):
             child.send_signal(signal.SIGTERM)
             try:
@@ -209,23 +183,18 @@ class DemoStage:
             sock.close()
 
     def check(self) -> None:
-        """Raises LlmtapError when one of them has ended."""
+        """Raise LlmtapError if a process has ended."""
         for child in self._children:
             if child.poll() is not None:
-                raise LlmtapError(
-                    f"a process of the demo ended with {child.returncode}\n{self.said()}".strip()
-                )
-
-    def said(self) -> str:
-        """Their last warnings."""
-        return self.log.read_text(encoding="utf-8", errors="replace")[-SAID_CHARS_MAX:].strip()
+                said = self.log.read_text(encoding="utf-8", errors="replace")[-SAID_CHARS_MAX:]
+                raise LlmtapError(f"a process of the demo ended with {child.returncode}\n{said}".strip())
 
     async def ready(self, session: Any) -> None:
-        """Until both answer. Raises LlmtapError when they do not, in good time."""
+        """Wait until both processes answer. Raises LlmtapError after READY_NS for each."""
         for url in (f"{self.engine}/health", f"{self.admin}/readyz"):
-            await self._ready(session, url)
+            await self._answered(session, url)
 
-    async def _ready(self, session: Any, url: str) -> None:
+    async def _answered(self, session: Any, url: str) -> None:
         import aiohttp
 
         end_ns = SystemClock.mono_ns() + READY_NS

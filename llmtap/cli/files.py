@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from llmtap.cli.main import app
-from llmtap.cli.shared import argument, flag, option, print_json, print_table, read_pairs
+from llmtap.cli.shared import argument, flag, option, print_json, print_table
 from llmtap.errors import ConfigError
 from llmtap.report.document import Table
 
@@ -26,10 +26,6 @@ IN is a file, a capture folder, a pattern of capture files, or - for standard in
 or -. Files that end in .gz or .zst are compressed. Formats are detected from content and name; --list shows
 them. A new file is readable only by its owner (mode 0600); an overwritten file keeps its mode.
 
-Styles, by format (`--list NAME` explains them):
-
-{styles}
-
 Examples:
 
   llmtap convert conversation_trace.jsonl trace.parquet
@@ -42,17 +38,13 @@ Examples:
 
   zcat BurstGPT_1.csv.gz | llmtap convert - - --from burstgpt --to azure > azure.csv"""
 
-STYLES: Final[Mapping[str, str]] = {"aiperf": "content", "har": "llmtap"}
-"""As the formats have them, written down again because help must not wait for them to be imported."""
 _LIST_CHARS: Final = 80
 """A line of `--list NAME`."""
-_BAR_AFTER_NS: Final = 1_000_000_000
-"""What is done by then needs no bar."""
 
 
 @app.command(
     short_help="Convert a trace, a dataset or a capture.",
-    epilog=_CONVERT_EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
+    epilog=_CONVERT_EPILOG,
 )
 def convert(
     source: Annotated[
@@ -67,9 +59,6 @@ def convert(
     ] = None,
     model: Annotated[str | None, option(None, "Model name for rows without one.")] = None,
     override_model: Annotated[bool, option(None, "Write the name of --model in every row.")] = False,
-    style: Annotated[
-        list[str] | None, option("K=V", "Variant of the output format; see the styles below.")
-    ] = None,
     redact: Annotated[
         list[str] | None,
         option(
@@ -99,8 +88,7 @@ def convert(
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
             source, target, source_format=source_format, target_format=target_format, model=model,
-            override_model=override_model, style=read_pairs("--style", style, "key=value"),
-            redact=_rules(redact or []), force=force, progress=progress,
+            override_model=override_model, redact=_rules(redact or []), force=force, progress=progress,
         )  # fmt: skip
     # What was asked for goes to standard output; where that is the trace itself, the report goes beside it.
     with _quiet_pipe():
@@ -147,31 +135,17 @@ def _ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar of the bytes read, where there is somebody to see it, and it is known how many there are."""
+    """A bar of the bytes read, on a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    from contextlib import ExitStack
-
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from llmtap.clock import SystemClock
-
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("converting", total=None)
-    began_ns = SystemClock.mono_ns()
-    with ExitStack() as stack:
-
-        def told(done: int, total: int | None) -> None:
-            if total is None or SystemClock.mono_ns() - began_ns < _BAR_AFTER_NS:
-                return
-            bar.update(task, completed=done, total=total)
-            if not bar.live.is_started:  # with its numbers: it is drawn at once
-                stack.enter_context(bar)
-
-        yield told
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("converting", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show_formats(name: str, *, as_json: bool) -> None:
@@ -186,10 +160,10 @@ def _show_formats(name: str, *, as_json: bool) -> None:
     listed: list[dict[str, Any]] = [
         {
             "name": f.name, "title": f.title, "extensions": list(f.extensions),
-            "does": ["read", "write"],
+            "does": ["read", *(["write"] if f.writes is not None else [])],
             "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
-            "why": dict(f.why), "styles": dict(f.styles),
+            "why": dict(f.why),
         }
         for f in formats
     ]  # fmt: skip
@@ -199,12 +173,12 @@ def _show_formats(name: str, *, as_json: bool) -> None:
     if name:
         _show_format(listed[0])
         return
-    columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs", "styles")
+    columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs")
     if sys.stdout.isatty():  # the rest is too much for its width
         columns = columns[:3]
     print_table(Table(columns, [[_cell(f[c]) for c in columns] for f in listed]))
     if sys.stdout.isatty():
-        print("\nllmtap convert --list NAME tells what one holds, needs, and the styles it has.")
+        print("\nllmtap convert --list NAME describes one of them.")
 
 
 def _show_format(told: Mapping[str, Any]) -> None:
@@ -212,12 +186,8 @@ def _show_format(told: Mapping[str, Any]) -> None:
     print(f"{told['name']}: {told['title']}")
     facts = {key: _cell(told[key]) for key in ("extensions", "does", "holds", "needs")}
     facts |= {f"about {aspect}": why for aspect, why in told["why"].items()}
-    facts |= {f"style {key}": help_ for key, help_ in told["styles"].items()}
-    width = max(map(len, facts)) + 2
     for key, value in facts.items():
-        lines = textwrap.wrap(value, max(30, _LIST_CHARS - width), break_long_words=False) or [""]
-        for label, line in zip([key, *[""] * len(lines)], lines, strict=False):
-            print(f"{label:{width}}{line}")
+        print(textwrap.fill(f"{key}: {value}", _LIST_CHARS, subsequent_indent="  "))
 
 
 def _cell(value: Any) -> str:
@@ -392,22 +362,9 @@ def _read(file: str) -> bytes:
 def _show(saved: Any, explained: Any, *, text: bool) -> None:
     from llmtap.report.stream import EVENT_COLUMNS, event_cells, headline, story
 
-    events = Table(EVENT_COLUMNS, list(event_cells(explained.events, text=text)))
-    if not sys.stdout.isatty():
-        print(headline(saved, explained))
-        print_table(events)
-        for subject, said in story(saved, explained):
-            print(f"{subject}: {said}")
-        return
-    from rich.console import Console
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    console.print(Text(headline(saved, explained), style="bold"))
-    print_table(events)
-    facts = Grid.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="bold", no_wrap=True)
-    for subject, said in story(saved, explained):
-        facts.add_row(Text(subject), Text(said))
-    console.print(facts)
+    print(headline(saved, explained))
+    print_table(Table(EVENT_COLUMNS, list(event_cells(explained.events, text=text))))
+    facts = list(story(saved, explained))
+    width = max(len(subject) for subject, _ in facts) + 2
+    for subject, said in facts:
+        print(f"{subject:{width}}{said}" if sys.stdout.isatty() else f"{subject}: {said}")

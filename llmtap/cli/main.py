@@ -56,18 +56,17 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Holds the options that stand before a subcommand."""
+    """Hold the options before a subcommand."""
 
 
 def load_commands() -> None:
-    """Read the modules of all commands, which add themselves to `app`."""
+    """Import the modules of all commands, which add themselves to `app`."""
     for command in _MODULES:
         importlib.import_module(f"llmtap.cli.{command}")
 
 
 def main() -> None:
-    """Run a command. Exit 0: ok. 1: a check failed. 2: usage or configuration, the key named on stderr. 130:
-    Ctrl-C, where the command itself had nothing to say of it."""
+    """Run a command. Exit 0: ok; 1: a check failed; 2: error of usage or configuration; 130: Ctrl-C."""
     try:
         load_commands()
         app()

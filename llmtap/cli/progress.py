@@ -15,12 +15,6 @@ from llmtap.units import NS_PER_S
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-__all__ = [
-    "Answering", "Bars", "BenchLines", "LatestProgress", "ReplayLines", "painted", "watching_bench",
-    "watching_replay",
-]  # fmt: skip
-
-
 EVERY_NS: Final = 10_000_000_000
 
 
@@ -32,9 +26,9 @@ class ReplayLines:
         self._under_way = 0
         self._stops = 0
         self._load_ns = 0
-        """Start of the load under way; 0 before its first report."""
+        """Start of the current load; 0 before its first report."""
         self._load_s: float | None = None
-        """Time of the load; None where only the number of requests is known."""
+        """Duration of the load; None if only the number of requests is known."""
 
     def reading(self, done: int, of: int | None) -> None:
         pass
@@ -74,22 +68,22 @@ class ReplayLines:
         pass
 
     def stopping(self) -> None:
-        """Somebody wants it to stop; the second time, at once."""
+        """Report a request to stop. The second one cancels the responses in flight."""
         self._stops += 1
         answers = f"{self._under_way:,} answer{'' if self._under_way == 1 else 's'}"
         if self._stops == 1 and self._under_way:
-            self._say(f"stopping: {answers} under way, again to cut them")
+            self._say(f"stopping: {answers} in flight, signal again to cancel them")
         elif self._stops == 1:
             self._say("stopping")
         elif self._stops == 2 and self._under_way:
-            self._say(f"cutting {answers}")
+            self._say(f"cancelling {answers}")
 
     def _say(self, words: str) -> None:
         print(f"llmtap: {words}", file=sys.stderr, flush=True)
 
 
 class LatestProgress(ReplayLines):
-    """Keeps the progress, and prints nothing of it."""
+    """Holds the latest progress, and prints nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +97,7 @@ class LatestProgress(ReplayLines):
 
 
 class Bars(ReplayLines):
-    """One line, painted over: of what is under way, how much is done, and figures."""
+    """One line with a bar and figures of the current step, redrawn in place."""
 
     def __init__(self, bar: "RichProgress") -> None:
         super().__init__()
@@ -111,7 +105,7 @@ class Bars(ReplayLines):
         self._what = ""
 
     def hide(self) -> None:
-        """Nothing is under way."""
+        """Remove the bar."""
         self._what = ""
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
@@ -149,7 +143,7 @@ class Bars(ReplayLines):
 
 
 def figures(p: Progress, planned: int | None) -> str:
-    """A line of them."""
+    """Return a line with the figures of the progress."""
     said = [
         f"sent {p.sent:,}" + ("" if planned is None else f" of {planned:,}"),
         f"in flight {p.under_way:,}",
@@ -167,7 +161,7 @@ def figures(p: Progress, planned: int | None) -> str:
 
 @contextmanager
 def painted() -> Iterator["RichProgress"]:
-    """The place of `Bars`, on a terminal."""
+    """Context of the terminal's line for `Bars`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as RichProgress
@@ -182,7 +176,7 @@ def painted() -> Iterator["RichProgress"]:
 
 @contextmanager
 def watching_replay() -> Iterator[ReplayLines]:
-    """Somebody to tell."""
+    """Report progress as a bar on a terminal, otherwise as log lines."""
     if not sys.stderr.isatty():
         yield ReplayLines()
         return
@@ -190,12 +184,12 @@ def watching_replay() -> Iterator[ReplayLines]:
         yield Bars(bar)
 
 
-_TELLING: Final = b"llmtap: the load is over, and its report is being written: again to leave without it\n"
+_TELLING: Final = b"llmtap: the load has ended; signal again to stop before the report is written\n"
 _STDERR: Final = 2
 
 
 class Answering:
-    """Sees to signals while a replay runs in this loop, and until its report is out (`Heard.instead`)."""
+    """Handler of signals during a replay, until its report is written (`Heard.instead`)."""
 
     def __init__(self, one: Replay, audience: ReplayLines, loop: asyncio.AbstractEventLoop) -> None:
         self._one = one
@@ -204,7 +198,7 @@ class Answering:
         self._told = False
 
     def __call__(self) -> bool:
-        """From the handler of a signal. False: break it off where it is."""
+        """Handle a signal. False: interrupt the replay where it is."""
         stage = self._one.stage
         match stage:
             case ReplayStage.PREPARING:
@@ -252,7 +246,7 @@ class BenchLines(ReplayLines):
 
 
 class _BenchBars(Bars, BenchLines):
-    """Loads, and what is left of them, scroll by; the line at the bottom is painted over."""
+    """Scrolling lines for finished loads, above one line that is redrawn in place."""
 
     def step(self, name: str, said: str, seconds: float | None = None) -> None:
         self._load_ns, self._load_s = 0, seconds
@@ -272,7 +266,7 @@ class _BenchBars(Bars, BenchLines):
 
 @contextmanager
 def watching_bench() -> Iterator[BenchLines]:
-    """Somebody to tell."""
+    """Report progress as a bar on a terminal, otherwise as log lines."""
     if not sys.stderr.isatty():
         yield BenchLines()
         return

@@ -89,7 +89,10 @@ _ENDPOINTS: Final = {
 def replay(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to send.")] = "",
     target: Annotated[
-        str, option("URL", "URL of the server: http://host:port[/prefix], ws:// (Realtime) or grpc://.")
+        str,
+        option(
+            "URL", "URL of the server: http://host:port[/prefix], ws://host:port[/v1/responses] or grpc://."
+        ),
     ] = "",
     source_format: SourceFormat = None,
     requests: Annotated[
@@ -229,8 +232,7 @@ def replay(
         int | None,
         option(
             "N",
-            "Maximum number of requests in flight; requests due "
-            "above it are skipped and counted, never delayed.",
+            "Maximum number of requests in flight. A request above it is skipped and counted, not delayed.",
             min=1,
         ),
     ] = None,
@@ -272,15 +274,15 @@ def replay(
     if not target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     if endpoint not in _ENDPOINTS:
-        raise ConfigError("--endpoint", f"{endpoint!r} is none of chat, completions, responses")
+        raise ConfigError("--endpoint", f"expected one of chat, completions, responses, got {endpoint!r}")
     if server not in ("auto", "openai", "vllm", "sglang"):
-        raise ConfigError("--server", f"{server!r} is none of auto, openai, vllm, sglang")
+        raise ConfigError("--server", f"expected one of auto, openai, vllm, sglang, got {server!r}")
     outputs = Outputs(json=json, html=html, markdown=markdown)
     for name, number in (("--speed", speed), ("--rate", rate)):
         if number is not None and not 0 < number <= 1e6:
             raise ConfigError(name, f"expected a number above 0, at most 1e6, got {number:g}")
     if limit_in_flight is not None and closed is not None:
-        raise ConfigError("--limit-in-flight", "only an open loop has one", "leave out --closed")
+        raise ConfigError("--limit-in-flight", "cannot be combined with --closed")
     need_warmup(warmup)
     from llmtap.cli.progress import watching_replay
     from llmtap.load.bodies import BodyOptions, parse_body_fields
@@ -367,7 +369,7 @@ async def _run(one: "Replay", audience: "ReplayLines", heard: Heard, *, selftest
 
 
 @app.command(
-    short_help="Measure the error of our own TTFT and ITL on this host.",
+    short_help="Measure the error of llmtap's own TTFT and ITL on this host.",
     epilog="Example:\n\n  llmtap selftest --streams 64 --itl 10ms",
 )
 def selftest(
@@ -377,7 +379,7 @@ def selftest(
     processes: Annotated[int, option("N", "Number of sending processes.", min=1, max=256)] = 1,
     json: Json = None,
 ) -> None:
-    """Send a known schedule from an embedded server to the load generator, and report the error of our times.
+    """Read streams with known send times from an embedded server, and report the error of llmtap's times.
 
     The error is the difference between a measured time and the time in the log of the server.
     """

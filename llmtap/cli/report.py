@@ -1,8 +1,4 @@
-"""`llmtap report`: summarise a capture, a trace, a replay or a benchmark.
-
-`llmtap replay` and `llmtap report RESULT` print the same. A replay leaves its result in the folder of its
-capture, too, so that `llmtap report` of the capture knows whether its figures are valid.
-"""
+"""`llmtap report`: summarise a capture, a trace, a replay or a benchmark."""
 
 import re
 import shlex
@@ -11,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -43,6 +39,11 @@ from llmtap.cli.shared import (
 )
 from llmtap.errors import ConfigError, LlmtapError
 
+if TYPE_CHECKING:
+    from llmtap.capture.read.describe import TenantClass
+    from llmtap.metrics.deadlines import Benefit
+    from llmtap.metrics.slo import SloOptions
+
 __all__ = ["load_result", "report", "tell_replay", "verdicts_beside", "write_beside"]
 
 RESULT_BYTES_MAX: Final = 256 << 20
@@ -65,6 +66,8 @@ Of a running capture at a URL only the uploaded part is read; add its spool fold
 Examples:
 
   llmtap report captures/ --by tenant --slo "ttft:500ms tpot:50ms"
+
+  llmtap report captures/ --config llmtap.toml
 
   llmtap report s3://bucket/captures --json > summary.json
 
@@ -94,6 +97,10 @@ def report(
     ] = None,
     slo: Slo = None,
     goodput: VllmGoodput = None,
+    config: Annotated[
+        Path | None,
+        option("FILE", "Configuration with objectives by class of tenants ([slo.NAME]), as of the proxy."),
+    ] = None,
     percentiles: Percentiles = None,
     skip_broken: Annotated[
         bool, flag("--skip-broken", "Skip files that cannot be read, and list their names.")
@@ -129,18 +136,19 @@ def report(
     result = load_result(places[0]) if len(places) == 1 else None
     if result is not None:
         for option, refused in (
-            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--percentiles", percentiles),
+            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--config", config),
+            ("--percentiles", percentiles),
             ("--integrity", integrity), ("--skip-broken", skip_broken),
             ("--reader-speed", reader_speed), ("--alpha", alpha), ("--idle-cost", idle_cost),
             ("--reader-grace", reader_grace),
         ):  # fmt: skip
             if refused:
-                raise ConfigError(option, "is of a capture; the result of a replay is summed up already")
+                raise ConfigError(option, "applies to captures only, not to the result of a replay")
         tell_replay(Outputs(json=stdout, html=html, markdown=markdown), result)
         return
     for option, given in (("--html", html), ("--markdown", markdown)):
         if given is not None:
-            raise ConfigError(option, "is of a results folder of llmtap bench, or of a replay's --json")
+            raise ConfigError(option, "applies to results of llmtap bench and llmtap replay only")
     from llmtap.capture.read.describe import BY, describe
     from llmtap.capture.read.reader import read
     from llmtap.metrics.objectives import Objectives
@@ -148,18 +156,21 @@ def report(
 
     for label in by or ():
         if label not in BY:
-            raise ConfigError("--by", f"{label!r} is none of {', '.join(BY)}")
+            raise ConfigError("--by", f"expected one of {', '.join(BY)}, got {label!r}")
     text = read_objectives(slo, goodput)
+    reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
+    classes = {} if config is None else _classes(config, text)
     options: dict[str, Any] = {
         "by": by or (), "objectives": None if text is None else Objectives.parse(text),
-        "percentiles": read_percentiles(percentiles),
-        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
+        "percentiles": read_percentiles(percentiles), "reader": reader,
+        "class_of": _class_of(classes, reader) if classes else None,
     }  # fmt: skip
     told: dict[str, Any]
     if _is_trace(places):
         if integrity:
-            raise ConfigError("--integrity", "a trace of another tool has no numbers to tell it by")
+            raise ConfigError("--integrity", "applies to captures of llmtap only")
         told = _of_trace(places[0], options)
+        told["slo"] = _judged(classes, told)
         print_json(told) if as_json else print_rich(render_capture(told))
         return
     try:
@@ -181,6 +192,7 @@ def report(
         "bytes": sum(f.bytes for f in capture.files),
         "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
     }  # fmt: skip
+    told["slo"] = _judged(classes, told)
     told["integrity"] = checked.to_dict()
     verdicts = dict(verdicts_beside(places))
     if verdicts:
@@ -196,6 +208,53 @@ def report(
 
 
 # ---------------------------------------------------------------- captures and traces
+
+
+def _classes(config: Path, given: str | None) -> "Mapping[str, SloOptions]":
+    """Return the classes of tenants of a configuration. Raises ConfigError."""
+    from llmtap.config import load_settings
+
+    if given is not None:
+        raise ConfigError("--config", "its objectives are by class, and others are given", "one of the two")
+    classes = load_settings(config, {}, {}).slo
+    if not classes:
+        raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
+    return classes
+
+
+def _class_of(classes: "Mapping[str, SloOptions]", reader: "Benefit") -> "Callable[[str], TenantClass]":
+    """Return the function that finds the class of a tenant, as the live tap does."""
+    from llmtap.capture.read.describe import TenantClass
+    from llmtap.metrics.slo import SloClass, TenantClasses
+
+    tenants = TenantClasses(SloClass.of(name, options) for name, options in classes.items())
+    none = TenantClass("none", None, reader)
+    known = {
+        name: TenantClass(name, options.parsed, options.reader(reader)) for name, options in classes.items()
+    }
+
+    def class_of(tenant: str) -> TenantClass:
+        slo = tenants.of(tenant)
+        return none if slo is None else known[slo.name]
+
+    return class_of
+
+
+def _judged(classes: "Mapping[str, SloOptions]", told: Mapping[str, Any]) -> dict[str, object]:
+    """Return attainment and burn rate of each class over the whole capture, as public JSON."""
+    from llmtap.metrics.slo import burn_rate, error_ratio, events_min
+
+    found: dict[str, object] = {}
+    for name, options in classes.items():
+        goodput = told["by"]["class"].get(name, {}).get("goodput") or {"counted": 0, "met": 0}
+        good, counted = goodput["met"], goodput["counted"]
+        found[name] = {
+            "objectives": options.parsed.text, "target": options.target, "tenants": list(options.tenants),
+            "counted": counted, "good": good, "attainment": good / counted if counted else None,
+            "burn_rate": burn_rate(error_ratio(good, counted), options.target),
+            "marks": ["burn_rate"] if 0 < counted < events_min(options.target, 1) else [],
+        }  # fmt: skip
+    return found
 
 
 def _is_trace(places: list[str]) -> bool:
@@ -324,11 +383,11 @@ def _refuse_bench(places: list[str]) -> None:
     if not results:
         return
     first, *rest = (shlex.quote(one) for one in results)
-    problem, hint = f"{results[0]} is bench results", f"llmtap report {first}"
+    problem, hint = f"{results[0]} has benchmark results", f"llmtap report {first}"
     if others:
-        problem += f", and {others[0]} is none"
+        problem += f", and {others[0]} has none"
     elif rest:
-        problem, hint = "these are bench results", hint + "".join(f" --compare {one}" for one in rest)
+        problem, hint = "expected one results folder", hint + "".join(f" --compare {one}" for one in rest)
     raise ConfigError("CAPTURE", problem, hint)
 
 

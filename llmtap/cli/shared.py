@@ -24,56 +24,6 @@ if TYPE_CHECKING:
     from llmtap.metrics.deadlines import Benefit
     from llmtap.report.document import Table
 
-__all__ = [
-    "FAILED",
-    "STDOUT",
-    "AdminAddress",
-    "Alpha",
-    "AnswerTimeout",
-    "ApiKeyEnv",
-    "BodyFields",
-    "CaFile",
-    "CaptureTo",
-    "CheckOnly",
-    "ConfigFile",
-    "Headers",
-    "Heard",
-    "IdleCost",
-    "Json",
-    "ModelName",
-    "NoSelftest",
-    "Outputs",
-    "Percentiles",
-    "ReaderGrace",
-    "ReaderSpeed",
-    "Seed",
-    "SeveralValues",
-    "Slo",
-    "SourceFormat",
-    "Stopped",
-    "VllmGoodput",
-    "argument",
-    "check_known",
-    "flag",
-    "json_text",
-    "loop_signals",
-    "need_capture",
-    "need_extra",
-    "need_warmup",
-    "option",
-    "option_duration",
-    "print_json",
-    "print_rich",
-    "print_table",
-    "read_objectives",
-    "read_pairs",
-    "read_percentiles",
-    "reader_of",
-    "stoppable",
-    "write_output",
-]
-
-
 FAILED: Final = 1
 """Exit code of a check that failed."""
 STDOUT: Final = "-"
@@ -81,19 +31,18 @@ _SPEED_MAX: Final = 1e6
 _LINE_MAX: Final = 10_000
 """Longer than any row of a table."""
 _DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
-"""Longer than any run, and short of what timestamps can hold."""
+"""Upper limit that timestamps can represent."""
 _SIGNAL_EXIT: Final = 128
-"""What a shell adds to a signal's number."""
+"""Added to the number of a signal, as shells do."""
 
 
 # ---------------------------------------------------------------- outputs
 
 
 class Outputs:
-    """The files of `--json`, `--html` and `--markdown`, `-` for stdout.
+    """Files of `--json`, `--html` and `--markdown`; `-` is stdout.
 
-    Making it checks, before hours of running, that they can be written. Raises ConfigError of an option whose
-    file cannot be written, and where two go to stdout.
+    The constructor checks, before a long run, that the files can be written. Raises ConfigError.
     """
 
     def __init__(
@@ -102,13 +51,12 @@ class Outputs:
         named = {"--json": json, "--html": html, "--markdown": markdown}
         to_stdout = [option for option, name in named.items() if name == STDOUT]
         if len(to_stdout) > 1:
-            raise ConfigError(to_stdout[1], f"is written to stdout, and {to_stdout[0]} is, too")
+            raise ConfigError(to_stdout[1], f"cannot be written to stdout together with {to_stdout[0]}")
         self.stdout = to_stdout[0] if to_stdout else None
-        """The option whose text goes to stdout."""
         self.files = {option: Path(name) for option, name in named.items() if name not in (None, STDOUT)}
         for option, place in self.files.items():
             if not place.parent.is_dir():
-                raise ConfigError(option, f"there is no folder {place.parent}")
+                raise ConfigError(option, f"the folder {place.parent} does not exist")
             known = place.exists()
             try:
                 place.open("ab").close()
@@ -123,7 +71,7 @@ class Outputs:
             write_output(option, place, texts[option]())
 
     def tell(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
-        """Write the files, and print the text that is wanted on stdout, or what `show` prints."""
+        """Write the files, and print the text for stdout, or call `show` if there is none."""
         self.write(texts)
         if self.stdout is None:
             show()
@@ -132,11 +80,11 @@ class Outputs:
 
 
 def need_capture(to: str) -> None:
-    """Raise ConfigError of `--capture` where no capture can be written there."""
+    """Raise ConfigError if no capture can be written to `to`."""
     from llmtap.capture.store.parquet import check_place
 
     if not to:
-        raise ConfigError("--capture", "names no folder")
+        raise ConfigError("--capture", "expected a folder or a URL")
     try:
         check_place(to)
     except ConfigError as exc:
@@ -144,7 +92,7 @@ def need_capture(to: str) -> None:
 
 
 def write_output(option: str, place: Path, text: str) -> None:
-    """Raise ConfigError where it cannot be written after all."""
+    """Write a text and a line feed. Raises ConfigError that names the option."""
     try:
         place.write_text(text + "\n", encoding="utf-8")
     except OSError as exc:
@@ -166,7 +114,7 @@ def print_json(value: object, out: Any = None) -> None:
 
 
 def print_rich(shown: "RenderableType") -> None:
-    """In a pipe, where it may be searched, a line stays a line."""
+    """Print what rich can render. In a pipe, lines are not wrapped, so that they can be searched."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -176,7 +124,7 @@ def print_rich(shown: "RenderableType") -> None:
 
 
 def print_table(table: "Table", out: Any = None) -> None:
-    """Print aligned columns. In a pipe, which may be searched, a row is a line of any length."""
+    """Print aligned columns. In a pipe, a row is one line of any length, so that it can be searched."""
     from rich.console import Console, Group
 
     from llmtap.report.render import rich_table, tables_that_fit
@@ -197,7 +145,7 @@ def print_table(table: "Table", out: Any = None) -> None:
 
 
 def option_duration(option: str, text: str) -> Duration:
-    """Raise ConfigError that names the option."""
+    """Return the duration of an option. Raises ConfigError that names it."""
     try:
         ns = parse_duration_ns(text)
     except (ValueError, OverflowError) as exc:
@@ -212,7 +160,7 @@ def read_objectives(slo: str | None, goodput: str | None) -> str | None:
     from llmtap.metrics.objectives import Objectives
 
     if slo is not None and goodput is not None:
-        raise ConfigError("--goodput", "--slo gives objectives, too", "one of the two")
+        raise ConfigError("--goodput", "cannot be combined with --slo")
     if goodput is not None:
         return Objectives.parse_vllm(goodput).text
     return None if slo is None else Objectives.parse(slo, "--slo").text
@@ -228,7 +176,7 @@ def read_percentiles(text: str | None) -> dict[str, float]:
 def read_pairs(
     option: str, items: Sequence[str] | None, form: str = "KEY=VALUE", *, once: bool = False
 ) -> dict[str, str]:
-    """The last value of each key; `once`: a key must not repeat. Raise ConfigError that names the option."""
+    """Return the last value of each key. `once`: a key must not repeat. Raises ConfigError."""
     pairs: dict[str, str] = {}
     for item in items or ():
         key, separator, value = item.partition("=")
@@ -242,7 +190,7 @@ def read_pairs(
 
 
 def need_extra(place: str, module: str, extra: str, hint: str = "") -> None:
-    """Raise ConfigError of `place` where the package `module`, which the extra installs, is missing."""
+    """Raise ConfigError if the package `module`, which the extra installs, is missing."""
     from importlib.util import find_spec
 
     if find_spec(module) is None:
@@ -250,7 +198,7 @@ def need_extra(place: str, module: str, extra: str, hint: str = "") -> None:
 
 
 def check_known(option: str, kind: str, name: str, known: Collection[str]) -> None:
-    """Raise ConfigError of an option that names none of the `known` ones, with the nearest of them."""
+    """Raise ConfigError if `name` is not in `known`, with the nearest known name as a hint."""
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
@@ -260,14 +208,14 @@ def check_known(option: str, kind: str, name: str, known: Collection[str]) -> No
 def need_warmup(warmup: str) -> None:
     number = warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
     if warmup not in ("auto", "none") and not number:
-        raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
+        raise ConfigError("--warmup", f"expected auto, none or a number of requests, got {warmup!r}")
 
 
 # ---------------------------------------------------------------- signals
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal came; `code` is the exit code."""
+    """A signal arrived; `code` is the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -275,21 +223,21 @@ class Stopped(KeyboardInterrupt):
 
 
 class Heard:
-    """Signals until now, and what is done instead of raising Stopped."""
+    """Signals so far, and an optional handler that replaces raising Stopped."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.instead: Callable[[], bool] | None = None
-        """Called by the handler of a signal, between any two steps of the main thread; False: raise."""
+        """Called in the handler of a signal. False: raise Stopped."""
 
     @property
     def code(self) -> int | None:
-        """The exit code, by the first signal; None where none came."""
+        """The exit code by the first signal, or None."""
         return _SIGNAL_EXIT + self.numbers[0] if self.numbers else None
 
 
 def loop_signals(heard: Heard, stop: Callable[[], None]) -> None:
-    """Call `stop` in the running loop when a signal comes."""
+    """Call `stop` in the running loop when a signal arrives."""
     import asyncio
 
     def handle(number: int) -> None:
@@ -302,9 +250,9 @@ def loop_signals(heard: Heard, stop: Callable[[], None]) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[Heard]:
-    """Raise Stopped in the main thread where Ctrl-C or SIGTERM comes inside, unless `instead` handles it.
+    """Raise Stopped in the main thread at Ctrl-C or SIGTERM, unless `instead` handles the signal.
 
-    Once it was raised others do nothing: the process ends, and cleaning up takes a second.
+    Later signals are ignored, so that they do not interrupt the cleaning up.
     """
     before: dict[int, Any] = {}
     heard = Heard()
@@ -322,13 +270,13 @@ def stoppable() -> Iterator[Heard]:
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            # A process that was started with one ignored (nohup, a shell's background) goes on ignoring it.
+            # A signal that was ignored at the start (nohup, background of a shell) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)
     try:
         yield heard
     except KeyboardInterrupt:
-        # Some libraries raise their own where a handler raised ours.
+        # Some libraries replace our exception by their own.
         raise Stopped(heard.numbers[0] if heard.numbers else signal.SIGINT) from None
     finally:
         if not raised:
@@ -337,13 +285,13 @@ def stoppable() -> Iterator[Heard]:
 
 
 class SeveralValues(TyperCommand):
-    """A command some of whose options take several words: `--pp 512 4096` is `--pp 512,4096`."""
+    """Command with options of several words: `--pp 512 4096` is `--pp 512,4096`."""
 
     words: ClassVar[Mapping[str, str]] = {
         "--pp": r"[\d,]+", "--tg": r"[\d,]+", "--concurrency": r"[\d,]+", "--goodput": r"[a-z0-9]+:[\d.]+",
         "--percentiles": r"[\d.,]+",
     }  # fmt: skip
-    """The form of a further word; other words are arguments of the command."""
+    """Form of the additional words of each option; other words are arguments of the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined: list[str] = []
@@ -362,7 +310,7 @@ class SeveralValues(TyperCommand):
 
 
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
-    """Declare an option with a value. `metavar` is what the help shows for the value; None: its type."""
+    """Declare an option with a value. The help shows `metavar` for the value, or its type if None."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
 
 
@@ -391,6 +339,14 @@ ConfigFile = Annotated[
     option(None, "TOML configuration file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"),
 ]
 CheckOnly = Annotated[bool, flag("--check", "Check the configuration and start nothing.")]
+SetKeys = Annotated[
+    list[str] | None,
+    option(
+        "KEY=VALUE",
+        "Value of any configuration key, for example log.level=warning; may be repeated.",
+        "--set",
+    ),
+]
 CaFile = Annotated[str | None, option("FILE", "PEM file of the CA to trust instead of the system's CAs.")]
 SourceFormat = Annotated[
     str | None, option("NAME", "Format of TRACE (default: detected from its content).", "--from")
@@ -413,13 +369,11 @@ AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete re
 Slo = Annotated[str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:500ms tpot:50ms'.")]
 VllmGoodput = Annotated[
     str | None,
-    option("NAME:MS...", "Objectives in the form of vLLM, in ms: --goodput ttft:200 tpot:50 e2el:30000."),
+    option("NAME:MS...", "Objectives in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000."),
 ]
 Percentiles = Annotated[
     str | None,
-    option(
-        "N...", "Further percentiles of each metric: --percentiles 25,75,99.5 (p50, p90, p95, p99, p99.9)."
-    ),
+    option("N...", "Additional percentiles of each metric, for example 25,75,99.5."),
 ]
 ReaderSpeed = Annotated[
     float | None,
@@ -443,7 +397,7 @@ ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Tokens whose reading time is added to every deadline; 1: equation 4 as printed; default 0.",
+        "Number of tokens whose reading time is added to every deadline; default 0.",
     ),
 ]
 
@@ -451,7 +405,7 @@ ReaderGrace = Annotated[
 def reader_of(
     speed: float | None, alpha: float | None, idle_cost: str | None, grace: int | None
 ) -> "Benefit":
-    """Return the reader of the four options. Raise ConfigError that names the option."""
+    """Return the reader of the four options. Raises ConfigError."""
     from llmtap.metrics.deadlines import ALPHA, IDLE_COSTS, READER_NS_PER_TOKEN, Benefit
 
     speed = 1e9 / READER_NS_PER_TOKEN if speed is None else speed
@@ -472,6 +426,8 @@ def reader_of(
 Seed = Annotated[int, option("N", "Random seed.", min=0)]
 NoSelftest = Annotated[
     bool,
-    flag("--no-selftest", "Skip the self-test, which reports the error of our own times at the same load."),
+    flag(
+        "--no-selftest", "Skip the self-test, which reports the error of llmtap's own times at the same load."
+    ),
 ]
 Json = Annotated[str | None, option("FILE", "File for the result as JSON; - is stdout.")]

@@ -1,4 +1,7 @@
-"""`llmtap sim`: the simulated engine as a server, and schedulers in virtual time."""
+"""`llmtap sim`: the simulated engine as a server, and schedulers in virtual time.
+
+Long because the options of its commands stand in their signatures.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -54,15 +57,16 @@ _SERVE_EPILOG = """Examples:
 
 Request headers override most keys, for example x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset;
 --keys shows the header of each key.
-Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/messages /api/chat /api/generate
-/v1/realtime (a WebSocket) /metrics /health /sim/truth?since=N"""
+Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket) /v1/realtime (a WebSocket)
+/v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""
 
 
 @sim.command(epilog=_SERVE_EPILOG)
 def serve(
     listen: Annotated[str, option(None, "HOST:PORT to listen on.")] = "127.0.0.1:8000",
     grpc: Annotated[
-        str | None, option("HOST:PORT", "HOST:PORT for vLLM's engine service over gRPC (default: none).")
+        str | None,
+        option("HOST:PORT", "HOST:PORT for the gRPC services of vLLM and SGLang (default: none)."),
     ] = None,
     grpc_certificate: Annotated[
         Path | None, option("FILE", "PEM file with the TLS certificate for --grpc (default: no TLS).")
@@ -148,7 +152,7 @@ def serve(
     places = {key: "--" + key.rpartition(".")[2].replace("_", "-") for key in values}
     for key, value in read_pairs("--set", assign, once=True).items():
         if key in values:
-            raise ConfigError(places[key], f"is given by --set {key}, too", "one of the two")
+            raise ConfigError(places[key], f"cannot be combined with --set {key}")
         values[key], places[key] = value, f"--set {key}"
     options = load_options(values, places)
     engine = load_engine(
@@ -340,8 +344,7 @@ def run(
         int | None,
         option(
             "TOKENS",
-            "Chunk size of the chunked prefill of the server that "
-            "the CAPTURE of --latency was recorded from.",
+            "Chunk size of chunked prefill on the server where the CAPTURE of --latency was recorded.",
             min=1,
         ),
     ] = None,
@@ -349,8 +352,8 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Maximum fraction of requests outside their bounds; the "
-            "highest rate within it is searched for as well.",
+            "Maximum fraction of requests outside their bounds. The highest request rate that keeps to it is"
+            " reported, too.",
         ),
     ] = None,
     capacity_by: Annotated[
@@ -371,6 +374,10 @@ def run(
             "(default: all for iteration-level schedulers).",
             "--measure/--no-measure",
         ),
+    ] = None,
+    follow: Annotated[
+        int | None,
+        option("ROW", "Request whose token times are reported, by its row; 0: the longest answer.", min=0),
     ] = None,
     capture: Annotated[str | None, option("DIR", "Folder for a capture of each run's exchanges.")] = None,
     seed: Annotated[
@@ -432,14 +439,15 @@ def run(
     common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
         "objectives": objectives_text(slo, named), "measure": measure, "capacity": capacity,
         "capacity_by": bounds,
-        "capture": capture,
+        "capture": capture, "follow": follow if follow is not None or named is None else named.follow,
         "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
     }  # fmt: skip
-    if measure is False and (common["objectives"] or capture is not None):
-        what = "objectives are" if common["objectives"] else "a capture is"
-        raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
+    needed = {"objectives need": common["objectives"], "a capture needs": capture is not None}
+    for what, given_too in {**needed, "--follow needs": common["follow"] is not None}.items():
+        if measure is False and given_too:
+            raise ConfigError("--no-measure", f"{what} exchanges, and a run without measuring makes none")
     if ray is not None and ray != "local" and jobs is not None:
-        raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
+        raise ConfigError("--jobs", "cannot be combined with --ray")
     if capacity is not None and "slo" in bounds and not common["objectives"]:
         raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=json, html=html)

@@ -65,8 +65,6 @@ _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynam
 
 
 class AxesRead:
-    """Collects axes, and knows which option set each. Whatever is wrong is a ConfigError that names it."""
-
     def __init__(self) -> None:
         self.axes: dict[str, tuple[Any, ...]] = {}
         self._options: dict[str, str] = {}
@@ -78,18 +76,18 @@ class AxesRead:
         for name in names:
             check_known("--scheduler", "scheduler", name, SCHEDULERS)
         if not names:
-            raise ConfigError("--scheduler", "names none")
+            raise ConfigError("--scheduler", "expected at least one value")
         self._set("scheduler", names, "--scheduler")
 
     def load(self, scale: str | None, rate: str | None) -> None:
-        """One of both."""
+        """Set the load: a scale or a rate."""
         if scale is not None and rate is not None:
-            raise ConfigError("--rate", "is a scale, and --scale is given")
+            raise ConfigError("--rate", "cannot be combined with --scale")
         self.numbers("scale", scale, float)
         self.numbers("rate", rate, float)
 
     def numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
-        """Numbers above 0, apart by commas; a seed may be 0, too."""
+        """Set numbers above 0, separated by commas; a seed may be 0."""
         if text is None:
             return
         option = f"--{name}"
@@ -108,7 +106,7 @@ class AxesRead:
                 raise ConfigError(option, f"expected at most {_AT_MOST[name]:,}, got {got}")
             values.append(value)
         if not values:
-            raise ConfigError(option, "names none")
+            raise ConfigError(option, "expected at least one value")
         self._set(name, values, option)
 
     def text(self, name: str, text: str | None, option: str) -> None:
@@ -155,7 +153,7 @@ class AxesRead:
             fixed = {name for variant in preset.variants for name in variant}
             for name, option in self._options.items():
                 if name in fixed:
-                    raise ConfigError(option, f"{name} is what --preset {preset_name} compares")
+                    raise ConfigError(option, f"the preset {preset_name} varies {name}")
             loaded = any(name in axes for name in LOADS)
             kept = {n: v for n, v in preset.axes.items() if not (loaded and n in LOADS)}
             axes = kept | axes
@@ -166,7 +164,7 @@ class AxesRead:
         if "bin_edges" in axes and "bins" in axes:
             raise ConfigError(
                 self._options["bin_edges"],
-                "gives edges, and how many bins there are is set too",
+                "cannot give edges if the number of bins is set",
                 "for several numbers of bins: --vary bins=4,8",
             )
         self._check_servers(axes)
@@ -193,16 +191,14 @@ class AxesRead:
         raise ConfigError(
             self._options[name],
             f"{name} has no effect on {', '.join(used)}",
-            f"{', '.join(readers)} would read it",
+            f"it has an effect on {', '.join(readers)}",
         )
 
     def _check_servers(self, axes: dict[str, tuple[Any, ...]]) -> None:
         several = [n for n in axes.get("servers", ()) if n > 1]
         for name in axes.get("scheduler", ()):
             if several and SCHEDULERS[name].iterates:
-                raise ConfigError(
-                    "--servers", f"{name} has one: its memory and its batch are one GPU's, got {several[0]}"
-                )
+                raise ConfigError("--servers", f"{name} simulates one GPU, got {several[0]}")
 
     def _set(self, name: str, values: Sequence[Any], option: str) -> None:
         before = self._options.get(name)
@@ -214,7 +210,7 @@ class AxesRead:
 
 
 def preset_named(name: str | None) -> Any:
-    """The preset; None for None."""
+    """Return the preset; None for None. Raises ConfigError."""
     if name is None:
         return None
     check_known("--preset", "preset", name, PRESETS)
@@ -222,7 +218,7 @@ def preset_named(name: str | None) -> Any:
 
 
 def axes_of(axes: Mapping[str, Sequence[Any]], preset: Any) -> dict[str, Sequence[Any]]:
-    """All that varies, with what a preset's variants do."""
+    """Return all values that vary, including those of a preset's variants."""
     variants = () if preset is None else preset.variants
     names = dict.fromkeys(name for variant in variants for name in variant)
     of_variants = {
@@ -232,16 +228,16 @@ def axes_of(axes: Mapping[str, Sequence[Any]], preset: Any) -> dict[str, Sequenc
 
 
 def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Any) -> list[str]:
-    """All that will run."""
+    """Return the schedulers that will run."""
     variants = () if preset is None else preset.variants
     named = [variant["scheduler"] for variant in variants if "scheduler" in variant]
     return list(dict.fromkeys([*axes.get("scheduler", ()), *named]))
 
 
 def objectives_text(slo: str | None, preset: Any) -> str:
-    """In the canonical way; empty where there are none."""
+    """Return the objectives in canonical form; empty if there are none."""
     if slo is not None and not slo.strip():
-        raise ConfigError("--slo", "names no objective", "such as --slo 'ttft:1s tbc_max:200ms'")
+        raise ConfigError("--slo", "expected an objective", "such as --slo 'ttft:1s tbc_max:200ms'")
     text = slo if slo is not None else preset.objectives if preset is not None else ""
     return Objectives.parse(text, "--slo").text if text else ""
 
@@ -251,7 +247,7 @@ def capacity_bounds(text: str) -> tuple[str, ...]:
     for name in names:
         check_known("--capacity-by", "bound", name, CAPACITY_BY)
     if not names:
-        raise ConfigError("--capacity-by", "names none")
+        raise ConfigError("--capacity-by", "expected at least one value")
     return names
 
 
@@ -273,16 +269,16 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
     """
     if place is None:
         if chunk is not None:
-            raise ConfigError("--fit-chunk", "is of a capture that --latency names")
+            raise ConfigError("--fit-chunk", "requires a capture as --latency")
         return {}
     is_grid = place.endswith(".csv")
     if is_grid and chunk is not None:
-        raise ConfigError("--fit-chunk", f"is of a capture, and {place} is a grid")
+        raise ConfigError("--fit-chunk", f"requires a capture as --latency, and {place} is a grid")
     for name in schedulers:
         if SCHEDULERS[name].iterates is is_grid:
-            kind = "whole batches take, and nothing of iterations" if is_grid else "iterations take"
+            kind = "whole batches, not of iterations" if is_grid else "iterations"
             serves = "composes iterations" if is_grid else "serves whole batches"
-            raise ConfigError("--latency", f"{place} tells how long {kind}; {name} {serves}")
+            raise ConfigError("--latency", f"{place} has the durations of {kind}, and {name} {serves}")
     if not is_grid:
         found = fit_capture(place, chunk=chunk)
         r2 = min(found.prefill.r2, found.decode.r2)
@@ -314,8 +310,6 @@ _AT_ONCE_RPS: Final = 1e9
 
 
 class SweepLabels:
-    """What jobs of a sweep are called."""
-
     def __init__(
         self, axes: Mapping[str, Sequence[Any]], rate_of: Callable[[SweepJob], float | None]
     ) -> None:
@@ -364,8 +358,6 @@ class Quiet:
 
 
 class SweepLines(Quiet):
-    """Lines on standard error."""
-
     def __init__(self, labels: SweepLabels) -> None:
         self._label = labels.of
         self._jobs = self._ended = 0

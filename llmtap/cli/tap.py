@@ -14,6 +14,7 @@ from llmtap.cli.shared import (
     CaptureTo,
     CheckOnly,
     ConfigFile,
+    SetKeys,
     flag,
     need_extra,
     option,
@@ -21,14 +22,14 @@ from llmtap.cli.shared import (
     read_pairs,
     write_output,
 )
-from llmtap.errors import ConfigError, raise_all
+from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.capture.options import CaptureOptions
     from llmtap.config import Settings
     from llmtap.top.client import TopOptions
 
-__all__ = ["capture_places", "generate", "meter", "proxy", "top"]
+__all__ = ["announce", "capture_places", "generate", "meter", "proxy", "top"]
 
 
 _PROXY_EPILOG = """Examples:
@@ -57,19 +58,12 @@ def proxy(
     ] = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
-    assign: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Value of any configuration key, for example relay.clock=mono; may be repeated.",
-            "--set",
-        ),
-    ] = None,
+    assign: SetKeys = None,
     check: CheckOnly = False,
     list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
     """Forward traffic to a gateway unmodified, and measure the time of every token."""
-    from llmtap.config import fingerprint, keys, load_settings, placed, read_settings
+    from llmtap.config import fingerprint, keys, load_settings, read_settings
 
     if list_keys:
         for key, text in keys().items():
@@ -88,7 +82,7 @@ def proxy(
         return load_settings(config, os.environ, flags)
 
     loaded = read_settings(config, os.environ, flags)
-    settings, problems = loaded.settings, loaded.problems
+    settings = loaded.settings
     import asyncio
 
     from llmtap.export.rules.prometheus import missing_alarms
@@ -100,11 +94,7 @@ def proxy(
 
     # A proxy that is to become this program asks whether it can.
     asking = take_handover(os.environ, os.getppid()) if check else None
-    reported = {problem.place.partition(" ")[0] for problem in problems}
-    for problem in problems_of(settings, None if asking is None else asking.pid):
-        if problem.place not in reported:  # a key with a mistake has its default here
-            problems.append(placed(problem, loaded.places))
-    raise_all(problems)
+    loaded.checked(problems_of(settings, None if asking is None else asking.pid))
     warnings = list(warnings_of(settings))
     if check:
         print(f"ok (config {fingerprint(settings)})")
@@ -121,14 +111,14 @@ def proxy(
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
 
-    def announce(listen: str, admin: str) -> None:
-        _announce(f"{scheme}://{listen} -> {settings.relay.upstream}", admin, settings)
+    def started(listen: str, admin: str) -> None:
+        announce(f"{scheme}://{listen} -> {settings.relay.upstream}", admin, settings)
 
-    raise typer.Exit(asyncio.run(Supervisor(settings, load, announce).run()))
+    raise typer.Exit(asyncio.run(Supervisor(settings, load, started).run()))
 
 
-def _announce(what: str, admin: str, settings: "Settings") -> None:
-    """Print the first line of a proxy or a meter."""
+def announce(what: str, admin: str, settings: "Settings") -> None:
+    """Print the first line of a proxy, a meter or a watch."""
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
     line = f"llmtap: {what}   metrics: {scheme}://{admin}/metrics"
     if settings.capture.to is not None:
@@ -164,28 +154,21 @@ def meter(
     admin: AdminAddress = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
-    assign: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Value of any configuration key, for example meter.window=5m; may be repeated.",
-            "--set",
-        ),
-    ] = None,
+    assign: SetKeys = None,
     check: CheckOnly = False,
 ) -> None:
     """Measure applications with the llmtap middleware, without a proxy."""
-    from llmtap.config import fingerprint, load_settings
-    from llmtap.supervisor.alone import check_alone, run_meter
+    from llmtap.config import fingerprint, read_settings
+    from llmtap.supervisor.alone import alone_problems, run_meter
 
     flags: dict[str, Any] = {"meter.socket": listen_socket, "meter.admin": admin, "capture.to": capture}
     flags |= read_pairs("--set", assign)
-    settings = load_settings(config, os.environ, flags)
+    loaded = read_settings(config, os.environ, flags)
+    settings = loaded.checked(alone_problems(loaded.settings))
     if check:
-        check_alone(settings)
         print(f"ok (config {fingerprint(settings)})")
         return
-    run_meter(settings, lambda path, admin: _announce(f"meter at {path}", admin, settings))
+    run_meter(settings, lambda path, admin: announce(f"meter at {path}", admin, settings))
 
 
 slo_app = typer.Typer(no_args_is_help=True, help="Generate alerting rules from objectives.")
@@ -197,7 +180,7 @@ _SLO_EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
-Alerts that can never fire at the target of a class are omitted and reported on stderr."""
+An alert that can never fire at the target of its class is omitted, and reported on stderr."""
 
 
 @slo_app.command(epilog=_SLO_EPILOG)
@@ -254,11 +237,11 @@ def generate(
 
 
 _TOP_EPILOG = """\
-Keys: 1 to 7 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
+Keys: 1 to 8 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
 enter shows the events of an exchange, finished or in flight, ? lists all keys, q quits.
 
-A tap that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the variable
-named by --token-env, or from --token-file, never from a flag or a URL.
+An admin port that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the
+variable named by --token-env, or from --token-file, never from a flag or a URL.
 
 Examples:
 
@@ -270,15 +253,14 @@ Examples:
 
 Without a terminal, or with --once, one screen is printed as plain tables.
 
-Exit codes: 0 the metrics were printed, or the user quit (q, Ctrl-C); 1 the tap stopped responding during
---once; 2 invalid option, or at the start the address is unreachable, rejects the token or is not a tap."""
+Exit codes: 0 the metrics were printed, or the user quit (q, Ctrl-C); 1 the admin port stopped responding
+during --once; 2 invalid option, or at the start the address is unreachable, rejects the token or is not an
+admin port."""
 
 
-@app.command(short_help="Watch a tap in the terminal.", epilog=_TOP_EPILOG)
+@app.command(short_help="Show a running llmtap in the terminal.", epilog=_TOP_EPILOG)
 def top(
-    admin: Annotated[
-        str, option("URL", "URL of the tap's admin port, http or https.")
-    ] = "http://127.0.0.1:9464",
+    admin: Annotated[str, option("URL", "URL of the admin port, http or https.")] = "http://127.0.0.1:9464",
     token_env: Annotated[
         str | None, option("NAME", "Environment variable with the token (default: LLMTAP_ADMIN_TOKEN).")
     ] = None,
@@ -288,12 +270,14 @@ def top(
     ca: CaFile = None,
     window: Annotated[str, option("10s|1m|5m|1h|all", "Rolling window of the metrics.")] = "1m",
     interval: Annotated[
-        str, option("TIME", "Time between a response and the next request to the tap.")
+        str, option("TIME", "Time between a response of the admin port and the next request.")
     ] = "1s",
     once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
-    as_json: Annotated[bool, flag("--json", "Print one screen as JSON, as the tap returned it.")] = False,
+    as_json: Annotated[
+        bool, flag("--json", "Print one screen as JSON, as the admin port returned it.")
+    ] = False,
 ) -> None:
-    """Show the tenants, models, arms, live streams, exchanges and state of a tap."""
+    """Show the tenants, models, arms, live streams, exchanges and state of a running llmtap."""
     from llmtap.top.client import TopOptions, read_token
 
     options = TopOptions(

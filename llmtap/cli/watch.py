@@ -14,13 +14,14 @@ from llmtap.cli.shared import (
     CaptureTo,
     CheckOnly,
     ConfigFile,
+    SetKeys,
     flag,
     option,
     print_json,
     print_rich,
     read_pairs,
 )
-from llmtap.cli.tap import capture_places
+from llmtap.cli.tap import announce
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,20 +81,15 @@ def watch(
     admin: AdminAddress = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
-    assign: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Value of any configuration key, for example watch.ring_bytes=256MiB; may be repeated.",
-            "--set",
-        ),
-    ] = None,
+    assign: SetKeys = None,
     as_json: Annotated[bool, flag("--json", "Print the summary of --read as JSON.")] = False,
     check: CheckOnly = False,
 ) -> None:
     """Measure plaintext HTTP/1.1 from the packets of a network interface or a packet capture file."""
-    from llmtap.config import fingerprint, load_settings
-    from llmtap.supervisor.checks import check_measuring
+    from llmtap.config import fingerprint, read_settings
+    from llmtap.supervisor.checks import measuring_problems
+    from llmtap.supervisor.watching import packet_problems, watching_problems
+    from llmtap.supervisor.watching import watch as run
 
     ports = None if port is None else _ports(port)
     flags: dict[str, Any] = {
@@ -101,40 +97,32 @@ def watch(
         "watch.timestamps": timestamps, "meter.admin": admin, "capture.to": capture,
         **read_pairs("--set", assign),
     }  # fmt: skip
-    settings = load_settings(config, os.environ, flags)
+    loaded = read_settings(config, os.environ, flags)
+    settings = loaded.settings
     if read is not None:
         if interface:
-            raise ConfigError("--read", "is instead of --interface")
-        _read(settings, read, as_json=as_json)
+            raise ConfigError("--read", "cannot be combined with --interface")
+        _read(loaded.checked(packet_problems(settings), measuring_problems(settings)), read, as_json=as_json)
         return
     if as_json:
-        raise ConfigError("--json", "is of --read", "a running tap has /api/v1/summary")
-    from llmtap.supervisor.watching import check_watching
-    from llmtap.supervisor.watching import watch as run
-
+        raise ConfigError("--json", "requires --read", "a running llmtap has /api/v1/summary")
+    problems = [watching_problems(settings), packet_problems(settings)]
     if check:
-        check_watching(settings)
-        check_measuring(settings)
+        loaded.checked(*problems, measuring_problems(settings))
         print(f"ok (config {fingerprint(settings)})")
         return
-    scheme = "https" if settings.meter.admin_tls_certificate else "http"
-
-    def announce(address: str) -> None:
-        where = ", ".join(settings.watch.interfaces)
-        line = f"llmtap: watching {where}, port {', '.join(map(str, settings.watch.ports))}"
-        line += f"   metrics: {scheme}://{address}/metrics"
-        if settings.capture.to is not None:
-            line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
-        print(line, file=sys.stderr, flush=True)
-
-    raise typer.Exit(run(settings, announce))
+    loaded.checked(*problems)
+    what = (
+        f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
+    )
+    raise typer.Exit(run(settings, lambda admin: announce(what, admin, settings)))
 
 
 def _ports(texts: list[str]) -> list[int]:
     ports = []
     for text in ",".join(texts).split(","):
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
-            raise ConfigError("--port", f"{text!r} is no port", "such as --port 8000,8001")
+            raise ConfigError("--port", f"expected a port, got {text!r}", "such as --port 8000,8001")
         ports.append(int(text))
     return ports
 
@@ -145,13 +133,9 @@ def _ports(texts: list[str]) -> list[int]:
 def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
     from llmtap.meter.offline import OfflineMeter
     from llmtap.report.summary import render_summary
-    from llmtap.supervisor.checks import check_measuring
     from llmtap.supervisor.run import fresh_meter_setup
-    from llmtap.supervisor.watching import check_hosts
     from llmtap.vantage.passive.file_vantage import FileVantage
 
-    check_hosts(settings)
-    check_measuring(settings)
     vantage = FileVantage(settings.watch, lambda frames, now_ns: meter.digest(frames, now_ns))
     meter = OfflineMeter(fresh_meter_setup(settings), vantage.hello)
     read_packets(vantage, name)

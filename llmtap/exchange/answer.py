@@ -1,10 +1,9 @@
 """Decode the body of an answer: payload bytes to Deltas.
 
-The content type and the first bytes decide whether it is an event stream, lines of JSON or one JSON value,
-never the request: errors come as JSON where a stream was wanted, and the other way round. Of any other body
-only the reads are timed. Bytes from a tunnel are read as messages of a WebSocket.
+Content type and first bytes decide the kind of body, never the request. Of a kind that is not known only
+the reads are timed.
 
-Source: docs/dialects.md (units) and 8 (HTTP layer); RFC 6455.
+Source: docs/dialects.md; RFC 6455.
 """
 
 from enum import Enum
@@ -24,23 +23,20 @@ __all__ = ["AnswerReader", "BodyKind"]
 BODY_BYTES_MAX: Final = EVENT_BYTES_MAX
 """A JSON body is one event; a longer one is counted and not understood."""
 _TYPE_BYTES_MAX: Final = 256
-"""Of a content type without its parameters; RFC 6838 allows 127 in each of its two names."""
 _PREFIX_BYTES: Final = 6
 """Enough to know an SSE field name at the start of a body of no telling type."""
 _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
 """Of a JSON body, where a line may tell that more of them follow."""
+_PADDING: Final = b'"obfuscation":'
 _MESSAGES: Final = b"application/vnd.amazon.eventstream"
 _ARRAY_PATH: Final = ":streamGenerateContent"
 """Gemini streams a JSON array there, unless it is asked for an event stream."""
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
-"""Ends of the types of bodies that are JSON by the line."""
 
 
 class BodyKind(Enum):
-    """Kind of a body."""
-
     UNDECIDED = 0
     SSE = 1
     JSON = 2
@@ -51,18 +47,12 @@ class BodyKind(Enum):
 
 
 class AnswerReader:
-    """Reads one body.
-
-    Args:
-        content_type: of the response, or None.
-        path: of the request, for the choice of dialect.
-        share: where room for a JSON body is taken; without it there is always some.
-        failed: whether the status is that of an error. Its body is an error, then, in whatever shape.
-    """
+    """Reader of one body. `path` is that of the request; `share` is where room for a JSON body is taken; the
+    body of an error status (`failed`) is an error in whatever shape."""
 
     __slots__ = (
         "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path",
-        "_repeats", "_share", "_size", "_type", "dialect", "kind",
+        "_repeats", "_share", "_size", "_type", "dialect", "kind", "padded",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +73,8 @@ class AnswerReader:
         self._keeps = True  # there is room for it
         self._size = 0
         self._one_value = False  # its first line told that no more of them follow
+        self.padded: bool | None = None
+        """The first event with a text has random padding (OpenAI's `obfuscation`); None until it came."""
 
     @classmethod
     def of_tunnel(cls, path: str) -> "AnswerReader":
@@ -93,7 +85,6 @@ class AnswerReader:
 
     @classmethod
     def of_response(cls, path: str) -> "AnswerReader":
-        """Reads one response of a session, message by message."""
         reader = cls(None, path)
         reader.kind = BodyKind.NDJSON
         return reader
@@ -120,6 +111,8 @@ class AnswerReader:
                 delta = read_event(event)
                 delta.size = event.end - event.start
                 out.append(delta)
+                if delta.text and self.padded is None:
+                    self.padded = event.data is not None and _PADDING in event.data
                 if not delta.repeatable:
                     self._repeats.repetition = None  # its reader may have changed its mind
             if len(out) == 1 and delta.repeatable and parser.idle and delta.size == len(payload):
@@ -142,7 +135,6 @@ class AnswerReader:
         return self._repeats.repetition if self._parser.idle else None
 
     def passed(self, payload_bytes: int) -> None:
-        """Take note of bytes of such events that were not fed."""
         self._parser.offset += payload_bytes
 
     def close(self, *, whole: bool) -> list[Delta]:
@@ -157,7 +149,6 @@ class AnswerReader:
             return [self._read_line(event) for event in self._parser.close()]
         if self.kind is BodyKind.NDJSON and self._lines is not None:
             lines = self._lines.close()
-            # The part of a line that was cut off says nothing.
             return [self._read_line(line) for line in lines if read_json(line.data or b"") is not None]
         if self.kind is not BodyKind.JSON or not self._size:
             return []
@@ -175,7 +166,6 @@ class AnswerReader:
         return [delta]
 
     def give_up(self) -> None:
-        """Understand nothing more of this body: from here on, time its reads."""
         self.kind = BodyKind.OPAQUE
         self._repeats.repetition = None
         self._held = b""
@@ -242,7 +232,6 @@ class AnswerReader:
         return out
 
     def read_message(self, message: WebSocketMessage) -> Delta:
-        """Return what a message, or a control frame, says."""
         payload = message.payload
         if message.opcode in (Opcode.PING, Opcode.PONG):
             delta = Delta(EventClass.KEEPALIVE)
@@ -252,11 +241,12 @@ class AnswerReader:
             delta = Delta(EventClass.METADATA, parsed=False)
         else:
             delta = self.dialect.read_event(SseEvent(0, len(payload), payload))
+            if delta.text and self.padded is None:
+                self.padded = _PADDING in payload
         delta.size = message.size
         return delta
 
     def _decide(self, payload: bytes) -> list[Delta]:
-        """As `feed`, while the kind of the body is undecided."""
         if self._type == _MESSAGES:
             return self._begin_lines(payload, MessageStreamParser())
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")

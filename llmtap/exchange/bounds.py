@@ -1,15 +1,8 @@
 """Maximum length of every string in an Exchange, its memory size, and the memory limit of open bodies.
 
-A string is bounded before it is stored: `bounded` where one enters, and `bound` for all of them when the
-exchange is complete. What clients and upstreams choose is cut KEY_CHARS behind its bound, searched for keys,
-and then cut at its bound, so that a key across the bound is recognised.
-
-A request's body, and an answer of one piece, can be understood only when they are whole. `Budget` bounds what
-all exchanges keep of them together; a body that finds no room is not kept, and its exchange is measured
-without it.
-
-SECURITY.md shows BOUNDS as a table. `tests/exchange/test_bounds.py` compares the two, and fails for a string
-of the Exchange that has no row.
+`bounded` cuts a string where it enters, `bound` all of a complete exchange. Strings chosen by clients and
+upstreams are cut KEY_CHARS behind their bound, searched for keys, then cut at it. SECURITY.md shows BOUNDS
+as a table, which a test compares.
 """
 
 from array import array
@@ -54,7 +47,6 @@ class Bound(NamedTuple):
     chosen_by: str
     """`client`, `upstream`, `operator` or `llmtap`."""
     fit: Callable[[str, int], str] = _cut
-    """Cuts a string to `chars`, and removes keys where the field needs it."""
     members: int = 1
     """Maximum number of members, those of nested lists and objects included."""
 
@@ -97,7 +89,6 @@ BOUNDS: Final = {
     "said.request_body": Bound(8 << 20, "client"),
     "said.response_text": Bound(4 << 20, "upstream"),
 }
-"""By field of the Exchange."""
 
 _WHOLE: Final = {name: limits for name, limits in BOUNDS.items() if "." not in name}
 _read_whole: Final = attrgetter(*_WHOLE)
@@ -107,7 +98,6 @@ _readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
 
 
 def bounded(field: str, text: str) -> str:
-    """Return a string as `field` of an Exchange may hold it."""
     seen = _seen[field]
     if text in seen:
         return text
@@ -132,7 +122,6 @@ def bound(x: Exchange) -> None:
 
 
 def _fitted(field: str, value: Any, room: list[int]) -> Any:
-    """The value with all its strings cut; members beyond the room are left out."""
     if isinstance(value, str):
         return bounded(field, value)
     if isinstance(value, dict):
@@ -155,10 +144,8 @@ def _fitted(field: str, value: Any, room: list[int]) -> Any:
 
 
 def memory_bytes(value: object) -> int:
-    """Return the bytes that a value takes, with all that it holds: an Exchange, or anything one consists of.
-
-    What two values share counts for both.
-    """
+    """Return the bytes that an Exchange, or any value in one, takes with all that it holds. Shared values
+    count twice."""
     kind = type(value)
     fixed = _FIXED_BYTES.get(kind)
     if fixed is not None:
@@ -182,10 +169,8 @@ def memory_bytes(value: object) -> int:
 
 
 def _reader_of(kind: type) -> tuple[int, Callable[[object], Any]]:
-    """The bytes of a class's numbers and of the objects that it always holds, and a reader of all else.
-
-    It reads the class too, twice: attrgetter makes a tuple only of two names and more.
-    """
+    """Return the bytes of a class's fixed parts, and a reader of all else (and of the class, twice:
+    attrgetter makes a tuple only of two names and more)."""
     fixed_bytes, names = _parts_of(kind, "")
     return fixed_bytes, attrgetter("__class__", "__class__", *names)
 
@@ -205,15 +190,8 @@ def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
 
 
 class Budget:
-    """What all exchanges may take together.
-
-    Args:
-        bytes_max: of all of them.
-        short: told of each body that is not kept for want of room.
-
-    Attributes:
-        left: bytes that can still be taken.
-    """
+    """Bytes that all exchanges may keep together; `left` of `bytes_max` can still be taken. `short` is called
+    for each body that finds no room."""
 
     __slots__ = ("_short", "left")
 
@@ -222,7 +200,6 @@ class Budget:
         self._short = short
 
     def take(self, n: int) -> bool:
-        """Takes `n` bytes, or none: then there is no room for them."""
         if n > self.left:
             self._short()
             return False
@@ -243,7 +220,6 @@ class Share:
         self._taken = 0
 
     def take(self, n: int) -> bool:
-        """As `Budget.take`."""
         if self._budget is not None and not self._budget.take(n):
             return False
         self._taken += n

@@ -1,8 +1,7 @@
 """The Exchange: one request and its answer, with the timeline of events.
 
-All stamps are integer nanoseconds of the host's monotonic clock; None where a point was never reached.
-Seconds appear only in `to_dict`, the public form. `RequestShape`, `Turn` and `CapturedText` are filled in by
-`capture/`; live measuring needs none of them.
+Timestamps are ns of the host's monotonic clock, None where a point was never reached; `to_dict` has
+seconds.
 """
 
 from array import array
@@ -28,7 +27,6 @@ class RequestShape:
     top_p: float | None = None
     n: int | None = None
     tools: int | None = None
-    """Tools offered."""
     images: int | None = None
     """Pictures, sounds and files in the prompt: they count no bytes below."""
     response_format: str | None = None
@@ -54,7 +52,6 @@ class Turn:
     source: str
     """`explicit`: the request named its conversation. `prefix`: its messages go on from an earlier one's."""
     number: int
-    """From 0."""
     parent: str | None = None
     """Id of the exchange before, where it was seen."""
     think_ns: int | None = None
@@ -73,7 +70,6 @@ class CapturedText:
 
 
 EVENT_CLASSES = tuple(EventClass)
-"""By code, as kept in EventLog.classes."""
 _POINTS: Final = (
     "request_end", "submit", "head", "first_byte", "first_any", "first_token", "first_reasoning",
     "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
@@ -92,7 +88,6 @@ class EventLog:
     t_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """The stamp of the read in which the event became complete."""
     classes: bytearray = field(default_factory=bytearray)
-    """EventClass codes."""
     sizes: "array[int]" = field(default_factory=lambda: array("l"))
     """Bytes of the event in the decoded body."""
     tokens: "array[int]" = field(default_factory=lambda: array("l"))
@@ -111,7 +106,6 @@ class EventLog:
     def add_many(
         self, t_ns: Sequence[int], classes: bytes, sizes: Sequence[int], tokens: Sequence[int], flags: bytes
     ) -> None:
-        """As `add` for each; all of a length."""
         self.t_ns.extend(t_ns)
         self.classes += classes
         self.sizes.extend(sizes)
@@ -127,15 +121,11 @@ class Timeline:
     """The points of one exchange, in ns of the monotonic clock."""
 
     arrival_ns: int
-    """First byte of the request read."""
     request_end_ns: int | None = None
-    """Last byte of the request read."""
     submit_ns: int | None = None
     """Last byte of the request handed to the upstream's socket (IETF draft, B.1.1: T_submit)."""
     head_ns: int | None = None
-    """Response head complete."""
     first_byte_ns: int | None = None
-    """First byte of the response's body."""
     first_any_ns: int | None = None
     """First event of any class, a keep-alive too."""
     first_token_ns: int | None = None
@@ -147,24 +137,19 @@ class Timeline:
     """First content that is not only white space (IETF draft, 5.1.3.1: T_first)."""
     last_token_ns: int | None = None
     response_end_ns: int | None = None
-    """Last byte read from the upstream."""
     delivered_ns: int | None = None
     """Last byte accepted by the client's socket."""
     paused_ns: int = 0
-    """How long the client's back-pressure held the stream."""
     events: EventLog = field(default_factory=EventLog)
 
 
 @dataclass(slots=True)
 class Tokens:
-    """Token counts; None where nobody said and nothing was counted."""
-
     input: int | None = None
     output: int | None = None
     reasoning: int | None = None
     cached: int | None = None
     source: TokenSource = TokenSource.NONE
-    """Where `output` came from."""
 
 
 @dataclass(slots=True)
@@ -176,7 +161,6 @@ class Added:
     first_chunk_ns: int | None = None
     chunk_max_ns: int | None = None
     chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    """One per read of the response body, in order."""
     connect_ns: int | None = None
     """To connect to the upstream, look-up of its name and TLS included; None where a kept connection was
     used. Part of `request_ns` where the request came in one read."""
@@ -184,10 +168,7 @@ class Added:
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer."""
-
     relay: str
-    """Which relay process saw it."""
     seq: int
     """Its number in that relay, from 1, without gaps: what is missing was dropped and counted."""
     arrival_wall_ns: int
@@ -195,7 +176,6 @@ class Exchange:
     outcome: Outcome = Outcome.COMPLETE
     method: str = ""
     path: str = ""
-    """Without the query."""
     endpoint: str | None = None
     """`chat.completions`, `completions`, ... or None for a path we do not know."""
     dialect: str | None = None
@@ -209,7 +189,6 @@ class Exchange:
     arm: str | None = None
     """Of the experiment that was running; None when it took part in none."""
     unit: str | None = None
-    """Public id of the unit of randomisation it is part of: a keyed hash."""
     excluded: str | None = None
     """Why the arm's change was not made to this request."""
     trace_parent: str | None = None
@@ -221,7 +200,8 @@ class Exchange:
     """The X-Request-Id of the request, or else of the response."""
     status: int | None = None
     stream: bool = False
-    """The response was an event stream."""
+    padded: bool = False
+    """Events carry random padding, which their sizes include."""
     finish_reason: str | None = None
     refusal: dict[str, object] | None = None
     """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/refusal.py`."""
@@ -239,7 +219,6 @@ class Exchange:
     piece."""
     tokens: Tokens = field(default_factory=Tokens)
     usage: dict[str, object] | None = None
-    """As the provider sent it."""
     server_timing: list[dict[str, object]] | None = None
     """Durations the server told of its own work: `name`, `ms`, `where`, and what else is known. Those that
     cannot be true are removed."""
@@ -264,13 +243,10 @@ class Exchange:
     turn: Turn | None = None
     said: CapturedText | None = None
     keeping: object | None = None
-    """What a capture works with until the exchange has ended; nobody else's business."""
     scheduled_ns: int | None = None
     """When a plan wanted it sent (mono); None for other people's traffic."""
     dispatch_late_ns: int | None = None
-    """First byte out - scheduled: the sender's own lateness."""
     reads: int = 0
-    """Reads that carried body bytes."""
     request_bytes: int = 0
     response_bytes: int = 0
     unparsed_events: int = 0
@@ -303,10 +279,7 @@ class Exchange:
     def to_dict(
         self, metrics: dict[str, float | None], chunking: dict[str, object], *, events: bool = False
     ) -> dict[str, object]:
-        """The exchange as public JSON: stable names, seconds, null where a thing is absent.
-
-        `metrics` and `chunking` are handed in because a record knows no formulas.
-        """
+        """Return public JSON: stable names, seconds, null where a thing is absent."""
         t, s = self.timeline, self.since_arrival
         out: dict[str, object] = {
             "id": self.id, "relay": self.relay, "seq": self.seq,
@@ -315,7 +288,7 @@ class Exchange:
             "unit": self.unit, "excluded": self.excluded,
             "endpoint": self.endpoint, "dialect": self.dialect, "method": self.method, "path": self.path,
             "request_id": self.request_id, "status": self.status, "stream": self.stream,
-            "outcome": self.outcome.value,
+            "padded": self.padded, "outcome": self.outcome.value,
             "timeline": {name: s(getattr(t, f"{name}_ns")) for name in _POINTS},
             "metrics": metrics,
             "tokens": {
@@ -339,7 +312,6 @@ class Exchange:
         return out
 
     def events_to_dicts(self, start: int = 0, stop: int | None = None) -> list[dict[str, object]]:
-        """Events `start` to `stop` (exclusive) as public JSON."""
         log, s, part = self.timeline.events, self.since_arrival, slice(start, stop)
         return [
             {

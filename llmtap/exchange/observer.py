@@ -1,12 +1,9 @@
 """Build an Exchange from timestamped bytes (sans-IO), for live relays and saved files.
 
-It reads the heads, undoes HTTP framing and content-encoding, classifies events, and sets the points of the
-timeline. Every event has the stamp of the read that completed it. Bad bytes never raise: where a body cannot
-be understood only its reads are timed, and `Exchange.unparsed_events` counts them.
+Every event has the stamp of the read that completed it. Bad bytes never raise: of a body that cannot be
+read only the reads are timed. Long because its methods change the state of one exchange.
 
-Long because its methods change the state of one exchange.
-
-Source: design.md sections 2 and 5; docs/dialects.md and 8.
+Source: docs/dialects.md.
 """
 
 import re
@@ -43,10 +40,9 @@ __all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
 EVENTS_MAX: Final = 1 << 18
 """Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
 UNSEEN_NS: Final = 11_100_000
-"""A shorter stall of the loop is not noticed: its timers are probed every 10 ms, with a grain of 1.1 ms. A
-kernel's stamp is right however long the read waited, but it is that of the read's last piece; so of events
-that share a read all but the last may have waited this long. Or the server sent them together: both look the
-same."""
+"""Stalls of the loop below this are not noticed (timers are probed every 10 ms, with a grain of 1.1 ms). A
+kernel's stamp is that of the read's last piece: of events that share a read all but the last may have waited
+this long."""
 _TEXT_CHARS_MAX: Final = BOUNDS["said.response_text"].chars
 _USAGE_BYTES_MAX: Final = 1 << 16
 """Of an event whose usage object is kept as sent until the end; of a longer one only the figures are kept."""
@@ -55,12 +51,9 @@ LINES_PER_BYTE: Final = 2
 1 MB of gzip that holds 250 MB of line feeds would take minutes. Streams of equal events reach 0.6."""
 LINES_FREE: Final = 1 << 16
 _UNTOLD: Final = array("l", (-1,))
-"""Tokens of an event that nobody counted."""
 _HEADER_BYTES_MAX: Final = 1_024
-"""Of a header field of the response that is kept until the end."""
 _CONTENT: Final = EventClass.CONTENT
 _FLAGS: Final = bytes((OUTPUT, OUTPUT | BLANK)) + bytes(254)
-"""By whether an event's text is blank."""
 
 
 class UnderWay(NamedTuple):
@@ -79,15 +72,13 @@ class Observer:
     """One exchange in the making. Stamps are ns of the monotonic clock, in the order of the calls.
 
     Args:
-        relay, seq: which exchange this is.
         arrival_ns: the read that held the request's first byte; arrival_wall_ns: the same as a date.
-        head: the request head as received.
         clock: how the stamps were taken, `mono` or `kernel`.
-        identify: tells the tenant of a request; without it all are `default`.
-        patterns: words of a refusal, for `exchange/refusal.py`.
-        count_tokens: counts the tokens in a text, for streams that declare nothing themselves.
-        hear: is shown the whole request, and may ask for the answer's text (`Exchange.said`).
-        bodies: what bodies under way may take, of all exchanges together; without it there is always room.
+        identify: returns the tenant of a request; without it all are `default`.
+        patterns: words of a refusal.
+        count_tokens: counts the tokens in a text, for streams that declare none.
+        hear: gets the whole request, and may ask for the answer's text (`Exchange.said`).
+        bodies: memory limit of all open bodies; None: no limit.
     """
 
     def __init__(
@@ -111,7 +102,6 @@ class Observer:
         self._share = Share(bodies)
         self._request = RequestReader(self._x, head, identify, hear, self._share)
         self._repetition: Repetition | None = None
-        """The event that may come again."""
         self._run: TokenRun | None = None
         self.token_run: TokenRun | None = None
         """`_run` while the next read may be such an event: `FrameBatch` adds events to it, too."""
@@ -123,9 +113,7 @@ class Observer:
         self._lost: str | None = None
         self._closed = False
         self._shared = False
-        """Some read brought more than one event with output."""
         self._last_read_ns = arrival_ns
-        # What the events said.
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
         self._interventions = Interventions(patterns)
@@ -133,10 +121,7 @@ class Observer:
         self._error_type: str | None = None
         self._done = False
         self._texts: list[str] | None = None
-        """What the first choice says, where it is to be kept."""
         self._text_chars = 0
-
-    # The request.
 
     def request_data(self, data: bytes, t_ns: int) -> None:
         """Take body bytes of the request, with their HTTP framing, read at `t_ns`."""
@@ -150,8 +135,6 @@ class Observer:
         """The upstream's socket took the request's last byte at `t_ns`, `added_ns` after its read."""
         self._t.submit_ns = t_ns
         self._x.added.request_ns = added_ns
-
-    # The response.
 
     def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
         """The response's head, complete at `t_ns`; interim (1xx) heads are passed over."""
@@ -227,7 +210,6 @@ class Observer:
             self._expect(repetition)
 
     def response_end(self, t_ns: int) -> None:
-        """The response's last byte was read at `t_ns`, and HTTP calls the response complete."""
         self._t.response_end_ns = t_ns
         self._close(whole=True)
 
@@ -249,7 +231,6 @@ class Observer:
         self._answer = AnswerReader.of_response(self._x.path.rstrip("/"))
 
     def message(self, message: WebSocketMessage, t_ns: int, added_ns: int) -> None:
-        """An event of this response, read at `t_ns`."""
         self._count_read(t_ns, added_ns)
         answer = self._answer
         if answer is not None and self._lost is None:
@@ -257,12 +238,8 @@ class Observer:
             self._add(answer.read_message(message), t_ns)
 
     def tunnel(self, data_up: bytes | None, data_down: bytes | None, t_ns: int, added_ns: int) -> None:
-        """Bytes that passed a tunnel, up or down, read at `t_ns`.
-
-        Those from the upstream are timed, as messages of a WebSocket if that is what they are. The exchange
-        was submitted when the tunnel was opened, so its points are no latencies; the responses of a session
-        have exchanges of their own (`exchange/session.py`).
-        """
+        """Take bytes that passed a tunnel. The upstream's are timed as messages of a WebSocket; the responses
+        of a session have exchanges of their own (`exchange/session.py`)."""
         if data_down:
             self._count_read(t_ns, added_ns)
             if self._answer is not None:
@@ -279,16 +256,14 @@ class Observer:
         request_bytes: int,
         response_bytes: int,
     ) -> Exchange:
-        """The Exchange; call it once, last.
+        """Return the Exchange; call it once, last.
 
         Args:
-            delivered_ns: the client's socket took the last byte.
-            outcome: how the relay saw it end, a value of `Outcome`; what the events said refines it.
-            status: that the client got, by the relay's word; None: none, or the head that was seen tells.
-            error: the relay's sentence about it, if any.
+            outcome: as the relay saw it, a value of `Outcome`; the events refine it.
+            status: that the client got; None: that of the head, if any.
             paused_ns: how long back-pressure held the stream.
             lag_ns: worst time a byte may have waited unread, as far as it was seen (`UNSEEN_NS`).
-            request_bytes, response_bytes: as read, heads included.
+            request_bytes, response_bytes: heads included.
         """
         x, t = self._x, self._t
         self._end_request()
@@ -328,10 +303,7 @@ class Observer:
         return x
 
     def give_up(self, reason: str) -> bool:
-        """Stop parsing the response: from here on its reads are timed and nothing else.
-
-        Returns False if no parsing goes on: before the response, after its end, or where it was given up.
-        """
+        """Stop parsing the response; its reads are still timed. Return False if no parsing goes on."""
         if self._answer is None or self._closed or self._lost is not None:
             return False
         self._expect_nothing()
@@ -342,11 +314,8 @@ class Observer:
         """Release memory in place of `finish`: the exchange is not wanted any more."""
         self._share.close()
 
-    # While it runs.
-
     @property
     def exchange(self) -> Exchange:
-        """The exchange in the making: who asks, and what for, once the request has ended."""
         return self._x
 
     def under_way(self) -> UnderWay:
@@ -357,8 +326,6 @@ class Observer:
             return UnderWay(self._x, None, self._request.wants_stream, 0, 0)
         return UnderWay(self._x, answer.dialect.name, answer.streamed, self._events_seen, self._tokens.so_far)
 
-    # What was seen.
-
     def _end_request(self) -> None:
         self._request.end()
         if self._request.wants_text and self._texts is None:
@@ -367,7 +334,6 @@ class Observer:
             self._set_keeps_texts()
 
     def _lose(self, reason: PeerProtocolError) -> None:
-        """The body cannot be followed any more: from here on its reads are timed and nothing else."""
         self._lost = str(reason)
         self._dechunk = self._decoder = None
         if self._answer is None:
@@ -433,7 +399,6 @@ class Observer:
         elif delta.choices:
             self._tokens.chunks += len(delta.choices)  # a marker: no text, and yet generated
         if delta.finish_reason is not None:
-            # The last one counts (dialects.md section 1).
             reason = delta.finish_reason
             self._x.finish_reason = reason if is_reason(reason) else "other"
         if delta.server_times or delta.server_clock_ns >= 0:
@@ -461,11 +426,8 @@ class Observer:
             self._texts.append(text)
 
     def _expect(self, repetition: Repetition) -> None:
-        """An event was added that may come again with another text, alone in its read.
-
-        As long as nothing else comes, `token_run` keeps the reads that are to be logged. Nothing is pending
-        in the layers that are passed by, nor would they remember anything.
-        """
+        """Let `token_run` collect the next reads: an event came, alone in its read, that may come again with
+        another text. No layer below holds pending bytes."""
         chunked = self._dechunk is not None
         if repetition is not self._repetition or self._run is None:
             self._repetition = repetition
@@ -475,7 +437,6 @@ class Observer:
             self.token_run = self._run
 
     def _expect_nothing(self) -> None:
-        """Log what was set aside: another kind of read comes."""
         self._log_run()
         self.token_run = None
 
@@ -488,10 +449,6 @@ class Observer:
             )
 
     def _log_run(self) -> None:
-        """Do for all reads in the run at once what `_count_read` and `_add` would have done for each.
-
-        They hold nothing but a text, and were not the first of their kind.
-        """
         run, repetition, answer = self._run, self._repetition, self._answer
         if not run or repetition is None or answer is None:
             return
@@ -531,7 +488,6 @@ class Observer:
         return streamed or self._lost is not None or self._x.endpoint is not None
 
     def _close(self, *, whole: bool) -> None:
-        """The body is over. What its end completes, its last read brought."""
         self._expect_nothing()
         if self._closed:
             return
@@ -545,10 +501,9 @@ class Observer:
         for delta in answer.close(whole=whole):
             self._add(delta, self._last_read_ns)
         self._x.unparsed_events += answer.skipped
-        self._x.stream = answer.streamed
+        self._x.stream, self._x.padded = answer.streamed, bool(answer.padded)
         self._x.dialect = answer.dialect.name
 
 
 def _is_first_content(delta: Delta) -> bool:
-    """Whether it is content of the first choice, whose words are read."""
     return delta.event_class is _CONTENT and delta.choices[0] == 0

@@ -1,9 +1,7 @@
 """Remove secrets and personal data from the path of a request.
 
-Some gateways take keys in the path, most APIs ids. A path is written to captures at every level, so a segment
-stays only if it reads like words: API words, versions, names of models and deployments. All else becomes `*`.
-What is made of plain letters cannot be told from a word and stays (`/pass/swordfish/`), unless the segment
-before it says what it is (`/key/swordfish/`).
+A segment stays only if it reads like words: API words, versions, names of models. All else becomes `*`.
+Plain letters stay (`/pass/swordfish/`), unless the segment before says what they are (`/key/swordfish/`).
 
 Source: the forms of keys are those that their issuers publish for secret scanning.
 """
@@ -22,11 +20,9 @@ PATH_CHARS_MAX: Final = 256
 _SEGMENT_CHARS_MAX: Final = 80
 """Names of models on the hubs have up to 96 characters, those in use half of that."""
 NAME_CHARS_MAX: Final = 256
-"""Of the name of a model: hubs allow 96 characters and an owner."""
 KEY_CHARS: Final = 320
 """A key is recognised by its first 308 characters at most (a JWT), and most keys by their first 20."""
 _DECODINGS_MAX: Final = 4
-"""A path that is percent-encoded more often than this hides something."""
 
 KEY_PATTERN: Final = (
     r"(?a:"
@@ -38,9 +34,9 @@ KEY_PATTERN: Final = (
     r"|eyJ[\w-]{8,300}+\.[\w-]{4,}+(?:\.[\w-]++)*+"
     r")"
 )
-"""Keys that tell by their form: OpenAI, Anthropic, Stripe, Groq, Cerebras, GitHub, GitLab, AWS, Google,
-Slack, Twilio, Mailgun, Hugging Face, npm, Replicate, Together, Fireworks, NVIDIA, xAI, Perplexity, PyPI,
-DigitalOcean, Linear, Shopify; JWT. Each part that may be tried and fail is bounded, so time is linear."""
+"""Keys of OpenAI, Anthropic, Stripe, Groq, Cerebras, GitHub, GitLab, AWS, Google, Slack, Twilio, Mailgun,
+Hugging Face, npm, Replicate, Together, Fireworks, NVIDIA, xAI, Perplexity, PyPI, DigitalOcean, Linear,
+Shopify; JWT. Every part is bounded, so time is linear."""
 
 _keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
 _key_in = _keys_in.search
@@ -91,21 +87,16 @@ def looks_secret(word: str) -> bool:
 
 
 def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
-    """Return the first `chars_max` characters of a name, or `*` where a key begins in or shortly after them.
-
-    KEY_CHARS more are searched, so that a key across the cut is recognised.
-    """
+    """Return the first `chars_max` characters of a name, or `*` where a key begins in them or within
+    KEY_CHARS behind."""
     name = name[: chars_max + KEY_CHARS]
     return "*" if holds_key(name) else name[:chars_max]
 
 
 @lru_cache(maxsize=512)
 def holds_key(name: str) -> bool:
-    """Whether a key is in the name of a model or of a tenant, which may have versions, dates and ids in it.
-
-    Told by its issuer's form; where names begin alike, by a long run of letters and digits as well. All of
-    `name` is searched and remembered: the caller cuts it.
-    """
+    """Return whether a key is in the name of a model or tenant, by its issuer's form or by a long run of
+    letters and digits. The caller cuts `name`: results are cached."""
     if _key_behind_a_word(name):
         return True
     found = (key[0] for key in _keys_in.finditer(name))
@@ -113,10 +104,6 @@ def holds_key(name: str) -> bool:
 
 
 def clean_path(path: str) -> str:
-    """The path with `*` for what should not be written, and at most PATH_CHARS_MAX long.
-
-    Cleaning it once more changes nothing.
-    """
     return _clean_known(path) if len(path) <= PATH_CHARS_MAX else _clean(path)
 
 

@@ -1,13 +1,10 @@
 """Parse prompts: the messages of a request body, in one form for all endpoints, and its parameters.
 
-A message is a role and parts. Text is text and token ids are ids; what has no length of its own (a picture,
-the border between a function's name and its arguments) is a mark: it counts no bytes, and still two prompts
-that differ in it are not the same. Reasoning that a client sends back stands apart, because clients drop it
-from one turn to the next while the conversation stays the same.
+A message is a role and parts: text, token ids, and marks for what has no length (a picture). Reasoning that
+a client sends back stands apart, because clients drop it between turns. Nothing raises. The text is for
+hashing and counting.
 
-Nothing here raises, whatever the body is. The text is for hashing and counting and goes no further.
-
-Source: request shapes and names of parameters are from each provider's reference.
+Source: each provider's reference.
 """
 
 import re
@@ -44,14 +41,11 @@ Part: TypeAlias = "str | bytes | array[int]"
 
 @dataclass(slots=True)
 class PromptMessage:
-    """One message of a prompt."""
-
     role: str
     parts: list[Part] = field(default_factory=list)
     """No two texts stand side by side: how a client cut its text makes no difference."""
     thinking: str = ""
     result: bool = False
-    """It is the result of a tool's call, and nothing else."""
 
     @property
     def text(self) -> str:
@@ -71,33 +65,19 @@ class PromptMessage:
 
 @dataclass(slots=True)
 class PromptShape:
-    """What a body asks."""
-
     messages: list[PromptMessage]
     asked: RequestShape
-    """Parameters, roles and sizes; no blocks yet."""
     value: dict[str, Any]
-    """The body's JSON object."""
     chat: bool
-    """The messages are a conversation, and not the prompts of a completion."""
     tools: bytes = b""
     """Mark of the tools offered, which stand before everything in what a model reads; empty: none."""
     cut: bool = False
-    """It has more than PARTS_MAX parts."""
 
 
 def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
-    """The prompt in a request's body.
-
-    Args:
-        body: without its codings.
-        endpoint: as in `Exchange.endpoint`. With None, or where the body has another form than is the
-            endpoint's, what is there decides.
-
-    Returns:
-        None for what is no JSON object, and for an unknown endpoint whose body has nothing that is known as a
-        prompt. More messages than MESSAGES_MAX are not read; what else is asked is.
-    """
+    """Return the prompt in a request's decoded body, at most MESSAGES_MAX messages of it; None for what is no
+    JSON object or holds no known prompt. Without an `endpoint`, or where the body has another form than it,
+    the members decide."""
     if body.lstrip()[:1] != b"{":
         return None
     try:
@@ -124,8 +104,6 @@ def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
 
 
 class _Reader:
-    """Makes messages of the JSON of one body, and counts its media."""
-
     __slots__ = ("_room", "cut", "media")
 
     def __init__(self) -> None:
@@ -283,8 +261,6 @@ class _Reader:
 
 
 class _Said:
-    """Gathers the parts of one message."""
-
     __slots__ = ("_reader", "_thinking", "parts")
 
     def __init__(self, reader: _Reader) -> None:
@@ -324,7 +300,6 @@ class _Said:
                 self.think(one.get("text") if isinstance(one, dict) else one, depth + 1)
 
     def call(self, function: dict[str, Any]) -> None:
-        """A function called: its name and its arguments are the text."""
         self.parts.append(b"call")
         if isinstance(function.get("name"), str):
             self.text(function["name"])
@@ -412,7 +387,6 @@ def _parameters(value: dict[str, Any]) -> RequestShape:
 
 
 def _response_format(value: dict[str, Any]) -> str | None:
-    """The kind of answer that was asked for, as a word: never the schema."""
     for asked in (
         value.get("response_format"),
         _dict(value.get("text")).get("format"),  # Responses

@@ -1,8 +1,7 @@
 """Determine refusals: combines the verdicts of an exchange's events, its status, headers and first words.
 
-What acts goes before what only flags, the first before the later, and signs before words. A flag alone is no
-refusal. An intervention behind tokens that the client already has is marked `late`: the answer was cut off,
-or taken back, where nothing can be.
+What acts goes before what flags, the first before the later, signs before words. A flag alone is no
+refusal. An intervention behind tokens that the client already has is marked `late`.
 
 Source: docs/dialects.md.
 """
@@ -18,7 +17,6 @@ from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, reason_kind
 __all__ = ["APPLIED_GUARDRAILS", "TEXT_PATTERNS", "Interventions"]
 
 APPLIED_GUARDRAILS: Final = b"x-litellm-applied-guardrails"
-"""LiteLLM's header that names the guardrails that ran."""
 
 _CANNOT: Final = (
     r"I (?:can(?:no|['\u2019])t|won['\u2019]t) (?:help|assist|answer|provide|comply|respond|discuss)\b"
@@ -40,7 +38,6 @@ pattern without one is reported by its own text."""
 _OPENING_CHARS: Final = 200
 _PATTERN_CHARS_MAX: Final = 64
 _STOPS: Final = frozenset({"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"})
-"""Reasons of an answer that ended by itself."""
 _HOOKS_FAILED: Final = 446
 """Status of Portkey and WSO2: denied by a hook, by a policy."""
 _HOOKS_FLAGGED: Final = 246
@@ -54,7 +51,6 @@ class _Said:
     verdict: Verdict
     event: int
     tokens_before: int
-    """Tokens that the client had been sent by then."""
 
 
 class Interventions:
@@ -64,9 +60,7 @@ class Interventions:
 
     def __init__(self, patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS) -> None:
         self.applied: bytes | None = None
-        """Value of APPLIED_GUARDRAILS in the head of the response."""
         self.reading = bool(patterns)
-        """The answer's first words are still wanted."""
         self._patterns = patterns
         self._opening = ""
         self._words: str | None = None
@@ -87,7 +81,6 @@ class Interventions:
                 self._acted = _Said(verdict, event, tokens_before)
 
     def read(self, text: str) -> None:
-        """The next piece of the answer's content, while `reading`."""
         self._opening = (self._opening + text[:_OPENING_CHARS]).lstrip()
         if len(self._opening) >= _OPENING_CHARS:
             self._judge_words()
@@ -103,7 +96,6 @@ class Interventions:
                 return
 
     def judge(self, x: Exchange) -> None:
-        """Writes `refusal` and `guardrail` of the exchange, whose events, tokens and status are known."""
         if self.reading:
             self._judge_words()
         status = x.status or 0
@@ -129,7 +121,6 @@ class Interventions:
             x.guardrail = _guardrail(flagged)
 
     def _settle(self, said: _Said, x: Exchange) -> None:
-        """Fills in what the event alone could not tell."""
         verdict, status = said.verdict, x.status or 0
         nothing_came = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and nothing_came and not verdict.substituted:
@@ -150,7 +141,6 @@ class Interventions:
             self._name_error(verdict, status, streamed=x.stream)
 
     def _phase_of_header(self) -> str | None:
-        """Guardrails are often named after when they run."""
         if self.applied is None:
             return None
         before, after = _BEFORE.search(self.applied), _AFTER.search(self.applied)
@@ -189,7 +179,6 @@ class Interventions:
 
 
 def _public(kind: str | None, source: str, detail: dict[str, object], confidence: str) -> dict[str, object]:
-    """A refusal as public JSON (design: "Public contract")."""
     return {"kind": kind, "source": source, "detail": detail, "confidence": confidence}
 
 

@@ -1,13 +1,9 @@
 """Parse a request: its head, and the fields of its body that an exchange needs.
 
-A body is kept only until it was read once; who is asking (the tenant) is told by a function handed in,
-because the rules for it are an operator's.
+The tenant comes from a function that is passed in. Bodies of requests to MCP servers are not read.
 
-Requests to MCP servers tell themselves by their headers. Their bodies are not read.
-
-Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives;
-modelcontextprotocol.io SEP-2243 (`Mcp-Method`, `Mcp-Name`), streamable HTTP (`Mcp-Session-Id`,
-`MCP-Protocol-Version`); a2a-protocol.org (`A2A-Version`).
+Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives; modelcontextprotocol.io
+SEP-2243 and streamable HTTP; a2a-protocol.org.
 """
 
 import re
@@ -28,7 +24,6 @@ __all__ = ["REQUEST_BYTES_MAX", "Hear", "Identify", "RequestReader"]
 REQUEST_BYTES_MAX: Final = 8 << 20
 """A longer request body is not kept, and its model is then not known from it."""
 _PIECE_BYTES: Final = 64
-"""What a piece of a body takes in memory beside its bytes, about."""
 _SLO_MS_MAX: Final = 3_600_000
 
 _ENDPOINTS: Final = (
@@ -82,15 +77,8 @@ _decode_request = msgspec.json.Decoder(_RequestBody).decode
 
 
 class RequestReader:
-    """Reads one request into its Exchange.
-
-    Args:
-        x: where to write what is found.
-        raw: the request head as received.
-        identify: tells the tenant; without it the exchange keeps the default one.
-        hear: is shown the whole request.
-        share: where room for the body is taken; without it there is always some.
-    """
+    """Reader of one request into its Exchange `x`. `identify` returns the tenant, `hear` gets the whole
+    request, `share` is where room for the body is taken."""
 
     __slots__ = (
         "_body", "_coding", "_head", "_hear", "_identify", "_keeps", "_path", "_share", "_size", "_taken",
@@ -109,10 +97,8 @@ class RequestReader:
         self._share = Share() if share is None else share
         self._body: list[bytes] = []
         self._keeps = False
-        """More of the body may come, and is kept."""
         self._size = 0
         self._taken = 0
-        """Of the share."""
         self._identify = identify
         self._hear = hear
         self._head: RequestHead | None = None
@@ -121,7 +107,6 @@ class RequestReader:
         self.method = b""
         self.wants_stream = False
         self.wants_text = False
-        """The capture keeps what the answer says."""
         try:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
@@ -153,7 +138,6 @@ class RequestReader:
             x.endpoint, x.call = "mcp", bounded("call", _call(told, x.method))
 
     def feed(self, data: bytes) -> None:
-        """Body bytes, HTTP framing included."""
         if not self._keeps:
             return
         self._size += len(data)
@@ -194,7 +178,6 @@ class RequestReader:
         self._taken = 0
 
     def _payload(self, *, chunked: bool) -> bytes:
-        """The body without its codings; empty when it cannot be undone."""
         body = b"".join(self._body)
         try:
             if chunked:
@@ -222,7 +205,6 @@ def _json(body: bytes) -> Any:
 
 
 def _model_in(path: str) -> str | None:
-    """The model that a path names, as Gemini's and Bedrock's do."""
     found = _MODEL_PATH.search(path)
     return None if found is None else unquote(found[1] or found[2], errors="replace")
 
@@ -238,7 +220,6 @@ def _ms(value: bytes) -> int | None:
 
 
 def _path(target: bytes) -> str:
-    """The path of a request target in origin or absolute form, without the query."""
     path = target.partition(b"?")[0]
     if not path.startswith(b"/"):
         _, found, rest = path.partition(b"://")

@@ -1,10 +1,9 @@
 """Build an Exchange from a saved answer, with every event and its place in the body.
 
-Taken are a whole HTTP response (head and body, as `curl -i` or a packet tool writes it), a HAR file or one
-entry of it, and a bare body: an event stream, NDJSON or JSON. Bytes only: nobody noted when they came, so
-the stamps of such an Exchange are all 0 and say nothing.
+Accepts an HTTP response (as `curl -i` writes it), a HAR file or entry, and a bare event stream, NDJSON or
+JSON. All timestamps are 0.
 
-Source: RFC 9112 (messages), HAR 1.2, docs/dialects.md and 8.
+Source: RFC 9112, HAR 1.2, docs/dialects.md.
 """
 
 import base64
@@ -31,7 +30,6 @@ __all__ = ["Explained", "Saved", "SavedError", "SavedEvent", "explain", "read_sa
 
 _ENTRIES_LISTED: Final = 20
 _INTERIM_MAX: Final = 64
-"""Interim responses in front of the final one; servers send one or two."""
 _HAR_TIMES: Final = ("blocked", "dns", "connect", "ssl", "send", "wait", "receive")
 _SSE_LINE: Final = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry|error)?:")
 _STATUS_LINE: Final = re.compile(rb"HTTP/[0-9.]+ ([0-9]{3})([^\r\n]*)\r?\n")
@@ -39,8 +37,6 @@ _DECODED_BY_OTHERS: Final = frozenset({b"content-encoding", b"transfer-encoding"
 
 
 class SavedError(LlmtapError):
-    """The bytes are no answer that can be explained."""
-
     def __init__(self, problem: str, hint: str | None = None) -> None:
         super().__init__(problem)
         self.hint = hint
@@ -48,14 +44,11 @@ class SavedError(LlmtapError):
 
 @dataclass(slots=True)
 class Saved:
-    """An answer as found, and its context."""
-
     what: str
     """`HTTP response`, `HAR entry 3`, `event stream`, `NDJSON`, `JSON`."""
     head: bytes
     """Of the answer; made up for a bare body, to carry its type."""
     wire: bytes
-    """What follows the head."""
     body: bytes
     """`wire` without framing and content-encoding."""
     request_head: bytes
@@ -80,15 +73,11 @@ class SavedEvent:
 
 @dataclass(slots=True)
 class Explained:
-    """The Exchange (its times mean nothing) and its events."""
-
     exchange: Exchange
     events: list[SavedEvent]
 
 
 class _Noting(Observer):
-    """An Observer that keeps the Deltas."""
-
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
         self.deltas: list[Delta] = []
@@ -99,7 +88,6 @@ class _Noting(Observer):
 
 
 def explain(saved: Saved) -> Explained:
-    """Plays a saved answer through the same observer as live traffic."""
     observer = _Noting("saved", 1, 0, saved.arrival_wall_ns or 0, saved.request_head)
     if saved.request_body:
         observer.request_data(saved.request_body, 0)
@@ -120,11 +108,8 @@ def explain(saved: Saved) -> Explained:
 
 
 def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry: int | None = None) -> Saved:
-    """What is in `data`. `path` and `request_body` are of the request, where the file does not hold it;
-    `entry` picks one of a HAR's, counted from 0.
-
-    Raises SavedError, saying what is wrong with it.
-    """
+    """Return what is in `data`. `path` and `request_body` are used where the file has no request; `entry`
+    picks one of a HAR's, from 0. Raises SavedError."""
     if not data.strip():
         raise SavedError("the file is empty")
     if data.startswith(b"HTTP/"):
@@ -168,7 +153,6 @@ def _uncompressed(data: bytes) -> tuple[bytes, list[str]]:
 
 
 def _kind_of(body: bytes) -> tuple[str, bytes]:
-    """What a bare body is, and the content type that says so."""
     if _read_json(body) is not None:
         return "JSON", b"application/json"
     if is_message_stream(body):
@@ -176,7 +160,6 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
     if _SSE_LINE.search(body):
         return "event stream", b"text/event-stream"
     lines = [line for line in body.splitlines() if line.strip()]
-    # The last one may have been cut off.
     if all(_read_json(line) is not None for line in lines[:-1]):
         if len(lines) > 1:
             return "NDJSON", b"application/x-ndjson"
@@ -193,9 +176,6 @@ def _read_json(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError):
         return None
-
-
-# ---------------------------------------------------------------- HTTP responses
 
 
 def _read_http(data: bytes, request_head: bytes) -> Saved:
@@ -236,7 +216,6 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
 
 
 def _cut_head(data: bytes) -> tuple[bytes, bytes]:
-    """Head (its lines ending in CR LF) and what follows it."""
     crlf = data.find(b"\r\n\r\n")
     lf = data.find(b"\n\n", 0, crlf if crlf >= 0 else None)
     if crlf >= 0 and lf < 0:
@@ -269,9 +248,6 @@ def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
     return wire, True
 
 
-# ---------------------------------------------------------------- HAR
-
-
 def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], int]:
     usable = [
         (i, e) for i, e in enumerate(entries) if isinstance(e, dict) and isinstance(e.get("response"), dict)
@@ -294,7 +270,6 @@ def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], 
 
 
 def _member(value: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object's member that is an object; empty where it is not."""
     found = value.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -370,11 +345,7 @@ def _wall_ns(date: object) -> int | None:
         return None
 
 
-# ---------------------------------------------------------------- where events lie
-
-
 def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
-    """Start and end of the events of these sizes, in order."""
     parser = SseParser()
     blocks = [(event.start, event.end) for event in parser.feed(body) + parser.close()]
     lines, at = [], 0

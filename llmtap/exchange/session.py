@@ -1,15 +1,11 @@
 """Split a WebSocket session of the Responses or Realtime API into one Exchange per response.
 
-An exchange begins when the client's message that asks for it was read (`response.create`), or what else makes
-the server answer: committed audio, or a `response.steer`, whose continuation the server creates by itself. It
-ends with the response (`response.completed`, `.incomplete`, `.failed`, `.cancelled`, `.done`), with an error
-that takes its place, or with the session.
-
-Responses run side by side on streams (`stream_id`), and in a Realtime session also outside of the
-conversation: an event belongs to the response that it names, else to the one that runs on its stream.
+An exchange begins with the client's `response.create`, committed audio, or a `response.steer`. It ends with
+the response, with an error in its place, or with the session. An event belongs to the response that it
+names, else to the one on its stream (`stream_id`).
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
-events; openai/openai-python types/responses, types/realtime.
+events.
 """
 
 from collections.abc import Callable
@@ -54,8 +50,6 @@ _decode: Final = msgspec.json.Decoder(_Message).decode
 
 
 class _Response:
-    """One response under way."""
-
     __slots__ = ("began", "bytes", "cancelled", "event_id", "id", "observer", "request_bytes", "stream")
 
     def __init__(self, observer: Observer, stream: str, event_id: str, request_bytes: int) -> None:
@@ -67,19 +61,12 @@ class _Response:
         self.bytes = 0
         self.id = ""
         self.began = False
-        """The server created it."""
         self.cancelled = False
-        """The client asked for its end."""
 
 
 class Session:
-    """The responses of one session.
-
-    Args:
-        observe: returns the observer of an exchange whose request was read at this time (ns).
-        ended: takes an exchange that is complete.
-        forgot: is told that an exchange was given up.
-    """
+    """The responses of one session. `observe` returns the observer of an exchange whose request was read at a
+    time (ns), `ended` takes a complete exchange, `forgot` is called for one that was given up."""
 
     __slots__ = (
         "_cause", "_down", "_ended", "_forgot", "_lost", "_model", "_observe", "_open", "_realtime", "_up",
@@ -109,7 +96,6 @@ class Session:
 
     @property
     def observers(self) -> list[Observer]:
-        """Those of the responses under way."""
         return [r.observer for r in self._open]
 
     def sent(self, data: bytes, t_ns: int, added_ns: int) -> None:
@@ -129,7 +115,6 @@ class Session:
                     response.cancelled = True
 
     def received(self, data: bytes, t_ns: int, added_ns: int) -> None:
-        """Take bytes from the upstream."""
         for message in () if self._lost else self._down.feed(data):
             said = _read(message)
             if said is None:
@@ -151,20 +136,17 @@ class Session:
             self._end(response, delivered_ns, said, error or _CUT_OFF, lag_ns)
 
     def give_up(self, reason: str) -> None:
-        """Parse nothing more of this session."""
         self._lost = True
         for response in self._open:
             response.observer.give_up(reason)
 
     def abandon(self) -> None:
-        """Give all of it up."""
         for response in self._open:
             response.observer.abandon()
             self._forgot()
         self._open.clear()
 
     def _note(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
-        """Remember what may cause a response."""
         if stream in self._cause or len(self._cause) < RESPONSES_MAX:
             self._cause[stream] = (t_ns, added_ns, payload if len(payload) <= _CAUSE_BYTES_MAX else b"")
 
@@ -199,7 +181,6 @@ class Session:
         if kind == "created":
             response = next((r for r in self._open if r.stream == stream and not r.began), None)
             if response is None:
-                # Nobody asked: audio was committed, or a response is continued.
                 since_ns, held_ns, payload = self._cause.get(stream, (t_ns, added_ns, b""))
                 response = self._begin(stream, since_ns, held_ns, payload)
             if response is not None:

@@ -1,17 +1,9 @@
 """Close an exchange: its outcome, token counts, usage, and the server's own times.
 
-Of texts from outside only figures and single words are kept (names of errors, of reasons, of counts): other
-text might be anybody's.
-
-A server that is wrong, or hostile, reports any number. A duration that cannot be true, and a token count that
-is none, enters no figure: it is removed from its exchange, and counted by reason.
-
-| reason (`KINDS`) | value |
-|---|---|
-| `server_time_negative` | a duration below 0 |
-| `server_time_not_finite` | a duration that is infinite or no number |
-| `server_time_too_long` | a duration, or a sum of durations, that is longer than its exchange |
-| `token_count` | of usage: negative, not whole, above `USAGE_TOKENS_MAX`, no number |
+Of texts from outside only figures and single words are kept. Durations and counts that cannot be true are
+removed and counted by reason (`KINDS`): `server_time_negative`, `server_time_not_finite`,
+`server_time_too_long` (longer than the exchange) and `token_count` (negative, not whole, above
+`USAGE_TOKENS_MAX`, no number).
 
 Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """
@@ -46,14 +38,8 @@ _USAGE_ITEMS_MAX: Final = 64
 def judge(
     x: Exchange, said: Outcome, *, done: bool, lost: str | None, error_type: str | None
 ) -> tuple[Outcome, str | None]:
-    """The relay's outcome in the light of what the events said, and a sentence about it.
-
-    Args:
-        said: how the relay saw it end.
-        done: an end marker came.
-        lost: why the body could not be followed to its end.
-        error_type: of an error that the events told.
-    """
+    """Return the relay's outcome refined by the events, and a sentence about it. `lost` says why the body
+    could not be followed, `error_type` names an error that the events reported."""
     if said is not Outcome.COMPLETE:
         return said, None
     about = f" ({error_type})" if error_type is not None and is_word(error_type) else ""
@@ -72,7 +58,6 @@ def judge(
 
 
 def no_token_reason(x: Exchange) -> str:
-    """Why a stream brought no token."""
     match x.outcome:
         case Outcome.COMPLETE:
             said = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
@@ -136,11 +121,9 @@ _PARTS: Final = ("queue", "prefill", "decode")
 
 
 def remove_implausible(x: Exchange) -> None:
-    """Remove from an exchange that has ended the durations and counts that cannot be true, and count them.
-
-    A duration is compared with the time from submit to the end, plus the exchange's uncertainty and
-    ROUNDING_NS. An answer that was saved without times has no duration: sign and finiteness are checked then.
-    """
+    """Remove durations and counts that cannot be true, and count them. A duration may last from submit to the
+    end, plus the exchange's uncertainty and ROUNDING_NS; without an end only its sign and finiteness are
+    checked."""
     if x.server_timing is not None or x.server_gaps_ns is not None:
         _check_times(x)
     tokens = x.tokens
@@ -164,7 +147,6 @@ def _check_times(x: Exchange) -> None:
         else:
             _count(x, reason)
     if limit_ns is not None and _sum_ns(kept) > limit_ns + len(_PARTS) * ROUNDING_NS:
-        # Nothing tells which of them is wrong.
         parts = [entry for entry in kept if entry.get("name") in _PARTS]
         kept = [entry for entry in kept if entry.get("name") not in _PARTS]
         _count(x, TOO_LONG, len(parts))
@@ -176,7 +158,6 @@ def _check_times(x: Exchange) -> None:
 
 
 def _reason(ms: Any, limit_ns: int | None) -> str | None:
-    """Why a duration is not used; None if it is."""
     if not isinstance(ms, int | float) or not isfinite(ms):
         return NOT_FINITE
     if ms < 0:
@@ -222,17 +203,13 @@ _GAPS_MAX: Final = 1 << 18
 
 
 class TokenLadder:
-    """Counts the tokens of one answer by the best source that tells them (IETF draft, 4.4).
-
-    Args:
-        tokenizer: counts the tokens in a text; None: only what the events declare is used.
-    """
+    """Token count of one answer by its best source (IETF draft, 4.4). `tokenizer` counts the tokens in a
+    text."""
 
     __slots__ = ("_counted", "_counts", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks")
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
         self.chunks = 0
-        """Chunks with output, the worst source."""
         self._counts = UsageCounts()
         self._total = False
         self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
@@ -246,12 +223,10 @@ class TokenLadder:
 
     @property
     def refused(self) -> int:
-        """Values of the usage that are no count."""
         return self._counts.refused
 
     @property
     def so_far(self) -> int:
-        """Tokens of the events until now."""
         return next((n for n in self._declared.values() if n), 0) or self._counted or self.chunks
 
     def add(self, delta: Delta) -> int:
@@ -281,7 +256,6 @@ class TokenLadder:
         return n
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
-        """Take the usage of the answer, or with `total` False a running one."""
         self._counts, self._total = counts, total
 
     def result(self, *, stream: bool) -> Tokens:
@@ -320,7 +294,6 @@ class ServerTiming:
         self._by_trailer = trailer_times(lines)
 
     def read_event(self, event: int, delta: Delta) -> None:
-        """An event with times of the server, by its index."""
         for told in delta.server_times:
             key = (told.name, told.where)
             if key in self._by_event or len(self._by_event) < _ENTRIES_MAX:
@@ -337,7 +310,6 @@ class ServerTiming:
         self._clock_ns = clock_ns
 
     def entries(self) -> list[dict[str, object]] | None:
-        """All of it as public JSON, in the order told; None if there is nothing."""
         events = [_public(told) | {"event": i, "path": told.path} for i, told in self._by_event.values()]
         head, trailer = (map(_public, part[:_ENTRIES_MAX]) for part in (self._by_head, self._by_trailer))
         return [*head, *events, *trailer] or None

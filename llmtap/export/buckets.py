@@ -1,9 +1,7 @@
 """Histogram buckets with fixed edges, for Prometheus and OpenTelemetry.
 
-`prometheus_client.Histogram.observe` costs 0.7 us a value and a gap passes for every token, so the gaps of
-an exchange are counted together: sort once, then one binary search for each edge (0.1 us a value). Nothing
-is set aside for later, because there are tens of thousands of these. Counting is exact: a bucket holds every
-value up to and including its edge.
+Values of an exchange are counted together (0.1 us a value instead of 0.7 us with prometheus_client). A bucket
+holds every value up to and including its edge.
 """
 
 import math
@@ -35,7 +33,6 @@ __all__ = [
 
 
 def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
-    """Raise ConfigError of edges that no kind of histogram can have."""
     if kind not in _KINDS:
         raise ConfigError(place, f"no kind of histogram is called {kind!r}", f"there are {', '.join(_KINDS)}")
     ns = edges_ns(*seconds)
@@ -70,7 +67,6 @@ DURATION_EDGES_NS: Final = edges_ns(
 )  # fmt: skip
 _KINDS: Final = {"ttft": TTFT_EDGES_NS, "gap": GAP_EDGES_NS, "duration": DURATION_EDGES_NS}
 EDGES_MAX: Final = 100
-"""Of a histogram: each is a series for every tenant and model."""
 ADDED_EDGES_NS: Final = edges_ns(
     0.00001, 0.00002, 0.00003, 0.00005, 0.000075, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.00075, 0.001,
     0.002, 0.005, 0.01, 0.02, 0.05,
@@ -121,7 +117,6 @@ class Buckets:
         counts[-1] += n - below
 
     def merge(self, other: "Buckets") -> None:
-        """Add the counts of another one with the same edges."""
         self._total += other._total
         self._counts = array("Q", map(add, self._counts, other._counts))
 
@@ -183,7 +178,6 @@ class ExponentialBuckets:
         return twin
 
     def merge(self, other: "ExponentialBuckets") -> None:
-        """Add the counts of another one with the same unit."""
         for i, n in other.counts.items():
             self.counts[i] = self.counts.get(i, 0) + n
         self.zeros, self.n, self.total = self.zeros + other.zeros, self.n + other.n, self.total + other.total
@@ -205,8 +199,6 @@ class ExponentialBuckets:
 
 
 class DualBuckets(Buckets):
-    """Counts by fixed edges and in exponential buckets at once."""
-
     __slots__ = ("native",)
 
     def __init__(self, edges: Sequence[int], unit: float) -> None:

@@ -100,12 +100,10 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise ConfigError(f"otlp.{key}", "must be at least 100ms")
 
     def exports(self, environ: Mapping[str, str]) -> bool:
-        """Return whether anything is exported; the environment may name the endpoint of one signal."""
         own = (environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") for signal in ("TRACES", "METRICS"))
         return any(own) if self.endpoint is None else bool(self.endpoint)
 
     def environment(self) -> dict[str, str]:
-        """Return these options as the variables of OpenTelemetry's SDK."""
         named = {
             "EXPORTER_OTLP_ENDPOINT": self.endpoint,
             "EXPORTER_OTLP_HEADERS": self.headers,

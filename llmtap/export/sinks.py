@@ -16,11 +16,8 @@ class SeriesKey(NamedTuple):
     tenant: str
     model: str
     arm: str = ""
-    """Arm of the experiment; empty: none."""
     slo: str = ""
-    """Class of objectives; empty: none."""
     uncertain: bool = False
-    """Its timestamps are wider than `meter.uncertainty_limit`."""
 
 
 class ExchangeSink(Protocol):
@@ -32,16 +29,11 @@ class ExchangeSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExporterState:
-    """An exporter at the time of a scrape."""
-
     name: str
     sent: int
-    """Spans that the receiver accepted."""
     queued: int
     failures: int
-    """Failed requests: each was retried, or its spans are in `dropped`."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Spans by reason: queue_full, refused, rejected, shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +41,11 @@ class CaptureState:
     """The capture at the time of a scrape. Counts are since the meter started."""
 
     to: str = ""
-    """Destination of the files, without secrets."""
     level: str = ""
-    """Level of privacy."""
     exchanges: int = 0
     """In the spool, or beyond it."""
     waiting: int = 0
-    """Exchanges in memory."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Measured and not captured, by reason."""
     unshaped: int = 0
     """Captured without the shape of their request: it was too long, or too much was waiting."""
     problem: str | None = None
@@ -65,23 +53,17 @@ class CaptureState:
     files_problem: str | None = None
     """Why finished files cannot be delivered now: a sentence without secrets."""
     bytes_written: int = 0
-    """To the spool."""
     files: int = 0
-    """Finished: Parquet at the destination."""
     files_waiting: int = 0
     """Closed spools that are not Parquet yet."""
     files_deleted: int = 0
-    """To stay below the limit."""
     spool_bytes: int = 0
     local_bytes: int = 0
     """Spools and local Parquet files together."""
     failures: int = 0
-    """Failed attempts to finish or deliver a file; each is retried."""
     recovered: int = 0
-    """Exchanges found in spools that an earlier run left."""
     damaged: int = 0
     """Batches of such spools that could not be read."""
 
     def to_dict(self) -> dict[str, object]:
-        """Public JSON."""
         return asdict(self)

@@ -17,17 +17,12 @@ _NO_SPAN: Final = "0" * 16
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """The caller's place in its trace."""
-
     trace_id: str
-    """32 hex digits."""
     span_id: str
-    """16 hex digits."""
     flags: int
 
     @property
     def sampled(self) -> bool:
-        """The caller records its trace."""
         return bool(self.flags & 1)
 
 

@@ -1,6 +1,6 @@
 """JSON bodies of requests, and a file of all bodies prepared before a run.
 
-Three endpoints, named as in exchanges: chat.completions, completions, responses. `ignore_eos` and
+`ignore_eos` and
 `min_tokens` are fields of vLLM and SGLang; other servers may reject them, so they are sent only to servers
 that know them.
 
@@ -144,7 +144,9 @@ class BodyMaker:
         if self.options.stream:
             wanted["stream"] = True
             if self._include_usage:
-                wanted["stream_options"] = _with_usage(fields.get("stream_options"))
+                given = _decoded(fields["stream_options"]) if "stream_options" in fields else None
+                options = given if isinstance(given, dict) else {}
+                wanted["stream_options"] = options | {"include_usage": True}
         elif "stream" in fields:
             wanted["stream"] = False
         drop = () if self.options.stream else ("stream_options",)  # which servers refuse without a stream
@@ -242,11 +244,6 @@ def _models(raw: bytes) -> list[_Model]:
         return msgspec.json.decode(raw, type=_Models).data
     except (ValueError, RecursionError):
         return []
-
-
-def _with_usage(raw: msgspec.Raw | None) -> dict[str, Any]:
-    given = None if raw is None else _decoded(raw)
-    return (given if isinstance(given, dict) else {}) | {"include_usage": True}
 
 
 def _decoded(raw: msgspec.Raw) -> Any:

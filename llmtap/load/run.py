@@ -164,12 +164,9 @@ class LoadRun:
     """One run on one loop.
 
     Args:
-        body: returns the body of a row when it is sent.
-        headers: returns additional header fields of a row.
         keep: called with each exchange and its row.
         start_ns: time 0 of the schedule (mono).
-        duration_ns: time after which nothing is sent.
-        drain_ns: time to wait for outstanding answers after that, or after the last request.
+        drain_ns: time to wait for outstanding answers after `duration_ns`, or after the last request.
         limit_in_flight: with so many in flight a due row is counted in `skipped` and never sent: sending it
             later would close the loop.
     """

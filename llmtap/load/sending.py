@@ -1,8 +1,7 @@
 """Shared code of the senders on one loop: deferred work, loop lateness, and the interface to a run.
 
 Requests are sent and sockets read first; other work is done in slices. Kernel timestamps do not age, so with
-many streams the loop sleeps for a moment and reads together what has arrived. The uncertainty of timestamps
-is the lateness of the loop, measured by a timer or, with kernel timestamps, by each read (`net/lag.py`).
+many streams the loop sleeps for a moment and reads together what has arrived.
 """
 
 import asyncio

@@ -112,10 +112,9 @@ class LoadTally:
         return {name: summarise_ns(histogram) for name, histogram in self.corrected.items()}
 
     def plan_dict(self) -> dict[str, object]:
-        """Return how well the plan was kept, as JSON: requests, and lateness in seconds.
+        """Return how well the plan was kept: requests without retries, and lateness in seconds.
 
         `planned = sent + skipped + dropped + unsent`; unsent: after an early stop, or of a lost process.
-        Retries are not counted as requests.
         """
         sent = self.summary.opened or 0
         return {

@@ -1,15 +1,21 @@
-"""Target of a load: parts of its URL, and the request head."""
+"""Target of a load: its protocol, the parts of its URL, and the request head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from llmtap.errors import ConfigError
 from llmtap.net.pool import Origin, parse_origin
 from llmtap.protocol.http1 import Headers
 
-__all__ = ["PATHS", "LoadTarget", "check_fields", "parse_target", "shown_url"]
+__all__ = [
+    "PATHS", "WEBSOCKET", "LoadTarget", "Spoken", "check_fields", "parse_target", "protocol_of", "shown_url",
+]  # fmt: skip
+
+Spoken = Literal["http", "responses", "realtime", "grpc"]
+WEBSOCKET: Final = ("responses", "realtime")
+"""Protocols over a WebSocket."""
 
 PATHS: Final = {
     "chat.completions": "/v1/chat/completions",
@@ -18,6 +24,17 @@ PATHS: Final = {
 }
 _TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"connection"})
+
+
+def protocol_of(url: str) -> Spoken:
+    """Return the protocol of a target. A WebSocket is Realtime unless its path ends in `/responses`."""
+    parts = urlsplit(url)
+    match parts.scheme.lower():
+        case "ws" | "wss":
+            return "responses" if parts.path.rstrip("/").endswith("/responses") else "realtime"
+        case "grpc" | "grpcs":
+            return "grpc"
+    return "http"
 
 
 @dataclass(frozen=True, slots=True)

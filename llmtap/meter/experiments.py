@@ -1,11 +1,8 @@
 """The running experiment: assignments and results of each arm, and the switch.
 
-Relays assign; the meter counts the exchanges of each arm, compares the arms with the control, and keeps the
-switch, a word sent to every relay when it connects and whenever it changes. A meter that was killed learns
-the state from the first relay that was told by its predecessor.
-
-Every exchange counts in the arm it was assigned to, also where the arm's change could not be made to it, and
-where it failed: exclusions would bias the comparison.
+Relays assign; the meter counts, compares the arms with the control, and sends the switch word to every relay.
+A restarted meter learns the state from a relay. Every exchange counts in the arm it was assigned to, also
+where the arm's change could not be made or it failed: exclusions would bias the comparison.
 """
 
 import logging
@@ -50,9 +47,7 @@ RATIO_ALPHA: Final = 0.001
 """Of the sample-ratio alarm. It is never looked for and always watched, and throws the data away when it
 rings: so it rings seldom."""
 RATIO_EVERY: Final = 64
-"""Units between two looks at the ratio."""
 WORSE_EVERY: Final = 64
-"""Exchanges between two looks for a worse arm."""
 UNITS_MAX: Final = 100_000
 """Units counted one by one for the ratio, of conversations or tenants: 10 MB. Later ones are not counted."""
 
@@ -75,7 +70,6 @@ class _Arm:
     sample: ArmSample
     assigned: int = 0
     single: int = 0
-    """Dealt one by one because they named no conversation or tenant."""
     units: int = 0
     excluded: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -83,11 +77,9 @@ class _Arm:
     chunking: Counter[str] = field(default_factory=Counter)
     uncertainty_ns: int = 0
     figures: dict[str, Figure] = field(default_factory=dict)
-    """Of a copy only, as `forgotten`: taken from the sample."""
     forgotten: int = 0
 
     def copy(self) -> "_Arm":
-        """The arm at this moment, for any thread."""
         return replace(
             self,
             excluded=self.excluded.copy(),
@@ -100,8 +92,6 @@ class _Arm:
 
 
 class Experiments:
-    """The one experiment that is configured, or none."""
-
     def __init__(self, experiment: Experiment | None, clock: Clock) -> None:
         self._clock = clock
         self._sends: list[Send] = []
@@ -156,7 +146,6 @@ class Experiments:
             send(switch_word(self.experiment.id, self._on))
 
     def leave(self, send: Send) -> None:
-        """A relay is gone."""
         if send in self._sends:
             self._sends.remove(send)
 
@@ -189,7 +178,6 @@ class Experiments:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """An exchange is over; counts it if it was in one of the arms."""
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:
             return
@@ -249,7 +237,6 @@ class Experiments:
     # ---------------------------------------------------------------- results
 
     def results(self) -> Callable[[], dict[str, object]]:
-        """All that is known, as public JSON (seconds), as work for any thread."""
         e = self.experiment
         if e is None:
             return lambda: {"state": "none"}
@@ -265,7 +252,6 @@ class Experiments:
 
 
 def _values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
-    """What the exchange brings to each metric; pooled as a Summary pools."""
     if m.e2e_ns is not None and x.outcome in ENDED_WELL:
         yield "e2e", (m.e2e_ns,)
     if x.tokens.output is not None:
@@ -358,7 +344,6 @@ def _arm(e: Experiment, name: str, weight: float, changes: dict[str, object], ar
 def _differences(
     e: Experiment, name: str, arm: _Arm, control: _Arm
 ) -> dict[str, dict[str, dict[str, object]]]:
-    """By metric and statistic: the arm less the control."""
     out: dict[str, dict[str, dict[str, object]]] = {}
     for metric, scale in METRICS.items():
         mine, theirs = arm.figures[metric], control.figures[metric]

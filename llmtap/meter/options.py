@@ -1,13 +1,15 @@
 """Options of the meter, with the descriptions that flags, configuration and reference show."""
 
 import re
+from collections.abc import Iterator
 from ipaddress import ip_address
+from itertools import chain
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.refusal import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
@@ -26,7 +28,6 @@ __all__ = [
 ]
 
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
-"""The rolling windows, shortest first."""
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 OURS: Final = "default"
 """Among `refusal_patterns`: those of `exchange/refusal.py`."""
@@ -167,20 +168,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
                 f"there are {', '.join(WINDOWS)}",
             )  # fmt: skip
-        if self.admin_token is None and not is_loopback(host):
-            raise ConfigError(
-                "meter.admin_token",
-                f"required because the admin address {self.admin} can be reached from other machines",
-                "set a long random token, or bind to 127.0.0.1",
-            )
-        if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
-            raise ConfigError("meter.admin_tls_key", "admin_tls_certificate and admin_tls_key go together")
-        if not (self.admin_tls_certificate or self.admin_plaintext or is_loopback(host)):
-            raise ConfigError(
-                "meter.admin_tls_certificate",
-                f"required because {self.admin} can be reached from other machines: the token could be read",
-                "set it and meter.admin_tls_key, or meter.admin_plaintext = true where the network encrypts",
-            )
+        raise_all(self._access_problems(open_to_others=not is_loopback(host)))
         if self.admin_token is not None and not (self.admin_token.isascii() and self.admin_token.strip()):
             raise ConfigError(
                 "meter.admin_token", "must be visible ASCII characters", "try: openssl rand -hex 24"
@@ -188,13 +176,33 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _check_metrics_url(self.upstream_metrics)
         for kind, edges in self.buckets.items():
             check_edges(kind, edges, f"meter.buckets.{kind}")
-        for i, pattern in enumerate(self.refusal_patterns):
-            if pattern != OURS:
-                _check_pattern(pattern, f"meter.refusal_patterns[{i}]")
+        patterns = (
+            failures(_check_pattern, pattern, f"meter.refusal_patterns[{i}]")
+            for i, pattern in enumerate(self.refusal_patterns)
+            if pattern != OURS
+        )
+        raise_all(chain.from_iterable(patterns))
+
+    def _access_problems(self, *, open_to_others: bool) -> Iterator[ConfigError]:
+        if self.admin_token is None and open_to_others:
+            yield ConfigError(
+                "meter.admin_token",
+                f"required because the admin address {self.admin} can be reached from other machines",
+                "set a long random token, or bind to 127.0.0.1",
+            )
+        if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
+            yield ConfigError(
+                "meter.admin_tls_key", "meter.admin_tls_certificate and meter.admin_tls_key go together"
+            )
+        if not (self.admin_tls_certificate or self.admin_plaintext) and open_to_others:
+            yield ConfigError(
+                "meter.admin_tls_certificate",
+                f"required because {self.admin} can be reached from other machines: the token could be read",
+                "set it and meter.admin_tls_key, or meter.admin_plaintext = true where the network encrypts",
+            )
 
     @property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
-        """What `refusal_patterns` says, ready to use."""
         found: list[re.Pattern[str]] = []
         for pattern in self.refusal_patterns:
             found += TEXT_PATTERNS if pattern == OURS else [re.compile(pattern, re.IGNORECASE)]
@@ -202,14 +210,12 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def benefit(self) -> Benefit:
-        """Who reads, and what waiting costs."""
         return Benefit.at_speed(
             self.reader_tokens_per_second, self.alpha, self.idle_cost, self.reader_grace_tokens
         )
 
     @property
     def window_name(self) -> str:
-        """The key of WINDOWS."""
         return next(name for name, window_ns in WINDOWS.items() if window_ns == self.window)
 
 
@@ -245,8 +251,6 @@ class TenantRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
 
 class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who asks. Raises ConfigError for what cannot be."""
-
     rules: Annotated[
         tuple[TenantRule, ...],
         Meta(
@@ -274,20 +278,18 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
     def __post_init__(self) -> None:
-        for i, rule in enumerate(self.rules):
-            _check_rule(rule, f"tenants.rules[{i}]")
+        rules = (failures(_check_rule, rule, f"tenants.rules[{i}]") for i, rule in enumerate(self.rules))
+        raise_all(chain.from_iterable(rules))
         if self.salt is not None and not self.salt:
             raise ConfigError("tenants.salt", "is empty", "try: openssl rand -hex 16, or leave it out")
         for found, name in self.names.items():
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
                 raise ConfigError(
-                    f"tenants.names.{found}", f"1 to {TENANT_CHARS_MAX} visible characters, please"
+                    f"tenants.names.{found}", f"must have 1 to {TENANT_CHARS_MAX} visible characters"
                 )  # fmt: skip
 
 
 class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is paid for what the gateway serves. Without a price there are no costs."""
-
     gpus: Annotated[
         int, Meta(ge=0, description="Number of GPUs behind the gateway, billed whether busy or idle.")
     ] = 0
@@ -300,7 +302,6 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def price(self) -> Price | None:
-        """None where nothing has a price."""
         if not (self.gpus or self.input_million or self.output_million):
             return None
         return Price(self.gpus, self.gpu_hour, self.input_million, self.output_million, self.currency)
@@ -313,9 +314,9 @@ def _check_rule(rule: TenantRule, place: str) -> None:
             place, f"has {' and '.join(given) or 'nothing to look at'}", "one of header, api_key, body, path"
         )
     if rule.header is not None and not _HEADER.fullmatch(rule.header):
-        raise ConfigError(f"{place}.header", f"{rule.header!r} is no header name")
+        raise ConfigError(f"{place}.header", f"{rule.header!r} is not a header name")
     if rule.body is not None and not all(rule.body.split(".")):
-        raise ConfigError(f"{place}.body", f"{rule.body!r} is no path of names", "such as metadata.team")
+        raise ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
     if rule.path is not None:
         pattern = _check_pattern(rule.path, f"{place}.path")
         if not pattern.groups and rule.name is None:
@@ -345,7 +346,7 @@ def _check_pattern(text: str, place: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as exc:
-        raise ConfigError(place, f"{text!r} is no regular expression: {exc}") from None
+        raise ConfigError(place, f"{text!r} is not a regular expression: {exc}") from None
 
 
 def split_address(text: str, place: str) -> tuple[str, int]:
@@ -364,7 +365,6 @@ def split_address(text: str, place: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is `localhost` or a loopback address."""
     if host == "localhost":
         return True
     try:

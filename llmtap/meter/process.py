@@ -77,12 +77,7 @@ def _settle(setup: MeterSetup) -> None:
 
 
 def _yield_to_relays(priority: str) -> None:
-    """Make way for the relays, which may share our CPU.
-
-    The idle policy is preempted on the spot, where a nicer process finishes its time slice first. But on a
-    CPU that the relays fill it never runs, and then nothing is measured just when it matters: so it is not
-    the default (benchmarks/relay/README.md has both).
-    """
+    """Lower our priority below that of the relays, which may share our CPU (benchmarks/relay/README.md)."""
     if priority == "idle":
         try:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -107,7 +102,6 @@ def _counter(encode: Encode | None) -> Callable[[str], int] | None:
 
 
 def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, Encode | None]:
-    """Return the pipeline of a meter, and the tokenizer that it uses."""
     encode = _start_tokenizer(setup.options.tokenizer)
     pipeline = ExchangePipeline(
         setup.options,
@@ -125,6 +119,7 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
 def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode | None) -> "Recorder | None":
     """Capture what the pipeline measures; None where that fails, which is logged."""
     # Arrow takes 40 MB and 200 ms, so only for who captures.
+    from llmtap.capture.privacy.coarse import STEPS
     from llmtap.capture.schema import CaptureInfo
     from llmtap.meter.pipeline.recorder import Recorder
 
@@ -134,6 +129,7 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
         tap_version=__version__,
         config=setup.changeable.config,
         level=options.level,
+        coarse=STEPS if options.level == "coarse" else {},
         tokenizer=setup.options.tokenizer,
         block_unit="" if options.level == "none" else "bytes" if encode is None else "tokens",
         block_size=int(options.block_bytes) if encode is None else options.block_tokens,

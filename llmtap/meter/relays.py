@@ -1,4 +1,4 @@
-"""Registry of relays: identity, last status, and disconnects."""
+"""Registry of the relays of a meter: identity, last status, and disconnects."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ GONE_NS: Final = 5 * NS_PER_S
 """A relay that comes back within this time has counted what it lost by itself."""
 _COUNTS: Final = (
     "opened", "measured", "dropped", "unsettled", "connections", "streams", "upstream_idle",
-    "upstream_connects", "upstream_reuses", "upstream_unsolicited", "accepted", "refused", "skipped",
-    "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
+    "upstream_connects", "upstream_reuses", "upstream_unsolicited", "upstreams", "accepted", "refused",
+    "skipped", "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
 )  # fmt: skip
 """What the API shows of a status: its fields, three of them converted."""
 RELAYS_MAX: Final = 64
@@ -27,37 +27,29 @@ RELAYS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RelayState:
-    """A relay at one moment."""
-
     name: str
     connected: bool
     status: RelayStatus | None
     lost: int = 0
-    """Exchanges that were open when the relay went away for good."""
     implementation: str = ""
-    """Implementation of the parts that can be compiled: `native`, `python`; empty: not reported."""
 
 
 class Reckoning:
-    """What became of a relay's exchanges, as its frames tell: its ledger, should it never speak again.
+    """The ledger of a relay by its frames since its last status, in case it never reports again.
 
-    A relay's own counts come twice a second. When it dies, or leaves, what happened since is made up for
-    from the frames, so that here, too, every exchange that is known of is counted once:
-    `opened = measured + dropped + running`, where those still running are the ones that a dead relay lost.
+    `opened = measured + dropped + running`; those running are the ones that a dead relay lost.
     """
 
     __slots__ = ("_dropped", "_last", "_opened", "_seq_max", "running")
 
     def __init__(self) -> None:
         self.running = 0
-        """Exchanges begun on this connection whose last frame has not come."""
         self._last: RelayStatus | None = None
         self._seq_max = 0
         self._opened = 0
         self._dropped = 0
 
     def opened(self, seq: int) -> None:
-        """An exchange's first frame came."""
         self.running += 1
         self._seq_max = seq
         if self._last is None or seq > self._last.opened:
@@ -100,12 +92,9 @@ class _Relay:
     left_at_ns: int = 0
     open_when_left: int = 0
     skipped: int = 0
-    """Requests that are not inference, of those that were told."""
 
 
 class RelayBook:
-    """All relays, in the order in which they first came."""
-
     def __init__(self) -> None:
         self._relays: dict[str, _Relay] = {}
         self._epoch = 0
@@ -154,7 +143,6 @@ class RelayBook:
                 relay.status = final
 
     def connected(self) -> list[str]:
-        """Who speaks to us now, be it through another meter."""
         return [name for name, relay in self._relays.items() if relay.connected]
 
     def listen(self) -> str | None:
@@ -191,7 +179,6 @@ class RelayBook:
         )
 
     def states(self, now_ns: int) -> list[RelayState]:
-        """The relays as the exposition shows them."""
         return [
             RelayState(name, r.connected, r.status, _lost(r, now_ns), r.hello.implementation)
             for name, r in self._relays.items()

@@ -44,17 +44,12 @@ class Changeable(msgspec.Struct, frozen=True, kw_only=True):
 
     log: LogSetup = LogSetup()
     config: str = ""
-    """Fingerprint of the configuration."""
     drain_s: float = 30.0
-    """How long relays let streams finish at the end: `relay.drain_timeout`."""
 
 
 class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a meter process needs to know."""
-
     options: MeterOptions
     socket: str
-    """Where relays deliver their frames: the path of a unix socket."""
     admin_fd: int | None = None
     """A listening socket for the admin port; None: bind `options.admin`."""
     changeable: Changeable = Changeable()
@@ -62,7 +57,6 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     otlp: OtlpOptions = OtlpOptions()
     tenants: TenantOptions = TenantOptions()
     salt: str = ""
-    """Key of the hashes that stand for API keys."""
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
     servers: dict[str, tuple[str, int]] = {}
@@ -95,7 +89,7 @@ def check_socket_path(path: str) -> None:
     """Raises ConfigError when no meter could ever listen at `path`."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise ConfigError("meter.socket", f"there is no folder {folder}")
+        raise ConfigError("meter.socket", f"there is no directory {folder}", f"install -d -m 700 {folder}")
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError("meter.socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):

@@ -63,15 +63,12 @@ class Ending:
         self._loop = loop
         self._change = change
         self._rest = b""
-        """Of what was said: a line that has not ended yet."""
         self._limit_s = drain_s + GRACE_S
         self._asked = asyncio.Event()
         self._told = False
-        """To end, and not just to hand over."""
         self._now = asyncio.Event()
         self.orphaned = False
         self.successor: str | None = None
-        """The socket of the meter that takes over."""
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(RENEW, self._on_renewal)
         # A terminal's Ctrl-C and hang-up reach the whole group; where there is a supervisor, it decides.
@@ -82,11 +79,9 @@ class Ending:
             loop.add_reader(sys.stdin.fileno(), self._on_stdin)
 
     async def asked(self) -> None:
-        """Until somebody wants the end, or the supervisor is gone."""
         await self._asked.wait()
 
     async def relays_left(self, receiver: Receiver) -> None:
-        """Until no relay is connected, or there is no more time."""
         self._loop.call_later(self._limit_s, self._now.set)
         left = self._loop.create_task(receiver.relays_left())
         enough = self._loop.create_task(self._now.wait())
@@ -140,8 +135,6 @@ _json = msgspec.json.Encoder()
 
 
 class Successor:
-    """Told of the relays that are connected now, from `start` until `finish`."""
-
     def __init__(self, path: str, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self._lines = {name: _Line(path) for name in pipeline.relays.connected()}
@@ -152,7 +145,6 @@ class Successor:
         self._telling = asyncio.get_running_loop().create_task(self._tell_until_over())
 
     async def finish(self) -> None:
-        """The last words: what became of all exchanges."""
         self._over.set()
         if self._telling is not None:
             await self._telling
@@ -179,8 +171,6 @@ class Successor:
 
 
 class _Line:
-    """A connection to it in the name of one relay."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None

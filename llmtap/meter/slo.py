@@ -1,15 +1,10 @@
 """Objectives in the meter: attainment and burn rates by class and tenant.
 
-A class has objectives (bounds for each exchange) and a target (the share that must meet them). Exchanges are
-judged as they end, and counted by class and tenant over the windows that burn-rate alarms look at: 5 and 30
-minutes, 1 and 6 hours.
-
-Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
+Exchanges are judged as they end, and counted over the windows of burn-rate alarms: 5 and 30 minutes, 1 and 6
+hours. Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
 """
 
-import fnmatch
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +14,16 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.meter.pipeline.windows import Merging, SliceLevel, Slices
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import judge
-from llmtap.metrics.slo import Alarm, SloClass, SloOptions, burn_rate, burn_rate_max, error_ratio, events_min
+from llmtap.metrics.slo import (
+    Alarm,
+    SloClass,
+    SloOptions,
+    TenantClasses,
+    burn_rate,
+    burn_rate_max,
+    error_ratio,
+    events_min,
+)
 from llmtap.units import NS_PER_S
 
 __all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook"]
@@ -34,14 +38,10 @@ _LEVELS: Final = (
 )
 REQUESTED: Final = "requested"
 """The class of exchanges whose only objectives are those that the request brought along."""
-TENANTS_CACHED: Final = 10_000
-"""Tenants whose class is remembered: those that have a name of their own, and as many again."""
 
 log = logging.getLogger(__name__)
 Key = tuple[str, str]
-"""Class and tenant."""
 _Counts = dict[Key, tuple[int, int]]
-"""Exchanges that counted, and those that met their objectives."""
 
 
 class SloBook:
@@ -50,17 +50,8 @@ class SloBook:
     def __init__(self, options: Mapping[str, SloOptions], clock: Clock) -> None:
         self._clock = clock
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
-        self._named = {
-            tenant: slo for slo in self.classes.values() for tenant in slo.tenants if not _is_pattern(tenant)
-        }
-        self._patterns = [
-            (re.compile(fnmatch.translate(tenant)).match, slo)
-            for slo in self.classes.values()
-            for tenant in slo.tenants
-            if _is_pattern(tenant)
-        ]
-        self._default = next((slo for slo in self.classes.values() if not slo.tenants), None)
-        self._of: dict[str, SloClass | None] = {}
+        self._by_tenant = TenantClasses(self.classes.values())
+        self.of = self._by_tenant.of
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge, past=False)
         self._total: _Counts = {}
         for slo in self.classes.values():
@@ -74,21 +65,7 @@ class SloBook:
     @property
     def tenants(self) -> list[str]:
         """Those that the classes name."""
-        return list(self._named)
-
-    def of(self, tenant: str) -> SloClass | None:
-        """A tenant's class: that which names it, else the first with a pattern it fits, else the default."""
-        try:
-            return self._of[tenant]
-        except KeyError:
-            pass
-        found = self._named.get(tenant)
-        if found is None:
-            found = next((slo for match, slo in self._patterns if match(tenant)), self._default)
-        if len(self._of) >= TENANTS_CACHED:
-            self._of.clear()
-        self._of[tenant] = found
-        return found
+        return list(self._by_tenant.named)
 
     def judge(self, x: Exchange, m: Measured, slo: SloClass | None, tenant: str) -> bool | None:
         """Whether the exchange met its objectives, its own before its class's; None if it does not count.
@@ -108,7 +85,6 @@ class SloBook:
         return met
 
     def freeze(self) -> "FrozenSlos":
-        """What the windows hold now."""
         now_ns = self._clock.mono_ns()
         windows, seconds = {}, {}
         for level, name in enumerate(BURN_WINDOWS):
@@ -124,13 +100,10 @@ class FrozenSlos:
 
     classes: Mapping[str, SloClass]
     total: Mapping[Key, tuple[int, int]]
-    """Since the start."""
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, float]
-    """Measured time of each window, shorter than the window after the start."""
 
     def windows(self) -> dict[str, _Counts]:
-        """Counts by window."""
         return {name: _sum(tables) for name, tables in self._windows.items()}
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
@@ -144,7 +117,6 @@ class FrozenSlos:
         return found
 
     def to_dict(self) -> dict[str, object]:
-        """Public JSON, by class."""
         windows = self.windows()
         return {name: _class_to_dict(slo, windows, self._seconds) for name, slo in self.classes.items()}
 
@@ -233,7 +205,3 @@ def _sum(tables: Sequence[_Counts]) -> _Counts:
 def _merge(tables: Sequence[_Counts], level: int) -> Merging[_Counts]:
     yield
     return _sum(tables)
-
-
-def _is_pattern(tenant: str) -> bool:
-    return "*" in tenant or "?" in tenant or "[" in tenant

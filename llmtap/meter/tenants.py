@@ -1,9 +1,7 @@
-"""Determine the tenant of a request by the rules of the operator.
+"""Determine the tenant of a request by the rules of the operator; the first rule that finds a value decides.
 
-The first rule that finds a value decides. Values come from clients, so they are cut to a length, stripped of
-what cannot be shown, and never trusted to be few: how many names there may be is the labels' business. An API
-key never leaves this module: what is shown of it is a keyed hash, 32 bits of BLAKE2b, whose key is the
-operator's, or this host's, or made at the start.
+Values come from clients: they are shortened, and characters that cannot be shown are removed. Of an API key
+only a keyed hash (32 bits of BLAKE2b) leaves this module.
 """
 
 import hmac
@@ -21,10 +19,8 @@ __all__ = ["DEFAULT", "OTHER", "UNKNOWN", "Labels", "Tenants", "host_salt"]
 
 
 DEFAULT: Final = "default"
-"""The tenant of whoever no rule finds a name for."""
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
-"""The model of an exchange that named none."""
 MODEL_CHARS_MAX: Final = 128
 
 
@@ -38,11 +34,9 @@ class Labels:
         self._models = {OTHER}
         self._series: set[tuple[str, str, str]] = set()
         self._room = tenants_max - (len(self._tenants) - 2)
-        """For tenants that nobody told us of beforehand."""
         self._models_max = models_max
         self._series_max = series_max
         self.overflow = {"tenant": 0, "model": 0, "series": 0}
-        """Exchanges folded into `other`, by what was full."""
 
     def tenant(self, name: str, *, trusted: bool = True) -> str:
         """The name to count a tenant under. An untrusted one without a place is given none: `other`."""
@@ -94,8 +88,6 @@ Find = Callable[[RequestHead, str, Body], str | None]
 
 
 class Tenants:
-    """The rules, ready to use. `identify` fits `record.request.Identify`."""
-
     def __init__(self, options: TenantOptions, salt: str) -> None:
         self._names = options.names
         self._salt = blake2b(salt.encode(), digest_size=32).digest()
@@ -164,7 +156,6 @@ class Tenants:
         return None if value is None else self._clean(value.decode("utf-8", "replace"))
 
     def _clean(self, value: object) -> str | None:
-        """A value as a name: visible, not too long, and None where nothing is left of it."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):

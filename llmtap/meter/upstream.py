@@ -1,8 +1,6 @@
-"""The upstream's own load beside the latencies of its tenants: its `/metrics`, scraped by the meter.
+"""The upstream's `/metrics` (vLLM, SGLang, TGI; `net/server_metrics.py`), scraped by the meter.
 
-vLLM's, SGLang's and TGI's names are understood (`net/server_metrics.py`). Counters are reported as the
-upstream reports them: they restart with it. After a failed scrape no value is reported, because an old one
-would look like a server that stands still.
+Counters restart with the upstream. After a failed scrape no value is reported.
 """
 
 import asyncio
@@ -19,8 +17,6 @@ TIMEOUT_S: Final = 4.0
 
 
 class UpstreamLoad:
-    """The latest scrape, renewed by `run`."""
-
     def __init__(self, url: str) -> None:
         """`url`: of the metrics. It may hold a key: never reported."""
         self._url = url
@@ -28,10 +24,8 @@ class UpstreamLoad:
         """By the names of `net.server_metrics.SERIES`; empty after a failure."""
         self.failures = 0
         self.problem: str | None = None
-        """Reason of the latest failure, if the latest scrape failed."""
 
     async def run(self) -> None:
-        """Scrape until cancelled."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, headers=ACCEPT) as session:
             while True:
@@ -49,5 +43,4 @@ class UpstreamLoad:
         self.failures += problem is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """Public JSON: the values by name, and what went wrong."""
         return {"values": dict(self.values), "failures": self.failures, "problem": self.problem}

@@ -1,11 +1,7 @@
-"""Statistics of arrival times: comparison with a plan, or with a Poisson process.
+"""Statistics of arrival times: comparison with a plan, row by row, or with a Poisson process.
 
-The gaps of a Poisson process are exponential and independent: their coefficient of variation is 1, and the
-Kolmogorov-Smirnov distance to the exponential and the autocorrelations are small. Each stands with its limit
-under pure chance, so that a generator that drifts, repeats itself or sends in clumps is recognised.
-
-A plan is random too: in a minute of 240 a second the number of arrivals has a deviation of 0.8 %. So the sent
-requests are compared with the plan row by row, not with the nominal rate.
+The gaps of a Poisson process are exponential and independent: coefficient of variation 1, small
+Kolmogorov-Smirnov distance and autocorrelations. Each figure comes with its limit under pure chance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +31,6 @@ _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Autocorrelation:
-    """The strongest autocorrelation of some lags."""
-
     value: float
     """From -1 to 1, by absolute value the largest."""
     lag: int
@@ -49,9 +43,7 @@ class ArrivalFigures:
     """Of a sequence of times. A figure that does not apply is None: a single arrival has no gaps."""
 
     n: int
-    """Arrivals; there is one gap less."""
     span_ns: int
-    """From the first to the last."""
     rate_rps: float | None
     """Gaps per second of the span; None where all come at once."""
     gap_mean_ns: float | None
@@ -71,7 +63,6 @@ class ArrivalFigures:
     autocorrelation: Autocorrelation | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON, in seconds."""
         found = self.autocorrelation
         return {
             "n": self.n, "span": self.span_ns / 1e9, "rate_rps": self.rate_rps,
@@ -102,10 +93,8 @@ class Punctuality:
     late_ns: Mapping[str, float]
     """Sent - planned, of those sent: mean, min, max, p50, p90, p99; empty where none was. Early is < 0."""
     early: int
-    """Sent before their time."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON, in seconds."""
         return {
             "planned": self.planned, "sent": self.sent, "asked_rps": self.asked_rps,
             "achieved_rps": self.achieved_rps, "ratio": self.ratio, "early": self.early,
@@ -158,11 +147,10 @@ def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
 
 
 def strongest_autocorrelation(gaps_ns: Sequence[int], lags: int = LAGS) -> Autocorrelation | None:
-    """Of the lags 1 to `lags` the one that, up or down, says most; None with too few gaps, or all equal.
+    """Return the most significant autocorrelation of the lags 1 to `lags`; None with too few or equal gaps.
 
-    Gaps that differ by a ns are equal: in a constant rate's, that is the rounding, which has a pattern.
-
-    r(k) = sum of d(i) d(i + k) / sum of d(i)^2, d being distances from the mean.
+    r(k) = sum of d(i) d(i + k) / sum of d(i)^2, d being distances from the mean. Gaps that differ by 1 ns are
+    equal.
     """
     n = len(gaps_ns)
     if n <= lags:

@@ -1,22 +1,12 @@
-"""Two-sided tests of two samples, with the size of the difference and its interval; simple differences.
+"""Two-sided tests of two samples, with the size of the difference and its interval.
 
-- The same requests sent to both (guardrails on and off): `compare_paired`, or `compare_quantile` with
-  `paired`.
-- Different requests, one run each: `compare_unpaired`, or `compare_quantile`. The result holds for these two
-  runs only.
-- Several runs of each, at least three (IETF 6.3): `compare_runs`. Runs are independent, requests are not.
-
-`a` is the base; a difference is b - a. With enough requests every difference is significant, so the interval
-and the effect stand beside p. `adjusted` corrects p for many comparisons.
-
-The shift of Hodges and Lehmann is the median of all pairwise steps: of the averages (d_i + d_j) / 2, i <= j,
-of paired differences, or of all b_j - a_i. Outliers do not move it. The steps are counted, not listed: 10,000
-values have 50 to 100 million.
-
-`reduction`, `increase` and `difference` are None where the base is 0 or a figure is missing.
+`compare_paired`: the same requests sent to both. `compare_unpaired`: different requests, one run each.
+`compare_quantile`: either. `compare_runs`: at least three runs of each (IETF 6.3). `a` is the base; a
+difference is b - a. `adjusted` corrects p for many comparisons. Steps of the Hodges-Lehmann shift are
+counted, not listed: 10,000 values have 50 to 100 million.
 
 Source: IETF draft, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
-3.3 and 4.2; Brunner and Munzel 2000 (samples of unequal spread).
+3.3 and 4.2; Brunner and Munzel 2000.
 """
 
 from collections.abc import Sequence
@@ -97,11 +87,9 @@ def paired_shift(differences: Values, level: float) -> Shift | None:
 
 
 def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
-    """Of independent samples, of two values at least each.
+    """Return the shift of two independent samples of at least two values each; equal spread is not assumed.
 
-    The share of steps below the true shift is a half, give or take the standard error of "b lies above a"
-    (after b was moved back); the interval is between the steps at the ends of that, with Student's t. Equal
-    spread of both samples is not assumed.
+    The interval lies between the steps at the ends of the interval of P(b > a), by Student's t.
     """
     x, y = np.sort(a), np.sort(b)
     steps = _Steps(y, -x[::-1], once=False)
@@ -119,10 +107,9 @@ def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
 
 
 def placements(a: Values, b: Values) -> tuple[Values, Values]:
-    """For each value of `a` the share of `b` above it, for each of `b` the share of `a` below it; ties count
-    half.
+    """Return for each value of `a` the share of `b` above it, for each of `b` the share of `a` below it.
 
-    Both samples ascending. The mean of either is the probability that b exceeds a.
+    Both samples ascending; ties count half. The mean of either is the probability that b exceeds a.
     """
 
     def below(values: Values, of: Values) -> Values:
@@ -204,7 +191,6 @@ class Comparison:
     """How much b is above a: a shift where ranks are compared, which is not b - a of the medians."""
     low: float
     high: float
-    """Of the difference."""
     p: float
     """Chance of such a difference, or a greater one, where there is none."""
     effect: float
@@ -214,7 +200,6 @@ class Comparison:
     method: str
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON; what is not finite (an effect without any spread) is None."""
         return {
             name: None if isinstance(value, float) and not isfinite(value) else value
             for name, value in asdict(self).items()
@@ -224,12 +209,10 @@ class Comparison:
 def compare_paired(
     a: Sequence[float], b: Sequence[float], *, level: float = 0.95, seed: int = 0
 ) -> Comparison | None:
-    """Pairs a_i, b_i: the signed-rank test, the shift of Hodges and Lehmann, the rank-biserial correlation.
+    """Signed-rank test, Hodges-Lehmann shift and rank-biserial correlation of pairs a_i, b_i.
 
-    None where there are too few pairs for `level` (6 for 95 %). Pairs that are equal count as evidence for no
-    difference (Pratt). Up to 50 pairs p is exact, with ties by 9,999 random signs.
-
-    Source: Wilcoxon 1945; Pratt 1959; Kerby 2014 (the effect: rank sums for b less those for a, as a share).
+    None with too few pairs for `level` (6 for 95 %). Equal pairs count for no difference (Pratt). Up to 50
+    pairs p is exact, with ties by 9,999 random signs. Source: Wilcoxon 1945; Pratt 1959; Kerby 2014.
     """
     assert len(a) == len(b)
     x, y = _sample(a), _sample(b)
@@ -266,13 +249,12 @@ def _sign_flips_p(signed: Values, seed: int) -> float:
 
 
 def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0.95) -> Comparison | None:
-    """Independent samples: Brunner and Munzel's test, the shift of Hodges and Lehmann, Cliff's delta.
+    """Brunner-Munzel test, Hodges-Lehmann shift and Cliff's delta of independent samples.
 
-    None below 10 values each. Brunner and Munzel's and not Mann and Whitney's, which takes a system that is
-    only more variable for a slower one. Where the samples do not overlap at all, it is not defined, and p is
-    Mann and Whitney's.
+    None below 10 values each.
 
-    Source: Brunner and Munzel 2000; Cliff 1993 (the effect: P(b > a) - P(b < a)).
+    Mann-Whitney's test takes a more variable system for a slower one; it is used only for samples that do not
+    overlap. Source: Brunner and Munzel 2000; Cliff 1993.
     """
     if min(len(a), len(b)) < EACH_MIN:
         return None
@@ -306,13 +288,10 @@ def compare_quantile(
     resamples: int = 2_000,
     seed: int = 0,
 ) -> Comparison | None:
-    """The p-th quantiles of two samples, by drawing from both again (pairs together where they are `paired`).
+    """Compare the p-th quantiles of two samples by bootstrap (pairs together if they are `paired`).
 
-    None below 5 values beyond the quantile in each: 10 in all for P50, 500 for P99. The p-value is that level
-    at which the interval would just reach 0, never less than 2 / (resamples + 1). The effect is the
-    difference's share of a's quantile.
-
-    Source: Efron and Tibshirani 1993, 13 (percentiles of the bootstrap); Wilcox 1995 (quantiles by it).
+    None below 5 values beyond the quantile in each. p is the level at which the interval would just reach 0,
+    at least 2 / (resamples + 1). Source: Efron and Tibshirani 1993, 13; Wilcox 1995.
     """
     assert not paired or len(a) == len(b)
     fewest = min(len(a), len(b))
@@ -345,13 +324,9 @@ def compare_quantile(
 def compare_runs(
     a_runs: Sequence[float], b_runs: Sequence[float], *, level: float = 0.95
 ) -> Comparison | None:
-    """One figure of each run, three runs of each at least (None below): Welch's t, Hedges' g.
+    """Welch's t and Hedges' g of one figure of each run; None below three runs of each.
 
-    What the runs differ by among themselves is what the difference is held against: drift, warm-up, the
-    machine's other guests, whatever else changes from run to run, as long as the runs of both were
-    interleaved. Runs without any spread (an engine in virtual time) leave no doubt: p is then 0 or 1.
-
-    Source: Welch 1947; Hedges 1981.
+    Runs without any spread (an engine in virtual time) give p 0 or 1. Source: Welch 1947; Hedges 1981.
     """
     n, m = len(a_runs), len(b_runs)
     if min(n, m) < RUNS_MIN:
@@ -376,13 +351,10 @@ def compare_runs(
 
 
 def adjusted(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> list[float]:
-    """p-values of as many comparisons made at once, in their order.
+    """Return the p-values of comparisons made at once, corrected, in their order.
 
-    `holm`: what is then below alpha contains a false one with probability alpha at most, however the
-    comparisons hang together. `bh`: of what is then below alpha, a share alpha is false on the average; for
-    screening.
-
-    Source: Holm 1979; Benjamini and Hochberg 1995.
+    `holm` limits the probability of any false finding; `bh` the expected share of false findings. Source:
+    Holm 1979; Benjamini and Hochberg 1995.
     """
     if not ps:
         return []

@@ -1,15 +1,9 @@
-"""Cost of answers, where a price is configured, and energy from samples of power.
+"""Cost of answers by a configured price, and energy from samples of power.
 
-A GPU costs the same busy or idle, so its time is that of the whole window times the number of GPUs, not the
-time that requests spent on it.
+GPU time is the whole window times the number of GPUs. Power is interpolated between samples (trapezoids) up
+to `GAP_NS_MAX` apart; time without a sample is left out and reported.
 
-Between two samples power is taken to go in a straight line (the trapezoid rule), unless they are more than
-`GAP_NS_MAX` apart. Before the first and after the last it is held for that long. Time without a sample is
-left out of the energy and of the time that averages divide by, and is reported.
-
-Source: chapter on SLO metrics; IETF draft, 5.2.4.2 and 6.2; exo-bench's methodology, "System Metrics":
-power at 1 Hz, trapezoids over the window of each request or batch; average power is total joules / total
-seconds.
+Source: chapter on SLO metrics; IETF draft, 5.2.4.2 and 6.2; exo-bench's methodology, "System Metrics".
 """
 
 from collections.abc import Iterable, Sequence
@@ -93,13 +87,10 @@ GAP_NS_MAX: Final = 3_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Energy used in a window."""
-
     joules: float
     known_ns: int
     """The part of the window that samples speak for."""
     missing_ns: int = 0
-    """The rest of it: above 0, `joules` is too small."""
 
 
 def energy_of(

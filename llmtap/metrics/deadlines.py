@@ -1,15 +1,10 @@
 """Model of a reader who waits for tokens: deadlines, user idle latency, benefit of an answer.
 
-A reader's speed sets a deadline for each token (smooth goodput paper, eq. 4). The longest delay behind
-these deadlines is the user idle latency (eq. 6), from which follow benefit (eq. 7) and smooth goodput (eq.
-8).
+The paper leaves open from where deadlines count: `origin_ns` (submit, or the first token's timestamp) and
+`grace_tokens` state it. The default, submit and 0, is the time that a simulated reader has nothing to read;
+`grace_tokens=1` is the paper's V i. V is ns per token.
 
-The paper leaves open from where the deadlines count and whether the first token has one of its own; the
-parameters `origin_ns` (submit, or the first token's timestamp) and `grace_tokens` state it. The default is
-submit and 0: exactly the time that a simulated reader has nothing to read. With `grace_tokens=1` it
-is the paper's V i.
-
-Timestamps and durations are ns of one clock; V is ns per token, though the paper calls it a speed.
+Source: smooth goodput paper, eq. 4, 6, 7 and 8.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,15 +32,11 @@ def user_idle_ns(
     grace_tokens: int = 0,
     clamped: bool = True,
 ) -> int | None:
-    """How long a reader who needs V per token waits with nothing to read, from `origin_ns` (submit) on.
+    """Return how long a reader who needs V per token waits with nothing to read, from `origin_ns` on.
 
-    max over tokens i of (t_i - origin - V (i - 1)), never below 0 when `clamped`. `tokens` says how many
-    tokens each chunk brings: one number for all of them, or one for each. All tokens of a chunk share its
-    stamp, so only the first of each can decide. None without an origin or without output.
-
-    Source: smooth goodput paper, eq. 4 and 6, in the reading that equals a simulated reader. With
-    `grace_tokens=1` it is the paper's V i, smaller by V. With the first token's stamp as origin TTFT is
-    forgiven.
+    max over tokens i of (t_i - origin - V (i - 1)), never below 0 when `clamped`. `tokens`: tokens of each
+    chunk, one number or one for each. None without an origin or output. Source: smooth goodput paper, eq. 4
+    and 6.
     """
     if origin_ns is None or not times_ns:
         return None
@@ -109,6 +100,11 @@ class Benefit:
     def f_text(self) -> str:
         """f in words, for people."""
         return "f(l) = l in seconds" if self.f == "seconds" else "f(l) = l / V in tokens"
+
+    @property
+    def text(self) -> str:
+        """All parameters in words."""
+        return f"{self.speed:g} tokens/s, alpha {self.alpha:g}, {self.f_text}, due {self.due_text}"
 
     @property
     def due_text(self) -> str:

@@ -1,31 +1,14 @@
 """Statistics of an experiment: figures of each arm, and differences between arms.
 
-An arm is assigned to units (a request, a conversation, a tenant), and units are independent. The values of
-one unit (the gaps of a stream, the requests of a conversation) are alike. So a mean is a ratio of sums over
-units, with the variance of that ratio, and the interval of a quantile is widened by the design effect of a
-sample of units.
+Arms are assigned to independent units (request, conversation, tenant), whose values are alike: a mean is a
+ratio of sums over units, and intervals of quantiles are widened by the design effect. Intervals for one look
+are Welch's t, order statistics, Wilson's score and MOVER. `anytime` intervals stay valid at every look:
+asymptotic confidence sequences for means (from `FIRST_LOOK` units on), the Dirichlet mixture for counts and
+quantiles. A covariate that no arm can change may adjust differences of means.
 
-Intervals for one look: means by Welch's t, quantiles by order statistics, shares by Wilson's score,
-differences of quantiles and shares from the two single intervals (MOVER).
-
-Intervals named `anytime` stay valid however often one looks. A confidence sequence is wrong at any moment
-with probability alpha at most; 1 / e of an e-value is a p-value at any stopping time (Ville's inequality).
-Means have asymptotic confidence sequences: Robbins' normal mixture with estimated variance, which holds from
-`FIRST_LOOK` units on. Counts have the Dirichlet mixture, which is exact for independent units. So have
-quantiles, because the number of values up to a quantile is a count with a known share.
-
-A difference of means can be adjusted by a covariate of the units that no arm can change (the length of the
-prompt): the part of the difference that follows from unlike units is subtracted, and with it the variance
-that the covariate explains. The slope is the one that leaves the least variance. Adjusted estimates are
-asymptotically linear, so the same sequences hold.
-
-Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952 (quantiles by way
-of the distribution function); Kish 1965 (design effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021,
-"Time-uniform central limit theory and asymptotic confidence sequences", theorem 2.2; Lindon and Malek 2020,
-"Anytime-valid inference for multinomial count data"; Howard and Ramdas 2022, "Sequential estimation of
-quantiles"; Deng, Xu, Kohavi and Walker 2013 (CUPED); Lindon, Ham, Tingley and Bojinov 2022, "Anytime-valid
-linear models and regression adjusted causal inference"; Abramowitz and Stegun 26.7.1 and 26.5.8 (Student's t
-by the incomplete beta function).
+Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952; Kish 1965 (design
+effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, theorem 2.2; Lindon and Malek 2020; Howard and
+Ramdas 2022; Deng, Xu, Kohavi and Walker 2013 (CUPED); Lindon, Ham, Tingley and Bojinov 2022.
 """
 
 from array import array
@@ -226,17 +209,11 @@ class Figure:
 
 
 class ArmSample:
-    """All figures of one arm, fed exchange by exchange.
-
-    Args:
-        names: of the metrics.
-        single: every unit is one exchange, so that nothing of it need be remembered.
-    """
+    """All figures of one arm, fed exchange by exchange; `single`: every unit is one exchange."""
 
     def __init__(self, names: Iterable[str], *, single: bool) -> None:
         self.figures = {name: Figure() for name in names}
         self.forgotten = 0
-        """Units that were forgotten to make room."""
         self._single = single
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
 
@@ -267,7 +244,6 @@ class Difference:
 
     estimate: float
     interval: Interval | None
-    """At 1 - alpha for a single look; None where the sample is too small to say."""
     anytime: Interval | None
     """At 1 - alpha for all looks together."""
     p: float | None = None
@@ -324,12 +300,12 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
 def quantile_interval(
     figure: Figure, share: float, alpha: float, *, anytime: bool = False
 ) -> Interval | None:
-    """The interval of the value below which `share` lies, by order statistics of the histogram.
+    """Return the interval of the quantile `share`, by order statistics.
 
-    For one look, the ranks are share +- t sqrt(d share (1 - share) / n), with the design effect d and
-    Student's t. For all looks they are the ends of the counts of values up to the quantile that the Dirichlet
-    mixture does not reject (`count_range`), of n / d independent values. None where a rank lies outside the
-    sample. Both ends are moved out by the histogram's own error.
+    None if a rank lies outside the sample.
+
+    For one look by Student's t and the design effect, for all looks by `count_range` of n / d independent
+    values. Both ends are moved out by the histogram's own error.
     """
     n, units = figure.n, figure.units
     value = figure.histogram.percentile(share)

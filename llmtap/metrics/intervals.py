@@ -1,10 +1,7 @@
-"""Confidence intervals for figures of one run.
+"""Confidence intervals for figures of one run: how they would differ with other requests of the same kind.
 
-They cover the luck of the draw: with other requests of the same kind the figure would differ. Values are
-taken as independent. Gaps of one request are not, so `clustered_quantile_interval` draws whole requests.
-Requests of one run are not quite independent either, because a queue makes the next one wait; no interval
-here covers that, nor the difference between runs (`comparison.compare_runs`). `benchmarks/statistics/` shows
-the size of these effects.
+Values are taken as independent; `clustered_quantile_interval` draws whole requests. No interval here covers
+the difference between runs (`comparison.compare_runs`).
 
 Source: IETF draft, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927.
 """
@@ -43,23 +40,18 @@ CHECKPOINTS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and where the truth lies, in the unit of the values."""
-
     value: float
     low: float
     high: float
     n: int
-    """Values it rests on."""
     level: float
     """Confidence level: fraction of repeated runs whose interval contains the true value."""
     method: str
     open_below: bool = False
     """`low` is the least value there is, and no bound."""
     open_above: bool = False
-    """`high` is the greatest."""
 
     def to_dict(self) -> dict[str, float | int | str | None]:
-        """As public JSON, in which an open end is None."""
         return {
             "value": self.value, "low": None if self.open_below else self.low,
             "high": None if self.open_above else self.high, "n": self.n, "level": self.level,
@@ -68,15 +60,11 @@ class Interval:
 
 
 def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -> Interval | None:
-    """Around the p-th quantile (p in (0, 1)) of values in ascending order; None without values.
+    """Return the interval of the p-th quantile of ascending values, by order statistics; None without values.
 
-    Its ends are order statistics, and it holds whatever the distribution: however many values lie below the
-    quantile, their number is binomial. It never covers less than `level` of independent values, and more by
-    what a rank weighs. Where so few values tell nothing of one end, that end is the least or greatest value,
-    and the method says "open below" or "open above": the truth may well lie beyond. P99 has both ends from
-    368 values on, P99.9 from 3,688. Public JSON has None for an open end.
-
-    Source: Hahn and Meeker 1991, 5.2.
+    Holds for any distribution, with at least `level`. An end that too few values determine is the least or
+    greatest value, and is marked open (both ends are closed from 368 values on for P99). Source: Hahn and
+    Meeker 1991, 5.2.
     """
     value = percentile(ordered, p)
     if value is None:
@@ -129,11 +117,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval | No
 
 
 def share_interval(k: int, n: int, level: float = 0.95) -> Interval | None:
-    """Around a share of k in n, by Wilson's score; None for n = 0.
-
-    Wilson's, and not Clopper and Pearson's: that one always covers at least `level`, and mostly 97 to 99 %
-    where 95 were asked for; this one covers `level` on the average over shares.
-    """
+    """Return Wilson's interval of a share of k in n; None for n = 0."""
     if not n:
         return None
     assert 0 <= k <= n
@@ -148,13 +132,11 @@ def clustered_quantile_interval(
     resamples: int = 1_000,
     seed: int = 0,
 ) -> Interval | None:
-    """Around the p-th quantile of all values, which are alike within a group; None below two groups.
+    """Return the interval of the p-th quantile of values that are alike within a group.
 
-    The gaps of a request share its batch and its length, so what was drawn independently are requests. Whole
-    groups are drawn again, and the interval is between percentiles of the quantiles that result. `n` counts
-    values. Groups may as well be stretches of time, to respect that neighbouring requests are alike.
+    None below two groups.
 
-    Source: Davison and Hinkley 1997, 3.8 (resampling of whole clusters).
+    Whole groups are drawn again. `n` counts values. Source: Davison and Hinkley 1997, 3.8.
     """
     parts = [np.asarray(group, dtype=float) for group in groups if len(group)]
     k = len(parts)
@@ -169,10 +151,7 @@ def clustered_quantile_interval(
 
 
 class _Pool:
-    """The values of all groups, ascending, ready to say their quantiles when each group counts so many times.
-
-    Counts per group are kept at some checkpoints, so that a quantile is looked for between two of them only.
-    """
+    """The values of all groups, ascending; gives quantiles when each group counts a number of times."""
 
     def __init__(self, parts: Sequence[Values]) -> None:
         k = len(parts)
@@ -201,14 +180,7 @@ class _Pool:
 
 
 def samples_needed(p: float) -> int:
-    """How many samples a report of the p-th percentile needs: 1,000 for P99, 10,000 for P99.9 (see
-    `BEYOND_MIN`).
-
-    The draft gives the two for an error of 10 % at 95 % confidence. How wrong a percentile may be depends on
-    the distribution, so that is true of some and not of others; its interval says how it is here.
-
-    Source: IETF draft, 5.1.4.3.
-    """
+    """Return the samples that a report of the p-th percentile needs: 1,000 for P99 (IETF draft, 5.1.4.3)."""
     assert 0 < p < 1
     # 1 - 0.99 is a little less than 0.01 in binary.
     return ceil(round(BEYOND_MIN / (1 - p), 6))

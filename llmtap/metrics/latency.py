@@ -1,16 +1,8 @@
-"""Latency metrics of an exchange, one pure function each; and the bursts of its stream.
+"""Latency metrics of an exchange, one pure function each (ns, None where a term does not apply), and bursts.
 
-Every function returns nanoseconds, and None where its term does not apply; never 0 for "unknown". `measure`
-works all of them out once per exchange; `metrics_of` and `chunking_of` give the public names, in seconds.
-DEFINITIONS.md defines each term and lists who means something else by the same name.
-
-An event *carries output* when something generated is in it, whatever its primary class.
-
-A burst is at least `EVENTS_MIN` events that carry output, the first of them after a hold, the rest within
-`SPREAD_NS` of the first: the mark of an output filter, or of a buffer. A hold is a gap of at least `HOLD_NS`
-that is also at least `HOLD_MEDIANS` times the median gap of the same answer, so that a slow but steady stream
-holds nothing. The wait before the first event is TTFT and no hold. These numbers are ours: no source defines
-the term.
+DEFINITIONS.md defines each term. An event *carries output* when something generated is in it. A burst is at
+least `EVENTS_MIN` such events within `SPREAD_NS`, the first of them after a hold: a gap of at least `HOLD_NS`
+and `HOLD_MEDIANS` times the median gap of the answer. These numbers are ours: no source defines the term.
 """
 
 from bisect import bisect_right
@@ -46,13 +38,9 @@ HOLD_MEDIANS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """The bursts of one answer."""
-
     count: int
     events: int
-    """Events in them."""
     hold_max_ns: int | None
-    """The longest hold before a burst."""
 
 
 NO_BURSTS: Final = Bursts(0, 0, None)
@@ -146,15 +134,12 @@ def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
 
 
 def output_times_ns(log: EventLog) -> list[int]:
-    """Stamps of the events that carry output, in order."""
+    """Timestamps of the events that carry output, in order."""
     return list(compress(log.t_ns, log.flags.translate(_CARRIES_OUTPUT)))
 
 
 def tbc_ns(times_ns: Sequence[int]) -> list[int]:
-    """Time between chunks: the gaps between consecutive events that carry output (ITL option A).
-
-    Events that came in one read share its stamp, so the gap between them is 0. The time before the
-    first is TTFT and not among them: n events give n - 1 gaps.
+    """Time between chunks: the gaps between consecutive events that carry output; 0 within one read.
 
     Source: IETF draft, 4.6.3 option A.
     """
@@ -174,9 +159,8 @@ def itl_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
 def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
     """Inter-token latency, evenly spread: a gap is divided among the tokens of the chunk that ends it.
 
-    As SGLang's server does. Of the first chunk only one instant is known, so its own tokens give no
-    sample; a chunk of no token leaves its gap to the next. The shares are whole nanoseconds and add
-    up to the gap.
+    As SGLang's server does. The first chunk's own tokens give no sample; a chunk of no token leaves its gap
+    to the next.
     """
     out: list[int] = []
     last_ns: int | None = None
@@ -249,7 +233,6 @@ class Measured:
     user_idle_from_first_token_ns: int | None
     """The same with TTFT forgiven: the reader starts at the first token."""
     smooth_benefit: float | None
-    """Tokens."""
     benefit: Benefit
     """What the two lines above were worked out with."""
     tbc_ns: list[int]

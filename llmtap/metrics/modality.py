@@ -1,16 +1,8 @@
-"""Shape of a distribution: number and position of modes, and the tail.
+"""Shape of a distribution: number and position of modes, and the tail (IETF draft, 5.4.4.3).
 
-IETF draft, 5.4.4.3, asks whether a distribution is unimodal and what its tail is like, and uses P99 / P50
-for the latter. A constant part of the latency lowers that ratio, so the shape of the tail stands beside it.
-
-Hartigans' dip is the least distance, over all unimodal distributions, between the sample's distribution
-function and theirs: from 1 / (2 n) to 1/4. A unimodal function is convex up to its mode and concave after:
-the greatest convex minorant and the least concave majorant are compared where they are furthest apart, and
-again within the modal interval that this leaves. p is for the uniform distribution, the hardest unimodal one
-to tell from two modes. Values are taken as independent.
-
-Own code, because the available packages are under the GPL. Tested against linear programs that use only the
-definition, and against R's published tables.
+Hartigans' dip is the least distance between the sample's distribution function and a unimodal one: from 1 /
+(2 n) to 1/4. p is for the uniform distribution. Values are taken as independent. Own code, because the
+available packages are under the GPL.
 
 Source: Hartigan and Hartigan 1985, "The dip test of unimodality", Annals of Statistics 13.
 """
@@ -104,11 +96,7 @@ def _minorant(x: Values, heights: Values) -> tuple[Values, Places]:
 
 
 def dip_p(found: float, n: int) -> float:
-    """The chance that n uniform values have such a dip or a greater one; 0.0005 stands for that or less.
-
-    Interpolated between the rows and columns of a table by simulation; sqrt(n) dip is taken to change no more
-    from 5,000 values on (by 0.5 % up to 20,000, says R's table).
-    """
+    """Return the chance that n uniform values have such a dip or a greater one; 0.0005 means that or less."""
     if n < VALUES_MIN:
         return 1.0
     place = np.interp(log(n), np.log(DIP_SIZES), np.arange(len(DIP_SIZES)))
@@ -124,7 +112,6 @@ def dip_p(found: float, n: int) -> float:
 
 
 GRID: Final = 2_048
-"""Places at which a density is worked out."""
 WIDE: Final = 10.0
 """The greatest value over the least from which modes are looked for on a logarithmic scale."""
 OUTERMOST: Final = 0.002
@@ -145,36 +132,23 @@ TAIL_VALUES_MAX: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Dip:
-    """Result of the dip test."""
-
     dip: float
     """Distance to the nearest unimodal distribution: 1/4 is two points, 0.01 is hardly to be seen."""
     p: float
-    """Chance of that with one mode; 0.0005 stands for that or less."""
     n: int
-    """Values it was worked out from."""
     unimodal: bool
-    """The test did not reject one mode: p >= alpha."""
 
 
 def dip_test(
     values: Sequence[float], *, alpha: float = 0.05, n_max: int = 20_000, seed: int = 0, grain: float = 0.0
 ) -> Dip | None:
-    """Whether the values may have come from one mode; None below 4 values.
+    """Test whether the values may have come from one mode; None below 4 values.
 
-    Not jittered unless `grain` says how coarse the clock was: stamps are of nanoseconds, so that equal gaps
-    are no rounding but a pace, or events that shared a read, and such a place is a mode. Where times were
-    rounded (a trace in ms), values are spread evenly over their grain, which leaves one mode one mode and two
-    modes two, as long as the grain is finer than they are.
-
-    What it misses are small modes: one with 2 % of the values, however far out. `modes` names those.
-
-    Of more than `n_max` values so many are drawn at random: more would find any departure, however small.
-    Values that are alike within a request or a batch are fewer than they look, and p is then too small: look
-    at `dip`, too.
+    Small modes (2 % of the values) are missed: `modes` names those. Above `n_max` values a sample is drawn.
+    Values that are alike within a request make p too small: look at `dip`, too.
 
     Args:
-        grain: of the values, in their unit; 0: they are exact.
+        grain: rounding of the values, in their unit, over which they are spread evenly; 0: they are exact.
     """
     data = np.asarray(values, dtype=float)
     random = np.random.default_rng(seed)
@@ -191,12 +165,11 @@ def dip_test(
 
 
 def modes(values: Sequence[float]) -> list[float]:
-    """Where the values gather: the peaks of their density, ascending; none without values.
+    """Return the peaks of the density of the values, ascending; for people, after `dip_test`.
 
-    For telling people, after `dip_test` has said that there are several. The density is by a Gaussian kernel
-    of Silverman's width, on a logarithmic scale where values are all above 0 and spread over more than a
-    factor of 10. Zeros, which are gaps of events that shared a read, are a place of their own. A peak counts
-    when what rises above its valleys is 1 % of the values, ten at least, and more than luck would pile up.
+    Gaussian kernel of Silverman's width, on a logarithmic scale if values are above 0 and spread over more
+    than a factor of 10. Zeros are a place of their own. A peak has at least 1 % of the values above its
+    valleys.
     """
     data = np.asarray(values, dtype=float)
     if not len(data):
@@ -209,7 +182,6 @@ def modes(values: Sequence[float]) -> list[float]:
 
 
 def _places(data: Values, enough: float) -> list[float]:
-    """On the scale that fits. A few values far out would take all of the grid, and are no mode."""
     low, high = (
         np.quantile(data, OUTERMOST, method="lower"),
         np.quantile(data, 1 - OUTERMOST, method="higher"),
@@ -221,7 +193,6 @@ def _places(data: Values, enough: float) -> list[float]:
 
 
 def _peaks(data: Values, enough: float) -> list[float]:
-    """Return the peaks on a linear scale."""
     spread = min(float(data.std()), float(stats.iqr(data)) / 1.349) or float(data.std())
     low, high = float(data.min()), float(data.max())
     if not spread or low == high:
@@ -248,8 +219,6 @@ def _peaks(data: Values, enough: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Shape of the greatest values."""
-
     ratio: float | None
     """P99 / P50 (5.4.4.3); None without values, or where half of them are 0."""
     kind: Literal["light", "exponential", "heavy"] | None
@@ -260,19 +229,14 @@ class Tail:
     above it a power of 1 / shape, below it one that ends."""
     low: float | None
     high: float | None
-    """Of the shape, 95 %."""
     threshold: float | None
     n: int
-    """Values beyond the threshold."""
 
 
 def tail(values: Sequence[float]) -> Tail:
-    """The tail of values in any order: of the greatest tenth of them, 2,000 at most.
+    """Return the tail of values in any order: of the greatest tenth of them, 2,000 at most.
 
-    By maximum likelihood, the interval by its information (1 + shape) / sqrt(n). Of a distribution with a
-    small mode far out, this describes that mode. The values are taken for independent.
-
-    Source: Pickands 1975, and Smith 1987 (the interval).
+    By maximum likelihood, for independent values. Source: Pickands 1975, and Smith 1987 (the interval).
     """
     data = np.sort(np.asarray(values, dtype=float))
     if not len(data):

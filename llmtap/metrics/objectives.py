@@ -10,6 +10,7 @@ Which exchanges count, by `Objectives.meets`:
 | refused by the tap itself (`rejected`) | does not count: the gateway never saw it |
 | lost with a relay that died (`tap_error`) | does not count: the failure is ours |
 | `client_error` | does not count: the request was wrong |
+| `refused` without output | does not count: nothing was generated; refusals are reported apart (IETF 4.8.1) |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
 | a stream that ended well and brought nothing | bad |
@@ -34,7 +35,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Final
 
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, raise_all
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.latency import Measured, output_times_ns
@@ -77,7 +78,6 @@ _FAILED: Final = frozenset(
 )
 _NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
 _VLLM: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
-"""Our names of vLLM's bounds."""
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
 
@@ -89,35 +89,36 @@ class Objectives:
 
     @classmethod
     def parse(cls, text: str, place: str = "objectives") -> "Objectives":
-        """Objectives from `name:duration` pairs, separated by blanks or commas.
+        """Parse `name:duration` pairs, separated by blanks or commas; every duration needs its unit.
 
-        Every duration needs its unit: `ttft:200` means milliseconds to vLLM and seconds elsewhere.
-
-        Raises:
-            ConfigError: naming `place`, the bad pair and the known names.
+        Raises ConfigError with `place`, the bad pair and the known names.
         """
         known = ", ".join(BOUNDS)
         bounds: dict[str, int] = {}
+        wrong: list[ConfigError] = []
         for pair in text.replace(",", " ").split():
             name, colon, duration = pair.partition(":")
+            problem = hint = None
             if name not in _FIGURES:
-                raise ConfigError(place, f"unknown objective {name!r} in {pair!r}", f"known are {known}")
-            if name in bounds:
-                raise ConfigError(place, f"objective {name!r} is given twice")
-            if not colon or duration[-1:].isdigit() or not duration:
-                raise ConfigError(
-                    place, f"{pair!r} needs a duration with a unit", f"such as {name}:200ms, without a blank"
-                )
-            try:
-                bounds[name] = parse_duration_ns(duration)
-            except ValueError as exc:
-                raise ConfigError(place, f"objective {name!r}: {exc}") from None
-            if bounds[name] == 0:
-                raise ConfigError(place, f"objective {name!r} must be above 0")
-        if not bounds:
-            raise ConfigError(
-                place, "no objective is given", f"such as ttft:200ms tpot:50ms; known are {known}"
-            )
+                problem, hint = f"unknown objective {name!r} in {pair!r}", f"known are {known}"
+            elif name in bounds:
+                problem = f"objective {name!r} is given twice"
+            elif not colon or duration[-1:].isdigit() or not duration:
+                problem = f"{pair!r} needs a duration with a unit"
+                hint = f"such as {name}:200ms, without a blank"
+            else:
+                try:
+                    bounds[name] = parse_duration_ns(duration)
+                except ValueError as exc:
+                    problem = f"objective {name!r}: {exc}"
+                else:
+                    problem = None if bounds[name] else f"objective {name!r} must be above 0"
+            if problem is not None:
+                wrong.append(ConfigError(place, problem, hint))
+        if not bounds and not wrong:
+            hint = f"such as ttft:200ms tpot:50ms; known are {known}"
+            wrong.append(ConfigError(place, "no objective is given", hint))
+        raise_all(wrong)
         return cls(_ordered(bounds))
 
     @classmethod
@@ -131,13 +132,12 @@ class Objectives:
             name, colon, number = pair.partition(":")
             if name not in _VLLM or not colon or not number.replace(".", "", 1).isdigit():
                 hint = f"such as {place} ttft:200 tpot:50, in ms; known are {', '.join(_VLLM)}"
-                raise ConfigError(place, f"{pair!r} is no objective", hint)
+                raise ConfigError(place, f"expected an objective, got {pair!r}", hint)
             pairs.append(f"{_VLLM[name]}:{number}ms")
         return cls.parse(" ".join(pairs), place)
 
     @property
     def text(self) -> str:
-        """The canonical form: names in a fixed order, each duration in its largest whole unit."""
         return " ".join(f"{name}:{_duration(ns)}" for name, ns in self.bounds)
 
     def replaced(self, **bounds_ns: int | None) -> "Objectives":
@@ -168,6 +168,8 @@ class Objectives:
             return False
         if outcome is Outcome.CLIENT_CANCELLED:
             return False if self._lost_by_waiting(m, x) else None
+        if outcome is Outcome.REFUSED and not m.output_events:
+            return None
         if x.no_token_reason in _NOTHING:
             return False
         if not x.stream and all(name in STREAMED_BOUNDS for name, _ in self.bounds):
@@ -230,12 +232,9 @@ def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Obje
 
 @dataclass(slots=True)
 class GoodputCount:
-    """Counts under one set of objectives."""
-
     counted: int = 0
     met: int = 0
     tokens: int = 0
-    """Output tokens of all that counted, and below of those that met their objectives."""
     good_tokens: int = 0
     broken: Counter[str] = field(default_factory=Counter)
     """By bound, how often it was broken; `ended` where the exchange was bad by how it ended."""
@@ -261,8 +260,6 @@ class GoodputCount:
 
 
 class Goodput:
-    """Counts by the objectives' canonical text."""
-
     __slots__ = ("by_objectives",)
 
     def __init__(self) -> None:
@@ -294,7 +291,6 @@ class Goodput:
             self.by_objectives.setdefault(name, GoodputCount()).merge(count)
 
     def total(self) -> GoodputCount:
-        """All objectives together: each exchange by its own."""
         total = GoodputCount()
         for count in self.by_objectives.values():
             total.merge(count)
@@ -314,8 +310,6 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Fluidity:
-    """Token deadlines of one answer, met and missed."""
-
     tokens: int
     in_time: int
     missed: int
@@ -338,10 +332,9 @@ class Fluidity:
 
 
 def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int) -> Fluidity | None:
-    """How many token deadlines were met when slack is carried over; None without tokens.
+    """Count the token deadlines met when slack is carried over; None without tokens.
 
-    A token is in time when its gap is at most its bound plus the slack; what it leaves over is the next
-    one's slack. A late one leaves none. The two indices differ as soon as one gap spans several deadlines.
+    A token is in time if its gap is at most its bound plus the slack; a late one leaves no slack.
 
     Args:
         times_ns: stamps of the tokens. origin_ns: submit.
@@ -398,8 +391,6 @@ def qoe_area_step(
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Both figures of one answer under one set of objectives."""
-
     fluidity: Fluidity
     qoe_area_step: float
 

@@ -1,14 +1,9 @@
 """Detect saturation at rising load, and fit the growth of latency with context length.
 
-Levels are given in ascending order of offered load. Every rule is answered by itself, because the draft's
-own example (Table 5) calls the level of highest throughput its saturation point, as none of its rules does.
+Levels are in ascending order of offered load; every rule is answered by itself. The exponent k of TTFT ~ L^k
+is fitted by least squares of ln TTFT on ln L, beside linear and quadratic fits.
 
-The draft asks for k in TTFT proportional to L^k and does not say how to fit it: here by least squares of
-ln TTFT on ln L, with the interval, and the linear and quadratic fits beside it, because a constant part
-bends the exponent.
-
-Source: IETF draft, 5.2.3.1 (saturation), 5.3.4 (knee, saturation and operating point), 5.5.3 (capacity),
-5.9.4 (context length).
+Source: IETF draft, 5.2.3.1, 5.3.4, 5.5.3, 5.9.4.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,11 +30,9 @@ class SaturationLevel:
 
     offered_rps: float
     achieved_tps: float
-    """Output tokens per second."""
     p50: float
     p99: float
     success: float = 1.0
-    """Share of requests that completed, 0 to 1."""
 
 
 def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
@@ -99,16 +92,11 @@ def _first(levels: Sequence[SaturationLevel], broken: Callable[[SaturationLevel]
 
 @dataclass(frozen=True, slots=True)
 class PowerFit:
-    """y = A x^k."""
-
     k: float
     a: float
     r2_log: float
-    """Of ln y, in which the fit was made."""
     r2: float
-    """Of y itself."""
     k_error: float | None
-    """Standard error of k; None with two points."""
     k_interval: tuple[float, float] | None
     """95 % of Student's t with n - 2 degrees of freedom."""
 

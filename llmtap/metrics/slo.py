@@ -1,26 +1,28 @@
 """Classes of tenants with objectives: their options, burn rates, and the alarms that each can raise.
 
-An objective is the share of exchanges that must be good (0.99); its budget is the rest (0.01). Spending at
-rate 1 uses the budget up exactly at the end of the period. An alarm watches a long window, so that enough
-exchanges count, and a short one of a twelfth of its length, so that it ends soon after the trouble.
+An objective is the share of exchanges that must be good (0.99); its budget is the rest. Rate 1 uses exactly
+the budget of the period. An alarm watches a long window and a short one of a twelfth of its length.
 
 Source: SRE Workbook, chapter 5 (multi-window, multi-burn-rate alerts).
 """
 
+import fnmatch
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.objectives import Objectives
 
 __all__ = [
-    "PERIOD_NS", "STANDARD_ALARMS", "Alarm", "SloClass", "SloOptions", "burn_rate", "burn_rate_max",
-    "check_objective", "check_reachable", "check_slos", "error_ratio", "events_min", "reachable",
+    "PERIOD_NS", "STANDARD_ALARMS", "Alarm", "SloClass", "SloOptions", "TenantClasses", "burn_rate",
+    "burn_rate_max", "check_objective", "check_reachable", "check_slos", "error_ratio", "events_min",
+    "reachable",
 ]  # fmt: skip
 
 _HOUR_NS: Final = 3_600_000_000_000
@@ -34,7 +36,6 @@ class Alarm:
     """Rings while the burn rate over both windows is above `factor`."""
 
     severity: str
-    """`page` or `ticket`."""
     long_ns: int
     short_ns: int
     budget: float
@@ -42,7 +43,6 @@ class Alarm:
     factor: float
 
     def rings(self, long_rate: float | None, short_rate: float | None) -> bool:
-        """Whether it rings at these burn rates; never on a window in which nothing counted."""
         return (
             long_rate is not None
             and short_rate is not None
@@ -84,22 +84,14 @@ def reachable(objective: float, factor: float) -> bool:
 
 
 def check_objective(objective: float, place: str) -> None:
-    """An objective is a share between 0 and 1, both excluded: at 1 there is no budget to burn.
-
-    Raises:
-        ConfigError: naming `place`.
-    """
+    """Check that an objective is above 0 and below 1. Raises ConfigError naming `place`."""
     if not 0 < objective < 1:
         hint = f"{objective:g} % is written {objective / 100:g}" if 2 <= objective < 100 else None
         raise ConfigError(place, f"expected a share between 0 and 1, got {objective!r}", hint)
 
 
 def check_reachable(objective: float, factor: float, place: str) -> None:
-    """Refuses a burn-rate factor that the objective can never exceed, with the arithmetic.
-
-    Raises:
-        ConfigError: naming `place`.
-    """
+    """Refuse a burn-rate factor that the objective can never exceed. Raises ConfigError naming `place`."""
     check_objective(objective, place)
     if factor <= 0:
         raise ConfigError(place, f"a burn-rate factor is above 0, got {factor:g}")
@@ -116,15 +108,11 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
 
 
 def events_min(objective: float, factor: float) -> int:
-    """Exchanges a window needs so that one bad one alone cannot ring: 1 / (factor (1 - objective)), or more.
-
-    Below it an alarm says more about how quiet it is than about the service.
-    """
+    """Exchanges that a window needs so that a single bad one cannot ring: 1 / (factor (1 - objective))."""
     return max(1, ceil(1 / (factor * (1 - objective)) - 1e-9))
 
 
 ALARMS: Final = {"1h": STANDARD_ALARMS[0], "6h": STANDARD_ALARMS[1]}
-"""The burn-rate alarms that the meter evaluates itself, by their long window."""
 _TICKETS: Final = tuple(alarm for alarm in STANDARD_ALARMS if alarm.severity == "ticket")
 _CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -178,8 +166,6 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """One class of tenants with validated objectives."""
-
     name: str
     objectives: Objectives
     target: float
@@ -214,27 +200,73 @@ class SloClass:
         )  # fmt: skip
 
 
+TENANTS_CACHED: Final = 10_000
+"""Tenants whose class is remembered: those that have a name of their own, and as many again."""
+
+
+class TenantClasses:
+    """Finds the class of a tenant: that which names it, else the first with a pattern it fits, else the one
+    without tenants."""
+
+    def __init__(self, classes: Iterable[SloClass]) -> None:
+        self.named: dict[str, SloClass] = {}
+        self._patterns: list[tuple[Callable[[str], object], SloClass]] = []
+        self._default: SloClass | None = None
+        self._of: dict[str, SloClass | None] = {}
+        for slo in classes:
+            for tenant in slo.tenants:
+                if any(sign in tenant for sign in "*?["):
+                    self._patterns.append((re.compile(fnmatch.translate(tenant)).match, slo))
+                else:
+                    self.named[tenant] = slo
+            if not slo.tenants and self._default is None:
+                self._default = slo
+
+    def of(self, tenant: str) -> SloClass | None:
+        try:
+            return self._of[tenant]
+        except KeyError:
+            pass
+        found = self.named.get(tenant)
+        if found is None:
+            found = next((slo for match, slo in self._patterns if match(tenant)), self._default)
+        if len(self._of) >= TENANTS_CACHED:
+            self._of.clear()
+        self._of[tenant] = found
+        return found
+
+
 def check_slos(classes: dict[str, SloOptions]) -> None:
-    """Validate all classes together: names, objectives, burn rates, no tenant twice. Raises ConfigError."""
+    """Validate all classes together: names, objectives, burn rates, no tenant twice.
+
+    Raises ConfigError, which lists all mistakes.
+    """
+    raise_all(_problems(classes))
+
+
+def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
     default: str | None = None
     owner: dict[str, str] = {}
     for name, slo in classes.items():
         place = f"slo.{name}"
         if not _CLASS.fullmatch(name):
-            raise ConfigError(place, f"{name!r} is no name for a class", "letters, digits and _ . - only")
-        Objectives.parse(slo.objectives, f"{place}.objectives")
-        check_objective(slo.target, f"{place}.target")
+            yield ConfigError(place, f"{name!r} is no name for a class", "letters, digits and _ . - only")
+        yield from failures(Objectives.parse, slo.objectives, f"{place}.objectives")
+        wrong_target = list(failures(check_objective, slo.target, f"{place}.target"))
+        yield from wrong_target
         for window, factor in slo.burn.items():
             if window not in ALARMS:
-                raise ConfigError(
-                    f"{place}.burn", f"no alarm has a long window of {window!r}", f"use {' or '.join(ALARMS)}"
-                )
-            check_reachable(slo.target, factor, f"{place}.burn.{window}")
+                hint = f"use {' or '.join(ALARMS)}"
+                yield ConfigError(f"{place}.burn", f"no alarm has a long window of {window!r}", hint)
+            elif not wrong_target:
+                yield from failures(check_reachable, slo.target, factor, f"{place}.burn.{window}")
         if not slo.tenants and default is not None:
-            raise ConfigError(
-                f"{place}.tenants", f"is empty, as that of slo.{default}: both are of all others", "name some"
+            yield ConfigError(
+                f"{place}.tenants",
+                f"is empty, and so is slo.{default}.tenants: only one class can be that of all other tenants",
+                "name the tenants of one of them",
             )
         default = default if slo.tenants else name
         for tenant in slo.tenants:
             if owner.setdefault(tenant, name) != name:
-                raise ConfigError(f"{place}.tenants", f"{tenant!r} is in slo.{owner[tenant]} already")
+                yield ConfigError(f"{place}.tenants", f"{tenant!r} is in slo.{owner[tenant]} already")

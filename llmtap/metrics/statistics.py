@@ -1,17 +1,12 @@
 """Summary statistics of a distribution, marks for figures with too few samples, and sequential tests.
 
-One rule for percentiles, everywhere: linear interpolation between order statistics at rank (n - 1) p
-(numpy's default, type 7 of Hyndman and Fan). `percentile` applies it to values, `Histogram` to its
-buckets. `percentile_by` has the rules of others, for comparing with them. Nothing is summed up as None,
-never as 0.
+Percentiles interpolate linearly at rank (n - 1) p (numpy's default) everywhere. The summary of nothing is
+None. A confidence sequence is wrong at any moment with probability alpha at most; 1 / e of an e-value is a
+p-value at any stopping time (Ville). Student's t is computed here, because importing SciPy takes as long as
+the meter's start.
 
-Sequential tests and intervals stay valid however often one looks: a confidence sequence is wrong at any
-moment with probability alpha at most; 1 / e of an e-value is a p-value at any stopping time (Ville).
-Student's t is computed here, because the meter imports this module and SciPy takes as long as its start.
-
-Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, "Time-uniform central limit theory and asymptotic
-confidence sequences", theorem 2.2; Lindon and Malek 2020, "Anytime-valid inference for multinomial count
-data"; Abramowitz and Stegun 26.7.1 and 26.5.8 (Student's t by the incomplete beta function).
+Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, theorem 2.2; Lindon and Malek 2020, "Anytime-valid
+inference for multinomial count data"; Abramowitz and Stegun 26.7.1 and 26.5.8 (Student's t).
 """
 
 import re
@@ -115,7 +110,7 @@ def parse_percentiles(text: str, place: str) -> dict[str, float]:
     for word in text.replace(",", " ").split():
         number = float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else 0.0
         if not 0 < number < 100:
-            raise ConfigError(place, f"{word!r} is no percentile", f"such as {place} 25,75,99.5")
+            raise ConfigError(place, f"expected a percentile, got {word!r}", f"such as {place} 25,75,99.5")
         # Two digits before the point, so that 9.95 and 99.5 differ.
         whole, point, rest = f"{number:g}".partition(".")
         found[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100

@@ -1,19 +1,9 @@
-"""Summary of many exchanges: metrics with sample counts, windows and uncertainty.
+"""Summary of many exchanges: metrics with sample counts, windows and uncertainty. Mergeable.
 
-Built by adding exchanges, and mergeable: the sum of two summaries is the summary of both sets. Pooled are:
-
-- `ttft` and its kin, `tpot`, `tbc`, `itl`, `tbc_max`, `jitter`, `user_idle` and smooth goodput: streamed
-  answers, whatever their outcome. An answer in one piece has no first token to wait for.
-- `ttfb`: every answer. `e2e`: answers that ended as they should (complete, refused).
-- `itl`: where the tokens of each chunk are known, gaps spread evenly over them (`B-even`); elsewhere
-  the gaps between chunks (`A`). `option` names what the figure holds. `itl_server` is option C.
-- Etalon's fluidity index and the area ratio: where objectives give a bound for the first token and for gaps.
-
-A histogram exists once something was recorded in it: a meter keeps thousands of summaries, most of them
-small.
-
-Source: IETF draft, 4.6.3 option C (the server's clock; its durations are those of
-`Exchange.server_timing`).
+TTFT and its kin, TPOT, TBC, ITL, pauses, jitter, user idle and smooth goodput are of streamed answers,
+whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended as they should. `itl` is `B-even`
+where the tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF draft, 4.6.3).
+Histograms exist once they have a value: a meter keeps thousands of small summaries.
 """
 
 from bisect import bisect_right
@@ -74,7 +64,6 @@ def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
 
 _BURSTS: Final = {"n": "bursts", "streams": "burst_streams", "events": "burst_events"}
 DISAGREEMENTS: Final = ("ttft", "decode", "itl", "e2e")
-"""The keys of `clock_disagreement`."""
 
 
 def clock_disagreement(x: Exchange, m: Measured) -> dict[str, int]:
@@ -125,15 +114,12 @@ _ADDED: Final = ("request", "first_chunk", "chunk")
 _TOKENS: Final = ("input", "output", "reasoning", "cached")
 _NOTHING: Final = Histogram()
 _UNCERTAINTIES: Final = "uncertainties"
-"""The uncertainty of each exchange, beside the metrics."""
 _COUNTERS: Final = (
     "_counts", "_itl_policies", "_itl_samples", "_no_token", "_outcomes", "_refusals", "_sources", "_tokens",
 )  # fmt: skip
 
 
 class _Packed(Struct, array_like=True):
-    """A Summary as bytes; the names are those of its attributes."""
-
     n: int
     opened: int | None
     benefit: float
@@ -143,7 +129,6 @@ class _Packed(Struct, array_like=True):
     clocks: dict[str, bytes]
     chunk_tokens: bytes
     counters: list[dict[str, int] | None]
-    """In the order of _COUNTERS."""
     goodput: list[tuple[str, int, int, int, int, dict[str, int]]]
     burst_hold_max_ns: int | None
     uncertainty_ns: int
@@ -168,7 +153,6 @@ class Summary:
         self.objectives = objectives
         self._reader = reader
         self.n = 0
-        """Exchanges added."""
         self.opened: int | None = None
         """Exchanges begun, whether or not they have ended: the offered load. None if not counted."""
         self.goodput = Goodput()
@@ -182,7 +166,6 @@ class Summary:
         """Ours minus the server's, by duration; values below 0 too."""
         self._chunk_tokens = Histogram()
         self._counts: Counter[str] = Counter()
-        """Events, reads, bytes, bursts, and what became of cancelled streams."""
         self._itl_policies: Counter[str] = Counter()
         self._itl_samples: Counter[str] = Counter()
         self._no_token: Counter[str] = Counter()

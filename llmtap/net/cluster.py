@@ -89,7 +89,7 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
     addresses = {node["NodeManagerAddress"] for node in ray.nodes()}
     if addresses != {_LOOPBACK}:
         raise ConfigError(
-            "--ray", f"Ray would listen on {', '.join(sorted(addresses))}, not on loopback alone"
+            "--ray", f"Ray would listen on {', '.join(sorted(addresses))}, not on loopback only"
         )
 
 

@@ -1,10 +1,8 @@
 """Event-loop lag: the time that bytes wait unread, which is the uncertainty of timestamps.
 
-LagMeter is fed with a timer's lateness and, with kernel stamps, each read's own wait. It reports the
-distribution since the start, and the worst lag since a given moment, which becomes the `uncertainty` of an
-exchange.
-
-There is a compiled implementation and a Python one; `make_lag_meter` chooses.
+LagMeter is fed with a timer's lateness and, with kernel stamps, each read's own wait. The worst lag since a
+given moment becomes the `uncertainty` of an exchange. `make_lag_meter` chooses the compiled implementation
+or the Python one.
 """
 
 from bisect import bisect_left

@@ -1,8 +1,7 @@
 """Precise timers: one heap and one kernel timer for all streams of a server.
 
-A due token costs a callback, where a sleep would cost a task switch and a timer. The loop's own timers count
-whole milliseconds, so the timer is the kernel's (`timerfd_create(2)`, Linux). No callback is early; a late
-one follows at once.
+The loop's own timers count whole milliseconds, so the timer is the kernel's (`timerfd_create(2)`, Linux). No
+callback is early; a late one follows at once.
 """
 
 import asyncio

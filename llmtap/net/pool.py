@@ -50,11 +50,13 @@ def parse_origin(url: str, place: str) -> Origin:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as exc:
-        raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
+        raise ConfigError(place, f"{url!r} is not a URL: {exc}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(place, f"{url!r} is no URL of a gateway", "write it like http://127.0.0.1:8000")
+        raise ConfigError(
+            place, f"expected http:// or https://, got {url!r}", "such as http://127.0.0.1:8000"
+        )
     if parts.query or parts.fragment or parts.username:
-        raise ConfigError(place, "a query, fragment or user name has no place in the upstream's URL")
+        raise ConfigError(place, "the URL must not have a query, a fragment or a user name")
     tls = parts.scheme == "https"
     default = 443 if tls else 80
     host = parts.hostname
@@ -131,6 +133,8 @@ class Pool:
         self._unresolved: dict[Attempt, None] = {}  # who waits for the name, first come first
         self._looking_up: asyncio.Task[None] | None = None
         self.connects = 0
+        self.up: bool | None = None
+        """Whether the upstream accepted the latest connection; None before the first attempt."""
         self.reuses = 0
         """Requests on a connection that had served one before."""
         self.unsolicited = 0
@@ -173,7 +177,7 @@ class Pool:
         """Close connections that were idle too long, and give up attempts that take too long."""
         for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
             attempt.cancel()
-            attempt.waiter.on_connect_failed(TimeoutError("no connection in time"))
+            attempt.fail(TimeoutError("no connection in time"))
         while self._idle and now_ns - self._idle[0].since_ns > self._idle_ns:
             self._idle.pop(0).stream.close()
 
@@ -342,10 +346,13 @@ class Attempt:
     def _succeed(self, stream: Stream) -> None:
         self._pool.leave(self)
         self._pool.connects += 1
+        self._pool.up = True
         self.waiter.on_connected(stream, mono_ns() - self.began_ns)
 
     def fail(self, error: OSError) -> None:
         self._pool.leave(self)
+        if not is_own_shortage(error):
+            self._pool.up = False
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:

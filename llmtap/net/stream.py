@@ -1,12 +1,8 @@
 """One connected socket, read by callback and written at once.
 
-The hot path owns its sockets: `loop.add_reader` and non-blocking calls, one `recv` and one `send` per event.
-A Stream gives each read, with its stamp, to its handler; it keeps what the kernel does not take at once, and
-sends it from a writer callback. Back-pressure is its owner's duty: `write` returns False, `on_drained`
-follows.
-
-PlainStream stamps reads itself, KernelStream takes the kernel's stamps, CompiledStream does either with a
-compiled reader (`open_stream` chooses); TlsStream is in `net/tls.py`.
+One `recv` and one `send` per event, without transports. A Stream gives each read with its stamp to its
+handler, and keeps bytes that the kernel does not take. Back-pressure is its owner's duty: `write` returns
+False, `on_drained` follows. `open_stream` chooses the class; TlsStream is in `net/tls.py`.
 """
 
 import asyncio
@@ -47,11 +43,7 @@ mono_ns = SystemClock.mono_ns
 
 
 def acked_bytes_of(sock: socket.socket) -> int:
-    """Return the bytes that the peer's kernel has acknowledged; 0 if the connection is gone.
-
-    `pending` shows less: the kernel takes nothing more before a third of its own buffer (megabytes) is free
-    again.
-    """
+    """Return the bytes that the peer's kernel has acknowledged; 0 if the connection is gone."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_ACKED.size)
         return int(_TCPI_BYTES_ACKED.unpack(info)[0])

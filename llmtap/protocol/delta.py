@@ -1,9 +1,8 @@
 """Delta: the meaning of one event of an answer, in terms that all dialects share.
 
-A dialect turns an event's bytes into a Delta; the observer puts Deltas on a timeline. Nothing in a
-Delta is specific to a provider, except `usage`, which is kept as it was sent.
+Nothing in a Delta is specific to a provider, except `usage`, which is kept as sent.
 
-Source: docs/dialects.md (classes, their order) and section 5 (token counts).
+Source: docs/dialects.md.
 """
 
 from enum import IntEnum, StrEnum
@@ -23,10 +22,7 @@ USAGE_TOKENS_MAX: Final = 10**8
 
 
 class EventClass(IntEnum):
-    """The primary class of one event of a response. The value is its code in timelines.
-
-    Where several apply, the earliest in this order is primary.
-    """
+    """Primary class of an event; the earliest that applies. The value is its code in timelines."""
 
     GUARDRAIL = 0
     """First, because a guardrail that speaks through an error is a guardrail."""
@@ -57,8 +53,6 @@ class TokenSource(StrEnum):
 
 
 class UsageCounts(msgspec.Struct, gc=False):
-    """A provider's token counts under one set of names; None where it did not say."""
-
     input: int | None = None
     output: int | None = None
     reasoning: int | None = None
@@ -68,38 +62,27 @@ class UsageCounts(msgspec.Struct, gc=False):
 
 
 class Verdict(msgspec.Struct, gc=False):
-    """What one event says of an intervention by a filter, a rail or a hook, or of the model's refusal.
-
-    Source: docs/dialects.md.
-    """
-
     signal: str
-    """What gave it away: `finish_reason`, `delta.refusal`, `stream_error.type`, ..."""
     kind: str | None = None
     """`model_refusal`, `input_guardrail` or `output_guardrail`. None where it flags and does not act, or
     acts and does not tell in which phase: what came before then decides (`exchange/refusal.py`)."""
     action: str | None = None
     """`flagged`, `blocked`, `replaced` or `redacted`; None for the model's own refusal."""
     phase: str | None = None
-    """`input` or `output`; None where it is not told."""
     confidence: str = "high"
-    """`high`, `medium` or `low`."""
     value: str | None = None
     """The word that was decisive, from a closed set: a code or a reason, never text of a body."""
     category: str | None = None
     path: str | None = None
-    """Where in the event it stood, when that is worth telling."""
     substituted: bool = False
     """Canned text stands in place of the answer."""
     detail: dict[str, Any] | None = None
-    """What else is known, by name."""
 
 
 class ServerTime(msgspec.Struct, gc=False):
     """One duration that the server tells of its own work (IETF draft, 4.6.3 option C)."""
 
     name: str
-    """One of `SERVER_TIMES` in `protocol/server_times.py`."""
     ms: float
     """As told: it may be negative, not finite, or longer than the exchange (`exchange/verdict.py`)."""
     where: str
@@ -120,9 +103,7 @@ class Delta(msgspec.Struct, gc=False):
     content: bool = False
     """It carries content that is not only white space, or audio."""
     blank: bool = False
-    """It carries content, and only white space."""
     reasoning: bool = False
-    """It carries reasoning text, be it the primary class or not."""
     # The fast path of openai_chat.py builds the fields up to `also` by position.
     text: str = ""
     """The text of the primary class; in passing only, nothing keeps it."""
@@ -130,27 +111,22 @@ class Delta(msgspec.Struct, gc=False):
     """Indexes of the choices that carry output. Without output: those that sent only a marker, `<think>` say,
     which is no text and yet was generated."""
     also: tuple[EventClass, ...] = ()
-    """Other classes that apply, in their order."""
     tokens: int = -1
     """Tokens the event itself declares; -1 where it does not say."""
     token_source: TokenSource = TokenSource.NONE
-    """Where `tokens` came from."""
     model: str | None = None
     """When first named, and whenever it changes."""
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
     """As sent; None too when it counts nothing (a usage object of zeros is not usage)."""
     counts: UsageCounts | None = None
-    """`usage`, normalised."""
     usage_running: bool = False
     """`usage` is a running count beside output, not the total."""
     error_type: str | None = None
-    """The error's code or type."""
     error_message: str | None = None
     tool_call: bool = False
     """It carries a call's name or arguments, be it the primary class or not."""
     refusal: bool = False
-    """It carries text of the model's refusal."""
     verdict: Verdict | None = None
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1

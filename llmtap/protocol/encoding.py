@@ -1,11 +1,9 @@
 """Content-encodings of measured copies: gzip, deflate, br, zstd, incremental and bounded.
 
-The relay passes coded bytes as they are; only the meter's copy is decoded, read by read, so that a
-chunk that the server flushed is understood at the read that brought it. A measured body must not be
-able to exhaust the meter, so output is bounded in two ways, and every library is asked for output in
-bounded pieces.
+Decoded read by read, so that flushed output has the time of its read. Total output and its ratio to the
+input are bounded.
 
-Source: RFC 9110 8.4.1 (codings and their order), RFC 1952 2.2 (members), RFC 9659 (zstd window).
+Source: RFC 9110 8.4.1, RFC 1952 2.2 (members), RFC 9659 (zstd window).
 """
 
 import zlib
@@ -25,7 +23,6 @@ RATIO_MAX: Final = 250
 RATIO_FREE_BYTES: Final = 1 << 20
 """Below this much output the ratio says nothing: the first flush of a stream may be a few bytes."""
 CODINGS_MAX: Final = 4
-"""Stacked codings. Nobody needs two."""
 _PIECE: Final = 64 << 10
 _INPUT_BYTES: Final = 4 << 10
 """Coded bytes that a stage is given at once. The libraries copy the rest of their input at the end of each
@@ -59,7 +56,6 @@ class _Room:
         self._coded += size
 
     def take(self, size: int) -> None:
-        """Accounts for `size` bytes put out. Raises DecodeError when that is too much."""
         self._decoded += size
         if self._decoded > self._decoded_bytes_max:
             raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
@@ -68,16 +64,8 @@ class _Room:
 
 
 class Decoder:
-    """Undoes one Content-Encoding.
-
-    Args:
-        encoding: the field's value, such as `b"gzip"`, `b"gzip, br"`, or None for no coding.
-        decoded_bytes_max: bound on the whole body, in bytes, for each coding of a stack.
-        ratio_max: bound on decoded / coded bytes, once more than 1 MiB came out.
-
-    Raises:
-        DecodeError: a coding nobody here knows, or too many of them.
-    """
+    """Decoder of one Content-Encoding value, such as `gzip, br`. `decoded_bytes_max` bounds the body,
+    `ratio_max` decoded / coded bytes beyond 1 MiB. Raises DecodeError for unknown or too many codings."""
 
     __slots__ = ("_stages",)
 
@@ -100,10 +88,6 @@ class Decoder:
         return not self._stages
 
     def feed(self, data: bytes) -> bytes:
-        """What `data` decodes to, as far as it can be told yet.
-
-        Raises DecodeError when the bytes are not in that coding, or a bound is passed.
-        """
         for stage, room in self._stages:
             size = len(data)
             room.coded(size)
@@ -142,8 +126,6 @@ def _inflate(inflate: "zlib._Decompress", data: bytes, room: _Room) -> bytes:
 
 
 class _Gzip:
-    """gzip: one member after the other (RFC 1952 2.2)."""
-
     __slots__ = ("_first", "_inflate", "_over")
 
     def __init__(self) -> None:
@@ -197,8 +179,6 @@ class _Deflate:
 
 
 class _Brotli:
-    """br: one stream, and nothing behind it."""
-
     __slots__ = ("_decompressor",)
 
     def __init__(self) -> None:
@@ -220,11 +200,8 @@ class _Brotli:
 
 
 class _Zstd:
-    """zstd, frame after frame.
-
-    The library offers no bound on what one call puts out, but it writes piece by piece: the write
-    refuses when there is no room left.
-    """
+    """zstd, frame after frame. The library writes output piece by piece: `write` refuses when there is no
+    room."""
 
     __slots__ = ("_pieces", "_room", "_writer")
 
@@ -238,7 +215,6 @@ class _Zstd:
         )
 
     def write(self, piece: bytes) -> int:
-        """Called by the library with each piece of output."""
         assert self._room is not None
         self._room.take(len(piece))
         self._pieces.append(bytes(piece))

@@ -1,9 +1,6 @@
 """Binary event streams (`application/vnd.amazon.eventstream`), and JSON arrays that are streamed.
 
-A message has a prelude (its length, the length of its headers, a checksum of both), headers, a payload and a
-checksum of all before. A wrong checksum breaks the stream: nothing behind it is known to be a message.
-
-Both parsers report SseEvents, so that dialects read one shape whatever the framing.
+Both parsers report SseEvents. A wrong checksum ends the parsing of a binary stream.
 
 Source: smithy.io amazon-eventstream; botocore/eventstream.py; ai.google.dev streamGenerateContent.
 """
@@ -25,11 +22,8 @@ __all__ = ["ArrayParser", "MessageStreamParser", "is_message_stream"]
 _PRELUDE: Final = 12
 _LEAST: Final = 16
 _HEADERS_MAX: Final = 128 << 10
-"""Of one message; the limit of the format."""
 _FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-"""Bytes of the values of a fixed size, by their type."""
 _SIZED: Final = (6, 7)
-"""Bytes and strings, behind a length of two bytes."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -40,7 +34,6 @@ _decode_part: Final = msgspec.json.Decoder(_Part).decode
 
 
 def is_message_stream(data: bytes) -> bool:
-    """Return whether these bytes begin with the prelude of a message."""
     if len(data) < _PRELUDE:
         return False
     total, headers, checksum = struct.unpack_from("!III", data)
@@ -48,8 +41,6 @@ def is_message_stream(data: bytes) -> bool:
 
 
 class MessageStreamParser:
-    """Cuts one body into messages. Any cut of the bytes gives the same ones."""
-
     __slots__ = ("_buffer", "broken", "offset", "skipped")
 
     def __init__(self) -> None:
@@ -88,7 +79,6 @@ class MessageStreamParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        """Return nothing: a part of a message says nothing."""
         return []
 
     def _event(self, message: bytes, headers: int) -> SseEvent:
@@ -113,7 +103,6 @@ class MessageStreamParser:
 
 
 def _headers(data: bytes) -> dict[bytes, bytes] | None:
-    """Return the headers of a message; None where they cannot be read."""
     out: dict[bytes, bytes] = {}
     at = 0
     try:
@@ -134,7 +123,6 @@ def _headers(data: bytes) -> dict[bytes, bytes] | None:
 
 
 def _failure(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
-    """Return an exception as the error of an event."""
     try:
         value = msgspec.json.decode(payload)
     except ValueError:
@@ -151,17 +139,14 @@ _inside: Final = re.compile(rb'["\\]').search
 
 
 class ArrayParser:
-    """Cuts one JSON array into its elements, which must be objects. Any cut of the bytes gives the same ones.
-
-    An element is reported when its last byte came, with what separates it from the one before.
-    """
+    """Splits a JSON array into its elements (objects), each reported when its last byte came. Any cut of
+    the bytes gives the same ones."""
 
     __slots__ = ("_begun", "_buffer", "_depth", "_text", "offset", "skipped")
 
     def __init__(self) -> None:
         self.offset = 0
         self.skipped = 0
-        """Elements longer than EVENT_BYTES_MAX."""
         self._buffer = bytearray()
         self._begun = -1  # where in the buffer the element begins
         self._depth = 0
@@ -204,5 +189,4 @@ class ArrayParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        """Return nothing: a part of an element says nothing."""
         return []

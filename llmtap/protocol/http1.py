@@ -1,11 +1,8 @@
 """HTTP/1.1 heads and framing: strict, incremental, sans-IO.
 
-llhttp (through httptools) tokenises heads in its strict mode; the rules of framing are here. An ambiguous
-message raises PeerProtocolError and is never forwarded: two lengths, a length beside chunked, a transfer
-coding other than chunked, a bare CR or LF, a folded line, white space before a colon. Scanners find the end
-of a body; they look only at framing and keep no payload, so that the relay can pass the very bytes it read.
-
-Long because heads decide the framing of bodies, and both follow one set of rules.
+llhttp (httptools) tokenises heads; the rules of framing are here. An ambiguous message raises
+PeerProtocolError and is never forwarded. Scanners find the end of a body without keeping payload. Long
+because heads decide the framing of bodies.
 
 Source: RFC 9110, RFC 9112; sections beside the rules.
 """
@@ -31,12 +28,10 @@ Headers = list[tuple[bytes, bytes]]
 LENGTH_DIGITS_MAX: Final = 18
 """10^18 bytes is more than anyone sends and still fits a signed 64-bit integer."""
 SIZE_DIGITS_MAX: Final = 15
-"""The same thought in hexadecimal: 16^15 = 2^60."""
 LINE_BYTES_MAX: Final = 8_192
 """One chunk-size line with its extensions, or one trailer line; the limit nginx has for a header line."""
 TRAILER_LINES_MAX: Final = 128
 METHOD_CHARS_MAX: Final = 32
-"""The longest registered method (UPDATEREDIRECTREF) has 17 characters."""
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z!$&'()*+,;=._~%-]*)(?::[0-9]*)?")
@@ -77,8 +72,6 @@ def _kind_of(name: bytes) -> int:
 
 
 class Framing(Enum):
-    """How the end of a body is determined (RFC 9112 6.3)."""
-
     NONE = 0
     LENGTH = 1
     CHUNKED = 2
@@ -96,26 +89,19 @@ KEEP_ALIVE: Final = (b"keep-alive",)
 
 
 class RequestHead(msgspec.Struct):
-    """A request head that can be read in one way only."""
-
     method: bytes
     target: bytes
     version: tuple[int, int]
     headers: Headers
-    """Every field line as received, in order."""
     framing: Framing
     length: int
     keep_alive: bool
     connection: tuple[bytes, ...]
-    """The options of Connection, lower case."""
     upgrade: bytes | None
-    """The Upgrade field, if Connection names it."""
     expects_continue: bool
 
 
 class ResponseHead(msgspec.Struct):
-    """A response head that can be read in one way only."""
-
     status: int
     reason: bytes
     version: tuple[int, int]
@@ -134,8 +120,6 @@ def header_value(headers: Headers, name: bytes) -> bytes | None:
 
 
 class _Fields:
-    """Receives llhttp's callbacks for one head."""
-
     __slots__ = ("complete", "headers", "target")
 
     def __init__(self) -> None:
@@ -175,10 +159,8 @@ def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
 
 
 def parse_request_head(raw: bytes) -> RequestHead:
-    """The head in `raw`, which ends with the empty line.
-
-    Raises PeerProtocolError with the status the client should get: 400, 405, 501 or 505.
-    """
+    """Return the head in `raw`, which ends with the empty line. Raises PeerProtocolError with the client's
+    status: 400, 405, 501 or 505."""
     if _plain_request is not None and (plain := _plain_request(raw)) is not None:
         method, target, headers, host, length, chunked, keep_alive = plain
         if host not in _seen_hosts:
@@ -272,10 +254,8 @@ def _check_host(value: bytes) -> None:
 
 
 def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
-    """The response head in `raw`, which ends with the empty line; `method` is the request's.
-
-    Raises PeerProtocolError: the upstream broke HTTP (a client is then told 502).
-    """
+    """Return the response head in `raw`, which ends with the empty line; `method` is the request's. Raises
+    PeerProtocolError (502)."""
     if _plain_response is not None and method != b"HEAD" and (plain := _plain_response(raw)) is not None:
         status, reason, headers, length, chunked, keep_alive = plain
         if chunked:
@@ -336,7 +316,6 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
 
 
 def _reason(exc: Exception) -> str:
-    """What llhttp minded; its words carry no bytes of the message."""
     return str(exc) or type(exc).__name__
 
 
@@ -358,16 +337,12 @@ def _content_length(values: list[bytes], status: int = 400) -> int:
 
 
 class BodyScanner(Protocol):
-    """Finds where a body ends."""
-
     def feed(self, data: bytes) -> int:
         """-1 while the body goes on, else the offset in `data` of the first byte behind it."""
         ...
 
 
 class LengthScanner:
-    """A body of `left` bytes, at least one."""
-
     __slots__ = ("left",)
 
     def __init__(self, left: int) -> None:
@@ -383,8 +358,6 @@ class LengthScanner:
 
 
 class CloseScanner:
-    """A body that ends when the connection does."""
-
     __slots__ = ()
 
     def feed(self, data: bytes) -> int:
@@ -404,15 +377,9 @@ _SIZES_MAX: Final = 4_096
 
 
 class ChunkedScanner:
-    """A chunked body, trailers included (RFC 9112 7.1). Strict: CR LF everywhere, no bare LF.
-
-    Chunk extensions are passed over, as 7.1.1 asks of a recipient that does not know them. A line that a read
-    ends within is checked as far as it goes, so that no byte of a malformed line is ever forwarded.
-
-    Args:
-        trailers: where to put the trailer lines, for a reader that wants them.
-        refused: names of fields (lower case) that are refused as trailers.
-    """
+    """A chunked body, trailers included (RFC 9112 7.1), CR LF everywhere. A line that a read ends within is
+    checked as far as it goes: no byte of a malformed one is forwarded. `refused`: names (lower case) refused
+    as trailers."""
 
     __slots__ = ("_refused", "left", "line_part", "trailer_lines", "trailers")
 
@@ -421,22 +388,17 @@ class ChunkedScanner:
     ) -> None:
         self._refused = refused
         self.trailers = trailers
-        """Where to put the trailer lines, for a reader that wants them."""
         self.left = 0  # of the current chunk, its CR LF included
         self.line_part = b""  # the part of a line that an earlier read ended with
         self.trailer_lines = -1  # trailer lines so far; -1 before the last chunk
 
     @property
     def between(self) -> bool:
-        """The next byte begins a chunk."""
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole(self, data: bytes) -> bytes:
-        """The payload of `data`, where that is one whole chunk, as most reads of a token stream are.
-
-        Where it is not, or its size is seen for the first time, b"", and `data` is for `feed`. A whole chunk
-        leaves nothing behind to be remembered.
-        """
+        """Return the payload of `data` if that is one whole chunk of a known size; else b"", and `data` is
+        for `feed`."""
         if not self.between:
             return b""
         start = data.find(b"\n") + 1
@@ -446,10 +408,8 @@ class ChunkedScanner:
         return b""
 
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """As BodyScanner; appends the payload found in `data` to `pieces`, if given.
-
-        Raises PeerProtocolError at the first byte that cannot be part of a chunked body.
-        """
+        """As BodyScanner; appends the payload to `pieces`. Raises PeerProtocolError at the first byte that is
+        malformed."""
         at, end, left = 0, len(data), self.left
         while True:
             if left:
@@ -507,7 +467,6 @@ class ChunkedScanner:
                 self.trailer_lines = 0
                 continue
             left = size + 2
-            # Mostly all of the chunk is here, and nothing of it has to be remembered.
             stop = at + left
             if stop <= end and data.startswith(b"\r\n", stop - 2):
                 if pieces is not None:
@@ -515,7 +474,6 @@ class ChunkedScanner:
                 at, left = stop, 0
 
     def _check_part(self, line: bytes) -> None:
-        """Raise PeerProtocolError if no valid line begins like this."""
         if self.trailer_lines < 0:
             if _SIZE_LINE_PART.fullmatch(line) is None:
                 raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
@@ -533,8 +491,6 @@ class ChunkedScanner:
 
 
 class ChunkedDecoder:
-    """The payload of a chunked body."""
-
     __slots__ = ("_scanner", "done", "trailers")
 
     def __init__(self) -> None:
@@ -545,14 +501,9 @@ class ChunkedDecoder:
 
     @property
     def between(self) -> bool:
-        """The next byte begins a chunk."""
         return self._scanner.between
 
     def feed(self, data: bytes) -> bytes:
-        """The payload in `data`; nothing once `done`.
-
-        Raises PeerProtocolError as the scanner does.
-        """
         payload = self._scanner.whole(data)
         if payload or self.done:
             return payload
@@ -564,7 +515,6 @@ class ChunkedDecoder:
 def scanner_for(
     framing: Framing, length: int, *, refused_trailers: frozenset[bytes] = frozenset()
 ) -> BodyScanner:
-    """Return the scanner of a body that has one (`framing` is not NONE)."""
     if framing is _CHUNKED:
         return ChunkedScanner(refused=refused_trailers)
     return LengthScanner(length) if framing is _LENGTHY else CloseScanner()

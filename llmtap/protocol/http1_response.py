@@ -19,10 +19,8 @@ NONE, LENGTH = Framing.NONE, Framing.LENGTH
 def next_response_head(
     data: bytes, method: bytes, *, bytes_max: int, fields_max: int
 ) -> tuple[ResponseHead, int] | None:
-    """Return the head (1xx, too) at the start of `data`, and where it ends; None if it is incomplete.
-
-    `method` is the request's. Raises PeerProtocolError, also for a beginning that can become no head.
-    """
+    """Return the head (1xx, too) at the start of `data` and its end; None if it is incomplete. `method` is
+    the request's. Raises PeerProtocolError."""
     end = data.find(b"\r\n\r\n") + 4
     if not 4 <= end <= bytes_max:
         if len(data) > bytes_max or not data.startswith(b"HTTP/1."[: len(data)]):
@@ -35,10 +33,8 @@ def next_response_head(
 
 
 def begin_response_body(head: ResponseHead, data: bytes, start: int) -> tuple[int, BodyScanner | None]:
-    """Return where the body that starts at `start` of `data` ends, or -1 and the scanner that reads on.
-
-    Raises PeerProtocolError.
-    """
+    """Return where the body at `start` of `data` ends, or -1 and the scanner that reads on. Raises
+    PeerProtocolError."""
     if head.framing is NONE:
         return start, None
     if head.framing is LENGTH and len(data) - start >= head.length:

@@ -1,10 +1,7 @@
-"""Which requests ask a model for nothing: they are forwarded and counted, and not measured.
+"""Rules for requests that ask a model for nothing: forwarded and counted, and not measured.
 
-One rule for all vantages. A rule is a method (`GET`), or a path with all below it (`/tokenize`):
-
-- `/health` holds `/health/live`, and not `/healthz`; `/` holds itself alone. Paths are as clients send them:
-  decoded, without the query, and with the prefix under which an application is mounted;
-- a method does not hold requests for a stream: WebSockets, `Accept: text/event-stream`, `?stream=true`.
+A rule is a method (`GET`; streams and WebSockets are excepted) or a path with all below it: `/health` holds
+`/health/live`, not `/healthz`. Paths are decoded and without the query.
 """
 
 import re
@@ -25,25 +22,21 @@ NOT_INFERENCE: Final = (
 )  # fmt: skip
 """Default rules. POST to `/v1/models/...` asks a model (Gemini, KServe), so model lists need no path here."""
 TARGETS_KEPT: Final = 256
-"""Request targets whose rule is remembered: of a POST, the target alone decides."""
 _METHOD: Final = re.compile(r"[A-Z]+")
 _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 
 
 class SkipRules:
-    """Rules that name the requests which are not measured."""
-
     __slots__ = ("_below", "_exact", "_methods", "_methods_sent", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
-        """Raises ConfigError that names `place`."""
         if isinstance(rules, str):  # also a collection, of its letters
-            raise ConfigError(place, "is text, and wants a collection of rules", f"skip=({rules!r},)")
+            raise ConfigError(place, "expected a list of rules, got text", f"skip=({rules!r},)")
         paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
         for path in paths:
             if not path.startswith("/"):
                 hint = "/health, or a method in capitals such as GET"
-                raise ConfigError(place, f"{path!r} does not begin with /", hint)
+                raise ConfigError(place, f"{path!r} must begin with /", hint)
             if "*" in path or "?" in path:
                 raise ConfigError(place, f"{path!r} is a pattern or has a query", "a path holds all below it")
         self._methods = frozenset(rules) - frozenset(paths)
@@ -71,7 +64,6 @@ class SkipRules:
         return method
 
     def rule_of_head(self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Return the rule that the request with this head meets, or None."""
         if method not in self._methods_sent:
             return self._rule_of_target(target)
         return self.rule_of(method.decode(), *_split(target), fields)
@@ -81,7 +73,6 @@ class SkipRules:
 
 
 def _split(target: bytes) -> tuple[str, str]:
-    """Return the decoded path, and the query."""
     path, _, query = target.decode("latin-1").partition("?")
     if not path.startswith("/"):  # RFC 9112 3.2.2: the absolute form
         path = "/" + path.partition("://")[2].partition("/")[2]

@@ -1,9 +1,7 @@
 """Find thinking inside the content of a chat: `<think>...</think>` at the start, markers cut at any place.
 
-Servers without a reasoning parser (llama.cpp, MLX) and Gemini's compatible form (`<thought>`) send it so. It
-is looked for only where an answer begins: a marker quoted later is text like any other.
-
-Source: docs/dialects.md.
+Servers without a reasoning parser (llama.cpp, MLX) and Gemini's compatible form (`<thought>`) send it. A
+marker that comes later is text.
 """
 
 from typing import Final

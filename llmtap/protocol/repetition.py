@@ -1,21 +1,12 @@
 """Recognise events that differ from the previous event only in their text.
 
-Once an event is understood, the bytes before and behind its text are known. An event with the same bytes, and
-one JSON string between them, says the same with that string for a text, and nothing else of it has to be
-read: not its lines, not its JSON.
+An event with the same bytes before and behind one JSON string says the same with that string as its text:
+replacing the value of a member changes nothing else. A probe with a text of our own verifies that the value
+is the text, and the dialect states that its reader remembers nothing of a text (`Delta.repeatable`).
 
-Why that is right: to put one string in the place of another as the value of a member changes that value, and
-nothing else in the event. A probe with a text of our own shows that this value is the text, and not one that
-happens to be alike. The dialect states that its reader remembers nothing of a text (`Delta.repeatable`).
-
-Some servers put a value that nobody reads into each event, another one each time: a number of the event, its
-date, an id, padding. Up to three of these may be loose: strings or whole numbers at the top of the event's
-object, of names that its dialect does not read. Two events that differ in them show which they are. In each
-event each of them is checked to be one string or one number.
-
-The events recognised are set aside in a `TokenRun`, to be logged together. It has a compiled implementation
-and a Python one; the compiled one is also filled by the compiled `FrameBatch` (channel/frames.py), which
-leaves the event that would fill it to the Observer.
+Up to LOOSE_MAX values at the top of the object that no reader reads (id, date, padding) may differ too;
+each is checked to be one string or one whole number. Recognised events are collected in a `TokenRun`, which
+has a compiled and a Python implementation, and logged together.
 """
 
 import json
@@ -51,11 +42,9 @@ _SIZE_LINES: Final = {
 }
 """First line of a chunk, as nearly everyone writes it (RFC 9112 7.1), by the bytes of the whole of it."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
-"""Bytes of payload of these chunks."""
 _WORTH_EVENTS: Final = 16
 """Looking for what repeats takes as long as it saves over about five events."""
 _PATIENCE: Final = 8
-"""Number of searches that may be in vain."""
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
     lambda text: json.dumps(text).encode(),
@@ -76,31 +65,23 @@ class Repetition(msgspec.Struct, gc=False):
     opening: bytes
     """Everything up to the first value, be it loose or the text. Quotes are no part of a value here."""
     closing: bytes
-    """Everything from the end of the last value."""
     delta: Delta
-    """What the first of them said, without its text."""
     chunk_end: bytes
-    """`closing`, and the end of a chunk."""
     ahead: _Loose = ()
     """For each loose value before the text: what follows it, and whether it is a string."""
     beyond: _Loose = ()
     """For each one behind the text, from the last to the first: what leads to it, and whether it is one."""
     names: frozenset[str] = frozenset()
-    """Names of the loose members."""
     sample: bytes = b""
     """The event in which the loose values were found, without its text; empty: there are none."""
 
     @property
     def fixed(self) -> Fixed:
-        """The fixed parts, for the compiled implementation."""
         return self.opening, self.ahead, self.beyond, self.closing
 
     def text_in(self, data: bytes, chunked: bool = False) -> str:
-        """Return the text of a block that is one of these events; "" if it is none, or may be none.
-
-        Args:
-            chunked: `data` is one chunk (RFC 9112 7.1) that holds the block, with its framing.
-        """
+        """Return the text of a block (`chunked`: of one HTTP chunk that holds it) that is one of these
+        events; "" if it may be none."""
         size, start, closing = len(data), 0, self.closing
         if chunked:
             line = _SIZE_LINES.get(size)
@@ -123,11 +104,8 @@ class Repetition(msgspec.Struct, gc=False):
             return ""
 
     def _inside(self, data: bytes, start: int, end: int) -> tuple[int, int]:
-        """Return where the text starts and ends, once each loose value was checked. Raises ValueError.
-
-        A fixed part may also stand in a value, and be found there. Then the value that it cuts short is
-        refused, or what comes next is: a right text can be missed, but no wrong one found.
-        """
+        """Return start and end of the text, each loose value checked. Raises ValueError. A fixed part found
+        inside a value makes a check fail: a text may be missed, none is found wrong."""
         for fixed, is_string in self.ahead:
             stop = data.index(fixed, start, end)
             _check_value(data, start, stop, is_string)
@@ -154,14 +132,9 @@ def find_repetition(
     names_read: frozenset[str] | None = None,
     last: Repetition | None = None,
 ) -> Repetition | None:
-    """What may come again of this block of an event stream, of which `read_event` has just made `delta`.
-
-    None where the text does not stand in it once, and in a place that we know.
-
-    Args:
-        names_read: of members at the top of the event's object, all that are read; None if nobody knows.
-        last: what was found in an event before, to tell what is loose.
-    """
+    """Return what may come again of this block, of which `read_event` made `delta`; None if its text is not
+    unique in a known place. `names_read`: members read at the top of the object; `last`: the repetition
+    before, which shows what is loose."""
     for encode in _ENCODERS:
         quoted = encode(delta.text)
         before, text, behind = block.partition(quoted)
@@ -200,10 +173,8 @@ def _members(block: bytes) -> dict[str, bytes]:
 def _loosen(
     found: Repetition, last: Repetition, names_read: frozenset[str], read_event: Callable[[SseEvent], Delta]
 ) -> Repetition | None:
-    """Return it with those values loose in which it differs from the last one, or that were loose there.
-
-    None if there are none, or too many, or if one of them cannot be found or replaced.
-    """
+    """Return it with the values loose in which it differs from the last one; None if there are none, too
+    many, or one cannot be replaced."""
     sample, edge = found.opening + found.closing, len(found.opening)
     was, now = _members(last.sample or last.opening + last.closing), _members(sample)
     loose = {
@@ -262,8 +233,6 @@ def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes
 
 
 class Reader(Protocol):
-    """The part of a dialect that the search needs."""
-
     @property
     def names_read(self) -> frozenset[str] | None: ...
 
@@ -321,8 +290,6 @@ class TokenRun(Protocol):
 
 
 class PythonTokenRun:
-    """Reference implementation."""
-
     __slots__ = ("_chunked", "_events", "_text_in", "keeps_texts")
 
     def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:
@@ -355,12 +322,7 @@ class PythonTokenRun:
 
 
 def make_token_run(repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> TokenRun:
-    """Return an empty run of events that are this repetition.
-
-    Args:
-        chunked: each read is one chunk that holds the event, with the framing around it.
-        keeps_texts: whether the texts are wanted.
-    """
+    """Return an empty run of these events. `chunked`: each read is one HTTP chunk, framing included."""
     if native.compiled is None:
         return PythonTokenRun(repetition, chunked=chunked, keeps_texts=keeps_texts)
     run: TokenRun = native.compiled.TokenRun(repetition.fixed, chunked, keeps_texts)

@@ -1,10 +1,7 @@
 """Durations that servers report about their own work, under common names.
 
-Objects of an event, headers and trailers are read by tables: what stands where, and in which unit. Sums
-and means of a request are all there is, except for llama.cpp, which can stamp every token.
-
-Any number is read as a duration here, also one that is negative or not finite: how long an exchange took is
-known at its end only, and `exchange/verdict.py` compares and counts them there.
+Tables list fields and units of events, headers and trailers. Negative and infinite numbers are read too;
+`exchange/verdict.py` removes and counts them.
 
 Source: docs/dialects.md; W3C Server Timing; IETF draft, 4.6.3 option C.
 """
@@ -29,9 +26,7 @@ _MS_PER: Final = {"ms": 1.0, "s": 1e3, "ns": 1e-6}
 _CLOCK_MS_MAX: Final = 1e10
 """Four months: a clock that shows more is not read. Differences of readings fit 64 bits of nanoseconds."""
 _RATE_MAX: Final = 1e12
-"""Tokens, or tokens a second: what is more is neither."""
 _ENTRIES_MAX: Final = 32
-"""Of one Server-Timing field."""
 
 _SECONDS: Final = {
     "queue_time": ("queue", "s"),
@@ -132,13 +127,9 @@ def object_times(place: str, value: Any) -> tuple[ServerTime, ...]:
 
 
 def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
-    """The durations behind exo's `generation_stats`, which tells rates and the tokens that they count.
-
-    `cached` are the prompt's tokens that were not prefilled, as the answer's usage says: without them nothing
-    is known of a partial hit. An exact one has the rate of an earlier request, and no prefill of its own.
-
-    Source: exo-bench's methodology, "Timing", "Prefix Cache Mode".
-    """
+    """Return the durations behind exo's `generation_stats` (rates and tokens). `cached` prompt tokens were
+    not prefilled: needed for a partial cache hit; an exact one has no prefill. Source: exo-bench's
+    methodology."""
     if not isinstance(stats, dict):
         return ()
     hit = stats.get("prefix_cache_hit", "none")
@@ -162,7 +153,6 @@ def clock_ns(timings: Any) -> int:
 
 
 def header_times(headers: Iterable[tuple[bytes, bytes]], place: str = "header") -> list[ServerTime]:
-    """The durations that the fields of a response's head tell."""
     out: list[ServerTime] = []
     for name, value in headers:
         known = _HEADERS.get(name)

@@ -1,18 +1,10 @@
 """Parse server-sent events and newline-delimited JSON from bytes that are cut at any place.
 
-A *block* is a run of non-empty lines closed by an empty one; blocks of comments alone are reported
-too, because a keep-alive is something that happened. Lines end in CR, LF or CR LF, mixed at will, and
-in nothing else: U+2028 or U+0085 inside JSON is text.
+A *block* is a run of non-empty lines closed by an empty one; comments alone are a block too. Only CR, LF
+and CR LF end a line. Some servers put a single newline between events: a data line that ends in `}` before
+one that begins with `{` or `[` ends an event, and from there on every whole JSON line is one.
 
-One leniency beyond the standard: some servers put a single newline between events. Where a data line
-ends in `}` and the next begins with `{` or `[`, no JSON text can hold both, so they are two events;
-from there on every whole JSON line of that stream is an event at its own line end.
-
-A line of NDJSON ends in LF or CR LF; the last one of a body may lack it. Each line is reported as one event;
-an empty one is a keep-alive.
-
-Source: WHATWG HTML, "Parsing an event stream"; docs/dialects.md and 2; ndjson.org,
-jsonlines.org.
+Source: WHATWG HTML, "Parsing an event stream"; ndjson.org; docs/dialects.md.
 """
 
 from typing import Final
@@ -29,12 +21,8 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class SseEvent(msgspec.Struct, gc=False):
-    """One block."""
-
     start: int
-    """Offset in the body of its first line."""
     end: int
-    """Offset behind the empty line that closed it."""
     data: bytes | None
     """Its data lines, joined by LF; None if it has none."""
     event: bytes | None = None
@@ -44,11 +32,8 @@ class SseEvent(msgspec.Struct, gc=False):
 
 
 class SseParser:
-    """Cuts one body into blocks. Any cut of the bytes gives the same events.
-
-    Keeps the bytes of one unfinished block, at most `event_bytes_max` of them: a longer block is
-    passed over to its end and counted in `skipped`.
-    """
+    """Splits one body into blocks; any cut of the bytes gives the same events. A block beyond
+    `event_bytes_max` is skipped and counted."""
 
     __slots__ = (
         "_after_cr", "_bom", "_comment", "_cr_waits", "_crlf", "_data", "_event", "_event_bytes_max",
@@ -57,11 +42,8 @@ class SseParser:
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
-        """Bytes of the body seen so far."""
         self.skipped = 0
-        """Blocks longer than `event_bytes_max`."""
         self.idle = True
-        """Nothing is kept: the next byte begins a block."""
         self._event_bytes_max = event_bytes_max
         self._bom = b""  # the first bytes of the body, as long as they may become a BOM
         # The line being read.
@@ -113,7 +95,6 @@ class SseParser:
         return out
 
     def _scan(self, data: bytes) -> list[SseEvent]:
-        """As `feed`, line by line."""
         at = self.offset  # where `data` begins in the body
         self.offset += len(data)
         if at == len(self._bom) < len(_BOM):
@@ -176,7 +157,6 @@ class SseParser:
         return out
 
     def _keep(self, part: bytes, start: int) -> None:
-        """Keeps the part of a line that a read ended with; it lies at `start` in the body."""
         if not part:
             return
         if self._start < 0:
@@ -188,7 +168,6 @@ class SseParser:
             self._tail += part
 
     def _end_line(self, line: bytes, start: int, end: int, out: list[SseEvent]) -> None:
-        """Takes the rest of a line, without its line end; it lies at start..end in the body."""
         if self._line_size:
             start -= self._line_size
             self._tail += line
@@ -245,7 +224,6 @@ class SseParser:
         self._reset()
 
     def _forget(self) -> None:
-        """Drops the bytes of a block that is too long; it goes on being read to its end."""
         self._too_long = True
         self._tail.clear()
         self._data.clear()
@@ -258,19 +236,14 @@ class SseParser:
 
 
 class LineParser:
-    """Cuts one body into lines. Any cut of the bytes gives the same ones.
-
-    Keeps the bytes of one unfinished line, at most `line_bytes_max` of them: a longer line is passed over to
-    its end and counted in `skipped`.
-    """
+    """Splits one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
+    beyond `line_bytes_max` is skipped and counted."""
 
     __slots__ = ("_line_bytes_max", "_size", "_tail", "offset", "skipped")
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
-        """Bytes of the body seen so far."""
         self.skipped = 0
-        """Lines longer than `line_bytes_max`."""
         self._line_bytes_max = line_bytes_max
         self._tail = bytearray()
         self._size = 0  # bytes of the unfinished line, kept or not
@@ -286,7 +259,6 @@ class LineParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        """The line that the end of the body completes, if any."""
         out: list[SseEvent] = []
         if self._size:
             self._end(out)

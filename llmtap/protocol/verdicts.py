@@ -1,9 +1,8 @@
 """Signs of interventions in an event: finish reasons, errors, fields of filters, rails and hooks.
 
-Each function reads one place and returns a Verdict or None. Words of a body get into a Verdict only from
-closed sets or as single words (codes, categories); texts are searched for known phrases and never kept.
-Signals of errors are `error.code`, `error.type`, `error.message` or `error.metadata`; `exchange/refusal.py`
-names them anew by the status and the kind of body they came in.
+Each function reads one place and returns a Verdict or None. Verdicts hold only words of closed sets and
+single words; texts are searched for phrases and never kept. `exchange/refusal.py` renames the signals of
+errors (`error.code`, ...) by status and kind of body.
 
 Source: docs/dialects.md.
 """
@@ -30,9 +29,7 @@ AMBIGUOUS: Final = "whether input or output was blocked is only in the trace"
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/\- ]{1,64}")
 _ITEMS_MAX: Final = 64
-"""Entries of one list that are looked at."""
 _MESSAGE_CHARS_MAX: Final = 4_096
-"""Of an error's text, where phrases are looked for."""
 
 
 def word(value: Any) -> str | None:
@@ -43,11 +40,8 @@ def word(value: Any) -> str | None:
 
 
 def of_refusal(signal: str, path: str | None = None) -> Verdict:
-    """The model's own refusal, in a field that only says that."""
     return Verdict(signal, MODEL_REFUSAL, path=path)
 
-
-# Finish and stop reasons.
 
 _FILTERED: Final = frozenset(
     {
@@ -84,9 +78,6 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
     return None
 
 
-# Fields beside the answer.
-
-
 def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
     """Azure's results of one choice: `filtered` acts, `detected` alone flags."""
     category = _category(results, "filtered")
@@ -116,10 +107,8 @@ def filter_category(results: Any) -> str | None:
 
 
 def _category(results: Any, key: str) -> str | None:
-    """Name of the first result with `key` true; "" if the name is no word, None if there is none.
-
-    A result is an object, or an array of them (`custom_blocklists`), which may be its `details`.
-    """
+    """Return the name of the first result with `key` true; "" if the name is no word, None if there is none.
+    A result is an object or an array of them (`custom_blocklists`)."""
     if isinstance(results, dict):
         for i, (name, result) in enumerate(results.items()):
             if i == _ITEMS_MAX:
@@ -207,10 +196,8 @@ _ACTED: Final = ("BLOCKED", "ANONYMIZED", "MASKED")
 
 
 def phase_of_trace(trace: Any) -> tuple[str | None, bool]:
-    """Return the phase that a guardrail's trace assessed, and whether a policy in it acted.
-
-    The phase is that of the assessments that acted, else of those there are; None where they are of both.
-    """
+    """Return the phase that a guardrail's trace assessed (None: both), preferably that of assessments that
+    acted, and whether a policy acted."""
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
         return None, False
@@ -225,7 +212,6 @@ def phase_of_trace(trace: Any) -> tuple[str | None, bool]:
 
 
 def _acted(value: Any, depth: int = 0) -> bool:
-    """Return whether an assessment holds a policy that acted."""
     if depth > _TRACE_DEPTH_MAX:
         return False
     if isinstance(value, dict):
@@ -236,13 +222,8 @@ def _acted(value: Any, depth: int = 0) -> bool:
 
 
 def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
-    """NeMo Guardrails' data beside an answer: the rail that stopped it, and whose canned text came instead.
-
-    Args:
-        data: `guardrails_data` or `guardrails`, whose log lists the rails that were activated, by name or as
-            objects with a `stop`.
-        status: beside it; `blocked` where one that is only named stopped the answer.
-    """
+    """Return NeMo Guardrails' verdict: `data` lists the activated rails, as objects with a `stop`, or by name
+    where `status` is `blocked`."""
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
@@ -270,8 +251,6 @@ def of_block_reason(feedback: Any, place: str) -> Verdict | None:
             return Verdict("body_field", INPUT, "blocked", "input", value=reason, path=f"{place}.{key}")
     return None
 
-
-# Errors.
 
 _CODES: Final[dict[str, str | None]] = {
     "content_filter": None,
@@ -315,11 +294,8 @@ _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IG
 
 
 def of_error(value: Any) -> Verdict | None:
-    """Whether the error in an event or a body is a guardrail's.
-
-    Args:
-        value: the whole JSON object; hooks and categories may stand beside the error, or all at the top.
-    """
+    """Return the verdict if the error in a JSON object is a guardrail's; hooks and categories may stand
+    beside it."""
     if not isinstance(value, dict):
         return None
     error, place = _error_in(value)
@@ -356,7 +332,6 @@ def _blocked(signal: str, phase: str | None, **known: Any) -> Verdict:
 
 
 def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
-    """WSO2 puts an object where others have a text."""
     if not isinstance(message, dict):
         return None
     action, direction = message.get("action"), message.get("direction")
@@ -389,7 +364,6 @@ def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str
 
 
 def _filtered_role(value: dict[str, Any]) -> str | None:
-    """Zhipu says whose words were filtered."""
     for entry in _dicts(value.get("contentFilter") or value.get("content_filter")):
         role = entry.get("role")
         if role in ("user", "history", "system"):
@@ -416,7 +390,6 @@ def _of_type(error: dict[str, Any], value: dict[str, Any], place: str) -> Verdic
 
 
 def _of_metadata(error: dict[str, Any], place: str) -> Verdict | None:
-    """OpenRouter's moderation of the input."""
     metadata = error.get("metadata")
     if not isinstance(metadata, dict):
         return None
@@ -449,7 +422,6 @@ def _phase_of(text: str) -> str | None:
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects at the beginning of a list; of anything else, none."""
     return (item for _, item in _enumerated(value))
 
 

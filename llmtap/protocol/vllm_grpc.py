@@ -1,10 +1,12 @@
-"""Messages of vLLM's engine service over gRPC, by the published package smg-grpc-proto (extra `grpc`).
+"""Messages of vLLM's and SGLang's engine services over gRPC, by the package smg-grpc-proto (extra `grpc`).
 
 vLLM (`vllm serve --grpc`) and the gateway SMG use this service. A request is text or token ids; an answer is
 a stream of chunks with the new token ids, then a message with finish reason and usage. There is no text.
+SGLang's requests and answers are the same with other names; a request is token ids, and has no seed.
 
-Source: smg_grpc_proto/proto/vllm_engine.proto; smg_grpc_servicer/vllm/servicer.py (run by vLLM): after chunks
-the last message repeats the ids of the last chunk, and its completion_tokens may count these alone.
+Source: smg_grpc_proto/proto/vllm_engine.proto, sglang_scheduler.proto; smg_grpc_servicer/vllm/servicer.py
+(run by vLLM): after chunks the last message repeats the ids of the last chunk, and its completion_tokens may
+count these alone.
 """
 
 import warnings
@@ -17,35 +19,34 @@ from google.protobuf.message import DecodeError
 from llmtap.errors import ConfigError, install_hint
 
 __all__ = [
-    "METHOD", "REQUEST_ID", "SERVICE", "GrpcChunk", "GrpcRequest", "GrpcUsage", "read_chunk", "read_request",
-    "write_chunk", "write_request",
+    "METHOD", "REQUEST_ID", "SERVICE", "SGLANG_SERVICE", "GrpcChunk", "GrpcRequest", "GrpcUsage",
+    "read_chunk", "read_request", "write_chunk", "write_request",
 ]  # fmt: skip
 
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 METHOD: Final = f"/{SERVICE}/Generate"
+SGLANG_SERVICE: Final = "sglang.grpc.scheduler.SglangScheduler"
 REQUEST_ID: Final = "x-request-id"
 """Metadata key of the simulated server's response."""
 
 
-def _messages() -> Any:
+def _messages() -> tuple[Any, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package is generated for an older protobuf, which is supported
         try:
-            from smg_grpc_proto.generated import vllm_engine_pb2
+            from smg_grpc_proto.generated import sglang_scheduler_pb2, vllm_engine_pb2
         except ImportError:
             raise ConfigError(
                 "gRPC", "the package smg-grpc-proto is not installed", install_hint("grpc")
             ) from None
-    return vllm_engine_pb2
+    return vllm_engine_pb2, sglang_scheduler_pb2
 
 
-_pb: Final = _messages()
+_pb, _sglang = _messages()
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcRequest:
-    """A request; `ids` replace `text` if there are any."""
-
     request_id: str = ""
     text: str = ""
     ids: Sequence[int] = ()
@@ -58,8 +59,6 @@ class GrpcRequest:
 
 @dataclass(frozen=True, slots=True)
 class GrpcUsage:
-    """Token counts of a request."""
-
     prompt_tokens: int
     output_tokens: int
     """Of vLLM possibly the last chunk's only: the ids of all chunks count."""
@@ -72,7 +71,6 @@ class GrpcChunk:
 
     ids: Sequence[int] = ()
     finish: str = ""
-    """`stop`, `length`, `abort`, `error`."""
     usage: GrpcUsage | None = None
 
 
@@ -90,8 +88,16 @@ def write_request(request: GrpcRequest) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def read_request(data: bytes) -> GrpcRequest:
-    """Decode a request. Raises ValueError for anything else."""
+def read_request(data: bytes, service: str = SERVICE) -> GrpcRequest:
+    """Decode a request to a service. Raises ValueError for anything else."""
+    if service == SGLANG_SERVICE:
+        m = _parsed(_sglang.GenerateRequest, data)
+        p = m.sampling_params
+        return GrpcRequest(
+            m.request_id, m.tokenized.original_text, tuple(m.tokenized.input_ids),
+            p.max_new_tokens if p.HasField("max_new_tokens") else None, p.min_new_tokens, p.ignore_eos,
+            stop=tuple(p.stop),
+        )  # fmt: skip
     m = _parsed(_pb.GenerateRequest, data)
     p = m.sampling_params
     limit, seed = (getattr(p, name) if p.HasField(name) else None for name in ("max_tokens", "seed"))
@@ -101,9 +107,12 @@ def read_request(data: bytes) -> GrpcRequest:
     )  # fmt: skip
 
 
-def write_chunk(chunk: GrpcChunk) -> bytes:
-    """Encode a chunk, or with usage the last message."""
-    message = _pb.GenerateResponse()
+def write_chunk(chunk: GrpcChunk, service: str = SERVICE, request_id: str = "") -> bytes:
+    """Encode a chunk, or with usage the last message. Only SGLang's messages have the request's id."""
+    if service == SGLANG_SERVICE:
+        message = _sglang.GenerateResponse(request_id=request_id)
+    else:
+        message = _pb.GenerateResponse()
     if chunk.usage is None:
         message.chunk.token_ids.extend(chunk.ids)
         message.chunk.SetInParent()

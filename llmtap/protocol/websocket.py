@@ -1,8 +1,7 @@
 """WebSocket: messages from bytes that are cut at any place, and frames to send.
 
-The parser serves measured copies only: it answers nothing, and checks no more than framing needs. A message
-may lie in several frames with control frames between them. Compressed ones (permessage-deflate, which alone
-uses the first reserved bit) are inflated up to a bound.
+The parser serves measured copies: it answers nothing and checks only framing. Compressed messages
+(permessage-deflate) are inflated up to a bound.
 
 Source: RFC 6455 sections 4.2.2 and 5; RFC 7692 section 7.2.2.
 """
@@ -36,11 +35,8 @@ class Opcode(IntEnum):
 
 
 class WebSocketMessage(msgspec.Struct, gc=False):
-    """A message, or a control frame."""
-
     opcode: Opcode
     size: int
-    """Bytes of its frames on the wire, their heads included."""
     payload: bytes | None
     """None where it was too long, or could not be inflated."""
 
@@ -58,13 +54,8 @@ _FLUSHED: Final = b"\x00\x00\xff\xff"
 
 
 class MessageParser:
-    """Cuts one direction of a tunnel into messages. Any cut of the bytes gives the same ones.
-
-    Args:
-        who: the sender, for errors.
-        masked: whether its frames are masked: a client's are, a server's are not.
-        message_bytes_max: of a payload, inflated or not; longer ones come without it.
-    """
+    """Splits one direction of a tunnel into messages; any cut of the bytes gives the same ones. A client's
+    frames are `masked`. Payloads beyond `message_bytes_max` are dropped. `who` is the sender, for errors."""
 
     __slots__ = (
         "_begun", "_compressed", "_fin", "_head", "_inflated_bytes_left", "_inflater", "_key", "_left",
@@ -118,17 +109,14 @@ class MessageParser:
         return PeerProtocolError(f"{self._who} sent {what}")
 
     def _skip_empty(self, data: bytes, at: int) -> int:
-        """Skip empty continuation frames, two zero bytes each; return the offset behind them.
-
-        They say nothing, and millions of them would each take as long as a frame with a payload.
-        """
+        """Skip empty continuation frames, two zero bytes each, which would take long by the million; return
+        the offset behind."""
         zeros = _zeros(data, at)
         size = 0 if zeros is None else (zeros.end() - at) & ~1
         self._size[False] += size
         return at + size
 
     def _read_head(self, data: bytes, at: int) -> int:
-        """Reads on in the head of a frame; where it went to in `data`."""
         head = self._head
         while True:
             needed = 2
@@ -206,11 +194,8 @@ class MessageParser:
         self._size[control] = 0
 
     def _inflate(self, payload: bytes) -> bytes | None:
-        """The message inflated; None where that fails or gives too much.
-
-        What follows a failure is inflated with a fresh window: a sender that reaches behind it makes zlib
-        fail again, so that nothing wrong comes out, and one that does not is understood.
-        """
+        """Return the message inflated; None where that fails or exceeds the bound. A fresh window follows a
+        failure."""
         inflater, out = self._inflater, None
         self._inflated_bytes_left += RATIO_MAX * len(payload)
         if not self._too_long:
@@ -251,12 +236,7 @@ def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> 
         head = struct.pack("!BBH", first, mask | 126, size)
     else:
         head = struct.pack("!BBQ", first, mask | 127, size)
-    if not key:
-        return head + payload
-    # RFC 6455 5.3: each byte XOR the one of the key at its place, modulo 4.
-    keys = (key * (size // 4 + 1))[:size]
-    masked = int.from_bytes(payload, "big") ^ int.from_bytes(keys, "big")
-    return head + key + masked.to_bytes(size, "big")
+    return head + key + (_unmasked(payload, key, 0) if key else payload)
 
 
 def accept_key(key: bytes) -> bytes:

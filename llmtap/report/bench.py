@@ -1,8 +1,4 @@
-"""Reports of benchmarks and comparisons, for a terminal, as Markdown and as a page.
-
-Takes the public JSON (`llmtap bench --json`; `llmtap report RESULTS --compare OTHER --json`); parts that are
-missing are left out.
-"""
+"""Reports of benchmarks and comparisons, from their public JSON, for terminal, Markdown and HTML."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,8 +65,7 @@ def compliance_said(report: _Json) -> str:
 
 
 def deviations_said(document: _Json) -> list[str]:
-    """Every deviation from the methodology that the reports know of, in words: what the tests noted, and each
-    requirement that is not shown to be met. One that several tests share stands once."""
+    """Return every deviation from the methodology in words: noted ones and unmet requirements, each once."""
     found: dict[str, list[str]] = {}
     for report in document.get("tests") or ():
         unmet = [
@@ -98,25 +93,20 @@ def _unmet(row: _Json, what: str) -> Note:
     return Note(f"  {row['id']} {what}: {row['says']} {row['evidence']}", "yellow")
 
 
-def render_bench(document: _Json, *, minimum_follows: bool = False) -> RenderableType:
-    """For a terminal.
-
-    Args:
-        minimum_follows: the minimum report (C.1) comes next, and names each finding itself.
-    """
+def render_bench(document: _Json) -> RenderableType:
+    """Render the report for a terminal; the verdict comes first."""
+    verdict = document.get("verdict") or {}
     blocks: list[Note | Table] = []
+    blocks += [Note(f"NOT VALID: {said}", "red") for said in findings_said(verdict.get("findings") or ())]
+    blocks += [Note(f"caution: {said}", "yellow") for said in findings_said(verdict.get("cautions") or ())]
+    blocks += [Note("")] * bool(blocks)
     for report in document.get("tests") or ():
         blocks += [Note(f"{report['section']} {report['title']}", "bold"), *_test_blocks(report), Note("")]
     for one in document.get("not_run") or ():
         blocks.append(Note(f"not run    {one['test']}: {one['why']}", "yellow"))
         if one.get("hint"):
             blocks.append(Note(f"           {one['hint']}", "yellow"))
-    said = findings_said(at(document, "verdict", "findings") or ())
-    if said and minimum_follows:
-        said = ["some figures are not to be relied on: the notes at the end say which, and why"]
-    mild = findings_said(at(document, "verdict", "cautions") or ())
-    blocks += [Note(f"NOT VALID: {one}", "red") for one in said]
-    return terminal([*blocks, *(Note(f"caution: {one}", "yellow") for one in mild)])
+    return terminal(blocks)
 
 
 def _test_blocks(report: _Json) -> Iterator[Note | Table]:
@@ -190,14 +180,14 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[int, str, str]]]] = {
     "ttft": [(1, "TTFT P50", "Value"), (1, "TTFT P99", "Value")],
     "throughput": [(3, "Max Output Throughput", "Value"), (3, "Sustainable Load", "Value")],
     "tradeoff": [(5, "", "Achieved (tok/s)"), (5, "", "TTFT P99")],
-    "itl": [(6, "P50", "Value"), (6, "P99", "Value")],
+    "itl": [(6, "P50", ""), (6, "P99", "")],
     "fairness": [(9, "Jain's Fairness Index", "Value")],
     "prefix-cache": [(10, "Cache Disabled", "TTFT P50"), (10, "Cache (Warm)", "TTFT P50")],
     "memory-pressure": [(11, "", "Complete"), (11, "", "TTFT P99")],
     "long-context": [(12, "", "TTFT Mean"), (12, "", "ms/1K tokens")],
     "guardrail-overhead": [(13, "Baseline", "TTFT P50"), (13, "Full Filter", "TTFT P50")],
 }
-"""Figures of each test's cards: number of the draft's table, end of the row's label, column."""
+"""Figures of each test's cards: number of the draft's table, end of the row's label, column; empty: last."""
 
 
 def _headlines(report: _Json) -> Iterator[Tile]:
@@ -207,15 +197,15 @@ def _headlines(report: _Json) -> Iterator[Tile]:
         yield Tile(report["title"], f"{slots} at a time", "Max concurrent requests", report["test"])
     for number_, label, head in _HEADLINES.get(report["test"], ()):
         found = [
-            (row[0], row[table["heads"].index(head)])
+            (row[0], row[table["heads"].index(head) if head else -1])
             for table in report.get("tables") or ()
-            if re.match(rf"Table {number_}\b", table["caption"]) and head in table["heads"]
+            if re.match(rf"Table {number_}\b", table["caption"]) and (not head or head in table["heads"])
             for row in table["rows"]
             if row[0].endswith(label)
         ]
         if found:
             name, value = found[-1]  # of several loads the highest
-            about = name if head == "Value" else f"{head}, {name}"
+            about = f"{head}, {name}" if head not in ("", "Value") else name
             yield Tile(report["title"], value.partition(" (")[0], about, report["test"])
 
 
@@ -312,7 +302,7 @@ def render_compare(told: _Json) -> RenderableType:
 
 def _comparison(test: _Json) -> Iterator[Note | Table]:
     unmet = _unmet_rows(test)
-    yield from (Note(said, "bold red") for said in _unlike(test))
+    yield from (Note(said, "bold red") for said in _objections(test))
     yield Note(f"fair comparison: {_fairness(test)}", "yellow" if unmet else "none")
     yield from (_unmet(row, row["status"]) for row in unmet)
     if not test["tables"]:
@@ -324,7 +314,7 @@ def _comparison(test: _Json) -> Iterator[Note | Table]:
 def compare_markdown(told: _Json) -> str:
     sections: list[Section] = []
     for test in told["tests"]:
-        blocks: list[Block] = [Note("", lead=said) for said in _unlike(test)]
+        blocks: list[Block] = [Note("", lead=said) for said in _objections(test)]
         blocks += [Note(f"Fair comparison (section 6): {_fairness(test)}."), *_tables(test)]
         blocks += [ItemList(test["notes"])] if test["notes"] else []
         blocks += _normalised(test)
@@ -354,11 +344,8 @@ def compare_html(told: _Json) -> str:
 
 
 def _compare_summary(told: _Json) -> list[Block]:
-    valid = all(one["valid"] for test in told["tests"] for one in test["systems"])
-    fair = valid and not any(_unmet_rows(test) for test in told["tests"])
-    items = [f"{test['title']}: {' '.join((*_unlike(test), _fairness(test)))}" for test in told["tests"]]
-    if not valid:
-        items.append("Some runs are not valid: what speaks against them is in the notes.")
+    fair = not any(test.get("invalid") or _unmet_rows(test) for test in told["tests"])
+    items = [f"{test['title']}: {' '.join((*_objections(test), _fairness(test)))}" for test in told["tests"]]
     tiles = []
     for test in told["tests"]:
         for other in test["systems"][1:]:
@@ -415,7 +402,6 @@ def _comparison_page(test: _Json) -> Iterator[Block]:
 
 
 def _normalised(test: _Json) -> list[Table]:
-    """Output rates by 6.2; none where nothing says by what."""
     told = test["normalised"]
     if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in told):
         return []
@@ -439,11 +425,13 @@ def _fairness(test: _Json) -> str:
     return f"{said}; lacking: {', '.join(row['id'] for row in unmet)}" if unmet else said
 
 
-def _unlike(test: _Json) -> list[str]:
-    """How loads differ, and what that means; empty where they do not."""
-    if not test["unlike"]:
-        return []
-    return ["loads differ, and figures of them are not tested:", *(f"  {one}" for one in test["unlike"])]
+def _objections(test: _Json) -> list[str]:
+    """Return which runs are not valid, and how loads differ."""
+    said = list(test.get("invalid") or ())
+    if test["unlike"]:
+        said.append("loads differ, and figures of them are not tested:")
+        said += [f"  {one}" for one in test["unlike"]]
+    return said
 
 
 def _unmet_rows(test: _Json) -> list[_Json]:

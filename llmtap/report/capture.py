@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from llmtap.report.document import Note, Table
 from llmtap.report.render import terminal
 from llmtap.report.summary import summary_blocks
-from llmtap.report.values import at, counted, harmless, joined
+from llmtap.report.values import MARK, at, counted, harmless, joined
 from llmtap.units import format_bytes
 
 __all__ = ["render_capture", "render_integrity"]
@@ -32,6 +32,7 @@ _Json = Mapping[str, Any]
 def render_capture(told: _Json) -> RenderableType:
     blocks: list[Note | Table] = [Note(line, "bold") for line in _heading(told)]
     blocks += [*summary_blocks(told), *map(Note, _workload(told.get("workload") or {}))]
+    blocks += [Note(line) for line in _classes(told.get("slo") or {})]
     if told.get("integrity"):
         blocks.append(Note(f"integrity  {_integrity_said(told['integrity'])}"))
     blocks += map(Note, _broken(at(told, "capture", "broken") or ()))
@@ -56,6 +57,17 @@ def _heading(told: _Json) -> Iterator[str]:
     yield " · ".join(said)
     if window.get("start"):
         yield f"{window['start']} to {window['end']}"
+
+
+def _classes(slos: _Json) -> Iterator[str]:
+    for name, slo in slos.items():
+        target = f"{slo['objectives']} (target {slo['target']:.4g})"
+        if not slo["counted"]:
+            yield f"class      {name}: no exchange counted for {target}"
+            continue
+        rate = f"{slo['burn_rate']:.3g}{MARK * ('burn_rate' in slo['marks'])}"
+        met = f"{slo['good']:,} of {slo['counted']:,} met {target}"
+        yield f"class      {name}: {met}, error budget used at {rate} times the allowed rate"
 
 
 def _workload(workload: _Json) -> Iterator[str]:
@@ -119,11 +131,15 @@ def _group_table(label: str, groups: _Json) -> Table:
         output, attained = summary["tokens"]["output"], at(summary, "goodput", "attainment")
         rows.append([
             harmless(name)[:_NAME_CHARS], f"{summary['n']:,}",
-            *(_duration(summary["metrics"][metric][figure]) for _, metric, figure in _GROUP_COLUMNS),
+            *(_figure(summary["metrics"][metric], figure) for _, metric, figure in _GROUP_COLUMNS),
             "-" if output is None else f"{output:,}", "-" if attained is None else f"{attained:.1%}",
         ])  # fmt: skip
     heads = [label, "n", *(title for title, _, _ in _GROUP_COLUMNS), "out tok", "goodput"]
     return Table(heads, rows, nowrap=True)
+
+
+def _figure(figures: _Json, name: str) -> str:
+    return _duration(figures[name]) + MARK * (name in figures["marks"])
 
 
 def _duration(seconds: float | None) -> str:
@@ -153,11 +169,11 @@ def _integrity_said(integrity: _Json) -> str:
     captures = integrity["captures"]
     if not captures:
         return f"{integrity['unnumbered']:,} exchanges without numbers: nothing can be said of missing ones"
-    present, missing, unexplained, twice = (
+    present, running, missing, unexplained, twice = (
         sum(capture[name] for capture in captures)
-        for name in ("present", "missing", "unexplained", "duplicates")
+        for name in ("present", "running", "missing", "unexplained", "duplicates")
     )
-    said = [f"{present:,} present"]
+    said = [f"{present:,} present", *([f"{running:,} running"] if running else [])]
     if not missing:
         said.append("none missing")
     else:
@@ -205,9 +221,10 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
         yield f"  unexplained: {'' if capture['exact'] else 'at least '}{capture['unexplained']:,}"
     for relay in capture["relays"]:
         yield f"  relay {relay['relay']}: {relay['opened']:,} begun, {relay['present']:,} present"
-        if relay["missing"]:
+        if relay["ranges"]:
             ranges = (f"{first}" if first == last else f"{first}-{last}" for first, last in relay["ranges"])
-            yield f"    missing {relay['missing']:,}: {', '.join(ranges)}"
+            running = f", running {relay['running']:,}" if relay["running"] else ""
+            yield f"    missing {relay['missing']:,}{running}: {', '.join(ranges)}"
             known = [f"dropped {joined(relay['dropped'])}"] if relay["dropped"] else []
             known += [f"under way at its last word {relay['unsettled']:,}"] if relay["unsettled"] else []
             known += [f"begun after it {relay['since']:,}"] if relay["since"] else []

@@ -1,10 +1,8 @@
 """Result of an experiment in lines: its state, its split, and the differences that are significant.
 
-Takes the public JSON of `/api/v1/experiment`. A difference is reported when its p, right at every look, is
-below the risk divided by the number of comparisons; among so many others, some look large by chance.
-
-The result of the demo is for a newcomer: a sentence with the verdict, then the figures of both arms, in lines
-of at most 100 columns.
+Takes the public JSON of `/api/v1/experiment`. A difference is reported if its p, which is valid at every
+look, is below the risk divided by the number of comparisons. The result of the demo begins with a sentence of
+verdict and has lines of at most 100 columns.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,7 +116,9 @@ def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -
     control = experiment["control"]
     arms = experiment["arms"]
     other = next(name for name in arms if name != control)
+    refused = sum(arms[other]["refusals"].values())
     yield Note(_demo_verdict(experiment, other), "bold")
+    yield Note(f"The guardrail refused {refused:,} of {arms[other]['ended']:,} requests.", "bold")
     if at(experiment, "sample_ratio", "alarm"):
         yield Note("warning: the arms did not get their shares of the requests; do not compare them", "red")
     rows = [
@@ -133,21 +133,17 @@ def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -
 
 
 def _demo_verdict(experiment: _Json, arm: str) -> str:
-    refused = sum(experiment["arms"][arm]["refusals"].values())
-    refusals = f"refused {refused:,} of {experiment['arms'][arm]['ended']:,} requests"
-    ttft = at(experiment, "differences", arm, "ttft", "mean") or {}
-    if ttft.get("different") and ttft.get("anytime_interval"):
-        low, high = map(_ms, sorted(map(abs, ttft["anytime_interval"])))
-        does = "adds" if ttft["difference"] > 0 else "saves"
-        level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
-        mean = _ms(abs(ttft["difference"]))
-        range_ = f"mean, {level}: {low} to {high}"
-        return f"The guardrail {does} {mean} ms to the first token ({range_}) and {refusals}."
+    """Return a sentence about the median time to first token, with the figures of its row of the table."""
     if any(one["units"] < FIRST_LOOK for one in experiment["arms"].values()):
-        why = f"A comparison needs {FIRST_LOOK} requests of each arm"
-    else:
-        why = "No significant difference in the time to the first token"
-    return f"{why}; the guardrail {refusals}."
+        return f"A comparison needs {FIRST_LOOK} requests of each arm."
+    ttft = at(experiment, "differences", arm, "ttft", "p50") or {}
+    low, high = ttft.get("interval") or (0, 0)
+    if low <= 0 <= high:
+        return "The guardrail does not change the median time to first token significantly."
+    difference, *ends = (_ms(abs(one)) for one in (ttft["difference"], *sorted((low, high), key=abs)))
+    does = f"adds {difference} ms to" if low > 0 else f"saves {difference} ms of"
+    level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
+    return f"The guardrail {does} the median time to first token ({level}: {ends[0]} to {ends[1]})."
 
 
 def _demo_counts(arms: _Json, *names: str) -> Iterator[list[str]]:
@@ -180,7 +176,7 @@ def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
         yield f"objectives   {met:,} of {counted:,} requests met {goodput['objectives']}"
     added = at(summary, "added", "first_chunk") or {}
     if added.get("n"):
-        yield f"added        the tap itself added {figure_text(added, 'p50')} ms (median) to the first chunk"
+        yield f"added        llmtap itself added {figure_text(added, 'p50')} ms (median) to the first chunk"
     if widths := sorted(x["uncertainty"] for x in exchanges):
         p50, p99 = (milliseconds(percentile(widths, p)) for p in (0.5, 0.99))
         yield f"uncertainty  of a time of one request: median {p50} ms, p99 {p99} ms"

@@ -1,8 +1,7 @@
 """Report of a replay, for a terminal, as Markdown and as a page.
 
-It has the verdict, the figures, their distributions, the run over time, and rows beside what they were when
-they were captured. Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every
-chart has a table of its figures, and a caption that says what they rest on.
+Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every chart has a table
+of its figures, and a caption that states their basis.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +40,7 @@ from llmtap.report.replay_terms import (
     rests_on,
     retries_said,
     selftest_said,
+    speed_said,
 )
 from llmtap.report.summary import summary_blocks, system_blocks, system_warnings
 from llmtap.report.values import (
@@ -49,7 +49,9 @@ from llmtap.report.values import (
     METRIC_TITLES,
     at,
     counted,
+    figure_text,
     figures_text,
+    is_marked,
     milliseconds,
     number,
     percentile_titles,
@@ -73,6 +75,8 @@ _FIGURES: Final = {
 _TERMINAL_FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
 _FROM_SCHEDULE: Final = ("ttft", "e2e", "user_idle")
 """Metrics that are also counted from the scheduled time."""
+_TASK: Final = "task, whole conversation"
+_TURN_HEADS: Final = ("turn", "n", "TTFT p50", "TTFT p99", "E2E p50", "E2E p99")
 _SHARES: Final = ("fluidity_index_doc", "fluidity_index_code", "qoe_area_step", "smooth_benefit")
 _NOT_LATENCIES: Final = (*_SHARES, "e2e_same_length", "elapsed")
 _PAIR_HEADS: Final = (
@@ -125,7 +129,7 @@ def _heads(result: _Json) -> tuple[str, ...]:
 
 def _latency_rows(result: _Json) -> list[list[str]]:
     """In ms, marked where too few samples carry them."""
-    places = []
+    places: list[tuple[str, tuple[str, ...]]] = []
     for name, title in METRIC_TITLES.items():
         if name not in _NOT_LATENCIES:
             places.append((title, ("metrics", name)))
@@ -133,11 +137,12 @@ def _latency_rows(result: _Json) -> list[list[str]]:
             places.append((f"{title}, from schedule", ("corrected", name)))
     rows = []
     shown = _shown(result)
-    for title, place in (*places, ("dispatch lateness", ("dispatch_lateness",))):
+    places += [("dispatch lateness", ("dispatch_lateness",)), (_TASK, ("tasks", "duration"))]
+    for title, place in places:
         figures = at(result, *place) or {}
         if figures.get("n"):
             option = figures.get("option")
-            rows.append([f"{title} (option {option})" if option else title, *figures_text(figures, shown)])
+            rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
     return rows
 
 
@@ -155,8 +160,15 @@ def _share_rows(result: _Json) -> list[list[str]]:
     return rows
 
 
-def _is_marked(rows: Sequence[Sequence[str]]) -> bool:
-    return any(cell.endswith(MARK) for row in rows for cell in row)
+def _turn_rows(result: _Json) -> list[list[str]]:
+    """Cells as _TURN_HEADS, in ms; none where there is but one turn."""
+    turns = at(result, "tasks", "turns") or []
+    rows = []
+    for turn in turns if len(turns) > 1 else ():
+        title = f"{turn['turn'] + 1}{' and later' if turn.get('and_later') else ''}"
+        cells = [figure_text(turn[metric], name) for metric in ("ttft", "e2e") for name in ("p50", "p99")]
+        rows.append([title, f"{turn['e2e']['n']:,}", *cells])
+    return rows
 
 
 def _outcome_rows(counts: Mapping[str, int], whole: int) -> list[list[str]]:
@@ -205,8 +217,10 @@ def replay_markdown(result: _Json) -> str:
         found.append(("Latencies, ms", [Table(_heads(result), rows)]))
     if shares:
         found.append(("What readers had of the answers", [Table(_heads(result), shares)]))
-    if found and _is_marked((*rows, *shares)):
+    if found and is_marked((*rows, *shares)):
         found[-1][1].append(Note(FEW))
+    if turns := _turn_rows(result):
+        found.append(("By turn of the conversation, ms", [Table(_TURN_HEADS, turns)]))
     if pairs:
         found.append(("Then and now, ms", [Table(["", *_PAIR_HEADS], pairs), Note(_pairs_said(baseline))]))
     if outcomes:
@@ -296,8 +310,10 @@ def _figures(result: _Json) -> Iterator[Block]:
     yield Table(_heads(result), rows, "Latencies, ms", label="Figures")
     if shares:
         yield Table(_heads(result), shares, "What readers had of the answers")
-    if _is_marked((*rows, *shares)):
+    if is_marked((*rows, *shares)):
         yield Note(FEW, css="few")
+    if turns := _turn_rows(result):
+        yield Table(_TURN_HEADS, turns, "By turn of the conversation, ms")
     yield from _rests(rests_on(result, "", ("ITL", "tokens", "smooth goodput", "sender")))
 
 
@@ -342,6 +358,8 @@ def _outcomes(result: _Json) -> Iterator[Block]:
 
 def render_replay(result: _Json) -> RenderableType:
     blocks: list[Note | Table] = [Note(_heading(result), "bold"), *summary_blocks(result), _sending(result)]
+    if turns := _turn_rows(result):
+        blocks.append(Table([f"{_TURN_HEADS[0]}, ms", *_TURN_HEADS[1:]], turns, nowrap=True))
     blocks += map(Note, _lines(result))
     if baseline := result.get("baseline"):
         heads = [head.replace("difference", "diff") for head in _PAIR_HEADS]
@@ -362,11 +380,17 @@ def render_selftest(result: _Json) -> RenderableType:
         for name, title in (("ttft", "TTFT"), ("itl", "ITL"))
     ]
     load, n = result["load"], result["n"]
+    ttft, itl = (milliseconds(result[name]["p99"]) for name in ("ttft", "itl"))
+    lead = Note(
+        f"99 % of TTFTs are within {ttft} ms of the truth at this load, of ITLs within {itl} ms", "bold"
+    )
+    if result["unmatched"]:
+        lead = Note(f"NOT VALID: {result['unmatched']:,} of {n:,} answers could not be compared", "red")
     said = (
         f"{counted(load['streams'], 'stream')}, {number(load['tokens_per_second'])} tokens/s,"
         f" {number(load['duration'], 2)} s; {n - result['unmatched']:,} of {n:,} answers compared"
     )
-    return terminal([Note(said), Table(["error, ms", "n", "p50", "p99", "worst"], rows, nowrap=True)])
+    return terminal([lead, Note(said), Table(["error, ms", "n", "p50", "p99", "worst"], rows, nowrap=True)])
 
 
 def render_verdicts(verdicts: Mapping[str, _Json]) -> RenderableType:
@@ -394,6 +418,8 @@ def _heading(result: _Json) -> str:
     how = f"arrivals {process_said(arrivals)}" if arrivals else "closed loop"
     if arrivals.get("rate_rps"):
         how += f" at {arrivals['rate_rps']:.4g} req/s"  # asked; the planned rate came of drawing it
+    if speed := speed_said(arrivals):
+        how += f" ({speed})"
     said = [f"{name} to {plan.get('target', '?')}", how, f"{load['sent']:,} of {load['planned']:,} sent"]
     if load.get("planned_rps") is not None:
         of = " (first turns)" if plan.get("conversations") else ""
@@ -414,8 +440,9 @@ def _sending(result: _Json) -> Note | Table:
         f"{METRIC_TITLES[name]}, from schedule": at(result, "corrected", name) or {}
         for name in _FROM_SCHEDULE
     }
+    found[_TASK] = at(result, "tasks", "duration") or {}
     rows = [
-        [title, f"{figures['n']:,}", *(milliseconds(figures.get(f)) for f in _TERMINAL_FIGURES)]
+        [title, *figures_text(figures, _TERMINAL_FIGURES)]
         for title, figures in found.items()
         if figures.get("n")
     ]

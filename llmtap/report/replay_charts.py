@@ -1,11 +1,8 @@
 """Charts of a replay: latency distributions, and the run over time.
 
 Distributions are drawn from `quantiles` of the public JSON, each as a whole and as the share of requests that
-exceed a latency, so that a p99.9 can be read. What rests on too few samples (IETF draft, 5.1.4.3) is
-dotted.
-
-Over time, seconds count from the start of the run. Averages and rates are drawn over the time that they are
-of; of very many samples the lowest and the highest of each stretch are drawn.
+exceed a latency. Parts of too few samples (IETF draft, 5.1.4.3) are dotted. Of very many samples over time
+the lowest and the highest of each stretch are drawn.
 """
 
 from bisect import bisect_left, bisect_right
@@ -143,7 +140,7 @@ def distributions_of(result: _Json) -> Iterator[Distribution]:
             elif f"{metric} from schedule" in drawn:
                 title += " from schedule" if from_schedule else " from submit"
             elif metric == "itl" and option:
-                title += f" (option {option})"
+                title += f" ({option})"
             seconds, n = at(result, *place), at(result, *figures, "n") or 0
             if seconds and n and len(seconds) == len(shares):
                 curves.append(Curve(title, n, shares, seconds, i, DASHES[i]))

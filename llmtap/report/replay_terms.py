@@ -1,8 +1,4 @@
-"""Basis of a replay's figures as sentences: plan, load, window, counting, sender.
-
-A caption states the most important terms, because a printed figure or a screenshot has nothing else. The page
-states all of them.
-"""
+"""Basis of a replay's figures as sentences: plan, load, window, counting, sender."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -13,7 +9,7 @@ from llmtap.units import format_bytes
 
 __all__ = [
     "RATES", "all_of", "clocks_said", "connections_said", "heading_of", "lengths_said", "plan_rows",
-    "process_said", "rests_on", "retries_said", "selftest_said",
+    "process_said", "rests_on", "retries_said", "selftest_said", "speed_said",
 ]  # fmt: skip
 
 RATES: Final = (
@@ -137,11 +133,9 @@ def _arrivals(plan: _Json) -> str:
     said = [process_said(arrivals)]
     if arrivals.get("rate_rps") is not None:
         said.append(f"{number(arrivals['rate_rps'])} req/s asked")
-    said += [
-        f"{name} {_text(value)}"
-        for name, value in arrivals.items()
-        if name not in ("arrivals", "given", "rate_rps") and value is not None
-    ]
+    shown = ("arrivals", "given", "rate_rps", "scale", "speed", "recorded_rps")
+    said += [speed] if (speed := speed_said(arrivals)) else []
+    said += [f"{k} {_text(value)}" for k, value in arrivals.items() if k not in shown and value is not None]
     return ", ".join(said)
 
 
@@ -149,6 +143,15 @@ def process_said(arrivals: _Json) -> str:
     """An arrival process as the user wrote it, and with its own parameters where they differ."""
     process, given = str(arrivals.get("arrivals", "?")), arrivals.get("given")
     return process if given in (None, process) else f"{given} ({process})"
+
+
+def speed_said(arrivals: _Json) -> str:
+    """Factor between the recorded times and those asked, its option and the recorded rate; empty for 1."""
+    scale, speed, recorded = (arrivals.get(name) for name in ("scale", "speed", "recorded_rps"))
+    if scale is None or (scale == 1 and speed is None):
+        return ""
+    said = f"--speed {number(speed)}" if speed is not None else f"times divided by {number(scale)}"
+    return said + (f" of {number(recorded)} req/s recorded" if recorded else "")
 
 
 def _load(load: _Json) -> str:

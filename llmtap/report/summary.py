@@ -1,7 +1,6 @@
 """Tables of a Summary and of the resources of a run, for a terminal.
 
-Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`), so a summary read from a
-file or over HTTP prints like one made here. Whatever makes a figure doubtful is printed beside it.
+Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,15 +8,15 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
-from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.report.document import Note, Table
 from llmtap.report.render import terminal
 from llmtap.report.values import (
-    MARK,
+    FEW,
     METRIC_TITLES,
     at,
     counted,
     figures_text,
+    is_marked,
     joined,
     milliseconds,
     number,
@@ -71,8 +70,8 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
                 rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
     yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
     yield from map(Note, _lines(summary))
-    if any(MARK in cell for row in rows for cell in row):
-        yield Note(f"{MARK} from fewer than {SAMPLES_MIN['p99']:,} samples (IETF 5.1.4.3)", "yellow")
+    if is_marked(rows):
+        yield Note(FEW, "yellow")
 
 
 def _headline(summary: _Json) -> str:
@@ -106,7 +105,7 @@ def _lines(summary: _Json) -> Iterator[str]:
         yield f"smooth     {number(smooth['tokens_per_second'], 3)} tokens/s goodput ({of})"
     goodput = summary.get("goodput") or {}
     if goodput.get("attainment") is not None:
-        judged = " (a refusal is judged by its times, too)" if at(summary, "outcomes", "refused") else ""
+        judged = " (refusals without output are not counted)" if at(summary, "outcomes", "refused") else ""
         yield (
             f"goodput    {number(goodput['requests_per_second'], 3)} req/s,"
             f" {goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}{judged}"

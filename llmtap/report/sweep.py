@@ -6,16 +6,21 @@ apart; what they do decide (a fixed time makes more requests at a higher rate) r
 
 An option that a run's scheduler does not read is None among its `readings` and `serving`. Along such an axis
 the run is the same everywhere: a level line.
+
+Long because the table, its best runs and the lines below it share the columns and the dimensions.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import ceil, sqrt
 from operator import itemgetter
+from statistics import mean, median, stdev
 from typing import Any, Final
 
+from llmtap.metrics.statistics import SAMPLES_MIN, t_quantile
 from llmtap.report.document import Table
 from llmtap.report.values import (
     TIMES,
@@ -31,8 +36,9 @@ from llmtap.report.values import (
 )  # fmt: skip
 
 __all__ = [
-    "BEST", "Dimension", "Line", "Result", "Sweep", "best_said", "read_sweep", "settings_of", "sweep_lines",
-    "sweep_table",
+    "BEST", "Dimension", "Line", "Result", "Sweep", "best_said", "followed_figures",
+    "followed_requests", "read_sweep", "settings_of", "sweep_lines",
+    "sweep_table", "unreliable_said",
 ]  # fmt: skip
 
 Result = Mapping[str, Any]
@@ -49,8 +55,6 @@ _NAMED: Final = "output_delay"
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A setting that differs between runs."""
-
     name: str
     texts: dict[Hashable, str]
     """Each value with how it reads in a line's name, such as `8 servers`; ascending, if they are numbers."""
@@ -92,7 +96,6 @@ class Line:
 
     label: str
     of: dict[str, str]
-    """Text by dimension."""
     points: list[tuple[Any, Result]]
     level: bool = False
     """The axis is nothing to them: one run, at each of its places."""
@@ -160,10 +163,11 @@ def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
 
 
 def _load_key(result: Result) -> Hashable:
-    """What was asked for, where that is told: at one scale, more rows of a trace are no other load."""
+    """What was asked for, if that is known: at one scale, more rows of a trace are no other load."""
     offered = at(result, "load", "offered_rps")
-    if result.get("scale") is not None:
-        return float(result["scale"])
+    for name in ("asked_load", "scale"):
+        if result.get(name) is not None:
+            return float(result[name])
     return None if offered is None else float(f"{offered:.4g}")
 
 
@@ -237,7 +241,10 @@ _UNSERVED_SAID: Final = {
 }
 _SAID_OTHERWISE: Final = frozenset({_SCHEDULER, "trace", "objectives"})
 BEST: Final = "\N{BLACK STAR}"
-"""Beside the best value of a column."""
+_OUTSIDE_MIN: Final = 10
+"""Requests outside their bounds that a reliable share needs: as many as 1,000 samples have above p99."""
+SEEDS_MIN: Final = 3
+"""Repeats with other seeds from which a run can be the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +256,6 @@ class _Column:
     better: int = 0
     """1: the largest is best, -1: the smallest."""
     name: str = ""
-    """In a sentence."""
 
 
 def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
@@ -257,7 +263,8 @@ def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
     columns = [_Column("scheduler", lambda told: str(told["scheduler"])), *_varying(results)]
     keys = len(columns)
     columns += _figure_columns(results, sla=sla)
-    marked = {(row, column) for column, wins in _wins(results, columns).items() for row in wins}
+    wins = _wins(results, columns)
+    marked = {(row, i) for i, won in wins.items() for rows in won for row in rows}
 
     def cell(row: int, i: int) -> str:
         return BEST * ((row, i) in marked) + columns[i].text(results[row])
@@ -293,41 +300,77 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
         yield _Column(f"{name} req/s", partial(_capacity, path), path, 1, name)
 
 
-def _wins(results: Sequence[Result], columns: Sequence[_Column]) -> dict[int, list[int]]:
-    """Return the best rows by column: among runs that differ only by their scheduler, else among all runs."""
-    groups: dict[Hashable, list[int]] = defaultdict(list)
+def _repeats(results: Sequence[Result]) -> list[dict[Hashable, dict[Any, int]]]:
+    """Return groups of runs to compare: what each group varies, and for each value its rows by seed.
+
+    A group has one load, number of servers and requests, and one trace; if none of these groups has two
+    values, all runs are one group.
+    """
+    groups: dict[Hashable, dict[Hashable, dict[Any, int]]] = defaultdict(lambda: defaultdict(dict))
     for row, told in enumerate(results):
-        # Options that a scheduler does not read are its own; they do not divide runs.
         of = settings_of(told)
-        groups[of[_LOAD], of["servers"], of["requests"], of["seed"], of["trace"]].append(row)
-    if all(len(rows) == 1 for rows in groups.values()):
-        groups = {None: list(range(len(results)))}
-    wins: dict[int, list[int]] = defaultdict(list)
-    for rows in groups.values():
+        seed, rest = of.pop("seed"), frozenset(of.items())
+        groups[of[_LOAD], of["servers"], of["requests"], of["trace"]][rest][seed] = row
+    if all(len(values) == 1 for values in groups.values()):
+        return [{rest: rows for values in groups.values() for rest, rows in values.items()}]
+    return list(groups.values())
+
+
+def _wins(results: Sequence[Result], columns: Sequence[_Column]) -> dict[int, list[list[int]]]:
+    """Return, by column, the rows of each run that is better than all it is compared with.
+
+    Better means that the 95 % interval of the mean difference between seeds (Student's t, in pairs of one
+    seed) does not contain 0, for SEEDS_MIN seeds or more.
+    """
+    wins: dict[int, list[list[int]]] = defaultdict(list)
+    for group in _repeats(results):
+        seeds = set.intersection(*(set(rows) for rows in group.values()))
+        if len(group) < 2 or len(seeds) < SEEDS_MIN:
+            continue
         for i, column in enumerate(columns):
-            values = {row: at(results[row], *column.path) for row in rows if column.better}
-            known = {row: value * column.better for row, value in values.items() if value is not None}
-            best = max(known, key=known.__getitem__, default=None)
-            # Figures that read alike are equal.
-            texts = [column.text(results[row]) for row in known]
-            if best is not None and len(known) > 1 and texts.count(column.text(results[best])) == 1:
-                wins[i].append(best)
+            values = {
+                rest: [at(results[rows[seed]], *column.path) for seed in sorted(seeds)]
+                for rest, rows in group.items()
+            }
+            known = {rest: one for rest, one in values.items() if column.better and None not in one}
+            if len(known) < 2:
+                continue
+            best = max(known, key=lambda rest: mean(known[rest]) * column.better)
+            others = [one for rest, one in known.items() if rest != best]
+            if all(_is_better(known[best], other, column.better) for other in others):
+                wins[i].append([group[best][seed] for seed in seeds])
     return wins
 
 
+def _is_better(a: Sequence[float], b: Sequence[float], sign: int) -> bool:
+    differences = [(x - y) * sign for x, y in zip(a, b, strict=True)]
+    n = len(differences)
+    reach = t_quantile(0.05, n - 1) * stdev(differences) / sqrt(n)
+    return mean(differences) - reach > 0
+
+
 def best_said(results: Sequence[Result], *, sla: bool = False) -> str:
-    """Return a sentence on which run was best by what; empty for one run, or if nothing differs."""
+    """Return a sentence on which run was best by what, or on how to find out; empty for a single run."""
+    groups = [group for group in _repeats(results) if len(group) > 1]
+    if not groups:
+        return ""
     columns = list(_figure_columns(results, sla=sla))
     labels = [_label_of(told, results) for told in results]
     by_label: dict[str, list[str]] = defaultdict(list)
-    for i, rows in _wins(results, columns).items():
-        counts = Counter(labels[row] for row in rows)
-        label, n = counts.most_common(1)[0]
+    for i, won in _wins(results, columns).items():
+        label, n = Counter(labels[rows[0]] for rows in won).most_common(1)[0]
         name = columns[i].name or columns[i].title
-        by_label[label].append(name if n == len(rows) else f"{name} ({n} of {len(rows)})")
+        by_label[label].append(name if n == len(groups) else f"{name} ({n} of {len(groups)})")
     ranked = sorted(by_label.items(), key=lambda one: -len(one[1]))
-    parts = [f"{label} by {_listed(names)}" for label, names in ranked]
-    return "; ".join(parts).replace(" by ", " was best by ", 1) + "." if parts else ""
+    if parts := [f"{label} by {_listed(names)}" for label, names in ranked]:
+        said = "; ".join(parts).replace(" by ", " was best by ", 1)
+        return f"{said}. {BEST} marks the best: the 95 % interval of the difference over seeds excludes 0."
+    if all(len(set.intersection(*map(set, group.values()))) < SEEDS_MIN for group in groups):
+        return (
+            "No run is marked as the best: one workload cannot show that a difference is more than chance."
+            " Repeat a synthetic workload with several seeds, for example --seed 1,2,3,4,5."
+        )
+    return "No run is best by any figure: the 95 % intervals of the differences over seeds contain 0."
 
 
 def _label_of(result: Result, results: Sequence[Result]) -> str:
@@ -345,7 +388,7 @@ def _listed(names: Sequence[str]) -> str:
 def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str]:
     """Which run was best, the meaning of the figures, and what is the same for all of them."""
     if best := best_said(results, sla=sla):
-        yield f"{best} {BEST} marks the best of a column."
+        yield best
     offered, counts = ({of(told) for told in results} for of in (_offered, lambda told: f"{told['n']:,}"))
     same = [f"{counts.pop()} requests"] if len(counts) == 1 else []
     same += [f"offered {offered.pop()}"] if len(offered) == 1 else []
@@ -369,8 +412,45 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         yield f"goodput: requests that met {objectives}"
     for reader in _each(_reader(told.get("smooth_goodput") or {}) for told in results):
         yield f"smooth: goodput for {reader}; idle: what such a reader waited with nothing to read"
+    yield from dict.fromkeys(unreliable_said(results))
+    for label, told in followed_requests(results):
+        one = told["followed"]
+        size = f"request {one['row']} ({one['input']:,} + {one['output']:,} tokens)"
+        yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(one).items())}"
     for fit, model in _each((told.get("fit"), told["model"]) for told in results):
         yield _model(fit, model)
+
+
+def unreliable_said(results: Sequence[Result]) -> Iterator[str]:
+    """Say which figures are of too few requests: p99, goodput, and capacities (IETF draft, 5.1.4.3)."""
+    least = SAMPLES_MIN["p99"]
+    if few := [told["n"] for told in results if told["n"] < least]:
+        names = "p99 and goodput" if any(told.get("goodput") for told in results) else "p99"
+        needed = f"at least {least:,} are needed (--requests)"
+        yield f"not reliable: {names} of {values_text(few)} requests; {needed}"
+    for told in results:
+        allowed = at(told, "capacity", "allowed")
+        if allowed is None or told["n"] * allowed >= _OUTSIDE_MIN:
+            continue
+        needed = f"{ceil(_OUTSIDE_MIN / allowed):,}" if allowed else "more"
+        yield (
+            f"not reliable: the capacity of {told['scheduler']}, by {told['n']:,} requests of which"
+            f" {allowed:.4g} may be outside; at least {needed} are needed (--requests)"
+        )
+
+
+def followed_requests(results: Sequence[Result]) -> list[tuple[str, Result]]:
+    """Return the runs in which a request was followed, with their labels."""
+    return [(_label_of(told, results), told) for told in results if told.get("followed")]
+
+
+def followed_figures(followed: Mapping[str, Any]) -> dict[str, str]:
+    """Return what came of the followed request, in ms, by name."""
+    times = followed["token_seconds"]
+    gaps = [later - sooner for sooner, later in pairwise(times)] or [None]
+    found = {"TTFT": times[0], "E2E": times[-1]} if times else {"TTFT": None, "E2E": None}
+    found |= {"median gap": median(gaps), "longest gap": max(gaps)}
+    return {name: milliseconds(value) for name, value in found.items()}
 
 
 def _reader(smooth: Mapping[str, Any]) -> str | None:
@@ -405,7 +485,7 @@ def _not_served(results: Sequence[Result]) -> Iterator[str]:
             several = " in a run" if len(found) > 1 else ""
             yield f"{what}: {counts} requests{several} {why} ({', '.join(limits)})"
     if any(_count(told, *_UNSERVED["refused"]) for told in results):
-        yield "who was refused is late, and in no other figure: of few who are served, few are slow"
+        yield "refused requests count as late, and in no other figure: with few requests served, few are slow"
 
 
 def _limits(results: Sequence[Result], name: str) -> str:

@@ -6,6 +6,8 @@ escaped for plotly, which reads tags.
 
 Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth
 goodput); multi-bin paper, sections 7 and 9.
+
+Long because the charts, their tables and the settings are one page.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,14 +33,16 @@ from llmtap.report.document import (
 from llmtap.report.page import COLOURS, page_html
 from llmtap.report.plots import DASHES, SYMBOLS, is_wide
 from llmtap.report.sweep import (
-    BEST,
     Dimension,
     Line,
     Result,
     Sweep,
     best_said,
+    followed_figures,
+    followed_requests,
     read_sweep,
     sweep_table,
+    unreliable_said,
 )  # fmt: skip
 from llmtap.report.values import MARK, at, counted, number, option_text, values_text
 
@@ -66,7 +70,6 @@ class Quantity:
     path: tuple[str, ...]
     samples: tuple[str, ...] = ("n",)
     offered: bool = False
-    """The offered load is in the same unit, and is drawn beside it."""
 
     def of(self, result: Result) -> float | None:
         value = at(result, *self.path)
@@ -99,8 +102,6 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class SweepChart:
-    """Quantities that are read together."""
-
     key: str
     heading: str
     about: str
@@ -181,11 +182,46 @@ def sweep_html(
         )
         about: list[Block] = [Note(chart.about)] if chart.about else []
         sections.append(Section(chart.key, chart.heading, [*about, figure]))
+    if followed := followed_requests(results):
+        sections.append(_followed_section(sweep, followed))
     page = ReportDocument(
         title, _summary(sweep, results, sla=sla), _settings(results, defaults, sla=sla), sections,
         settings_linked=False, lines=lines, choices=_choices(sweep),
     )  # fmt: skip
     return page_html(page)
+
+
+def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> Section:
+    """Return when the tokens of one request came, and the gaps between them, a curve for each run."""
+    lines = {id(result): i for i, line in enumerate(sweep.lines) for _, result in line.points}
+    counts: list[dict[str, Any]] = []
+    gaps: list[dict[str, Any]] = []
+    for label, result in followed:
+        times = result["followed"]["token_seconds"]
+        look = {"type": "scatter", "name": escape(label), "meta": {"line": lines.get(id(result))},
+                "mode": "lines", "line": {"width": 2}}  # fmt: skip
+        counts.append({**look, "x": times, "y": list(range(1, len(times) + 1))})
+        gaps.append({**look, "x": list(range(2, len(times) + 1)), "y": [b - a for a, b in pairwise(times)]})
+    figures = {label: followed_figures(result["followed"]) for label, result in followed}
+    words = [
+        f"{said}: {', '.join(f'{label} {one[name]} ms' for label, one in figures.items())}."
+        for said, name in (("Last token", "E2E"), ("Longest gap", "longest gap"))
+    ]
+    axis = {"rangemode": "tozero"}
+    seconds, tokens = (axis | {"title": {"text": text}} for text in ("s after arrival", "token"))
+    panels = [
+        Panel("Tokens generated", words[0], counts, {"xaxis": seconds, "yaxis": axis}),
+        Panel("Gap before a token, s", words[1], gaps, {"xaxis": tokens, "yaxis": axis}),
+    ]
+    one = followed[0][1]["followed"]
+    said = f"row {one['row']}, {one['input']:,} input and {one['output']:,} output tokens; times in ms"
+    rows = [[label, *found.values()] for label, found in figures.items()]
+    table = Table(["run", *next(iter(figures.values()))], rows, "One request")
+    return Section(
+        "followed",
+        "One request",
+        [FigureBlock("followed", "One request", panels, [table], [said], lines_legend=True)],
+    )
 
 
 def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Block]:
@@ -199,8 +235,9 @@ def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Bloc
     blocks: list[Block] = [Note(f"{'; '.join(said)}.", lead=NOT_MEASURED)]
     if best := best_said(results, sla=sla):
         blocks.append(Note(best, css="lead"))
+    blocks += [Note(said.capitalize()) for said in dict.fromkeys(unreliable_said(results))]
     table = replace(sweep_table(results, sla=sla), label="All runs")
-    return [*blocks, table, Note(f"Times in ms. {BEST} marks the best of a column.")]
+    return [*blocks, table, Note("Times in ms.")]
 
 
 def _settings(results: Sequence[Result], defaults: Defaults | None, *, sla: bool) -> list[Block]:
@@ -405,7 +442,6 @@ class OptionRow:
     name: str
     values: str
     default: str
-    """Empty where it is not known."""
     changed: bool
 
 

@@ -9,8 +9,8 @@ from llmtap.metrics.statistics import SAMPLES_MIN, SHARES
 
 __all__ = [
     "FEW", "MARK", "METRIC_TITLES", "TIMES", "at", "counted", "figure_text", "figures_text", "harmless",
-    "is_number", "is_words", "joined", "leaves", "milliseconds", "number", "option_text", "ordered",
-    "percentile_titles", "plain_text", "setting_text", "setting_value", "values_text",
+    "is_marked", "is_number", "is_words", "joined", "leaves", "milliseconds", "number", "option_text",
+    "ordered", "percentile_titles", "plain_text", "setting_text", "setting_value", "values_text",
 ]  # fmt: skip
 
 _PERCENTILE: Final = re.compile(r"p\d+")
@@ -92,6 +92,11 @@ def figure_text(figures: Mapping[str, Any], name: str) -> str:
 def figures_text(figures: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """The sample count and several statistics."""
     return [f"{figures['n']:,}", *(figure_text(figures, name) for name in names)]
+
+
+def is_marked(rows: Iterable[Iterable[str]]) -> bool:
+    """Whether a table has a marked cell, so that FEW has to stand below it."""
+    return any(cell.endswith(MARK) for row in rows for cell in row)
 
 
 def plain_text(value: object) -> str:

@@ -34,13 +34,10 @@ _PROGRESS_EVERY: Final = 1 << 14
 
 
 class GivenUp(Enum):
-    """Why a scheduler does not serve a request, or not to the end."""
-
     TOO_LARGE = "too_large"
     """It needs more than the whole KV memory."""
     QUEUE_FULL = "queue_full"
     LATE = "late"
-    """One of its tokens missed its deadline."""
 
 
 NOBODY: Final[Mapping[int, GivenUp]] = {}
@@ -56,7 +53,6 @@ class Batch:
     """From its start to the first token of each request: alpha (multi-bin paper, 4.3)."""
     step_ns: float
     queue: int = 0
-    """Which of the scheduler's queues it is from."""
 
     def token_times(self, start_ns: int, tokens: int) -> range:
         """Return when a member's tokens are made, in a batch that began at `start_ns`.
@@ -83,14 +79,11 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """Result of work that is done."""
-
     finished: Sequence[int] = ()
     tokens: Sequence[int] = ()
     """The request of each token, in the order in which they leave. Empty for a `Batch`, whose `token_times`
     are known from the start."""
     due_ns: Sequence[int] | None = None
-    """When each token leaves; None where all leave now."""
     cached: Mapping[int, int] | None = None
     """Of requests whose prompt is complete now: prompt tokens found in the prefix cache; None without one."""
 
@@ -128,18 +121,14 @@ class IterationState:
     running: int = 0
     waiting: int = 0
     kv_used: float = 0.0
-    """Share of the KV memory that requests hold."""
     kv_peak: float = 0.0
     preemptions: int = 0
     preempted: int = 0
     recovered: int = 0
     """Of these, requests served to the end."""
     preempted_tokens: int = 0
-    """Tokens whose KV was discarded by preemption."""
     swapped_tokens: int = 0
-    """Tokens whose KV was swapped out by preemption."""
     prefix_queries: int = 0
-    """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
 
 
@@ -170,8 +159,6 @@ _NOTHING: Final = Step()
 
 
 class Engine:
-    """Servers of one kind, and their scheduler."""
-
     def __init__(self, scheduler: Scheduler, servers: int = 1) -> None:
         assert servers >= 1
         self._scheduler = scheduler
@@ -243,10 +230,8 @@ class RunRecord:
     server: "array[int]"
     """Number of the GPU that took it up; -1 where none did."""
     size: "array[int]"
-    """Of its batch, or of the iteration that took it up."""
     busy_ns: list[int]
     sizes: Counter[int] = field(default_factory=Counter)
-    """Batches, or iterations, by number of requests."""
     queues: Counter[int] = field(default_factory=Counter)
     finished: int = 0
     given_up: dict[int, int] = field(default_factory=dict)
@@ -290,20 +275,17 @@ class _Recorder:
     def _start(self, run: EngineRun) -> None:
         record, now_ns, work = self._record, run.start_ns, run.work
         if isinstance(work, Batch):
-            size = len(work.members)
-            for request in work.members:
-                record.start_ns[request] = now_ns
-                record.server[request] = run.server
-                record.size[request] = size
+            taken_up, size = work.members, len(work.members)
             record.queues[work.queue] += 1
         else:
             assert isinstance(work, Iteration)
+            taken_up = [request for request, _ in work.prefill]
             size = len(work.prefill) + len(work.decode)
-            for request, _ in work.prefill:
-                if record.start_ns[request] < 0:
-                    record.start_ns[request] = now_ns
-                    record.server[request] = run.server
-                    record.size[request] = size
+        for request in taken_up:
+            if record.start_ns[request] < 0:
+                record.start_ns[request] = now_ns
+                record.server[request] = run.server
+                record.size[request] = size
         record.sizes[size] += 1
         record.busy_ns[run.server] += run.end_ns - now_ns
 

@@ -53,7 +53,6 @@ class IterationModel:
     gamma: float
     """How much slower it is for very many (multi-bin paper's h)."""
     prefill_ns: float
-    """Per token of a prompt."""
     context_ns: float = 0.0
     """Per token of KV that attention reads."""
 

@@ -171,8 +171,6 @@ OUTPUT_DELAYS: Final[Mapping[str, Duration]] = {"output_delay": Duration(50 * _M
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the iteration-level schedulers."""
-
     seqs_max: Annotated[int, doc("maximum number of running requests (vLLM's max_num_seqs)", ge=1)] = 256
     tokens_max: Annotated[
         int, doc("maximum prompt tokens per iteration (vLLM's max_num_batched_tokens)", ge=1)
@@ -194,7 +192,6 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = Duration(0)
     prepone: Annotated[int, doc("tokens that decode_prepone generates before a prefill", ge=1)] = 2
     output_delay: Annotated[Duration | None, doc("minimum time between two tokens of a response")] = None
-    """None: as in `OUTPUT_DELAYS`."""
     queue_max: Annotated[
         int, doc("maximum number of waiting requests; requests above it are rejected; 0: no limit", ge=0)
     ] = 0

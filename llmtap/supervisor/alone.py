@@ -1,7 +1,8 @@
 """Meter without relays for applications with the middleware: one process, no children."""
 
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
@@ -10,31 +11,33 @@ from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.process import serve
 from llmtap.meter.setup import need_no_meter
 from llmtap.net.listener import name_of
-from llmtap.supervisor.checks import check_measuring
+from llmtap.supervisor.checks import measuring_problems
 from llmtap.supervisor.ports import bind_for
 from llmtap.supervisor.run import fresh_meter_setup
 
-__all__ = ["check_alone", "run_meter"]
+__all__ = ["alone_problems", "run_meter"]
 
 
-def check_alone(settings: Settings) -> str:
-    """Check everything but listening; return the socket's path. Raises ConfigError."""
+def alone_problems(settings: Settings) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of a meter without relays."""
     if settings.meter.socket is None:
-        raise ConfigError("meter.socket", "is missing: apps have to know it", "give --listen-socket PATH")
-    if settings.experiment.enabled:
-        raise ConfigError(
-            "experiment.enabled", "needs `llmtap proxy`: its relays deal requests to arms, an app does not"
+        yield ConfigError(
+            "meter.socket", "the path that applications connect to is missing", "give --listen-socket PATH"
         )
-    check_measuring(settings)
-    return settings.meter.socket
+    if settings.experiment.enabled:
+        yield ConfigError(
+            "experiment.enabled", "needs `llmtap proxy`: only its relays can assign requests to arms"
+        )
+    yield from measuring_problems(settings)
 
 
 def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the socket and the admin port's address.
 
-    Raises ConfigError.
+    The settings are checked (`alone_problems`). Raises ConfigError.
     """
-    path = check_alone(settings)
+    path = settings.meter.socket
+    assert path is not None
     need_no_meter(path)
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     address = name_of(admin)
@@ -47,4 +50,7 @@ def _listen(path: str) -> socket.socket:
     try:
         return listen_on(path)
     except OSError as exc:
-        raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}") from None
+        hint = None
+        if isinstance(exc, PermissionError):
+            hint = f"make its directory for this user: install -d -m 700 -o {os.geteuid()} DIRECTORY"
+        raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}", hint) from None

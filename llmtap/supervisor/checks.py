@@ -1,19 +1,19 @@
 """Checks of a configuration against the system, before anything starts."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from llmtap.capture.tokenizer import load_tokenizer
 from llmtap.config import Settings
-from llmtap.errors import ConfigError, raise_all
+from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.meter.setup import check_socket_path
 from llmtap.net.listener import parse_address
 from llmtap.net.pool import parse_origin
 from llmtap.net.tls import client_context, server_context
 from llmtap.protocol.inference import SkipRules
 
-__all__ = ["check_measuring", "check_settings", "problems_of", "warnings_of"]
+__all__ = ["check_measuring", "check_settings", "measuring_problems", "problems_of", "warnings_of"]
 
 HEAD_BYTES_MIN: Final = 256
 
@@ -25,7 +25,7 @@ def check_settings(settings: Settings, supervisor: int | None = None) -> None:
 
 def check_measuring(settings: Settings, supervisor: int | None = None) -> None:
     """Raise one ConfigError for all problems of the settings of any meter."""
-    raise_all(_of_measuring(settings, supervisor))
+    raise_all(measuring_problems(settings, supervisor))
 
 
 def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:
@@ -53,26 +53,29 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
             yield exc
             continue
         if (origin.host, origin.port) == addresses.get("relay.listen"):
-            yield ConfigError(place, "is the tap's own address: it would forward to itself")
+            yield ConfigError(
+                place, "is the address of the proxy (relay.listen): it would forward requests to itself"
+            )
         if place == "relay.upstream" and (origin.tls or relay.upstream_ca):
-            yield from _failure(client_context, relay.upstream_ca, relay.upstream_verify)
+            yield from failures(client_context, relay.upstream_ca, relay.upstream_verify)
     if bool(relay.tls_certificate) != bool(relay.tls_key):
-        yield ConfigError("relay.tls_key", "tls_certificate and tls_key go together")
+        yield ConfigError("relay.tls_key", "relay.tls_certificate and relay.tls_key go together")
     if relay.tls_certificate and relay.tls_key:
-        yield from _failure(server_context, relay.tls_certificate, relay.tls_key)
-    yield from _failure(SkipRules, relay.skip, "relay.skip")
+        yield from failures(server_context, relay.tls_certificate, relay.tls_key)
+    yield from failures(SkipRules, relay.skip, "relay.skip")
     if relay.head_bytes < HEAD_BYTES_MIN:
-        yield ConfigError("relay.head_bytes", f"no request fits in {relay.head_bytes} bytes")
-    yield from _of_measuring(settings, supervisor)
+        yield ConfigError(
+            "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN} bytes, got {relay.head_bytes}"
+        )
+    yield from measuring_problems(settings, supervisor)
     for key in ("idle_timeout", "head_timeout", "connect_timeout"):
         if getattr(relay, key) <= 0:
-            yield ConfigError(f"relay.{key}", "must be more than 0", "for no limit to speak of, try 365d")
+            yield ConfigError(
+                f"relay.{key}", "must be more than 0", "such as 365d to wait practically without a limit"
+            )
     if settings.experiment.enabled and not settings.experiment.arms:
-        yield ConfigError("experiment.arms", "is empty, and experiment.enabled is true", "name two arms")
-    host, _ = addresses.get("meter.admin", ("localhost", 0))
-    if host not in ("127.0.0.1", "::1", "localhost") and not settings.meter.admin_token:
         yield ConfigError(
-            "meter.admin_token", f"is needed when the admin port listens on {host or 'every interface'}"
+            "experiment.arms", "is empty, but experiment.enabled is true", "add at least two arms"
         )
 
 
@@ -81,34 +84,28 @@ def warnings_of(settings: Settings) -> Iterator[str]:
     prefix = parse_origin(settings.relay.upstream, "relay.upstream").prefix.decode()
     if prefix.endswith("/v1"):
         yield (
-            f"relay.upstream ends in {prefix}, which is put before every path: a request for /v1/models goes"
-            f" to {prefix}/v1/models\nhint: leave /v1 out, unless clients leave it out"
+            f"relay.upstream ends in {prefix}, which is added before the path of each request: /v1/models"
+            f" becomes {prefix}/v1/models\n"
+            f"hint: remove {prefix} from relay.upstream, unless clients send paths without /v1"
         )
 
 
-def _of_measuring(settings: Settings, supervisor: int | None) -> Iterator[ConfigError]:
+def measuring_problems(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of any meter."""
     meter = settings.meter
     if meter.admin_tls_certificate and meter.admin_tls_key:
         tls = (meter.admin_tls_certificate, meter.admin_tls_key, "meter.admin_tls_")
-        yield from _failure(server_context, *tls)
+        yield from failures(server_context, *tls)
     if meter.socket is not None:
-        yield from _failure(check_socket_path, meter.socket)
+        yield from failures(check_socket_path, meter.socket)
     if settings.cost.gpu_hour and not settings.cost.gpus:
-        yield ConfigError("cost.gpus", "is 0, and cost.gpu_hour has a price", "how many are there?")
+        yield ConfigError("cost.gpus", "is 0, but cost.gpu_hour has a price", "set the number of GPUs")
     if meter.tokenizer is not None:
-        yield from _failure(load_tokenizer, meter.tokenizer)
+        yield from failures(load_tokenizer, meter.tokenizer)
     if settings.capture.to is not None:
         # Arrow takes 40 MB and 200 ms to import.
         from llmtap.capture.store.store import check
 
-        yield from _failure(check, settings.capture, supervisor)
+        yield from failures(check, settings.capture, supervisor)
     if settings.otlp.ca and not os.access(settings.otlp.ca, os.R_OK):
         yield ConfigError("otlp.ca", f"{settings.otlp.ca} cannot be read")
-
-
-def _failure(check: Callable[..., object], *args: object) -> Iterator[ConfigError]:
-    """Yield the error that a check raises, if it does."""
-    try:
-        check(*args)
-    except ConfigError as exc:
-        yield exc

@@ -52,7 +52,7 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
         elif admin is None:
             admin = sock
         else:
-            raise ConfigError("LISTEN_FDNAMES", "two sockets are named `admin`: one port is what there is")
+            raise ConfigError("LISTEN_FDNAMES", "two sockets are named `admin`, but there is one admin port")
     return Handed(clients, admin)
 
 
@@ -62,10 +62,12 @@ def _listening(fd: int, name: str) -> socket.socket:
         sock = socket.socket(fileno=fd)
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as exc:
-        raise ConfigError("LISTEN_FDS", f"{about} is no socket: {exc.strerror}") from None
+        raise ConfigError("LISTEN_FDS", f"{about} is not a socket: {exc.strerror}") from None
     if not listens or sock.family not in (socket.AF_INET, socket.AF_INET6):
         sock.detach()
-        raise ConfigError("LISTEN_FDS", f"{about} is no listening TCP socket", "ListenStream=PORT, Accept=no")
+        raise ConfigError(
+            "LISTEN_FDS", f"{about} is not a listening TCP socket", "ListenStream=PORT, Accept=no"
+        )
     sock.setblocking(False)
     sock.set_inheritable(False)
     # As `net.listener.bind` does: accepted sockets inherit it.

@@ -4,10 +4,8 @@ The supervisor owns what must outlive its children: the listening sockets, where
 relay restarts, and the folder of the tap's socket. A reload starts new relays on the same sockets, waits
 until they are ready, and lets the old ones drain: no connection is lost.
 
-A hot restart does the same for all processes with the program that is on disk now. It is tried first; then
-this process becomes it (`handover.py`), and starts a meter and relays of its own beside the old ones. Once
-these are ready, the old relays drain, and the old meter measures them to their end. If one fails, the old
-ones stay.
+A hot restart does the same for all processes, with the program that is on disk now (`handover.py`). The old
+relays drain once the new processes are ready, and their meter measures them to their end.
 """
 
 import asyncio

@@ -13,14 +13,14 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from llmtap.config import Settings
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, failures
 from llmtap.log import set_up
 from llmtap.meter.setup import need_no_meter
 from llmtap.net.listener import name_of
@@ -33,7 +33,7 @@ from llmtap.vantage.passive.ring import PORTS_MAX, open_adapter_clock, open_ring
 from llmtap.vantage.passive.table import pack_addresses
 from llmtap.vantage.passive.watcher import WatchSetup
 
-__all__ = ["check_watching", "drop_privileges", "watch"]
+__all__ = ["drop_privileges", "packet_problems", "watch", "watching_problems"]
 
 STOP_S: Final = 8.0
 """Above what either child takes at its end."""
@@ -41,36 +41,35 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
 
-def check_watching(settings: Settings) -> None:
-    """Check the settings of `llmtap watch` on interfaces. Raises ConfigError."""
+def watching_problems(settings: Settings) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of `llmtap watch` on interfaces."""
     options = settings.watch
     if not options.interfaces:
-        raise ConfigError("watch.interfaces", "is missing", "give --interface eth0, or --read FILE.pcap")
+        yield ConfigError("watch.interfaces", "is missing", "give --interface eth0, or --read FILE.pcap")
     if not options.ports:
-        raise ConfigError("watch.ports", "is missing", "give --port 8000, the port of the server")
+        yield ConfigError("watch.ports", "is missing", "give --port 8000, the port of the server")
     if len(options.ports) > PORTS_MAX:
-        raise ConfigError("watch.ports", f"has more than {PORTS_MAX} ports")
+        yield ConfigError("watch.ports", f"has more than {PORTS_MAX} ports")
     if settings.experiment.enabled:
-        raise ConfigError("experiment.enabled", "needs `llmtap proxy`: packets cannot be assigned to arms")
-    check_hosts(settings)
+        yield ConfigError("experiment.enabled", "needs `llmtap proxy`: packets cannot be assigned to arms")
 
 
-def check_hosts(settings: Settings) -> None:
-    """Raise ConfigError for a wrong address in `watch.upstream_hosts` or a wrong rule in `watch.skip`."""
-    try:
-        pack_addresses(settings.watch.upstream_hosts)
-    except OSError:
-        hosts = ", ".join(settings.watch.upstream_hosts)
-        raise ConfigError("watch.upstream_hosts", f"{hosts!r} is no list of IP addresses") from None
-    SkipRules(settings.watch.skip, "watch.skip")
+def packet_problems(settings: Settings) -> Iterator[ConfigError]:
+    """Yield what is wrong with `watch.upstream_hosts` and `watch.skip`, on interfaces and in files."""
+    for i, host in enumerate(settings.watch.upstream_hosts):
+        try:
+            pack_addresses([host])
+        except OSError:
+            yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is no IP address")
+    yield from failures(SkipRules, settings.watch.skip, "watch.skip")
 
 
 def watch(settings: Settings, announce: Callable[[str], None]) -> int:
     """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the admin port's address.
 
-    Raises ConfigError.
+    The settings are checked, except those of the meter, which are checked without privileges. Raises
+    ConfigError.
     """
-    check_watching(settings)
     options = settings.watch
     if settings.meter.socket is not None:
         need_no_meter(settings.meter.socket)

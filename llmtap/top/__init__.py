@@ -1,1 +1,1 @@
-"""Terminal view of a tap, over the HTTP of its admin port."""
+"""Terminal view of a running llmtap, which reads the admin port over HTTP."""

@@ -21,21 +21,18 @@ from llmtap.top.client import WINDOWS, Admin, TopOptions
 from llmtap.top.feed import Feed, FeedLink
 from llmtap.top.inspector import reader_ns
 from llmtap.top.screens import EventScreen, HelpScreen
-from llmtap.top.table import facts, flowed, shown, silent_relays
+from llmtap.top.table import facts, firing, flowed, shown, silent_relays
 from llmtap.top.text_table import ROWS_MAX, TextTable
 from llmtap.top.views import VIEWS, View
 
 __all__ = ["TopApp"]
 
 TICK_S: Final = 0.5
-"""How often the age of the figures is told anew."""
 _OF_TABS: Final = frozenset(
     {"filter", "no_filter", "sort", "turn", "window", "pause", "ask", "open", "next_tab"}
 )
 _LETTERS: Final = frozenset({"leave", "filter", "sort", "turn", "window", "pause", "ask", "help"})
-"""While the filter is typed their keys are letters of it, and the footer does not promise more."""
 CELLS_MIN: Final = 60, 15
-"""Below there is no room for a header, keys and lines."""
 _MARKED: Final = {
     FeedLink.DISCONNECTED: "reverse bold",
     FeedLink.STALE: "reverse",
@@ -44,8 +41,6 @@ _MARKED: Final = {
 
 
 class FilterLine(Input):
-    """Where the filter is typed; the footer tells its keys."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "submit", "keeps the filter"),
         Binding("escape", "app.no_filter", "drops it", key_display="esc"),
@@ -53,8 +48,6 @@ class FilterLine(Input):
 
 
 class TopApp(App[None]):
-    """One admin port, watched."""
-
     TITLE = "llmtap top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -91,11 +84,8 @@ class TopApp(App[None]):
         self._asked = True
         """Somebody wants figures even while it is paused."""
         self._answered: View | None = None
-        """Whose documents were asked for last."""
         self._of = ""
-        """When the lines that are shown were told."""
         self._orders: dict[str, tuple[str | None, bool]] = {}
-        """Of the views that were left: their order."""
         self._admin: Admin | None = None
         self._feed: Feed | None = None
         self._watching: Worker[None] | None = None
@@ -115,7 +105,6 @@ class TopApp(App[None]):
         yield Static("the terminal is too small: 80x24 shows all", id="small")
 
     def on_resize(self, event: events.Resize) -> None:
-        """Where there is no room for lines, that is said in their place."""
         small = event.size.width < CELLS_MIN[0] or event.size.height < CELLS_MIN[1]
         self.screen_stack[0].set_class(small, "small")
 
@@ -143,7 +132,6 @@ class TopApp(App[None]):
         return self._feed
 
     async def _watch(self) -> None:
-        """Asks, shows, waits; until the app is over."""
         while True:
             self._woken.clear()
             if self._asked or not self.feed.paused:
@@ -178,6 +166,8 @@ class TopApp(App[None]):
         trouble = silent_relays(summary) if "relays" in summary else None
         if trouble is not None:
             head.append(f"\n{trouble}", style="reverse")
+        for alarm in firing(summary):
+            head.append(f"\n{alarm}", style="reverse")
         for line in flowed(facts(summary), width):
             head.append(f"\n{line}")
         self._head.update(head)
@@ -225,22 +215,18 @@ class TopApp(App[None]):
         return len(self.screen_stack) == 1 or action not in _OF_TABS
 
     def action_leave(self) -> None:
-        """As ctrl+c, which also ends it while the filter is typed."""
         self.exit()
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen())
 
     def action_ask(self) -> None:
-        """Now, and not when it is due."""
         self._wake()
 
     def action_open(self, name: str) -> None:
-        """The tab of that name."""
         self.query_one("#tabs", Tabs).active = name
 
     def action_next_tab(self, step: int) -> None:
-        """The next one."""
         names = [view.name for view in VIEWS]
         self.action_open(names[(names.index(self.view.name) + step) % len(names)])
 
@@ -268,12 +254,10 @@ class TopApp(App[None]):
         self.grid.sort_by_drawn(event.column_index)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """The cursor has moved: the list is held from now on, or goes on."""
         if self._feed is not None and self.view.stands and event.data_table is self.grid:
             self._show_table()
 
     def action_window(self) -> None:
-        """The next longer window, and from the longest to the shortest."""
         self.feed.window = WINDOWS[(WINDOWS.index(self.feed.window) + 1) % len(WINDOWS)]
         self._wake()
 
@@ -306,7 +290,6 @@ class TopApp(App[None]):
         self.grid.focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter, or a click on the row that has the cursor."""
         id_ = event.row_key.value
         if self.view.inspects and id_ is not None and event.data_table is self.grid:
             self.push_screen(EventScreen(self.feed, id_, reader_ns(self.feed.shown.summary)))

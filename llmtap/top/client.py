@@ -41,7 +41,6 @@ __all__ = [
 Document = dict[str, Any]
 
 ANSWER_S: Final = 10.0
-"""An hour of thousands of series takes the meter a second or two."""
 DOCUMENT_BYTES_MAX: Final = 64 << 20
 """5,000 tenants in one summary."""
 SAID_CHARS_MAX: Final = 200
@@ -68,12 +67,9 @@ class Untrusted(Trouble):
 
 
 class Admin:
-    """One admin port. Made inside a running loop, closed by `async with`.
+    """Client of one admin port, made inside a running loop, closed by `async with`.
 
-    Args:
-        url: what paths are appended to, without a slash at its end.
-        token: for `Authorization: Bearer`; a redirect is never followed, so nobody else is shown it.
-        tls: what verifies https where it is not the system's trust.
+    `token` is for `Authorization: Bearer`; redirects are never followed. `tls` verifies https.
     """
 
     def __init__(self, url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -94,7 +90,6 @@ class Admin:
         await self.close()
 
     async def close(self) -> None:
-        """Ask no more."""
         await self._session.close()
 
     async def get(self, path: str, **query: str) -> Document:
@@ -157,8 +152,6 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _said(body: bytes) -> str:
-    """The message of an error as the admin API words it."""
-
     class Inner(msgspec.Struct):
         message: str = ""
 
@@ -182,11 +175,8 @@ TOKEN_BYTES_MAX: Final = 4_096
 
 
 class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to look, and how often. Making one raises ConfigError that names the option."""
-
     admin: str = ADMIN
     token: str | None = None
-    """Goes into a header of each request and nowhere else."""
     ca: str | None = None
     window: str = "1m"
     interval: str = "1s"
@@ -197,7 +187,9 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
         if "?" in self.admin or "#" in self.admin:
             raise ConfigError("--admin", "ends where the path ends", "a token: see --token-env")
         if not _is_url(self.admin):
-            raise ConfigError("--admin", f"{self.admin!r} is no http or https URL", f"such as {ADMIN}")
+            raise ConfigError(
+                "--admin", f"expected an http:// or https:// URL, got {self.admin!r}", f"such as {ADMIN}"
+            )
         if self.window not in WINDOWS:
             raise ConfigError(
                 "--window", f"there is no window {self.window!r}", f"one of {', '.join(WINDOWS)}"
@@ -209,7 +201,6 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interval_ns(self) -> int:
-        """Between an answer and the next question."""
         try:
             return parse_duration_ns(self.interval)
         except (ValueError, OverflowError) as exc:
@@ -217,15 +208,12 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """What paths of the API are appended to."""
         return self.admin.rstrip("/")
 
     def tls(self) -> ssl.SSLContext | None:
-        """What verifies https where it is not the system's trust."""
         return None if self.ca is None else self._context()
 
     def in_clear(self) -> bool:
-        """The token travels where others may read it."""
         parts = urlsplit(self.admin)
         return self.token is not None and parts.scheme == "http" and not _is_loopback(parts.hostname or "")
 

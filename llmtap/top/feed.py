@@ -34,8 +34,6 @@ PAGES_MAX: Final = 16
 
 
 class FeedLink(StrEnum):
-    """How it stands with the admin port."""
-
     CONNECTING = "CONNECTING"
     LIVE = "LIVE"
     STALE = "STALE"
@@ -58,20 +56,16 @@ class Feed:
         self.paused = False
         self.shown = Shown()
         self.trouble: str | None = None
-        """What was wrong with the last try; None: nothing."""
         self._tries = 0
-        """That failed, since one did not."""
         self._fetched_ns: int | None = None
         self._fetched_wall_ns = 0
         self._lost_ns = 0
         self._due_ns = 0
         self._since_s: float | None = None
-        """The meter has run since then at least, in wall time."""
         self._anew_s = 0.0
         self._anew_seen_ns: int | None = None
 
     async def poll(self, view: View) -> None:
-        """Asks for what the view shows. Trouble is kept and told, not raised."""
         now_ns = self._clock.mono_ns()
         try:
             summary = await self._admin.get("summary", window=self.window, by=view.by)
@@ -151,7 +145,6 @@ class Feed:
 
     @property
     def link(self) -> FeedLink:
-        """How it stands with the admin port."""
         if self.paused:
             return FeedLink.PAUSED
         if self.trouble is not None:
@@ -162,7 +155,6 @@ class Feed:
         return FeedLink.STALE if old_ns > max(STALE_NS, 3 * self._interval_ns) else FeedLink.LIVE
 
     def said(self) -> str:
-        """The same in a line, with the age of the figures and what comes next."""
         now_ns, link = self._clock.mono_ns(), self.link
         of = f"figures of {self.time()}" if self._fetched_ns is not None else "no figures yet"
         match link:
@@ -180,12 +172,10 @@ class Feed:
                 return f"{link} {self.time()}"
 
     def time(self) -> str:
-        """Of the figures that are shown, on the clock on the wall."""
         return clock_time(self._fetched_wall_ns / NS_PER_S)
 
 
 def _start_s(summary: Mapping[str, object]) -> float | None:
-    """Since when the window holds everything: the meter's own start, where it is younger than the window."""
     try:
         return datetime.fromisoformat(str(at(summary, "window", "start"))).timestamp()
     except (ValueError, OverflowError):
@@ -193,7 +183,6 @@ def _start_s(summary: Mapping[str, object]) -> float | None:
 
 
 def _is_short(summary: Mapping[str, object]) -> bool:
-    """The window begins with the meter, which is younger than it; `all` always does."""
     name, seconds = at(summary, "window", "name"), at(summary, "window", "seconds")
     if name == "all":
         return True

@@ -1,8 +1,6 @@
 """Text view of one exchange: time, deadline and wait of the reader for each event.
 
-A reader of V seconds a token begins at submit and needs the tokens of an event once all before them are read;
-what is not there by then is waited for, and all that follows is needed so much later. The waits add up to the
-user idle latency (smooth goodput paper, eq. 4 and 6), as the tap itself works it out.
+The waits add up to the user idle latency (smooth goodput paper, eq. 4 and 6).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +28,6 @@ __all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story", "story_so_far", "wat
 EVENTS_MAX: Final = 1_000
 """Lines of one exchange; more are counted."""
 OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
-"""Classes of events that a reader reads."""
 _COUNTED_BY_CHUNKS: Final = frozenset({"none", "chunks"})
 _COLUMNS: Final = (
     Column("i", "\n#"), Column("t", "since\nsubmit ms"), Column("gap", "gap\nms"),
@@ -44,7 +41,6 @@ _SO_FAR: Final = (
     Column("due", "needed\nat ms"), Column("reader", "\nreader", number=False),
 )  # fmt: skip
 TOKENS: Final = 4
-"""Place of the column that is left out where it would be empty."""
 
 
 def reader_ns(summary: Mapping[str, Any]) -> int:
@@ -55,16 +51,11 @@ def reader_ns(summary: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Of one event that carries output."""
-
     needed_ns: int
-    """Since submit, all earlier waits included."""
     ahead_ns: int
-    """It came so much earlier; below 0 the reader waited."""
 
 
 def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
-    """Each event of an exchange that was asked for with its events."""
     events = [event for event in x.get("events") or () if isinstance(event, Mapping)]
     submit = at(x, "timeline", "submit")
     origin_ns = _ns(submit) if submit is not None else 0
@@ -133,7 +124,6 @@ def watched(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTab
 
 
 def story_so_far(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Iterator[str]:
-    """What a stream under way has come to."""
     yield f"{shown(told.get('id'))}: UNDER WAY, {number_cell(told.get('age')).text} s old"
     for name in ("tenant", "model", "arm", "dialect"):
         if told.get(name) is not None:
@@ -158,7 +148,6 @@ def story_so_far(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> It
 
 
 def _so_far(told: Mapping[str, Any], v_ns: int) -> tuple[list[dict[str, Any]], dict[int, _Reading]]:
-    """Chunks as events of an exchange that was submitted as it arrived."""
     points = [p for p in told.get("timeline") or () if isinstance(p, list) and len(p) == 2]
     events = [{"t": t, "tokens": n, "class": "content"} for t, n in points if isinstance(t, int | float)]
     ttft, tokens = told.get("ttft"), told.get("tokens")
@@ -175,7 +164,6 @@ def _so_far(told: Mapping[str, Any], v_ns: int) -> tuple[list[dict[str, Any]], d
 def _readings(
     x: Mapping[str, Any], events: Sequence[Mapping[str, Any]], origin_ns: int, v_ns: int
 ) -> dict[int, _Reading]:
-    """By event. Events before the first token are of a class that a reader reads, and empty."""
     first = at(x, "timeline", "first_token")
     if first is None:
         return {}
@@ -224,7 +212,6 @@ def _ns(seconds: Any) -> int:
 
 
 def story(x: Mapping[str, Any]) -> Iterator[str]:
-    """What the exchange came to, fact by fact."""
     yield f"{shown(x.get('id'))}: {shown(x.get('outcome'))}"
     yield f"{shown(x.get('method'))} {shown(x.get('path'), 60)} {shown(x.get('status'))}"
     for name in ("tenant", "model", "arm", "dialect", "finish_reason"):

@@ -11,17 +11,15 @@ from rich.text import Text
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.top.client import TOKEN_ENV, Admin, Denied, Document, NotThere, TopOptions, Trouble, Untrusted
-from llmtap.top.table import Column, ViewTable, facts, fitting, flowed, shown, silent_relays
+from llmtap.top.table import Column, ViewTable, facts, firing, fitting, flowed, shown, silent_relays
 from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Shown
 
 __all__ = ["fetched", "print_once", "probe", "render_once"]
 
 ROWS_MAX: Final = 20
-"""Of each table: one screen is to be read, not paged through."""
 PIPED_CELLS: Final = 240
 """Of a line where nobody counts them; a table may be wider."""
 _APART: Final = 2
-"""Cells between two columns."""
 _BY: Final = "tenant,model,arm"
 
 
@@ -77,6 +75,7 @@ def render_once(documents: dict[str, Any], width: int, *, whole: bool = False) -
     parts: list[RenderableType] = [Text(f"llmtap top {shown(documents['admin'], 200)}", style="bold")]
     trouble = silent_relays(summary)
     parts += [Text(trouble, style="bold")] if trouble is not None else []
+    parts += [Text(alarm, style="bold") for alarm in firing(summary)]
     parts += _lines(flowed(facts(summary), width))
     for view in VIEWS:
         table = view.table(told, width)
@@ -128,5 +127,4 @@ def _table(table: ViewTable, room: int | None, *, limited: bool) -> Iterator[Ren
 
 
 def _title(column: Column) -> str:
-    """In one line."""
     return column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")

@@ -20,7 +20,7 @@ __all__ = ["EventScreen", "HelpScreen"]
 
 
 _HELP: Final = """\
-1 to 7, tab   the views
+1 to 8, tab   the views
 up, down      the cursor: on the first line the newest is followed
 home          back to the first line
 left, right   columns that don't fit, marked ← and → at the right edge
@@ -44,8 +44,6 @@ HELD          the cursor is in the list of exchanges, which stands still
 
 
 class HelpScreen(Screen[None]):
-    """Above the tabs, until it is left."""
-
     CSS = "#help { height: auto; padding: 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,f1", "back", "Back")]
 
@@ -59,15 +57,10 @@ class HelpScreen(Screen[None]):
 
 
 FOLLOW_S: Final = 1.0
-"""Between an answer about a stream under way and the next question."""
 
 
 class EventScreen(Screen[None]):
-    """Asks until the exchange is over: then it does not change any more.
-
-    Args:
-        v_ns: what the reader needs for a token.
-    """
+    """One exchange, asked for until it is over. `v_ns`: time that the reader needs for a token."""
 
     CSS = """
     #story { height: auto; max-height: 9; padding: 0 1; }
@@ -100,7 +93,6 @@ class EventScreen(Screen[None]):
             await asyncio.sleep(FOLLOW_S)
 
     async def _ask(self) -> bool:
-        """Whether it is over, or there is nothing to follow."""
         table, width = self.query_one("#events", TextTable), self.size.width - 2
         try:
             x, told = await self._feed.exchange(self._wanted), None

@@ -1,7 +1,6 @@
 """Tables and header as text: columns, rows, sort keys, and the state of the tap. Draws nothing.
 
-Names, models and all else that passed with traffic was written by others: `shown` makes it harmless, and a
-widget draws these texts as they are, never as markup.
+Names come from traffic: `shown` makes them harmless.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +18,14 @@ __all__ = [
     "Column",
     "Row",
     "ViewTable",
+    "alarms",
     "at",
     "clock_time",
     "count_cell",
     "facts",
     "figure_cell",
     "filtered",
+    "firing",
     "fitting",
     "flowed",
     "ms_cell",
@@ -42,32 +43,26 @@ __all__ = [
 
 NOTHING: Final = "-"
 NAME_CHARS: Final = (14, 32)
-"""Of a name in a table, by the width of the screen."""
 TEXT_CELLS_MIN: Final = 12
 """A text may be shown in part where so much of it is seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`title` may have two lines."""
-
     key: str
     title: str
     number: bool = True
-    """Stands right, and sorts from the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     text: str
     value: float | str | None = None
-    """What it sorts by; None is last either way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     key: str
-    """Of this row in this table, to find it again in the next one."""
     cells: tuple[Cell, ...]
 
 
@@ -76,11 +71,9 @@ class ViewTable:
     columns: tuple[Column, ...]
     rows: list[Row] = field(default_factory=list)
     notes: tuple[str, ...] = ()
-    """What has to be known to read it."""
 
 
 def ordered(rows: Iterable[Row], column: int, *, largest_first: bool) -> list[Row]:
-    """By one column; what has no value is last, and equals keep their order."""
     known = [row for row in rows if row.cells[column].value is not None]
     rest = [row for row in rows if row.cells[column].value is None]
     known.sort(key=lambda row: _rank(row.cells[column].value), reverse=largest_first)
@@ -92,13 +85,11 @@ def _rank(value: float | str | None) -> tuple[float, str]:
 
 
 def filtered(rows: Iterable[Row], text: str) -> list[Row]:
-    """Those that have the text in some cell, capitals or not."""
     wanted = text.casefold()
     return [row for row in rows if any(wanted in cell.text.casefold() for cell in row.cells)]
 
 
 def unique(rows: Iterable[Row]) -> list[Row]:
-    """The first of each key."""
     found: dict[str, Row] = {}
     for row in rows:
         found.setdefault(row.key, row)
@@ -134,12 +125,10 @@ def shown(value: object, chars: int = NAME_CHARS[1]) -> str:
 
 
 def name_chars(width: int) -> int:
-    """How much of a name fits, on a screen that wide."""
     return min(NAME_CHARS[1], max(NAME_CHARS[0], width // 6))
 
 
 def clock_time(wall_s: float) -> str:
-    """A moment of the wall clock, as the clock on the wall shows it."""
     return datetime.fromtimestamp(wall_s, UTC).astimezone().strftime("%H:%M:%S")
 
 
@@ -148,7 +137,6 @@ def name_cell(value: object, chars: int = NAME_CHARS[1]) -> Cell:
 
 
 def text_cell(text: str) -> Cell:
-    """A text of our own."""
     return Cell(text, text)
 
 
@@ -157,7 +145,6 @@ def count_cell(value: object) -> Cell:
 
 
 def number_cell(value: object) -> Cell:
-    """Three significant digits."""
     return Cell(number(value, 3), value) if isinstance(value, int | float) else Cell(NOTHING)
 
 
@@ -166,7 +153,6 @@ def share_cell(value: object) -> Cell:
 
 
 def ms_cell(seconds: object) -> Cell:
-    """Seconds as milliseconds."""
     return Cell(milliseconds(seconds), seconds) if isinstance(seconds, int | float) else Cell(NOTHING)
 
 
@@ -248,6 +234,38 @@ def flowed(said: Iterable[str], width: int) -> list[str]:
         else:
             lines.append(fact)
     return lines
+
+
+_WINDOW_S: Final = {"5m": 300, "30m": 1800, "1h": 3600, "6h": 21_600}
+_COMPLETE: Final = 0.9
+"""Share of its length from which a window counts as complete: it moves in steps."""
+
+
+def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
+    """Burn-rate alarms: class, alarm, and the burn rates of its long and short window in words."""
+    slos = summary.get("slo")
+    for name, slo in slos.items() if isinstance(slos, Mapping) else ():
+        for alarm in at(slo, "alarms") or ():
+            yield name, alarm, *(_burn(slo, alarm[window]) for window in ("long", "short"))
+
+
+def _burn(slo: object, name: str) -> str:
+    rate, seconds = at(slo, "windows", name, "burn_rate"), at(slo, "windows", name, "seconds")
+    measured = isinstance(seconds, int | float) and seconds < _COMPLETE * _WINDOW_S.get(name, 0)
+    over = f"the {seconds:.0f} s measured" if measured else name
+    return f"{NOTHING if rate is None else number(rate, 3)} over {over}"
+
+
+def firing(summary: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each burn-rate alarm that fires."""
+    found = []
+    for name, alarm, *rates in alarms(summary):
+        if alarm["ringing"]:
+            limit = f"{number(alarm['burn_rate'], 3)} over {alarm['long']} and {alarm['short']}"
+            rate = " and ".join(dict.fromkeys(rates))
+            words = f"uses its error budget too fast: burn rate {rate}; {alarm['severity']} above {limit}"
+            found.append(f"{shown(name)} {words}")
+    return found
 
 
 def silent_relays(summary: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,4 @@
-"""Widget that shows a ViewTable in textual's DataTable and keeps the cursor on its row.
-
-Columns that don't fit stand aside whole, and left and right bring them: a figure that is cut would be another
-one.
-"""
+"""Widget that shows a ViewTable in textual's DataTable and keeps the cursor on its row."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Final
@@ -21,14 +17,12 @@ __all__ = ["ROWS_MAX", "TextTable"]
 ROWS_MAX: Final = 200
 """Drawn at once: many screens; what is beyond is counted, and the filter finds it."""
 _ASIDE: Final = ("←", "→")
-"""Keys, as marks."""
 
 
 class TextTable(DataTable[Text]):
-    """Shows a Table by the order and filter that were chosen; keeps both while tables come and go.
+    """Shows a table in the chosen order and filter; both stay while tables change.
 
-    With the cursor on the first line the first line is what one looks at, whatever it becomes. Elsewhere the
-    cursor is on a row: it stays on it and the row on its line of the screen, as long as there is one.
+    On the first line the cursor follows the newest row; elsewhere it stays on its row.
     """
 
     DEFAULT_CSS = """
@@ -55,28 +49,21 @@ class TextTable(DataTable[Text]):
         self.table = ViewTable(())
         self._titles: tuple[str, ...] = ()
         self._widths: tuple[int, ...] = ()
-        """Of all columns, as wide as they have been under these titles."""
         self._places: dict[int, int] = {}
-        """Of the columns that are drawn, with the widths that they are drawn in."""
         self._drawn: list[Row] = []
         self._first = 1
-        """Place of the column beside the first one."""
         self.order: str | None = None
-        """Key of the column that rows are sorted by; None: as they come."""
         self.largest_first = True
         self.wanted = ""
-        """What some cell of each row has in it."""
         self.matching = 0
 
     def show(self, table: ViewTable) -> None:
-        """A newer table."""
         if table.columns != self.table.columns:
             self._first = 1
         self.table = table
         self.redraw()
 
     def redraw(self) -> None:
-        """The same table, after order, filter or room changed."""
         columns, rows = self.table.columns, filtered(self.table.rows, self.wanted)
         place = next((i for i, column in enumerate(columns) if column.key == self.order), None)
         if place is not None:
@@ -98,16 +85,13 @@ class TextTable(DataTable[Text]):
 
     @property
     def _room(self) -> int:
-        """Cells of a line, without those of the scroll bar, and without the one that says that it goes on."""
         return max(1, self.scrollable_content_region.width - 1)
 
     @property
     def aside(self) -> tuple[int, int]:
-        """Columns that don't fit now: before those that are drawn, and behind them."""
         return self._first - 1, self._behind(self._places, self._widths)
 
     def _behind(self, places: dict[int, int], widths: Sequence[int]) -> int:
-        """Columns that aren't shown whole; one that is alone beside the first has all the room there is."""
         if not places:
             return 0
         last = max(places)
@@ -116,11 +100,9 @@ class TextTable(DataTable[Text]):
 
     @property
     def is_left(self) -> bool:
-        """The first line is not what one looks at."""
         return self.cursor_row > 0 or self.scroll_y > 0
 
     def _widths_of(self, titles: Sequence[str], rows: Sequence[Row]) -> tuple[int, ...]:
-        """Of each column, in cells of the terminal, with the space that keeps it apart."""
         widths = []
         for place, title in enumerate(titles):
             texts = [*title.split("\n"), *(row.cells[place].text for row in rows)]
@@ -128,7 +110,6 @@ class TextTable(DataTable[Text]):
         return tuple(widths)
 
     def _renew(self, rows: list[Row]) -> None:
-        """The same lines: only what changed is drawn, and nothing moves."""
         for line, (row, drawn) in enumerate(zip(rows, self._drawn, strict=True)):
             for i, (place, width) in enumerate(self._places.items()):
                 if row.cells[place].text != drawn.cells[place].text:
@@ -164,13 +145,11 @@ class TextTable(DataTable[Text]):
         return _text(text, column, place)
 
     def next_order(self) -> None:
-        """Sorts by the next column; behind the last one as rows come."""
         keys: list[str | None] = [None, *(column.key for column in self.table.columns)]
         at = keys.index(self.order) if self.order in keys else 0
         self.sort_by(keys[(at + 1) % len(keys)])
 
     def sort_by(self, key: str | None) -> None:
-        """By that column: numbers from the largest, texts from their beginning; again: the other way."""
         if key is not None and key == self.order:
             self.largest_first = not self.largest_first
         else:
@@ -179,7 +158,6 @@ class TextTable(DataTable[Text]):
         self.redraw()
 
     def sort_by_drawn(self, drawn: int) -> None:
-        """By the column whose header was chosen; the mark of those aside brings the next ones."""
         places = list(self._places)
         if drawn < len(places):
             self.sort_by(self.table.columns[places[drawn]].key)
@@ -187,17 +165,14 @@ class TextTable(DataTable[Text]):
             self.action_aside(1)
 
     def turn(self) -> None:
-        """The other way round."""
         self.largest_first = not self.largest_first
         self.redraw()
 
     def action_first(self) -> None:
-        """To the first line, which is followed from then on."""
         self.move_cursor(row=0, animate=False)
         self.scroll_to(0, 0, animate=False, immediate=True)
 
     def action_aside(self, step: int) -> None:
-        """Columns behind those that are drawn, or before them."""
         before, behind = self.aside
         if (step > 0 and behind) or (step < 0 and before):
             self._first += step
@@ -207,7 +182,6 @@ class TextTable(DataTable[Text]):
         self.redraw()
 
     def key_under_cursor(self) -> str | None:
-        """Of the row where the cursor is; None without rows."""
         if not self.row_count or not 0 <= self.cursor_row < self.row_count:
             return None
         return self.ordered_rows[self.cursor_row].key.value
@@ -219,7 +193,6 @@ class TextTable(DataTable[Text]):
 
 
 def _text(text: str, column: Column, place: int) -> Text:
-    """With the space that keeps columns apart; never markup."""
     apart = " " if place else ""
     lines = "\n".join(apart + line for line in text.split("\n"))
     return Text(lines, justify="right" if column.number else "left", no_wrap=True, end="")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from math import ceil
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from llmtap.top.table import (
     Column,
     Row,
     ViewTable,
+    alarms,
     at,
     clock_time,
     count_cell,
@@ -25,35 +27,18 @@ from llmtap.top.table import (
     ordered,
     share_cell,
     shown,
+    text_cell,
     unique,
 )
 from llmtap.units import format_bytes
 
-__all__ = [
-    "EXCHANGES",
-    "EXPERIMENT",
-    "STREAMS",
-    "VIEWS",
-    "Shown",
-    "View",
-    "arms_table",
-    "exchanges_table",
-    "models_table",
-    "refusals_table",
-    "sparkline",
-    "streams_table",
-    "tap_table",
-    "tenants_table",
-]
+__all__ = ["EXCHANGES", "EXPERIMENT", "STREAMS", "VIEWS", "Shown", "View", "sparkline", "streams_table"]
 
 
 @dataclass(slots=True)
 class Shown:
-    """What there is to be shown. Documents of views that were left stay until they are asked for again."""
-
     summary: Document = field(default_factory=dict)
     beside: dict[str, Document | None] = field(default_factory=dict)
-    """By path; None: this tap does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +46,8 @@ class View:
     name: str
     title: str
     table: Callable[[Shown, int], ViewTable]
-    """Of the documents, for a screen of so many columns."""
     by: str = "none"
-    """What the summary is to be split by."""
     path: str | None = None
-    """Of the document beside the summary."""
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
     """A row is an exchange, over or under way, that can be looked into."""
@@ -74,7 +56,6 @@ class View:
 
 
 EXPERIMENT: Final = "experiment"
-"""Path of the document that arms are explained by."""
 FINE: Final = frozenset({"complete", "refused", "client_cancelled", "client_error"})
 """Outcomes that are nobody's failure; all others are the upstream's, or ours."""
 _FIGURES: Final = (
@@ -86,16 +67,7 @@ _FIGURES: Final = (
 )  # fmt: skip
 
 
-def tenants_table(documents: Shown, width: int) -> ViewTable:
-    return _series(documents, width, "tenant")
-
-
-def models_table(documents: Shown, width: int) -> ViewTable:
-    return _series(documents, width, "model")
-
-
 def arms_table(documents: Shown, width: int) -> ViewTable:
-    """With what the experiment has come to above it."""
     table = _series(documents, width, "arm")
     if EXPERIMENT not in documents.beside:
         return table
@@ -116,17 +88,15 @@ def _series(documents: Shown, width: int, label: str) -> ViewTable:
 
 
 def caption(summary: Mapping[str, Any]) -> str:
-    """What figures of a table rest on."""
     option = at(summary, "metrics", "itl", "option")
     window = at(summary, "window", "name")
     return (
-        f"ms, window {shown(window)}; ITL {shown(option)}; idle: reader of {reader(summary)};"
+        f"ms, window {shown(window)}; ITL ({shown(option)}); idle: reader of {reader(summary)};"
         " * p99 of < 1,000 samples"
     )
 
 
 def reader(summary: Mapping[str, Any]) -> str:
-    """Whose idle time is told."""
     speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
     return f"{speed:g} tok/s" if isinstance(speed, int | float) else "several speeds"
 
@@ -217,7 +187,6 @@ def sparkline(timeline: Sequence[object], cells: int, since: float, until: float
 
 EXCHANGES: Final = "exchanges"
 PATH_CHARS: Final = 24
-"""Holds `/v1/chat/completions`."""
 ALL: Final = "all"
 _EXCHANGE_COLUMNS: Final = (
     Column("arrival", "\narrival", number=False), Column("tenant", "\ntenant", number=False),
@@ -272,7 +241,6 @@ def _status(value: object) -> tuple[str, float | None]:
 
 
 def refusals_table(documents: Shown, width: int) -> ViewTable:
-    """Of all, and of each tenant."""
     summary = documents.summary
     parts = at(summary, "by", "tenant")
     # A tenant may be called `all`, too.
@@ -319,7 +287,6 @@ _PACKETS: Final = {"packets": "lost: the kernel had no room for them", "watched"
 
 
 def tap_table(documents: Shown, width: int) -> ViewTable:
-    """Lines in an order of their own: sorting by a column is possible, and seldom wanted."""
     found = _lines(documents.summary)
     rows = [
         Row(f"{of}/{what}", (_cell(of), _cell(what), value, _cell(about))) for of, what, value, about in found
@@ -380,6 +347,8 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
         total = sum(n for n in dropped.values() if isinstance(n, int))
         why = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items() if n)
         yield of, "dropped", _count(total), why or "exchanges that went unmeasured: none"
+    for url, up in _items(at(relay, "upstreams")):
+        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), "by the latest connection to it"
     if isinstance(skipped := at(relay, "skipped"), Mapping):
         rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
         yield of, "skipped", _count(sum(skipped.values())), rules or "requests that are not inference: none"
@@ -390,6 +359,41 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
     cpu, rss = at(relay, "cpu"), at(relay, "rss_bytes")
     if isinstance(cpu, int | float) and isinstance(rss, int):
         yield of, "memory", Cell(format_bytes(rss), rss), f"resident; {number(cpu, 3)} s of CPU so far"
+
+
+_ALARM_COLUMNS: Final = (
+    Column("class", "\nclass", number=False), Column("state", "\nstate", number=False),
+    Column("severity", "\nseverity", number=False), Column("limit", "\nlimit"),
+    Column("long", "burn rate,\nlong window", number=False),
+    Column("short", "burn rate,\nshort window", number=False), Column("counted", "counted,\nlong window"),
+    Column("objectives", "\nobjectives", number=False), Column("target", "\ntarget"),
+)  # fmt: skip
+
+
+def slo_table(documents: Shown, width: int) -> ViewTable:
+    """A line for each burn-rate alarm of each class of tenants; alarms that fire come first."""
+    rows = []
+    for name, alarm, long, short in alarms(documents.summary):
+        slo = at(documents.summary, "slo", name)
+        counted = at(slo, "windows", alarm["long"], "counted")
+        if alarm["ringing"]:
+            state = "FIRING"
+        elif not alarm["reachable"]:
+            state = "cannot fire at this target"
+        elif counted < alarm["events_min"]:
+            state = f"quiet until {alarm['events_min']:,} counted"
+        else:
+            state = "quiet"
+        cells = (
+            name_cell(name, name_chars(width)), text_cell(state), name_cell(alarm["severity"]),
+            number_cell(alarm["burn_rate"]), text_cell(long), text_cell(short), count_cell(counted),
+            name_cell(at(slo, "objectives"), TEXT_CHARS), share_cell(at(slo, "target")),
+        )  # fmt: skip
+        rows.append(Row(f"{name} {alarm['long']}", cells))
+    rows.sort(key=lambda row: row.cells[1].text != "FIRING")
+    note = "burn rate 1 uses exactly the error budget; an alarm fires if both windows are above its limit"
+    none = "no class of tenants has objectives: [slo.NAME] in the configuration"
+    return ViewTable(_ALARM_COLUMNS, rows, (note if rows else none,))
 
 
 def _items(document: object) -> Iterator[tuple[str, Any]]:
@@ -408,12 +412,11 @@ def _ms(seconds: object) -> Cell:
 
 
 STREAMS_MAX: Final = 200
-"""More than a screen has lines."""
 EXCHANGES_MAX: Final = 200
 
 VIEWS: Final = (
-    View("tenants", "Tenants", tenants_table, by="tenant"),
-    View("models", "Models", models_table, by="model"),
+    View("tenants", "Tenants", partial(_series, label="tenant"), by="tenant"),
+    View("models", "Models", partial(_series, label="model"), by="model"),
     View("arms", "Arms", arms_table, by="arm", path=EXPERIMENT),
     View(
         "streams", "Streams", streams_table,
@@ -425,4 +428,5 @@ VIEWS: Final = (
     ),
     View("refusals", "Refusals", refusals_table, by="tenant"),
     View("tap", "Tap", tap_table),
+    View("slo", "SLO", slo_table),
 )  # fmt: skip

@@ -27,11 +27,9 @@ def block_columns(ids: Sequence[Sequence[int] | None], size: int) -> dict[str, l
 class BlockIds:
     """Ids of the prefix blocks of one file. Prompts begin alike as far as their leading ids agree.
 
-    - Salted hashes become small numbers in the order of their first use, as in public traces. The map of all
-      ids is in memory while a file is written: some 100 bytes for each block of 512 tokens.
-    - Blocks of a size that divides the wanted one are joined: every n-th id, and the last.
-    - Other sizes are written unchanged, and the report counts the rows that break the rule that readers
-      check: a prompt of n tokens has ceil(n / size) ids.
+    Salted hashes become small numbers in the order of their first use; the map of all ids is in memory.
+    Blocks of a size that divides the wanted one are joined: every n-th id, and the last. Other sizes are
+    written unchanged; rows that break the rule of ceil(n / size) ids for n tokens are counted.
 
     Source: the documentation of Mooncake's trace.
     """
@@ -43,14 +41,11 @@ class BlockIds:
         self._numbers: defaultdict[int, int] = defaultdict()
         self._numbers.default_factory = self._numbers.__len__
         self.missing = 0
-        """Rows without known blocks."""
         self.broken = 0
-        """Rows with another number of ids than readers expect."""
         self.coarser = 0
         self.other = 0
         """Rows whose blocks are of another size, or of bytes."""
         self._foreign: dict[tuple[int | None, str | None], None] = {}
-        """These sizes, with their units."""
 
     def of(self, batch: pa.RecordBatch) -> list[list[int] | None]:
         """Return the ids of each row; None where the blocks are not known."""

@@ -90,7 +90,9 @@ def messages_of(body: dict[str, Any]) -> list[tuple[str, str]] | None:
         if isinstance(said, list) and all(isinstance(message, dict) for message in said):
             for message in said:
                 role = message.get("role")
-                kind = role if isinstance(role, str) else _role_of_item(message)
+                # Items of the Responses API without a role are calls, or their results.
+                called = "tool" if str(message.get("type")).endswith("_output") else "assistant"
+                kind = role if isinstance(role, str) else called
                 content = message.get("content", message.get("output", message.get("arguments")))
                 out.append((kind, text_of(content)))
             return out
@@ -100,11 +102,6 @@ def messages_of(body: dict[str, Any]) -> list[tuple[str, str]] | None:
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     return [*out, ("user", prompt)] if isinstance(prompt, str) else None
-
-
-def _role_of_item(item: dict[str, Any]) -> str:
-    """Return the role of an item of the Responses API that is a call or the result of one."""
-    return "tool" if str(item.get("type")).endswith("_output") else "assistant"
 
 
 def text_of(content: Any) -> str:
@@ -126,6 +123,7 @@ def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
     tools, form = body.get("tools"), body.get("response_format")
     form = form.get("type") if isinstance(form, dict) else None
+    types = _part_types(body.get("messages", body.get("input")))
     row: dict[str, Any] = {
         "model": body["model"] if isinstance(body.get("model"), str) and body["model"] else None,
         "max_tokens": next((n for n in limits if _is_int(n)), None),
@@ -133,7 +131,7 @@ def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
         "top_p": _number(body.get("top_p")),
         "n": body["n"] if _is_int(body.get("n"), 31) else None,
         "tools": len(tools) if isinstance(tools, list) else None,
-        "images": _media_in(body) or None,
+        "images": sum(kind in _MEDIA for kind in types) or None,
         "response_format": form if isinstance(form, str) else None,
     }  # fmt: skip
     messages = messages_of(body)
@@ -142,11 +140,6 @@ def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
         row["message_roles"] = [role for role, _ in messages]
         row["message_bytes"], row["prompt_bytes"] = sizes, sum(sizes)
     return row
-
-
-def _media_in(body: dict[str, Any]) -> int:
-    """Count the parts of messages that are no text: pictures, sounds, files."""
-    return sum(kind in _MEDIA for kind in _part_types(body.get("messages", body.get("input"))))
 
 
 def _part_types(messages: Any) -> list[Any]:
@@ -168,10 +161,7 @@ def _number(value: Any) -> float | None:
 
 
 def answer_columns(explained: Explained) -> dict[str, Any]:
-    """Return end, kind and counts of an answer played through the observer, in the columns of a capture.
-
-    Points in time are left to the caller: a saved answer has none of its own (`exchange/saved.py`).
-    """
+    """Return end, kind and counts of a saved answer, which has no times, in the columns of a capture."""
     x = explained.exchange
     row = {name: getattr(x, name) for name in _ANSWER_PLAIN}
     row |= {f"refusal_{name}": _text((x.refusal or {}).get(name)) for name in _REFUSAL}
@@ -306,11 +296,9 @@ def prompt_columns(prompt: str) -> dict[str, Any]:
 
 
 def prompt_of(body: str) -> tuple[str, bool, bool]:
-    """Return a request as a single prompt, for tools that take no messages; "" if the body has no text.
+    """Return the texts of a request's messages, joined by empty lines; "" if the body has no text.
 
-    The texts of several messages are joined by empty lines, the earlier first: common beginnings stay common,
-    and the length stays about right; roles, pictures, sounds and tools are lost. The flags say whether
-    several messages were joined, and whether the request had more than text.
+    The flags say whether several messages were joined, and whether the request had more than text.
     """
     try:
         request = read_object(body, "request")

@@ -1,13 +1,9 @@
 """Conversion of one trace format to another, in bounded memory, with a report on every aspect of the rows.
 
-The aspects of the rows (`format.py`) are counted between reader and writer and once more by the writer, so
-the report says of each how many rows had it, how many were written with it, and why not the others.
-
-Bodies are copied unchanged unless redaction rules are given (`capture/privacy/redaction.py`).
+The aspects of the rows (`format.py`) are counted between reader and writer and once more by the writer.
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -41,7 +37,6 @@ class Aspect:
 
     name: str
     rows: int
-    """Rows of the source that have it."""
     written: int
     """Of these, the rows that were written with it."""
     fate: str
@@ -50,7 +45,6 @@ class Aspect:
     why: str | None = None
     """Reason why it was lost or changed, or a remark on how it was kept."""
     keep: str | None = None
-    """Options that would keep what was lost."""
 
 
 @dataclass(slots=True)
@@ -65,7 +59,6 @@ class Report:
     rows_written: int = 0
     aspects: list[Aspect] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
-    """Rows that were not written, by reason."""
     notes_read: list[str] = field(default_factory=list)
     notes_written: list[str] = field(default_factory=list)
     bytes_in: int = 0
@@ -101,7 +94,6 @@ def convert(
     target_format: str | None = None,
     model: str | None = None,
     override_model: bool = False,
-    style: Mapping[str, str] | None = None,
     redact: tuple[str, ...] = (),
     force: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
@@ -111,11 +103,7 @@ def convert(
     Args:
         source: a file, `-` for standard input, or a capture as a folder or a pattern of files.
         target: a file, or `-` for standard output. It appears when it is complete.
-        source_format, target_format: names of formats, where content and file names do not tell.
         model: written where a row names none; with `override_model`, everywhere.
-        style: choices of the target's writer, by name (`TraceFormat.styles`).
-        redact: rules by which text is redacted, as in `capture.redact`.
-        force: replace what is at `target`.
         progress: called with the bytes read so far and their total, if known.
 
     Raises ConfigError, whose place is the file or the format that is to blame, and BrokenPipeError where
@@ -123,8 +111,7 @@ def convert(
     """
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
-    _check_style(wanted, style or {})
-    options = WriteOptions(model, override_model, dict(style or {}))
+    options = WriteOptions(model, override_model)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
         rows, given = trace.source, trace.format
         needs = wanted.needs - ({"model"} if model is not None else set())
@@ -166,27 +153,18 @@ def _target_format(target: str, name: str | None) -> TraceFormat:
     except FormatError as exc:
         raise ConfigError("--to", str(exc)) from None
     if target == STANDARD:
-        raise ConfigError("--to", "is needed where the target is standard output")
+        raise ConfigError("--to", "is required if the output is standard output")
     try:
         return registry.for_target(plain_name(target))
     except FormatError as exc:
         raise ConfigError(target, str(exc)) from None
 
 
-def _check_style(wanted: TraceFormat, style: Mapping[str, str]) -> None:
-    for key in style:
-        if key not in wanted.styles:
-            near = difflib.get_close_matches(key, wanted.styles, 1)
-            known = f"known: {', '.join(wanted.styles)}" if wanted.styles else "it has none"
-            meant = f"did you mean {near[0]}?" if near else known
-            raise ConfigError("--style", f"{wanted.name} has no style {key!r}; {meant}")
-
-
 def _check_could(given: TraceFormat, wanted: TraceFormat, needs: frozenset[str]) -> None:
     """Raise ConfigError, before a row is read, if the source's format cannot hold what the target needs."""
     for aspect in ASPECTS:
         if aspect in needs and aspect not in given.holds:
-            raise ConfigError("--to", f"{wanted.name} needs {aspect}, which {given.name} does not hold")
+            raise ConfigError("--to", f"{wanted.name} requires {aspect}, which {given.name} does not contain")
 
 
 _FULL: Final = 'a capture has text only of the tenants for whom capture.level is "full"'
@@ -211,7 +189,7 @@ def _check_did(
     if not counted.rows or (own and written.rows):
         return
     for aspect in ASPECTS:
-        if aspect in needs and not counted.told[aspect]:
+        if aspect in needs and not counted.told[aspect] and not written.told.get(aspect):
             hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
@@ -242,15 +220,12 @@ def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWriter) -> 
         why = "; ".join(filter(None, (f"left out: {_reasons(written)}", why)))
         keep = _formats_with("outcome and status", wanted)
     elif not there:
-        why = why or "not written in this style"
-        keep = (
-            f"another --style: {', '.join(wanted.styles)}" if wanted.styles else _formats_with(name, wanted)
-        )
+        keep = _formats_with(name, wanted)
     return Aspect(name, rows, there, fate, why, keep)
 
 
 def _formats_with(aspect: str, wanted: TraceFormat) -> str | None:
-    names = [f.name for f in registry.FORMATS if aspect in f.holds and f is not wanted]
+    names = [f.name for f in registry.FORMATS if f.writes and aspect in f.holds and f is not wanted]
     return f"--to {' or '.join(names[:_NAMED_MAX])}" if names else None
 
 
@@ -264,10 +239,7 @@ _ASPECTS: Final = ("request body", "response text")
 
 
 class _Redacted:
-    """Batches, redacted by the rules of a capture as they pass; without rules, unredacted texts are counted.
-
-    A body that is no JSON cannot be redacted, and is left out.
-    """
+    """Batches, redacted by the rules of a capture as they pass, or with their unredacted texts counted."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], rules: tuple[str, ...]) -> None:
         """Raises ConfigError for a rule that is none."""
@@ -275,11 +247,8 @@ class _Redacted:
         self._redactor = Redactor(_checked(rules)) if rules else None
         self.marks = 0
         self.rows = 0
-        """Rows with a mark."""
         self.unreadable = 0
-        """Bodies that are no JSON, and so cannot be redacted."""
         self.raw = 0
-        """Rows with text that nobody redacted."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:

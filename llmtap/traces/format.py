@@ -1,8 +1,7 @@
 """Description of a trace format, its reader's source, and the writer that every format's own code works with.
 
-Formats exchange record batches in the columns of a capture (`capture/schema.py`), most of them null: one row
-per Exchange, in the order of the source. Readers and writers are streams, so files of any length need bounded
-memory.
+Formats exchange record batches in the columns of a capture (`capture/schema.py`), most of them null. Readers
+and writers are streams, so files of any length need bounded memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +18,8 @@ from llmtap.errors import LlmtapError
 from llmtap.traces.sorting import sorted_by
 
 __all__ = [
-    "ASPECTS", "FAILED", "LENGTHS", "NO_FAILED", "ROWS_PER_BATCH", "FormatError", "TraceFormat",
-    "TraceSource", "TraceWriter", "WriteOptions", "batch_of", "peeked", "replaced", "telling",
+    "ASPECTS", "BYTES_PER_TOKEN", "FAILED", "LENGTHS", "NO_FAILED", "ROWS_PER_BATCH", "FormatError",
+    "TraceFormat", "TraceSource", "TraceWriter", "WriteOptions", "batch_of", "peeked", "replaced", "telling",
     "text_batches", "trace_source",
 ]  # fmt: skip
 
@@ -60,6 +59,8 @@ FAILED: Final = (
     "client_error", "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected",
 )  # fmt: skip
 """Outcomes of requests that got no complete answer, by no decision of the client."""
+BYTES_PER_TOKEN: Final = 4.0
+"""Assumed for a prompt where no row of the trace has a count: English text with the usual vocabularies."""
 _REASONS: Final = {
     "arrival_ns": "no arrival time",
     "input_tokens": "no count of input tokens",
@@ -82,7 +83,6 @@ class TraceSource:
     """A trace being read."""
 
     info: CaptureInfo
-    """Known before the first batch."""
     batches: Iterator[pa.RecordBatch]
     """In SCHEMA. Raises FormatError where the file does not fit."""
     notes: list[str] = field(default_factory=list)
@@ -133,15 +133,6 @@ class WriteOptions:
     model: str | None = None
     """Model of rows without one (with `override_model`: of all rows)."""
     override_model: bool = False
-    style: Mapping[str, str] = field(default_factory=dict)
-    """Values of `TraceFormat.styles`."""
-
-    def choice(self, key: str, default: str, allowed: tuple[str, ...]) -> str:
-        """Return the value of a style. Raises FormatError if it is not allowed."""
-        value = self.style.get(key, default)
-        if value not in allowed:
-            raise FormatError(f"style {key}={value}: expected one of {', '.join(allowed)}")
-        return value
 
 
 @dataclass(slots=True)
@@ -149,20 +140,18 @@ class TraceWriter:
     """A trace being written, and the report on its rows."""
 
     name: str
-    """Of the format."""
     out: BinaryIO
     info: CaptureInfo
-    """Of the source."""
     batches: Iterable[pa.RecordBatch]
     options: WriteOptions
     rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    """Rows not written, by reason."""
     notes: list[str] = field(default_factory=list)
     told: dict[str, int] = field(default_factory=dict)
     """Written rows that had the aspect, by aspect; also of aspects that the format does not hold."""
     changed: dict[str, str] = field(default_factory=dict)
-    """Aspects whose values were changed, and how."""
+    _prompts: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Bytes and tokens of the prompts with a count, and number of the prompts without one."""
     _zero_ns: int | None = None
     """Subtracted from each arrival; None before the first row."""
 
@@ -205,10 +194,8 @@ class TraceWriter:
     ) -> Iterator[pa.RecordBatch]:  # fmt: skip
         """Yield the rows to write, in time order and counted from a zero; the notes are complete after them.
 
-        - A trace that is written in the format that it came from keeps its order and its zero. Others are
-          sorted by arrival, and the smallest arrival becomes the zero; a note says which it was.
-        - A row that lacks what the format needs is dropped and counted, and so is a failed request: the
-          length of its output means nothing.
+        A trace that is written in the format that it came from keeps its order and its zero. Failed requests
+        and rows that lack what the format needs are dropped; input tokens are estimated from the prompt.
 
         Args:
             needs: columns without which a row is dropped.
@@ -216,7 +203,7 @@ class TraceWriter:
             failed: the format can hold failed requests.
             reasons: returns for each row why it cannot be written, or None.
         """
-        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome"]))
+        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome", "prompt_bytes"]))
         kept = (self._kept(batch.select(columns), needs, failed) for batch in self.batches)
         for batch in kept if self.own else sorted_by("arrival_ns", kept):
             if times == "zero" and batch.num_rows:
@@ -227,6 +214,9 @@ class TraceWriter:
                 self.rows += batch.num_rows
                 self.count(batch)
                 yield batch
+        self.note(
+            self._prompts[2], "rows lack a count of input tokens: estimated from the bytes of the prompt"
+        )
         if times == "date" and self.info.arrivals == "trace" and self.rows:
             self.notes.append("arrivals have no date: written as if the trace began with 1970")
 
@@ -234,9 +224,25 @@ class TraceWriter:
         if not failed and batch.column("outcome").null_count < batch.num_rows:
             good = pc.invert(pc.is_in(batch.column("outcome"), pa.array(FAILED)))
             batch = self._without(batch, good, "failed request")
+        if "input_tokens" in needs and not self.own:
+            batch = self._estimated(batch)
         for column in needs:
             batch = self._without(batch, pc.is_valid(batch.column(column)), _REASONS[column])
         return batch
+
+    def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Fill input tokens by the bytes per token of the rows so far."""
+        tokens, sizes = batch.column("input_tokens"), batch.column("prompt_bytes")
+        known = pc.and_(pc.is_valid(sizes), pc.greater(pc.fill_null(tokens, 0), 0))
+        for i, column in enumerate((sizes, tokens)):
+            self._prompts[i] += pc.sum(column.filter(known)).as_py() or 0
+        wanted = pc.and_(pc.is_null(tokens), pc.is_valid(sizes))
+        if not wanted.true_count:
+            return batch
+        self._prompts[2] += wanted.true_count
+        per_token = self._prompts[0] / self._prompts[1] if self._prompts[1] else BYTES_PER_TOKEN
+        estimates = pc.max_element_wise(pc.round(pc.divide(sizes.cast(pa.float64()), per_token)), 1.0)
+        return replaced(batch, "input_tokens", pc.if_else(wanted, estimates.cast(pa.int64()), tokens))
 
     def _without(self, batch: pa.RecordBatch, good: pa.BooleanArray, reason: str) -> pa.RecordBatch:
         n = len(good) - good.true_count
@@ -289,19 +295,16 @@ class TraceFormat:
     """Keys of ASPECTS without which a row cannot be written: it is dropped, and counted."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Reason why it cannot hold an aspect, or a remark on how it holds it."""
-    styles: Mapping[str, str] = field(default_factory=dict)
-    """Choices of the writer, by name, with their values."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
     """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format matches."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of CaptureInfo of all its files."""
     rows: Callable[[BinaryIO, list[str]], Iterator[Mapping[str, Any]]] | None = None
     """Yields rows with text, by column; adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
-    """Yields batches; adds to the notes of the source."""
     opens: Callable[[BinaryIO], TraceSource] | None = None
     """Opens a file whose metadata depend on its content."""
-    writes: Callable[[TraceWriter], None]
+    writes: Callable[[TraceWriter], None] | None = None
+    """None: it can only be read."""
 
     def read(self, stream: BinaryIO) -> TraceSource:
         """Open a trace. Raises FormatError, also while its batches are read."""
@@ -317,6 +320,7 @@ class TraceFormat:
         self, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
     ) -> TraceWriter:
         """Write the rows of a source with this `info`; return the report. Raises FormatError."""
+        assert self.writes is not None
         writer = TraceWriter(self.name, out, info, batches, options)
         self.writes(writer)
         return writer

@@ -14,10 +14,12 @@ from llmtap.traces.formats import (
     har,
     mooncake,
     openai_batch,
+    otlp,
     parquet_capture,
     sharegpt,
     vidur,
     vllm,
+    weka,
 )
 
 __all__ = ["FORMATS", "SNIFF_BYTES", "by_name", "detect", "for_target"]
@@ -40,14 +42,19 @@ FORMATS: Final[tuple[TraceFormat, ...]] = (
     sharegpt.FORMAT,
     *openai_batch.FORMATS,
     har.FORMAT,
+    otlp.FORMAT,
+    weka.FORMAT,
 )
 
 
 def by_name(name: str, *, writing: bool = False) -> TraceFormat:
     """Return the format of that name. Raises FormatError, which proposes the nearest name."""
-    names = [f.name for f in FORMATS]
-    if name in names:
-        return FORMATS[names.index(name)]
+    found = next((f for f in FORMATS if f.name == name), None)
+    if found is not None:
+        if writing and found.writes is None:
+            raise FormatError(f"{name} can only be read")
+        return found
+    names = [f.name for f in FORMATS if not writing or f.writes is not None]
     near = [n for n in names if name and n.startswith(name)] or difflib.get_close_matches(name, names, 1)
     meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     raise FormatError(f"no format to {'write' if writing else 'read'} is called {name!r}; {meant}")
@@ -74,12 +81,15 @@ def detect(name: str, head: bytes) -> TraceFormat:
 def for_target(name: str) -> TraceFormat:
     """Return the format for a new file of this name. Raises FormatError unless it is exactly one."""
     lower = name.lower()
-    fits = [f for f in FORMATS if lower.endswith(f.extensions)]
+    written = [f for f in FORMATS if f.writes is not None]
+    fits = [f for f in written if lower.endswith(f.extensions)]
     # A longer ending says more: `.llmtap.json` over `.json`.
     longest = max((len(e) for f in fits for e in f.extensions if lower.endswith(e)), default=0)
     fits = [f for f in fits if any(len(e) == longest and lower.endswith(e) for e in f.extensions)]
     if len(fits) == 1:
         return fits[0]
     if not fits:
-        raise FormatError(f"its name tells no format; give --to: {', '.join(f.name for f in FORMATS)}")
+        raise FormatError(
+            f"the format is not known from the name; give --to: {', '.join(f.name for f in written)}"
+        )
     raise FormatError(f"its name may mean {', '.join(f.name for f in fits)}; give --to")

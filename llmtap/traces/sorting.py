@@ -1,10 +1,8 @@
 """External sort: rows in the order of an integer, records collected by a key, in bounded memory.
 
-A capture is written in the order in which exchanges end; readers of traces expect the order of their
-beginnings, and the turns of a session lie apart. Rows beyond RUN_BYTES are sorted in runs, which go to one
-temporary file in small pieces and are merged: memory holds one piece of each run. (DuckDB sorts as well, but
-brings 60 MB of library, needs its memory limit to hold single bodies of tens of MB, and hides the reader's
-exceptions behind its own.)
+Rows beyond RUN_BYTES are sorted in runs, which go to one temporary file in small pieces and are merged:
+memory holds one piece of each run. (DuckDB brings 60 MB of library, needs its memory limit to hold single
+bodies of tens of MB, and hides the reader's exceptions behind its own.)
 """
 
 import os
@@ -67,10 +65,7 @@ def sorted_by(
 
 
 def grouped(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iterator[bytes]]:
-    """Yield the records (key, place in the group, bytes) by group, groups in the order of their first record.
-    Places are of 32 bits; equal ones keep the order of the source. Each key is held in memory once.
-    Each group is to be read before the next one.
-    """
+    """Yield records (key, 32-bit place in the group, bytes) by group, in the order of their first record."""
     groups: dict[object, int] = {}
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -126,12 +121,7 @@ def _read(spill: IO[bytes], run: list[Piece], schema: pa.Schema) -> Iterator[pa.
 
 
 def _merged(runs: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Merge sorted runs, all rows of a range of keys at once.
-
-    Each turn ends with the piece whose last key is least, of equal ones that of the earliest run. Runs before
-    it give their rows up to that key, runs behind it only those below: rows of one key come in the order of
-    the runs.
-    """
+    """Merge sorted runs by ranges of keys; rows of one key come in the order of the runs."""
     heads: list[tuple[int, pa.RecordBatch]] = []
     left = dict(enumerate(runs))
     for i, run in list(left.items()):

@@ -1,12 +1,11 @@
 """Opening of a trace or capture: a file, standard input, a folder, a pattern or a URL."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -20,9 +19,6 @@ from llmtap.traces.formats import parquet_capture
 __all__ = ["URL", "OpenedTrace", "open_trace", "plain_name", "reason_of", "shown_name"]
 
 URL: Final = "://"
-_SPOOL_MEMORY_BYTES: Final = 32 << 20
-"""Memory for Parquet that comes by a pipe or compressed; beyond it, a file. It is read from its end."""
-_COPY_BYTES: Final = 1 << 20
 _COMPRESSED: Final = (".gz", ".zst")
 
 
@@ -38,7 +34,6 @@ class OpenedTrace:
 
     @property
     def bytes(self) -> int:
-        """Size on the disk; of a pipe, the bytes read so far."""
         return self.many_bytes if self.file is None else self.file.size
 
 
@@ -47,15 +42,7 @@ def open_trace(
     place: str, *, source_format: str | None = None,
     progress: Callable[[int, int | None], None] | None = None, option: str = "--from",
 ) -> Iterator[OpenedTrace]:  # fmt: skip
-    """Open a trace or capture.
-
-    Args:
-        source_format: name of its format; found by the content and the file name if None.
-        progress: called with the bytes read so far and their total, if known.
-        option: place of errors of `source_format`.
-
-    Raises ConfigError.
-    """
+    """Open a trace or capture; `option` is the place of errors of `source_format`. Raises ConfigError."""
     with ExitStack() as stack:
         with _blamed(place):
             if _is_many(place):
@@ -67,7 +54,11 @@ def open_trace(
             else:
                 file = stack.enter_context(opened(place, registry.SNIFF_BYTES, progress))
                 given = _format_of(place, source_format, file.head, option)
-                trace = OpenedTrace(_read(given, file, stack), given, file)
+                if given is parquet_capture.FORMAT and file.seekable:
+                    source, _ = parquet_capture.read_many(place, progress)
+                else:
+                    source = given.read(file.stream)
+                trace = OpenedTrace(source, given, file)
         trace.source.batches = _batches(trace.source.batches, place)
         yield trace
 
@@ -86,17 +77,6 @@ def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceF
         return registry.by_name(name)
     except FormatError as exc:
         raise ConfigError(option, str(exc)) from None
-
-
-def _read(given: TraceFormat, file: InputFile, stack: ExitStack) -> TraceSource:
-    if given is not parquet_capture.FORMAT or file.seekable:
-        return given.read(file.stream)
-    spool: Any = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY_BYTES)  # noqa: SIM115 (entered next)
-    stack.enter_context(spool)
-    while data := file.stream.read(_COPY_BYTES):
-        spool.write(data)
-    spool.seek(0)
-    return given.read(spool)
 
 
 def _batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.RecordBatch]:

@@ -135,7 +135,6 @@ class JsonLines(Generic[T]):
             yield self._decoded(lines), [number for number, _ in lines]
 
     def rows(self) -> Iterator[tuple[T, int]]:
-        """Yield row by row, with the line numbers."""
         for rows, numbers in self:
             yield from zip(rows, numbers, strict=True)
 
@@ -159,7 +158,6 @@ class JsonLines(Generic[T]):
         return row
 
     def notes(self) -> list[str]:
-        """Return the notes on unknown fields."""
         return [f"{n} rows with a field {name!r} that is not kept" for name, n in self.unknown.items()]
 
 
@@ -186,10 +184,7 @@ def start_of(head: bytes) -> bytes:
 
 
 def first_objects(head: bytes) -> list[dict[str, object]]:
-    """Return the objects in the first lines of a file, for sniffing; none if one line is something else.
-
-    Raises FormatError for a line that no format can read: it is nested too deeply.
-    """
+    """Return the objects in the first lines, or none if one line is something else. Raises FormatError."""
     lines = head.removeprefix(_BOM).split(b"\n")
     if len(lines) > 1:
         del lines[-1]  # cut off, or empty
@@ -221,9 +216,7 @@ class CsvKind:
     pattern: str
     """Regular expression of an allowed field (RE2)."""
     wanted: str
-    """The same in words, for errors."""
     parse: Callable[[pa.StringArray], pa.Array]
-    """Nulls are empty fields."""
     text: Callable[[Any], str]
 
 
@@ -234,11 +227,8 @@ class CsvColumn:
     name: str
     kind: CsvKind
     column: str
-    """Name in a capture."""
     required: bool = True
-    """The header must have it."""
     empty: bool = False
-    """A field may be empty."""
 
 
 def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:
@@ -273,10 +263,7 @@ TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: tex
 def read_csv(
     stream: BinaryIO, columns: Sequence[CsvColumn], notes: list[str]
 ) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    """Yield blocks of rows: the number of rows, and by name in a capture the known columns that the file has.
-
-    Columns are found by name. Raises FormatError, for a header without a required column before any row.
-    """
+    """Yield blocks of rows: their number, and the known columns by name in a capture. Raises FormatError."""
     first = stream.readline(LINE_BYTES_MAX)
     header = _fields(first.removeprefix(_BOM), 1)
     for c in columns:

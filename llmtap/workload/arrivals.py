@@ -6,9 +6,8 @@
   (`uniform`, `spacing=even`) begin at 0.
 - Gaps are drawn as floats; the fraction of a ns is carried to the next gap, so an offset is the sum of its
   gaps rounded down once. Constant gaps are computed as fractions: row k is at k / rate.
-- Burstiness is the shape of gamma gaps, as in `vllm bench serve` (chapter on SLO metrics): 1 is Poisson,
-  less is burstier; the gaps' coefficient of variation is 1 / sqrt(burstiness). With a low one many gaps are
-  below one ns.
+- Burstiness is the shape of gamma gaps, as in `vllm bench serve`: 1 is Poisson, less is burstier; the gaps'
+  coefficient of variation is 1 / sqrt(burstiness).
 
 The rate is given separately, so that processes are compared at one load: it is the mean of a cycle (`onoff`)
 or period (`diurnal`). `ramp` and `steps` name their rates themselves.

@@ -1,7 +1,6 @@
 """A workload composed of lengths, contents, sharing and conversations.
 
-The reference workloads of the IETF draft that have text, and those of TOML files, are made of these. Each
-column has its own random generator, so that changing one distribution leaves the other columns as they
+Each column has its own random generator, so that changing one distribution leaves the other columns as they
 were.
 """
 

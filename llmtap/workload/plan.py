@@ -1,11 +1,8 @@
 """From turns to requests, and from requests to prompts; sharing and conversations.
 
-A workload yields turns (`PlannedTurn`) and writes texts (`ConversationScript`). Turns become columns with
-contexts, histories and blocks, and a row becomes a prompt, in any order of rows. Each column has its own
-random generator, so a row is the same however many are requested.
-
-A turn's prompt is its history and a new message. Answers in the history are text of the planned length, not
-what a server answered, so that prompts are the same in each run.
+A workload yields turns (`PlannedTurn`) and writes texts (`ConversationScript`). A row is the same however
+many are requested. Answers in a prompt's history are text of the planned length, not what a server answered,
+so that prompts are the same in each run.
 """
 
 import itertools

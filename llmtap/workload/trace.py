@@ -1,13 +1,10 @@
 """Trace as a workload: any format of `llmtap convert`, any number of rows, scaled to any load.
 
-- The first rows of the trace are taken and sorted by arrival.
 - A trace that is too short repeats one mean gap after its last arrival: of n rows, row k is row k mod n,
   floor(k / n) x (span + mean gap) later. Repeated prompts are equal, so a prefix cache may hit them.
-- Scaling by S divides all distances from the first arrival by S, so bursts stay bursts. A rate is the scale
-  that gives this mean rate.
+- Scaling by S divides all distances from the first arrival by S, so bursts stay bursts.
 - Prompt blocks of a trace are kept, also a partial last one. Blocks of bytes (a capture without tokenizer)
   are converted by the trace's mean tokens per byte.
-- If a trace has dates, requests begin at its first one at any scale.
 - Rows with equal arrivals stay together, which is noted: spreading them would invent arrivals.
 - Later turns of conversations keep the trace's arrival; senders wait for the answer before and the think
   time. Scaling does not change think times. A repeated trace has its conversations again.
@@ -162,10 +159,9 @@ def load_trace(
     the trace.
 
     Args:
-        conversations: also turns and think times; rows of a session with an arrival then need none of their
-            own.
+        conversations: also turns and think times; later rows of a session then need no arrival.
         names: also tenants and models.
-        bodies: also request bodies; rows with one need no token counts, their input is 0.
+        bodies: also request bodies; rows with one need no token counts.
         timed: rows need an arrival. Otherwise rows without one get that of the row before, or 0.
         places: also each row's number in the source.
     """

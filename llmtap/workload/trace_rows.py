@@ -3,7 +3,6 @@
 - A row follows its named parent. If that is missing or not named, it follows the row of its session with the
   nearest smaller turn (the latest of several); without a turn, the latest row of the session. Rows are in the
   order of their arrivals.
-- Turn 0, or a turn without a predecessor, begins a conversation.
 - Think time is the trace's `think_us` if it refers to the same answer, else from the end of that answer to
   this arrival, at least 0. Without a known end it is the distance of the two arrivals: too long by the
   answer's duration.
@@ -26,7 +25,7 @@ import pyarrow.compute as pc
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.traces.format import ASPECTS, TraceSource, telling
+from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, telling
 from llmtap.units import format_ns
 from llmtap.workload.requests import Requests
 
@@ -186,8 +185,6 @@ _CARRIES_OUTPUT: Final = 2
 """Bit of `event_flags`."""
 _TO_ESTIMATE: Final = -1
 """Count of tokens of a row until all rows with a count are read."""
-BYTES_PER_TOKEN: Final = 4.0
-"""Assumed for a prompt where no row of the trace has both: English text with the usual vocabularies."""
 _NOT_YET = -(1 << 62)
 """Arrival of rows before the first known one, until that is known."""
 

@@ -83,12 +83,17 @@ def full_exchange() -> Exchange:
     return x
 
 
-@pytest.mark.parametrize("level", ["none", "shape", "full"])
+@pytest.mark.parametrize("level", ["none", "coarse", "shape", "full"])
 def test_each_level_keeps_the_columns_that_are_told(level: str) -> None:
     (row,) = to_batch([full_exchange()], capture="c1", level=level)[0].to_pylist()
     kept = {name for name, value in row.items() if value is not None}
-    allowed = {"none": {"none"}, "shape": {"none", "shape"}, "full": {"none", "shape", "full"}}[level]
-    assert kept == {name for name, lowest in LEVELS.items() if lowest in allowed}
+    order = ["none", "shape", "full"]
+    allowed = order[: order.index("shape" if level == "coarse" else level) + 1]
+    left_out = (
+        {"event_tokens", "server_gap_us", "reads", "usage", "server_timing"} if level == "coarse" else set()
+    )
+    assert kept == {name for name, lowest in LEVELS.items() if lowest in allowed} - left_out
+    assert all(f"`{name}`" in section("The level `coarse`") for name in left_out)
 
 
 # ---------------------------------------------------------------- recipes

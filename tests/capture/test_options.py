@@ -19,11 +19,11 @@ def test_rules_are_names_and_marked_patterns(rules):
 @pytest.mark.parametrize(
     "rule, problem, hint",
     [
-        ("emial", "is none of email, card, phone, key", "did you mean 'email'?"),
-        ("Email", "is none of email, card, phone, key", "did you mean 'email'?"),
-        ("cards", "is none of email, card, phone, key", "did you mean 'card'?"),
-        ("ssn", "is none of email, card, phone, key", "a regular expression is written 're:ssn'"),
-        (r"ACME-\d+", "is none of", r"a regular expression is written 're:ACME-\\d+'"),
+        ("emial", "expected one of email, card, phone, key", "did you mean 'email'?"),
+        ("Email", "expected one of email, card, phone, key", "did you mean 'email'?"),
+        ("cards", "expected one of email, card, phone, key", "did you mean 'card'?"),
+        ("ssn", "expected one of email, card, phone, key", "a regular expression is written 're:ssn'"),
+        (r"ACME-\d+", "expected one of", r"a regular expression is written 're:ACME-\\d+'"),
         ("re:(", "'(' is no regular expression", None),
         ("re:", "has no pattern", None),
     ],

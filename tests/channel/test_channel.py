@@ -97,28 +97,6 @@ async def test_a_meter_that_does_not_acknowledge_has_measured_nothing() -> None:
 
 
 @scene
-async def test_an_acknowledgement_counts_for_its_batch_and_those_before() -> None:
-    async with channel() as (traffic, meter):
-        meter.acknowledges = False
-        last = []
-        for count in (2, 3, 4):  # each in a batch of its own
-            closes = sum(f.kind is FrameKind.CLOSE for f in meter.frames)
-            for _ in range(count):
-                traffic.whole()
-            await wait_until(
-                lambda n=closes + count: sum(f.kind is FrameKind.CLOSE for f in meter.frames) == n
-            )
-            last.append(meter.batches[-1])
-        assert last[0] < last[1] < last[2]
-        (link,) = meter._links
-        link.acknowledge(last[0])
-        await wait_until(lambda: traffic.tap.ledger.measured)
-        assert (traffic.tap.ledger.measured, traffic.tap.ledger.unsettled) == (2, 7)
-        link.acknowledge(last[2])
-        await wait_until(lambda: traffic.tap.ledger.measured == 9)
-
-
-@scene
 async def test_a_slow_meter_costs_whole_exchanges_and_no_memory() -> None:
     bound = 64 << 10
     async with channel(bound) as (traffic, meter):
@@ -302,23 +280,6 @@ async def test_a_relay_may_start_before_its_meter() -> None:
         await wait_until(lambda: meter.hellos)
         traffic.whole()
         await wait_until(lambda: traffic.tap.ledger.measured == 1)
-
-
-@scene
-async def test_a_meter_killed_again_and_again_loses_count_of_nothing() -> None:
-    async with channel() as (traffic, meter):
-        for round_no in range(4):
-            for _ in range(25):
-                traffic.whole(2_000)
-                await asyncio.sleep(0)
-            meter.stop()
-            traffic.whole()
-            await wait_until(lambda: not traffic.tap.connected)
-            assert traffic.tap.ledger.unsettled == 0
-            await meter.start()
-            await wait_until(lambda n=round_no: len(meter.hellos) == n + 2)
-        assert traffic.tap.ledger.opened == 104
-        assert traffic.adds_up()
 
 
 @scene

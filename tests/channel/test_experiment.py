@@ -237,31 +237,6 @@ def test_arms_get_their_shares(weights: list[float]) -> None:
         assert abs(counts[i] - n * share) < 5 * (n * share * (1 - share)) ** 0.5
 
 
-@pytest.mark.parametrize(("key", "name"), [("other", "e"), ("k", "other")])
-def test_another_key_or_name_deals_anew(key: str, name: str) -> None:
-    one, other = Assigner("k", "e", [1, 1]), Assigner(key, name, [1, 1])
-    same = sum(one.arm(b"%d" % i) == other.arm(b"%d" % i) for i in range(10_000))
-    assert 4_700 < same < 5_300, "independent of each other"
-
-
-def test_more_weight_for_the_last_arm_moves_nobody_else_about() -> None:
-    """Ramping an arm up takes units from its neighbour and from no one else."""
-    small, large = Assigner("k", "e", [90, 10]), Assigner("k", "e", [50, 50])
-    moves = Counter((small.arm(b"%d" % i), large.arm(b"%d" % i)) for i in range(5_000))
-    assert moves[1, 0] == 0
-    assert moves[1, 1] > 0
-
-
-def test_a_units_public_id_says_nothing_of_its_arm() -> None:
-    assigner = Assigner("k", "e", [1, 1])
-    low = Counter(assigner.assign(b"%d" % i)[0] for i in range(10_000) if assigner.assign(b"%d" % i)[1] < "8")
-    assert 0.47 < low[0] / (low[0] + low[1]) < 0.53
-
-
-def test_a_request_is_named_as_its_exchange() -> None:
-    assert request_unit("ab.0.1", 7) == b"ab.0.1-7"
-
-
 @asynccontextmanager
 async def listening() -> AsyncIterator[tuple[Tap, FakeMeter, list[int]]]:
     """A tap, a meter that acknowledges nothing by itself, and the words that came from it."""

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.channel.frames import (
-    ACK,
     BATCH_BYTES_MAX,
     FRAME_BYTES,
-    LAG_EDGES_NS,
     BatchReader,
     FrameKind,
     FrameRows,
@@ -53,17 +51,6 @@ def read_cut(stream: bytes, cuts: list[int]) -> list[tuple[int, list[Row]]]:
 def test_every_cut_gives_the_batches_back(batches: list[tuple[int, list[Row]]], cuts: list[int]) -> None:
     stream = b"".join(packed(number, rows) for number, rows in batches)
     assert read_cut(stream, cuts) == batches
-
-
-def test_byte_by_byte_gives_the_batches_back() -> None:
-    batches: list[tuple[int, list[Row]]] = [
-        (1, [(2, 1, 10, 0, b"GET / HTTP/1.1\r\n\r\n"), (13, 1, 20, 0, b"{}")]),
-        (2, []),
-        (3, [(8, 2, -1, 5, b"")]),
-    ]
-    stream = b"".join(packed(number, rows) for number, rows in batches)
-    reader = BatchReader()
-    assert [(n, list(f)) for i in range(len(stream)) for n, f in reader.feed(stream[i : i + 1])] == batches
 
 
 def test_no_batch_appears_before_its_last_byte() -> None:
@@ -108,14 +95,6 @@ def test_a_batch_beyond_the_bound_is_refused_before_it_is_read() -> None:
 def test_kinds_are_distinct_bytes() -> None:
     assert len(set(KINDS)) == len(KINDS)
     assert all(0 < kind < 256 for kind in KINDS)
-
-
-def test_an_acknowledgement_holds_any_batch_number() -> None:
-    assert ACK.unpack(ACK.pack(2**64 - 1)) == (2**64 - 1,)
-
-
-def test_lag_edges_rise() -> None:
-    assert all(a < b for a, b in pairwise(LAG_EDGES_NS))
 
 
 # ---------------------------------------------------------------- the rows of the next batch

@@ -10,45 +10,6 @@ def total(ledger: Ledger) -> int:
     return ledger.measured + sum(ledger.dropped.values()) + ledger.unsettled
 
 
-def test_an_exchange_is_measured_when_its_last_batch_is_acknowledged() -> None:
-    ledger = Ledger()
-    seq = ledger.open()
-    ledger.begin(seq)
-    assert (ledger.unsettled, ledger.measured) == (1, 0)
-    ledger.close(seq, 5)
-    ledger.acknowledge(4)
-    assert (ledger.unsettled, ledger.measured) == (1, 0)
-    ledger.acknowledge(6)  # acknowledgements are cumulative
-    assert (ledger.unsettled, ledger.measured) == (0, 1)
-    ledger.acknowledge(6)
-    assert ledger.measured == 1
-
-
-def test_numbers_have_no_gaps() -> None:
-    ledger = Ledger()
-    assert [ledger.open() for _ in range(5)] == [1, 2, 3, 4, 5]
-
-
-def test_a_lost_meter_takes_the_open_and_the_unacknowledged() -> None:
-    ledger = Ledger()
-    for _ in range(5):
-        ledger.begin(ledger.open())
-    ledger.close(1, 1)
-    ledger.close(2, 1)
-    ledger.close(3, 2)
-    ledger.acknowledge(1)
-    ledger.lose_meter()
-    assert (ledger.measured, ledger.dropped, ledger.unsettled) == (2, {"meter_lost": 3}, 0)
-    ledger.acknowledge(2)  # an answer of the dead changes nothing
-    assert ledger.measured == 2
-
-
-def test_losing_a_meter_that_had_nothing_counts_nothing() -> None:
-    ledger = Ledger()
-    ledger.lose_meter()
-    assert ledger.dropped == {}
-
-
 class LedgerModel(RuleBasedStateMachine):
     """The ledger beside a model that keeps one word per exchange."""
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.cli.report import load_result, tell_replay, verdicts_beside, write_beside
-from llmtap.cli.shared import Outputs
+from llmtap.cli.report import load_result, verdicts_beside, write_beside
 from llmtap.errors import ConfigError
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
@@ -28,54 +27,6 @@ from tests.support.traffic.exchanges import streamed
 LATE = {"what": "dispatch_lateness", "figure": 0.5, "limit": 0.002, "says": "1 of 10 requests left late"}
 BAD: dict[str, Any] = replay_result(10) | {"verdict": {"valid": False, "findings": [LATE]}}
 GOOD: dict[str, Any] = replay_result(10)
-
-
-@pytest.fixture
-def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """What `llmtap replay --json` writes."""
-    path = tmp_path / "result.json"
-    tell_replay(Outputs(json=str(path)), BAD)
-    return path
-
-
-def test_a_result_is_a_page_and_markdown_and_json(place: Path, tmp_path: Path, call: Call) -> None:
-    page, text = tmp_path / "page.html", tmp_path / "text.md"
-    code, _, err = call("report", place, "--html", page, "--markdown", text)
-    assert (code, err) == (0, "")
-    assert "Not valid. What speaks against the figures:1 of 10" in Page(page.read_text()).words
-    assert "**Not valid.** What speaks against the figures:\n\n- 1 of 10" in text.read_text()
-    code, out, err = call("report", place, "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out) == json.loads(place.read_text())
-    code, out, err = call("report", place, "--markdown", "-")
-    assert (code, out, err) == (0, text.read_text(), "")
-
-
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [
-        (("--by", "tenant"), "--by: is of a capture"),
-        (("--slo", "ttft:1s"), "--slo: is of a capture"),
-        (("--integrity",), "--integrity: is of a capture"),
-        (("--skip-broken",), "--skip-broken: is of a capture"),
-        (("--html", "no/where.html"), "--html: there is no folder no"),
-        (("--json", "--markdown", "-"), "--markdown: is written to stdout, and --json is, too"),
-    ],
-)
-def test_what_a_result_has_no_use_for_is_named(
-    place: Path,
-    args: tuple[str, ...],
-    problem: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    call: Call,
-) -> None:
-    capsys.readouterr()
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call("report", place, *args)
-    assert (code, out) == (2, "")
-    assert problem in err
 
 
 @pytest.mark.parametrize(
@@ -140,7 +91,8 @@ TIMEOUT_S = 250
 
 async def replayed(*args: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a replay to a server of our own."""
-    async with engine() as server:
+    # With gaps of 0 all tokens can come in one read, and no self-test has such a load.
+    async with engine(SimOptions(ttft=Duration(0), itl=Duration(2_000_000), tokens=5)) as server:
         process = await asyncio.create_subprocess_exec(
             *REPLAY, *args, "--target", server.url, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -222,67 +174,9 @@ def test_stopped_in_a_terminal_it_reports_what_was_sent(tmp_path: Path) -> None:
     assert result["plan"]["ray"] == "local"
 
 
-TARGET = ("--target", "http://127.0.0.1:9")
-"""Where nobody listens: it is never asked."""
-
-
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [
-        (("--timeout", "0"), "--timeout: has to be above 0"),
-        (("--timeout", "0ms"), "--timeout: has to be above 0"),
-        (("--timeout", "soon"), "--timeout: expected a duration"),
-        (("--timeout", "9000d"), "is longer than 1,000 days"),
-        (("--timeout", "9" * 30 + "d"), "--timeout: expected a duration"),
-        (("--timeout", "9" * 400), "--timeout: expected a duration"),
-        (("--connect-timeout", "0s"), "--connect-timeout: has to be above 0"),
-        (("--duration", "0"), "--duration: has to be above 0"),
-        (("--drain", "-1s"), "--drain: expected a duration"),
-        (("--ca", "nowhere.pem"), "--ca: nowhere.pem cannot be read: No such file or directory"),
-        (("--metrics", "foo"), "--metrics: 'foo' is no URL of metrics"),
-        (("--tenant-header", "X Y"), "--tenant-header: a field's name has letters, digits and hyphens"),
-        (("--header", "X-Key sk-secret"), "--header: expected `Name: value`"),
-        (("--header", "X Key: sk-secret"), "--header: a field's name has letters"),
-        (("--json", "nowhere/out.json"), "--json: there is no folder nowhere"),
-        (("--json", "."), "--json: cannot write .: Is a directory"),
-        (("--json", "-", "--html", "-"), "--html: is written to stdout, and --json is, too"),
-        (("--capture", "/proc/nowhere"), "--capture: /proc/nowhere: cannot be written"),
-        (("--capture", ""), "--capture: names no folder"),
-        (("--warmup", "0"), "--warmup: '0' is neither auto, none nor a number of requests"),
-        (("--markdown", "nowhere/out.md"), "--markdown: there is no folder nowhere"),
-        (("--closed", "4", "--limit-in-flight", "2"), "--limit-in-flight: only an open loop has one"),
-        (("--window", "10m"), "--window: conversation is a workload: it has no times of its own"),
-        (("--as-recorded",), "--as-recorded: conversation is a workload: it has no times of its own"),
-        ((), "--rate: is missing: conversation is a workload, which has no times of its own"),
-    ],
-)
-def test_what_is_wrong_is_named(
-    args: tuple[str, ...], problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: Call
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call("replay", "conversation", *TARGET, *args)
-    assert (code, out) == (2, "")
-    assert problem in err
-    assert "secret" not in err
-    assert len(err.splitlines()) <= 2
-
-
-@pytest.mark.parametrize(
-    ("target", "problem"),
-    [
-        ("http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached: connection refused"),
-        ("http://gateway.invalid", "http://gateway.invalid cannot be reached: name "),
-        ("ws://127.0.0.1:9", "ws://127.0.0.1:9 cannot be reached: connection refused"),
-        ("localhost:8000", "'localhost:8000' is no URL of a gateway\nhint: write it like "),
-        ("http://", "'http://' is no URL of a gateway\nhint: write it like "),
-        ("ws://", "'ws://' is no URL of a WebSocket\nhint: write it like "),
-        ("grpc://127.0.0.1", "'grpc://127.0.0.1' is no address of gRPC\nhint: write it like "),
-    ],
-)
-def test_a_target_that_cannot_be_asked_is_named(target: str, problem: str, call: Call) -> None:
-    code, _, err = call("replay", "conversation", "--target", target, "--rate", "9", "--requests", "2")
-    assert code == 2
-    assert f"--target: {problem}" in err
+def test_a_host_without_an_address_is_named(call: Call) -> None:
+    code, _, err = call("replay", "conversation", "--target", "http://gateway.invalid", "--rate", 9)
+    assert (code, "--target: http://gateway.invalid cannot be reached: name " in err) == (2, True)
     assert "Error" not in err
 
 
@@ -293,7 +187,8 @@ def test_selftest_states_load_count_and_duration(call: Call) -> None:
     assert told["load"]["tokens_per_second"] > 0
     code, out, _ = call("selftest", "--streams", 1, "--itl", "100ms", "--duration", "1s")
     assert code == 0
-    assert out.startswith("1 stream, ")
+    assert out.splitlines()[0].startswith("99 % of TTFTs")
+    assert out.splitlines()[1].startswith("1 stream, ")
     assert {line.split()[0] for line in out.splitlines()[1:]} >= {"error,", "TTFT", "ITL"}
     code, _, err = call("selftest", "--itl", "0.1ms")
     assert (code, "--itl: expected a time from 1 ms to 60 s" in err) == (2, True)

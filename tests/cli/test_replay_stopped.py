@@ -36,9 +36,9 @@ def test_what_is_said_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
             lines.stopping()
         return capsys.readouterr().err.splitlines()
 
-    assert said(1_200) == ["llmtap: stopping: 1,200 answers under way, again to cut them"]
-    one = "llmtap: stopping: 1 answer under way, again to cut them"
-    assert said(1, 1, 1) == [one, "llmtap: cutting 1 answer"]
+    assert said(1_200) == ["llmtap: stopping: 1,200 answers in flight, signal again to cancel them"]
+    one = "llmtap: stopping: 1 answer in flight, signal again to cancel them"
+    assert said(1, 1, 1) == [one, "llmtap: cancelling 1 answer"]
     assert said(0, 0) == ["llmtap: stopping"]
 
 
@@ -70,7 +70,7 @@ def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFix
 
     assert play(work(), 60) == ([False, True, True, True, False, False], 2)
     err = capfd.readouterr().err
-    assert err.count("its report is being written: again to leave without it\n") == 1
+    assert err.count("signal again to stop before the report is written\n") == 1
 
 
 def test_what_failed_is_broken_off() -> None:
@@ -128,8 +128,8 @@ def test_the_second_time_answers_are_cut(tmp_path: Path) -> None:
     place = tmp_path / "result.json"
     slow = SimOptions(ttft=Duration(1 * MS), itl=Duration(60_000 * MS), tokens=2)
     code, said = play(replayed(place, slow, lambda p: p.send_signal(signal.SIGTERM), 2), 280)
-    assert said.startswith(f"llmtap: stopping: {ROWS} answers under way, again to cut them\n"), said
-    assert f"llmtap: cutting {ROWS} answers\n" in said
+    assert said.startswith(f"llmtap: stopping: {ROWS} answers in flight, signal again to cancel them\n"), said
+    assert f"llmtap: cancelling {ROWS} answers\n" in said
     result = json.loads(place.read_text())
     assert result["outcomes"] == {"client_cancelled": ROWS}
     assert result["load"]["stopped"] == "somebody stopped it"
@@ -141,7 +141,7 @@ def test_where_all_was_sent_the_exit_code_is_the_signal_s_all_the_same(tmp_path:
     place = tmp_path / "result.json"
     slow = SimOptions(ttft=Duration(1 * MS), itl=Duration(5_000 * MS), tokens=2)
     code, said = play(replayed(place, slow, lambda p: p.send_signal(signal.SIGINT), 1), 280)
-    assert said.startswith(f"llmtap: stopping: {ROWS} answers under way"), said
+    assert said.startswith(f"llmtap: stopping: {ROWS} answers in flight"), said
     result = json.loads(place.read_text())
     assert result["outcomes"] == {"complete": ROWS}
     assert (result["load"]["sent"], result["load"]["unsent"]) == (ROWS, 0)
@@ -203,7 +203,7 @@ def test_once_the_load_is_over_its_report_is_written_first(tmp_path: Path) -> No
 
     code, said = play(work(), 280)
     assert code == 128 + signal.SIGINT, said
-    assert said.count("its report is being written: again to leave without it\n") == 1
+    assert said.count("signal again to stop before the report is written\n") == 1
     result = json.loads(place.read_text())
     assert result["outcomes"] == {"complete": ROWS}
     assert result["load"]["stopped"] is None, "nothing of the load was"

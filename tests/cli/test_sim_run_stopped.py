@@ -121,21 +121,6 @@ def test_while_processes_start_the_whole_group_may_be_told(
     wait_gone(workers)
 
 
-def test_without_results_it_is_said_that_nothing_is_kept(tmp_path: Path) -> None:
-    place = tmp_path / "r.jsonl"
-    *command, _, _ = command_for(place)
-    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        try:
-            assert child.stderr is not None
-            assert f" 1 of {JOBS}: " in child.stderr.readline()
-            child.send_signal(signal.SIGTERM)
-            said = child.communicate(timeout=200)[1]
-        finally:
-            child.kill()
-    assert child.returncode == 128 + signal.SIGTERM
-    assert said.splitlines()[-1].endswith(" and none is kept without --results FILE")
-
-
 def test_who_was_started_deaf_stays_deaf() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         before = signal.signal(number, signal.SIG_IGN)

@@ -27,43 +27,6 @@ def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
     assert json.loads(run("tokenizer", "-").stdout) == json.loads(file.read_text())
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--set", "pacing.jiter=1"), "did you mean 'pacing.jitter'?"),
-        (("--set", "jitter"), "expected KEY=VALUE"),
-        (("--set", "pacing.jitter=9"), "llmtap: --set pacing.jitter: expected a number from 0 to 3, got '9'"),
-        (("--ttft", "soon"), "llmtap: --ttft: expected a duration"),
-        (("--dialect", "klingon"), "llmtap: --dialect: expected one of openai, vllm, got 'klingon'"),
-        (("--tokens-per-chunk", "0"), "llmtap: --tokens-per-chunk: expected a whole number of at least 1"),
-        (
-            ("--jitter", "0.1", "--set", "pacing.jitter=0.2"),
-            "llmtap: --jitter: is given by --set pacing.jitt",
-        ),
-        (("--set", "ttft=1s", "--set", "ttft=2s"), "llmtap: --set ttft: is given twice"),
-        (("--scheduler", "continuous_batching", "--reading", "bins=4"), "llmtap: --reading bins: has no eff"),
-        (("--scheduler", "multi_bin_dynamic"), "such as --reading bin_edges=1,30,117"),
-        (("--scheduler", "static_fifo", "--jitter", "1"), "llmtap: --jitter: belongs to --scheduler fixed"),
-        (("--listen", "nowhere"), "llmtap: --listen: expected HOST:PORT"),
-        (("--listen", "127.0.0.1:0", "--truth", "/"), "--truth: cannot write"),
-    ],
-)
-def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str) -> None:
-    done = run("serve", *args)
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("address", "says"),
-    [("nowhere", "--grpc: expected HOST:PORT"), ("192.0.2.1:0", "--grpc: cannot listen on 192.0.2.1:0")],
-)
-def test_an_address_of_grpc_that_does_not_fit_is_named(address: str, says: str) -> None:
-    done = run("serve", "--listen", "127.0.0.1:0", "--grpc", address)
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
 def test_grpc_is_served_beside_http_and_imported_only_then() -> None:
     args = [*LLMTAP, "serve", "--listen", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
     with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as server:

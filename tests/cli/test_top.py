@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.sim.server.options import SimOptions
@@ -124,21 +123,6 @@ def test_a_token_is_taken_from_the_environment_or_a_file_and_asked_for(tmp_path:
                 assert {h["Authorization"] for h in fake.headers} == {f"Bearer {token}"}
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--window", "2m"), "llmtap: --window: there is no window '2m'"),
-        (("--interval", "0"), "llmtap: --interval: "),
-        (("--admin", "http://u:p@host"), "llmtap: --admin: has a user or a password in it"),
-        (("--token-env", "NOT_THERE"), "llmtap: --token-env: the environment has no NOT_THERE"),
-    ],
-)
-def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str) -> None:
-    done = subprocess.run([*TOP, *args], capture_output=True, text=True, timeout=200, env=ENVIRON)
-    assert done.returncode == 2
-    assert says in done.stderr
 
 
 def test_without_textual_once_works_and_the_screen_says_what_to_install() -> None:

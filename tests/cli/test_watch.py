@@ -64,22 +64,6 @@ def refused(*args: str, **environ: str) -> ConfigError:
     return done.exception
 
 
-@pytest.mark.parametrize(
-    ("args", "place"),
-    [
-        ((), "watch.interfaces"), (("--interface", "lo"), "watch.ports"),
-        (("--interface", "lo", "--port", "0"), "--port"), (("--interface", "lo", "--port", "80,"), "--port"),
-        (("--interface", "lo", "--read", "x"), "--read"), (("--read", "/nowhere.pcap"), "/nowhere.pcap"),
-        (("--read", __file__), __file__), (("--interface", "lo", "--port", "80", "--json"), "--json"),
-        (("--interface", "lo", "--port", "80", "--timestamps", "gps"), "watch.timestamps (command line)"),
-        (("--interface", "lo", "--port", "80", "--upstream-host", "engine"), "watch.upstream_hosts"),
-        (("--interface", "lo", "--port", "80", "--set", "experiment.enabled=true"), "experiment.enabled"),
-    ],
-)  # fmt: skip
-def test_a_mistake_names_its_option(args: tuple[str, ...], place: str) -> None:
-    assert refused(*args).place == place
-
-
 def test_an_unknown_interface_and_a_missing_permission_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object) -> object:
         raise PermissionError(1, "Operation not permitted")

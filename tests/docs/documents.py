@@ -1,4 +1,4 @@
-"""The fenced blocks of a Markdown page, and the commands in them.
+"""The fenced blocks of a Markdown page, the commands in them, and the hooks of the site's build.
 
 A block that is not to be run has a comment right before it that says why:
 
@@ -7,12 +7,16 @@ A block that is not to be run has a comment right before it that says why:
 A block with a title (as mkdocs writes it: ```toml title="llmtap.toml") is a file of that name.
 """
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Final, NamedTuple
 
-__all__ = ["SHELL", "Block", "blocks", "commands", "pages"]
+__all__ = ["ROOT", "SHELL", "Block", "blocks", "commands", "hook", "pages"]
+
+ROOT: Final = Path(__file__).parents[2]
 
 SHELL: Final = ("sh", "bash", "console")
 _FENCE: Final = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
@@ -33,9 +37,18 @@ class Block(NamedTuple):
     """Why not; None for what is to be run."""
 
 
-def pages(root: Path) -> list[Path]:
+def pages() -> list[Path]:
     """README.md and all pages of docs/."""
-    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def hook(name: str) -> ModuleType:
+    """Import docs/NAME.py, which is in no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def blocks(text: str) -> Iterator[Block]:

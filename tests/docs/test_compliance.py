@@ -1,14 +1,12 @@
 """The audit page names places and tests that exist, and has all requirements of the draft."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
 from llmtap.bench.compliance.judge import REQUIREMENTS
+from tests.docs.documents import ROOT, hook
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "compliance.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -32,10 +30,7 @@ def test_each_place_and_test_exists(path: str, name: str) -> None:
 
 
 def test_each_requirement_has_the_code_that_carries_it_out_and_its_row() -> None:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    generate = hook("generate")
     sections = {row[0] for row in ROWS}
     lines = generate.requirements_table().splitlines()
     for one in REQUIREMENTS:

@@ -1,9 +1,6 @@
 """The reference pages have all that the program has, and are tables that Markdown understands."""
 
-import importlib.util
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -11,18 +8,9 @@ from llmtap.config import keys
 from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.schemas import SCHEMAS
 from llmtap.sim.server.options import keys as engine_keys
+from tests.docs.documents import hook
 
-FILE = Path(__file__).parents[2] / "docs" / "generate.py"
-
-
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+generate = hook("generate")
 
 
 def section(page: str, heading: str) -> str:
@@ -33,7 +21,7 @@ def section(page: str, heading: str) -> str:
     return rest.split(f"\n{level} ")[0]
 
 
-def test_every_key_is_there_with_its_meaning(generate: ModuleType) -> None:
+def test_every_key_is_there_with_its_meaning() -> None:
     page = generate.options_page()
     for key, meaning in keys().items():
         place, _, name = key.rpartition(".")
@@ -45,20 +33,7 @@ def test_every_key_is_there_with_its_meaning(generate: ModuleType) -> None:
         assert not key.key or f"| `{key.key}` |" in section(page, "## llmtap sim serve")
 
 
-def test_defaults_are_as_a_file_has_them(generate: ModuleType) -> None:
-    page = generate.options_page()
-    relay = section(page, "## [relay]")
-    for row in (
-        "| `idle_timeout` | duration | `600s` |", "| `head_bytes` | size | `64KiB` |",
-        "| `clock` | `kernel`, `mono` | `\"kernel\"` |", "| `via` | true or false | `false` |",
-        "| `tls_key` | text |  |",
-    ):  # fmt: skip
-        assert row in relay
-    assert "| `objectives` | text | has to be set |" in section(page, "## [slo.NAME]")
-    assert "| `rules` | list |" in section(page, "## [tenants]")
-
-
-def test_every_command_is_there_with_its_options(generate: ModuleType) -> None:
+def test_every_command_is_there_with_its_options() -> None:
     page = generate.commands_page()
     for name in ("proxy", "meter", "sim serve", "sim run", "replay", "report", "convert", "inspect", "top",
                  "demo", "bench all", "bench exo", "bench init", "slo generate"):  # fmt: skip
@@ -68,7 +43,7 @@ def test_every_command_is_there_with_its_options(generate: ModuleType) -> None:
     assert said in section(page, "## llmtap bench all")
 
 
-def test_every_path_and_schema_is_there_and_links_lead_somewhere(generate: ModuleType) -> None:
+def test_every_path_and_schema_is_there_and_links_lead_somewhere() -> None:
     page = generate.api_page()
     for route in ROUTES:
         assert f"## {route.method.upper()} {generate.plain(route.path)}\n" in page
@@ -80,7 +55,7 @@ def test_every_path_and_schema_is_there_and_links_lead_somewhere(generate: Modul
 
 
 @pytest.mark.parametrize("name", ["options_page", "commands_page", "api_page"])
-def test_each_row_of_a_table_has_as_many_cells_as_its_head(generate: ModuleType, name: str) -> None:
+def test_each_row_of_a_table_has_as_many_cells_as_its_head(name: str) -> None:
     width = None
     for line in getattr(generate, name)().splitlines():
         cells = re.sub(r"`[^`]*`", "", line).count("|")
@@ -99,5 +74,5 @@ def test_each_row_of_a_table_has_as_many_cells_as_its_head(generate: ModuleType,
         ("snake_case `snake_case`", r"snake\_case `snake_case`"),
     ],
 )
-def test_words_of_the_program_are_no_markdown(generate: ModuleType, said: str, written: str) -> None:
+def test_words_of_the_program_are_no_markdown(said: str, written: str) -> None:
     assert generate.plain(said) == written

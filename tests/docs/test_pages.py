@@ -11,9 +11,8 @@ from llmtap.cli.main import app, load_commands
 from tests.docs.documents import SHELL, blocks, commands, pages
 from tests.docs.walkthrough import PAGE_S, walked
 
-ROOT = Path(__file__).parents[2]
 RUN = (*SHELL, "python", "toml")
-PAGES = [page for page in pages(ROOT) if page.parent.name == "docs"]
+PAGES = [page for page in pages() if page.parent.name == "docs"]
 
 
 def to_run(page: Path) -> bool:
@@ -26,7 +25,7 @@ def test_each_command_of_a_page_runs(page: Path) -> None:
     walked(page)
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in pages(ROOT)])
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in pages()])
 def test_a_block_that_is_not_run_says_why_and_has_options_that_there_are(page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.not_run is not None:

@@ -1,29 +1,18 @@
-"""Pages of elsewhere lead on within the site, and say the file where the site has none."""
+"""Every link of the repository's pages leads to a file, and to the right page of the site."""
 
-import importlib.util
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.documents import ROOT, hook, pages
+
+repository = hook("repository")
 PAGES = {
     "SECURITY.md": "security.md",
     "deploy/README.md": "deploy.md",
     "deploy/runbooks/A.md": "runbooks/A.md",
 }
-
-
-@pytest.fixture(scope="module")
-def repository() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_repository", ROOT / "docs" / "repository.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -39,27 +28,31 @@ def repository() -> ModuleType:
         ("SECURITY.md", "[the RFC](https://www.rfc-editor.org/rfc/rfc9110)", None),
         ("SECURITY.md", "[below](#here) and `rate(x[5m])`", None),
         ("SECURITY.md", "```sh\n[a](nowhere.md)\n```\n", None),
+        ("docs/howto/look.md", "[a](../reference/README.md#admin-api)", "[a](../reference/api.md)"),
+        ("docs/overhead.md", "[run](data/relay-2026-11-22.json)", None),
     ],
-)  # fmt: skip
-def test_links_lead_on(repository: ModuleType, source: str, text: str, in_site: str | None) -> None:
+)
+def test_links_lead_on(source: str, text: str, in_site: str | None) -> None:
     assert repository.relinked(text, source, PAGES) == (text if in_site is None else in_site)
 
 
-def test_a_link_to_nothing_ends_the_build(repository: ModuleType) -> None:
-    with pytest.raises(FileNotFoundError, match=r"SECURITY.md: a link to nowhere.md"):
+def test_a_link_to_nothing_ends_the_build() -> None:
+    with pytest.raises(FileNotFoundError, match=r"SECURITY.md: .* nowhere.md"):
         repository.relinked("```sh\n```\n[a](nowhere.md)", "SECURITY.md", PAGES)
 
 
-def test_every_runbook_is_a_page_by_the_name_of_its_alert(repository: ModuleType) -> None:
-    pages = repository.sources()
+def test_every_link_leads_to_a_file_of_the_repository() -> None:
+    sources = repository.sources()
+    places = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *sources)]
+    for page in [*pages(), *places, *(ROOT / "benchmarks").rglob("*.md")]:
+        assert repository.relinked(page.read_text(), str(page.relative_to(ROOT)), sources)
+
+
+def test_every_runbook_is_a_page_by_the_name_of_its_alert() -> None:
+    sources = repository.sources()
     for file in (ROOT / "deploy" / "runbooks").glob("Llmtap*.md"):
-        assert pages[f"deploy/runbooks/{file.name}"] == f"runbooks/{file.name}"
-    assert len(pages) > 15
-    for source, page in pages.items():
-        assert repository.relinked((ROOT / source).read_text(), source, pages), page
+        assert sources[f"deploy/runbooks/{file.name}"] == f"runbooks/{file.name}"
     text = (ROOT / "mkdocs.yml").read_text()
-    known = yaml.safe_load(text)
-    left_out = known["not_in_nav"].split()
-    assert left_out == ["/runbooks/Llmtap*.md"]
-    for page in pages.values():
+    assert yaml.safe_load(text)["not_in_nav"].split() == ["/runbooks/Llmtap*.md"]
+    for page in sources.values():
         assert page.startswith("runbooks/Llmtap") or re.search(rf": {re.escape(page)}$", text, re.MULTILINE)

@@ -313,10 +313,6 @@ def test_the_last_of_the_same_counts_and_all_places_are_kept() -> None:
     ]  # fmt: skip
 
 
-def test_nothing_told_is_nothing() -> None:
-    assert (ServerTiming().entries(), ServerTiming().gaps_ns()) == (None, None)
-
-
 def test_gaps_by_the_servers_clock() -> None:
     server = ServerTiming()
     for clock_ns, tokens in ((20, 1), (50, 1), (-1, -1), (91, 4), (91, -1), (5, 1), (6, 1), (7, 1 << 40)):

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from llmtap.exchange import answer, observer
 from llmtap.exchange.exchange import BLANK, Exchange
-from llmtap.exchange.observer import Observer
 from llmtap.protocol import repetition
-from tests.exchange.streams import DONE, OK, REQUEST, ROLE, STOP, chunk, observe, sse
+from tests.exchange.streams import DONE, OK, ROLE, STOP, chunk, observe, sse
 
 
 def observe_slowly(*reads: tuple[int, bytes], **how: Any) -> Exchange:
@@ -166,18 +165,6 @@ def test_a_chunk_in_the_middle_of_another_is_refused_as_ever() -> None:
     assert x == observe_slowly(*enumerate(reads, 100), head=head)
 
 
-def test_a_second_head_in_the_middle_loses_nothing_that_came_before_it() -> None:
-    o = Observer("r1", 7, 10, 20, REQUEST)
-    o.response_head(OK % b"Transfer-Encoding: chunked\r\n", 40, 1)
-    for t_ns, event in enumerate([ROLE, *map(said, "abc")], 100):
-        o.response_data(in_chunk(event), t_ns, 5)
-    o.response_head(OK % b"", 110, 1)
-    o.response_data(said("d"), 120, 5)
-    log = o.finish(None, "complete", None, None, 0, 0, 0, 0).timeline.events
-    assert list(log.t_ns) == [100, 101, 102, 103, 120]
-    assert list(log.sizes) == [len(ROLE), *[len(said("a"))] * 4]
-
-
 def test_the_first_words_are_read_when_their_events_are_known_again() -> None:
     reads = [(100 + i, said(word)) for i, word in enumerate(["Sorry", " but", " I", " can't", " help", "."])]
     x = observe(*reads, (200, chunk({}, "stop", model="acme-8b-0901")), (201, DONE))
@@ -251,15 +238,6 @@ def test_events_of_other_dialects_are_known_again(name: str) -> None:
     assert feed.call_count < len(reads) / 8
     assert (x.dialect, x.unparsed_events) == (f"openai.{name}", 0)
     assert x == observe_slowly(*reads, head=head)
-
-
-def test_an_event_that_changes_now_and_then_is_found_each_time() -> None:
-    reads = [(i, said("a", made={"at": i // 50})) for i in range(1000)]
-    with mock.patch.object(
-        answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
-    ) as feed:
-        observe(*reads)
-    assert feed.call_count < 100, "about four for each of twenty"
 
 
 def test_events_beyond_the_log_still_move_the_points_when_they_are_known_again(

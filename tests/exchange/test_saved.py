@@ -180,11 +180,6 @@ def test_what_cannot_be_explained_is_told_in_a_sentence(data: bytes, problem: st
         read_saved(data)
 
 
-def test_only_a_har_file_has_entries() -> None:
-    with pytest.raises(SavedError, match="no HAR file"):
-        read_saved(BODY, entry=0)
-
-
 @given(st.binary(max_size=400))
 def test_any_bytes_are_explained_or_refused(data: bytes) -> None:
     """Invariant: an event lies within the body; what is refused is refused as SavedError."""

@@ -41,7 +41,7 @@ def answer(t_ns: int, name: str, tokens: int, status: str = "completed", **lane:
         done["incomplete_details"] = {"reason": "steered"}
     return [
         down(t_ns, "response.created", response=response, **lane),
-        down(t_ns + 20, "response.output_text.delta", delta="a", **lane),
+        down(t_ns + 20, "response.output_text.delta", delta="a", obfuscation="x", **lane),
         down(t_ns + 30, "response.output_text.delta", delta="b", **lane),
         down(t_ns + 40, f"response.{status}", response=done, **lane),
     ]
@@ -90,7 +90,7 @@ def test_two_responses_are_two_exchanges(size: int) -> None:
     assert [x.id for x in (first, second)] == ["r0-1.1", "r0-1.2"]
     for x, tokens in ((first, 7), (second, 4)):
         assert (x.tokens.output, x.tokens.input, x.tokens.source) == (tokens, 5, TokenSource.USAGE)
-        assert (x.retries, x.outcome, x.stream, x.status) == (0, Outcome.COMPLETE, True, 101)
+        assert (x.retries, x.outcome, x.stream, x.status, x.padded) == (0, Outcome.COMPLETE, True, 101, True)
         assert (x.model, x.dialect, x.endpoint) == ("gpt-6", "openai.responses", "responses")
         assert (x.finish_reason, x.unparsed_events, len(x.timeline.events)) == ("completed", 0, 4)
 

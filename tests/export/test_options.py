@@ -12,11 +12,6 @@ STANDARD = {
 }
 
 
-def test_without_an_endpoint_nothing_is_exported() -> None:
-    assert load_settings(None, {}, {}).otlp == OtlpOptions()
-    assert OtlpOptions().endpoint is None
-
-
 def test_the_standard_variables_count_where_nothing_of_ours_speaks(tmp_path: Path) -> None:
     otlp = load_settings(None, STANDARD, {}).otlp
     assert (otlp.endpoint, otlp.protocol) == ("https://collector:4317", "http/protobuf")
@@ -35,13 +30,6 @@ def test_a_standard_variable_that_does_not_fit_is_named() -> None:
     with pytest.raises(ConfigError) as told:
         load_settings(None, {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, {})
     assert "OTEL_EXPORTER_OTLP_PROTOCOL" in told.value.place
-
-
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:4317", "https://collector.example:443/otlp", "http://[::1]:4317", "http://x"]
-)
-def test_an_endpoint_is_a_url(url: str) -> None:
-    assert OtlpOptions(endpoint=url).endpoint == url
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
-from click import Command, Group
+from typer.core import TyperGroup
 
 from llmtap.cli.main import app, load_commands
 from llmtap.traces.registry import FORMATS
@@ -34,11 +34,11 @@ def _written() -> Iterator[tuple[str, list[str]]]:
 def _help() -> Iterator[tuple[str, list[str]]]:
     """Yield the help of every command."""
     load_commands()
-    left: list[tuple[str, Command]] = [("llmtap", typer.main.get_command(app))]
+    left: list[tuple[str, Any]] = [("llmtap", typer.main.get_command(app))]
     while left:
         name, command = left.pop()
         yield f"help/{name.replace(' ', '-')}", [f"{name} --help"]
-        if isinstance(command, Group):
+        if isinstance(command, TyperGroup):
             left += [(f"{name} {one}", found) for one, found in command.commands.items()]
 
 
@@ -47,13 +47,13 @@ def _convert() -> Iterator[tuple[str, list[str]]]:
     for one in FORMATS:
         source = "capture" if one.name in _FROM_CAPTURE else "streams/session.har"
         file = f"out{one.extensions[0]}"
+        there_and_back = [
+            f"llmtap convert {source} {file} --to {one.name}",
+            f"llmtap convert {file} back.parquet --from {one.name}",
+        ]
         yield (
             f"convert/{one.name}",
-            [
-                f"llmtap convert --list {one.name}",
-                f"llmtap convert {source} {file} --to {one.name}",
-                f"llmtap convert {file} back.parquet --from {one.name}",
-            ],
+            [f"llmtap convert --list {one.name}", *(there_and_back if one.writes is not None else ())],
         )
 
 

@@ -1,7 +1,6 @@
 """Texts that users see and that no command prints: what the admin port serves, and reference tables."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
 from llmtap.metrics.slo import SloOptions
 from llmtap.top.plain import render_once
+from tests.docs.documents import hook
 from tests.support.servers.fake_admin import recorded
 from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver
 from tests.support.traffic.experiments import an_experiment
@@ -66,14 +66,7 @@ def capture_columns() -> str:
 
 def options() -> str:
     """The reference page of all keys of the configuration, with types and defaults."""
-    spec = importlib.util.spec_from_file_location(
-        "generate", Path(__file__).parents[2] / "docs" / "generate.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    page: str = module.options_page()
+    page: str = hook("generate").options_page()
     return page
 
 

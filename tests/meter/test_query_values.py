@@ -62,17 +62,6 @@ def test_a_hostile_value_is_refused_under_the_name_of_its_parameter(path: str, p
     asyncio.run(run())
 
 
-def test_a_request_line_beyond_the_limit_of_the_server_is_refused() -> None:
-    async def run() -> None:
-        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
-        async with TestClient(TestServer(admin_app(tally))) as client:
-            for path, parameter in PARAMETERS:
-                async with client.get(f"{path}?{parameter}={'1' * 60_000}") as answer:
-                    assert answer.status == 400, (path, parameter)
-
-    asyncio.run(run())
-
-
 def test_every_hostile_value_is_refused_as_the_name_of_a_parameter() -> None:
     async def run() -> None:
         tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))

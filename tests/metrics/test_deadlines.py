@@ -12,10 +12,6 @@ times = st.lists(st.integers(0, 5_000 * MS), min_size=1, max_size=60).map(sorted
 
 
 class TestUserIdle:
-    def test_is_the_longest_wait_of_the_reader(self) -> None:
-        # Reads at 50 ms a token: token 1 at 100 (waits 100), token 3 is due at 100 and comes at 400.
-        assert user_idle_ns([100 * MS, 110 * MS, 400 * MS], 0) == 300 * MS
-
     def test_is_never_below_zero_when_clamped(self) -> None:
         assert user_idle_ns([0], 0) == 0
         assert user_idle_ns([5, 6], 10) == 0
@@ -72,9 +68,3 @@ class TestBenefit:
     def test_a_reader_reads(self, speed: float) -> None:
         with pytest.raises(ValueError, match="above 0"):
             Benefit.at_speed(speed)
-
-    def test_refuses_an_f_it_does_not_know(self) -> None:
-        with pytest.raises(ValueError, match="'minutes'"):
-            Benefit(f="minutes")
-        with pytest.raises(ValueError, match="above 0"):
-            Benefit(reader_ns_per_token=0)

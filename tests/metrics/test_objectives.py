@@ -131,10 +131,14 @@ class TestWhatCounts:
     def test_a_wrong_request_is_not_the_servers_failure(self) -> None:
         x = exchange(outcome=Outcome.CLIENT_ERROR, stream=False)
         assert verdict("e2e:1s", x) is None
-        x.outcome = Outcome.REFUSED  # a guardrail's 400 is an answer
-        assert verdict("ttfb:1s", x) is True
 
-    def test_a_refusal_counts_by_its_figures(self) -> None:
+    @pytest.mark.parametrize("stream", [True, False])
+    def test_a_guardrails_block_without_output_is_neither_met_nor_missed(self, stream: bool) -> None:
+        x = exchange(outcome=Outcome.REFUSED, stream=stream)
+        assert verdict("ttft:1s e2e:1s", x) is None
+        assert Goodput().add(Objectives.parse("e2e:1s"), measure(x), x) is None
+
+    def test_a_refusal_with_output_counts_by_its_figures(self) -> None:
         assert verdict("ttft:100ms", exchange(100, outcome=Outcome.REFUSED)) is True
         assert verdict("ttft:99ms", exchange(100, outcome=Outcome.REFUSED)) is False
 

@@ -67,11 +67,6 @@ async def test_nobody_listens() -> None:
 
 
 @scene
-async def test_no_such_name() -> None:
-    assert (await why_not("http://gateway.invalid")).startswith("name ")
-
-
-@scene
 async def test_certificates_and_servers_without_any(tmp_path: Path) -> None:
     ca = trustme.CA()
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -232,13 +232,6 @@ async def test_nobody_listening_is_an_oserror() -> None:
 
 
 @scene
-async def test_a_name_that_does_not_resolve_is_an_oserror() -> None:
-    async with pool_to("http://nobody.invalid") as pool:  # RFC 6761 6.4
-        with pytest.raises(OSError):
-            await opened(pool)
-
-
-@scene
 async def test_a_name_nobody_could_have_is_an_oserror_too() -> None:
     """The caller turns an OSError into a 502; anything else would leave its client waiting."""
     for name in ("a..b", "x" * 64 + ".test"):

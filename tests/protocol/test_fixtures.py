@@ -109,6 +109,7 @@ def check(name: str, x: Exchange, doc: dict[str, Any], *, chunked: bool) -> None
     assert x.finish_reason in (reason.values() if isinstance(reason, dict) else [reason])
     assert x.stream == (doc["body"]["framing"] != "json")
     assert x.unparsed_events == 0
+    assert x.padded == (name in PADDED)
     assert (x.model is None) == (name in NAMELESS)
     check_tokens(name, x, expect)
     check_outcome(x, doc)
@@ -125,6 +126,10 @@ def check(name: str, x: Exchange, doc: dict[str, Any], *, chunked: bool) -> None
 
 
 TOO_SHORT = {"ollama_native_chat", "sambanova_usage_rates", "sglang_generate_cumulative"}
+PADDED = {
+    "openai_chat_basic", "responses_basic", "responses_function_call", "responses_hosted_tools",
+    "responses_reasoning_summary",
+}  # fmt: skip
 NAMELESS = {"sglang_generate_cumulative", "sglang_generate_incremental", "tgi_generate_stream"}
 """Neither request nor answer names a model."""
 INPUT_AT_THE_START = {

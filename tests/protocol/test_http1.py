@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol.http1 import (
     Framing,
-    RequestHead,
     header_value,
     parse_request_head,
     parse_response_head,
@@ -28,13 +27,10 @@ from llmtap.protocol.http1 import (
         (b"GET http://elsewhere.test/x?y HTTP/1.1", b"GET", b"http://elsewhere.test/x?y", (1, 1)),  # 3.2.2
         # RFC 9110 9.1: the list of methods is open, and a method is case-sensitive.
         (b"PROPFIND / HTTP/1.1", b"PROPFIND", b"/", (1, 1)),
-        (b"QUERY / HTTP/1.1", b"QUERY", b"/", (1, 1)),
-        (b"get / HTTP/1.1", b"get", b"/", (1, 1)),
         (b"X-!#$%&'*+.^_`|~09az / HTTP/1.1", b"X-!#$%&'*+.^_`|~09az", b"/", (1, 1)),
         (b"TELEPORT /here HTTP/1.0", b"TELEPORT", b"/here", (1, 0)),
         # Methods that other protocols use are tokens like any other here.
         (b"PLAY / HTTP/1.1", b"PLAY", b"/", (1, 1)),
-        (b"DESCRIBE / HTTP/1.1", b"DESCRIBE", b"/", (1, 1)),
     ],
 )  # fmt: skip
 def test_a_request_line_is_taken_apart(
@@ -71,15 +67,9 @@ def test_a_request_line_is_taken_apart(
         (b"GET /", {400, 505}),  # HTTP/0.9
         (b"GET / http/1.1", {400}),  # 2.3: the protocol's name is case-sensitive
         (b"GET / HTTP/1.1x", {400}),
-        (b"GET / HTTP/11", {400}),
         (b"GET / HTTP/1", {400}),
-        (b"GET / HTTP/0.9", {400, 505}),
         (b"GET / HTTP/2.0", {400, 505}),
-        (b"GET / HTTP/9.9", {400, 505}),
         (b"GET / RTSP/1.0", {400, 505}),
-        (b"DESCRIBE / RTSP/1.0", {400, 505}),
-        (b"SOURCE / ICE/1.0", {400, 505}),
-        (b"TELEPORT / RTSP/1.0", {400, 505}),
         (b"PRI * HTTP/2.0", {400, 505}),  # RFC 9113 3.4
         (b"CONNECT db.internal:22 HTTP/1.1", {405}),  # RFC 9110 9.3.6: a tunnel is not ours to offer
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", {400}),  # a TLS hello
@@ -156,14 +146,11 @@ def test_white_space_behind_a_value_means_nothing(space: bytes) -> None:
         b"X: a\nb",
         b"X: a\n",
         b"X: a\r",
-        b"X: \x0bv",
         b"X: a\x7fb",
-        b"X: a\x01b",
         b"X: a\r\n folded",  # RFC 9112 5.2: obs-fold
         b"X: a\r\n\tfolded",
         b"X:\r\n folded",
         b"Host: b.test",  # RFC 9112 3.2: more than one Host
-        b"Host: a.test",
     ],
 )
 def test_a_malformed_field_is_refused(line: bytes) -> None:
@@ -230,7 +217,6 @@ CL, TE = b"Content-Length: ", b"Transfer-Encoding: "
         # RFC 9112 6.3 rule 3: both may be an attempt at request smuggling.
         ([CL + b"4", TE + b"chunked"], {400}),
         ([TE + b"chunked", CL + b"60"], {400}),
-        ([CL + b"0", TE + b"chunked"], {400}),
         ([CL + b"4", TE + b"identity"], {400}),
         ([TE + b"gzip", CL + b"4"], {400}),
         # 6.3 rule 5: an invalid Content-Length.
@@ -241,37 +227,27 @@ CL, TE = b"Content-Length: ", b"Transfer-Encoding: "
         ([CL + b"+3"], {400}),
         ([CL + b"-3"], {400}),
         ([CL + b"0x3"], {400}),
-        ([CL + b"3.0"], {400}),
         ([CL + b"3 4"], {400}),
-        ([CL + b"3;"], {400}),
         ([CL + b"1_0"], {400}),
         ([CL + b"\xb2"], {400}),  # a superscript two in Latin-1
         ([CL + b"\xd9\xa3"], {400}),  # an Arabic-Indic three in UTF-8
         ([CL], {400}),
         ([CL + b"9999999999999999999"], {400}),
-        ([CL + b"99999999999999999999999"], {400}),
         ([b"Content-Length : 3"], {400}),
         # 6.1 and 6.3 rule 4: 400 when chunked is not the last coding, 501 for one not understood.
         ([TE + b"chunked, gzip"], {400}),
         ([TE + b"identity"], {400, 501}),
         ([TE + b"xchunked"], {400, 501}),
-        ([TE + b"chunkedx"], {400, 501}),
-        ([TE + b"chunked;q=1"], {400, 501}),
         ([TE + b'"chunked"'], {400, 501}),
         ([TE + b"gzip, chunked"], {400, 501}),
         ([TE + b"chunked, chunked"], {400, 501}),
-        ([TE + b",chunked"], {400, 501}),
         ([TE + b"chunked,"], {400, 501}),
         ([TE], {400, 501}),
         ([TE + b"\x0bchunked"], {400}),
         ([TE + b"chunked\t"], {400}),  # another coding to llhttp
-        ([TE + b"chunked \t"], {400}),
         ([TE + b"chunked", TE + b"chunked"], {400, 501}),
         ([TE + b"chunked", TE + b"identity"], {400, 501}),
-        ([TE + b"identity", TE + b"chunked"], {400, 501}),
-        ([TE + b"gzip", TE + b"chunked"], {400, 501}),
         ([b"Transfer-Encoding : chunked"], {400}),
-        ([b"Transfer-Encoding\t: chunked"], {400}),
         ([b"Transfer-Encoding:", b" chunked"], {400}),
         ([b"X: 1\n" + TE + b"chunked"], {400}),
         ([b"X: 1\r" + TE + b"chunked"], {400}),
@@ -281,18 +257,6 @@ def test_ambiguous_framing_of_a_request_is_refused(lines: list[bytes], statuses:
     with pytest.raises(PeerProtocolError) as refused:
         parse_request_head(head_with(*lines))
     assert refused.value.status in statuses
-
-
-@pytest.mark.parametrize(
-    "line", [b"POST / HTTP/1.1", b"TELEPORT / HTTP/1.1", b"PUT / HTTP/1.1", b"GET / HTTP/1.1"]
-)
-def test_a_method_nobody_knows_gets_no_softer_framing(line: bytes) -> None:
-    for fields in (
-        b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
-        b"Content-Length: 3\r\nContent-Length: 4\r\n",
-    ):
-        with pytest.raises(PeerProtocolError):
-            parse_request_head(line + b"\r\nHost: a\r\n" + fields + b"\r\n")
 
 
 def test_chunked_is_refused_from_an_http10_client() -> None:
@@ -339,11 +303,6 @@ def test_a_connection_that_says_both_is_closed() -> None:
 )
 def test_an_upgrade_counts_when_connection_names_it(lines: list[bytes], upgrade: bytes | None) -> None:
     assert parse_request_head(head_with(*lines)).upgrade == upgrade
-
-
-def test_connection_options_are_split_and_lowered() -> None:
-    head = parse_request_head(head_with(b"Connection: A ,, b\t", b"connection: C"))
-    assert head.connection == (b"a", b"b", b"c")
 
 
 @pytest.mark.parametrize(
@@ -463,22 +422,15 @@ def test_a_status_line(first: bytes, status: int, reason: bytes) -> None:
         b"HTTP/2.0 200 OK\r\n\r\n",
         b"HTTP/0.9 200 OK\r\n\r\n",
         b"HTTP/1.1 20 OK\r\n\r\n",
-        b"HTTP/1.1 2000 OK\r\n\r\n",
         b"HTTP/1.1 2x0 OK\r\n\r\n",
         b"HTTP/1.1  200 OK\r\n\r\n",
         b"http/1.1 200 OK\r\n\r\n",
-        b" HTTP/1.1 200 OK\r\n\r\n",
-        b"ICY 200 OK\r\n\r\n",
-        b"RTSP/1.0 200 OK\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         answer_with(b"Content-Length: 3", b"Content-Length: 5"),
-        answer_with(b"Content-Length: 3, 5"),
         answer_with(b"Content-Length: -1"),
-        answer_with(b"Content-Length: x"),
         answer_with(b"Content-Length:"),
         answer_with(b"Content-Length: 9999999999999999999"),
         answer_with(b"Content-Length: 3", b"Transfer-Encoding: chunked"),
-        answer_with(b"Transfer-Encoding: chunked", b"Content-Length: 3"),
         answer_with(b"Transfer-Encoding: gzip, chunked"),
         answer_with(b"Transfer-Encoding: chunked, gzip"),
         answer_with(b"Transfer-Encoding: identity"),
@@ -486,7 +438,6 @@ def test_a_status_line(first: bytes, status: int, reason: bytes) -> None:
         answer_with(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
         answer_with(b"Transfer-Encoding: chunked", first=b"HTTP/1.0 200 OK"),  # RFC 9112 6.1
         answer_with(b"X: a\x00b"),
-        answer_with(b"X: a\rb"),
         answer_with(b"X: a\nY: b"),
         answer_with(b"X : a"),
         answer_with(b"X: a\r\n folded"),
@@ -501,11 +452,6 @@ def test_a_malformed_or_ambiguous_response_is_refused(raw: bytes) -> None:
     assert refused.value.status == 502
 
 
-def test_both_framings_are_refused_even_where_there_is_no_body() -> None:
-    with pytest.raises(PeerProtocolError):
-        parse_response_head(answer_with(b"Content-Length: 3", b"Transfer-Encoding: chunked"), b"HEAD")
-
-
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_response_or_refused(raw: bytes) -> None:
     raw = b"HTTP/1.1 200 " + raw.replace(b"\r\n\r\n", b"") + b"\r\n\r\n"
@@ -514,11 +460,3 @@ def test_any_bytes_are_a_response_or_refused(raw: bytes) -> None:
     except PeerProtocolError:
         return
     assert head.status == 200
-
-
-def test_the_head_is_a_value() -> None:
-    """Two readings of the same bytes are equal: nothing of one head leaks into the next."""
-    raw = head_with(b"Connection: close, x", b"Content-Length: 3", b"Expect: 100-continue")
-    first: RequestHead = parse_request_head(raw)
-    parse_request_head(head_with(b"Connection: keep-alive"))
-    assert parse_request_head(raw) == first

@@ -133,14 +133,6 @@ def test_every_slicing_refuses_what_is_malformed(name: str) -> None:
         assert scan(pieces_of(body, [cut, cut])) == "refused", f"cut at {cut}"
 
 
-@given(
-    st.sampled_from([b for b, _ in VALID.values()] + list(INVALID.values())),
-    st.lists(st.integers(0), max_size=9),
-)
-def test_random_cuts_change_no_verdict(body: bytes, cuts: list[int]) -> None:
-    assert scan(pieces_of(body, cuts)) == scan([body])
-
-
 def test_a_line_that_never_ends_is_refused_and_not_kept() -> None:
     for start in (b"5;", b"0\r\nX: "):
         scanner = ChunkedScanner()
@@ -163,15 +155,6 @@ def test_trailers_are_counted() -> None:
     lines = [b"T%d: x\r\n" % i for i in range(TRAILER_LINES_MAX)]
     assert scan([b"0\r\n" + b"".join(lines) + b"\r\n"]) != "refused"
     assert scan([b"0\r\n" + b"".join([*lines, b"One: more\r\n"]) + b"\r\n"]) == "refused"
-
-
-def test_a_decoder_keeps_the_trailer_lines_however_they_are_cut() -> None:
-    body, _ = VALID["trailers"]
-    for cut in range(len(body) + 1):
-        decoder = ChunkedDecoder()
-        decoder.feed(body[:cut])
-        decoder.feed(body[cut:])
-        assert decoder.trailers == [b"X-T: 1\r\n", b"Server-Timing: a;dur=3\r\n"]
 
 
 def test_a_refused_size_line_is_refused_again() -> None:

@@ -64,9 +64,9 @@ def test_the_default_rules_tell_inference_from_the_rest(
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ("/health", r"wants a collection of rules.*skip=\('/health',\)"),
-        (("health",), "'health' does not begin with /"),
-        (("",), "'' does not begin with /"),
+        ("/health", r"expected a list of rules.*skip=\('/health',\)"),
+        (("health",), "'health' must begin with /"),
+        (("",), "'' must begin with /"),
         (("/health*",), "is a pattern or has a query"),
         (("/health?deep=1",), "is a pattern or has a query"),
     ],

@@ -24,102 +24,41 @@ UNTIMED = settings(deadline=None)  # a busy machine is no failure
 @pytest.mark.parametrize(
     ("place", "value", "expected"),
     [
-        (
-            "timings",
-            {"prompt_ms": 20.1, "predicted_ms": 60.2, "predicted_per_token_ms": 15, "cache_n": 4},
-            [("prefill", 20.1, "timings"), ("decode", 60.2, "timings"), ("mean_itl", 15.0, "timings")],
-        ),
-        ("x_groq.usage", {"queue_time": 0.0181}, [("queue", 18.1, "x_groq.usage")]),
-        ("time_info", {"completion_time": 0.002}, [("decode", 2.0, "time_info")]),
-        ("usage", {"prompt_tokens": 5, "total_latency": 0.3774}, [("total", 377.4, "usage")]),
-        (
-            "usage.latency_checkpoint",
-            {"engine_ttft_ms": 61, "service_ttft_ms": 180},
-            [("ttft", 180.0, "usage.latency_checkpoint")],
-        ),
-        ("perf_metrics", {"server-processing-time": "0.139"}, [("total", 139.0, "perf_metrics")]),
-        ("nvext.timing", {"total_time_ms": 54.61}, [("total", 54.61, "nvext.timing")]),
-        ("meta_info", {"e2e_latency": 0.098}, [("total", 98.0, "meta_info.e2e_latency")]),
-        ("", {"eval_duration": 118_000_000}, [("decode", 118.0, "eval_duration")]),
-        ("result.stats", {"model_load_time_seconds": 1.7}, [("load", 1700.0, "result.stats")]),
-        (
-            "amazon-bedrock-invocationMetrics",
-            {"firstByteLatency": 300},
-            [("ttft", 300.0, "amazon-bedrock-invocationMetrics")],
-        ),
-        (
-            "metrics",
-            {"queue_time_ms": None, "mean_itl_ms": True, "generation_time_ms": -1},
-            [("decode", -1.0, "metrics")],
-        ),
-        (
-            "metrics",
-            {"queue_time_ms": "soon", "mean_itl_ms": -(10**400), "generation_time_ms": 10**400},
-            [("decode", math.inf, "metrics"), ("mean_itl", -math.inf, "metrics")],
-        ),
-        (
-            "perf_metrics",
-            {"server-processing-time": "inf", "server-time-to-first-token": "1" * 99},
-            [("total", math.inf, "perf_metrics")],
-        ),
-        ("metrics", "none", []),
+        # Fixtures show the usual ones.
+        ("usage", {"prompt_tokens": 5, "total_latency": 0.3774}, "total 377.4 usage"),
+        ("perf_metrics", {"server-processing-time": "0.139"}, "total 139.0 perf_metrics"),
+        ("metrics", {"queue_time_ms": None, "mean_itl_ms": True, "generation_time_ms": -1},
+         "decode -1.0 metrics"),
+        ("metrics", {"queue_time_ms": "soon", "mean_itl_ms": -(10**400), "generation_time_ms": 10**400},
+         "decode inf metrics, mean_itl -inf metrics"),
+        ("perf_metrics", {"server-processing-time": "inf", "server-time-to-first-token": "1" * 99},
+         "total inf perf_metrics"),
+        ("metrics", "none", ""),
     ],
-)
-def test_objects(place: str, value: Any, expected: list[tuple[str, float, str]]) -> None:
-    assert [(t.name, t.ms, t.where) for t in object_times(place, value)] == expected
-
-
-def test_a_path_leads_to_the_value() -> None:
-    (time,) = object_times("usage.latency_checkpoint", {"total_duration_ms": 462})
-    assert time == ServerTime(
-        "total", 462.0, "usage.latency_checkpoint", "usage.latency_checkpoint.total_duration_ms", "ms"
-    )
-    assert object_times("", {"load_duration": 1})[0].path == "load_duration"
+)  # fmt: skip
+def test_objects(place: str, value: Any, expected: str) -> None:
+    assert ", ".join(f"{t.name} {t.ms} {t.where}" for t in object_times(place, value)) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        (b"OpenAI-Processing-Ms", b"142", [("total", 142.0, "header:openai-processing-ms", "ms")]),
-        (
-            b"fireworks-server-time-to-first-token",
-            b"0.121",
-            [("ttft", 121.0, "header:fireworks-server-time-to-first-token", "s")],
-        ),
-        (b"x-queue-time", b" 35 ", [("queue", 35.0, "header:x-queue-time", "ms")]),
-        (
-            b"x-litellm-overhead-duration-ms",
-            b"3.25",
-            [("overhead", 3.25, "header:x-litellm-overhead-duration-ms", "ms")],
-        ),
-        (b"x-queue-time", b"long", []),
-        (b"x-compute-time", b"1.2", []),
-        (
-            b"Server-Timing",
-            b'queue;dur=3.5, cache;desc="hit", gfet4t7; dur=901, ttft;desc="x";dur="7"',
-            [
-                ("queue", 3.5, "header:server-timing", "ms"),
-                ("unnamed", 901.0, "header:server-timing", "ms"),
-                ("ttft", 7.0, "header:server-timing", "ms"),
-            ],
-        ),
-        (
-            b"server-timing",
-            b"a;dur=1e999, b;dur=, c;dur=-4, ;",
-            [
-                ("unnamed", math.inf, "header:server-timing", "ms"),
-                ("unnamed", -4.0, "header:server-timing", "ms"),
-            ],
-        ),
+        (b"OpenAI-Processing-Ms", b"142", "total 142.0 ms openai-processing-ms"),
+        (b"fireworks-server-time-to-first-token", b"0.121",
+         "ttft 121.0 s fireworks-server-time-to-first-token"),
+        (b"x-queue-time", b" 35 ", "queue 35.0 ms x-queue-time"),
+        (b"x-queue-time", b"long", ""),
+        (b"x-compute-time", b"1.2", ""),
+        (b"Server-Timing", b'queue;dur=3.5, cache;desc="hit", gfet4t7; dur=901, ttft;desc="x";dur="7"',
+         "queue 3.5 ms server-timing, unnamed 901.0 ms server-timing, ttft 7.0 ms server-timing"),
+        (b"server-timing", b"a;dur=1e999, b;dur=, c;dur=-4, ;",
+         "unnamed inf ms server-timing, unnamed -4.0 ms server-timing"),
     ],
-)
-def test_headers(name: bytes, value: bytes, expected: list[tuple[str, float, str, str]]) -> None:
-    assert [(t.name, t.ms, t.where, t.unit) for t in header_times([(name, value)])] == expected
-
-
-def test_trailers_and_headers_say_the_same() -> None:
-    (time,) = trailer_times([b"X-Checksum: 1\r\n", b"Server-Timing:decode;dur=44.8\r\n"])
-    assert (time.name, time.ms, time.where) == ("decode", 44.8, "trailer:server-timing")
+)  # fmt: skip
+def test_headers(name: bytes, value: bytes, expected: str) -> None:
+    times = header_times([(name, value)])
+    told = ", ".join(f"{t.name} {t.ms} {t.unit} {t.where.removeprefix('header:')}" for t in times)
+    assert told == expected
 
 
 @pytest.mark.parametrize(
@@ -145,21 +84,6 @@ def test_every_name_is_a_known_one() -> None:
     named = {field[1] for fields in server_times._FIELDS.values() for field in fields}
     named |= {name for name, _ in server_times._HEADERS.values()}
     assert named <= set(SERVER_TIMES)
-
-
-anything = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40) | st.lists(st.integers())
-)
-
-
-@UNTIMED
-@given(st.sampled_from(sorted(server_times._OBJECTS)), st.data())
-def test_nothing_in_an_object_raises(place: str, data: st.DataObject) -> None:
-    keys = st.sampled_from(list(server_times._OBJECTS[place]))
-    for time in object_times(place, data.draw(st.dictionaries(keys, anything) | anything)):
-        assert type(time.ms) is float
-    assert -1 <= clock_ns({"predicted_ms": data.draw(anything)}) < 1 << 62
-    clock_ns(data.draw(anything))
 
 
 @UNTIMED

@@ -139,7 +139,8 @@ CAPTURES: list[dict[str, Any]] = [
 
 def relay(**told: Any) -> dict[str, Any]:
     return {
-        "relay": "run.0.1", "opened": 9, "present": 9, "duplicates": 0, "missing": 0, "ranges": [],
+        "relay": "run.0.1", "opened": 9, "present": 9, "duplicates": 0, "missing": 0, "running": 0,
+        "ranges": [],
         "dropped": {}, "unsettled": 0, "since": 0, "unexplained": 0, "exact": True, "clock_set": [], **told,
     }  # fmt: skip
 
@@ -148,7 +149,8 @@ def capture(*relays: dict[str, Any], **told: Any) -> dict[str, Any]:
     relays = relays or (relay(),)
     return {
         "capture": "c1", "present": sum(r["present"] for r in relays),
-        "missing": sum(r["missing"] for r in relays), "duplicates": 0, "unexplained": 0, "exact": True,
+        "missing": sum(r["missing"] for r in relays), "running": 0, "duplicates": 0, "unexplained": 0,
+        "exact": True,
         "not_kept": {}, "damaged": {}, "meters": 1, "closed": True, "relays": list(relays), **told,
     }  # fmt: skip
 

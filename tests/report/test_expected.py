@@ -171,7 +171,6 @@ def bench() -> Iterator[str]:
     for document in documents:
         yield from (shown(render_bench(document)), minimum_text(document), full_markdown(document))
         yield page(bench_html(document))
-    yield shown(render_bench(documents[0], minimum_follows=True))
 
 
 def compare(tmp_path: Path) -> Iterator[str]:
@@ -202,7 +201,9 @@ def sweep_pages() -> Iterator[str]:
     capacity = [run("a", r, n=n, capacity=found) for r, n in ((1, 999), (2, 1_000))]
     set_ = flights(("shortest_predicted_first",), (1.0, 2.0), token_sla="20ms", predictor="noisy")
     own = flights(("output_delay", "continuous_batching"), (1.0,))
-    for results in (rates, rates[:1], levels, capacity, set_, own):
+    times = {"row": 7, "input": 20, "output": 3, "token_seconds": [0.5, 0.6, 2.0]}
+    followed = [run(s, 1, followed=times) for s in ("a", "b")]
+    for results in (rates, rates[:1], levels, capacity, set_, own, followed):
         yield page(sweep_html(results, defaults=defaults))
     yield page(sweep_html(rates[:2]))
     yield page(sweep_html([{"scheduler": "a", "n": 5, "throughput_rps": 2.5, "load": {"offered_rps": 3.0}}]))

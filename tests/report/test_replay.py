@@ -8,10 +8,12 @@ import pytest
 from rich.console import Console
 
 from llmtap.load.replay.result import timeline_of
+from llmtap.load.replay.tasks import TaskTimes
 from llmtap.report.replay import render_replay, replay_html, replay_markdown
 from llmtap.units import NS_PER_S
 from tests.support.results.pages import Page
 from tests.support.results.replay_results import BEGAN_NS, replay_result
+from tests.support.traffic.exchanges import streamed
 
 GOOD = replay_result()
 CHARTS = {
@@ -60,6 +62,22 @@ def test_over_time_what_was_asked_sent_ended_and_in_flight() -> None:
     assert {tuple(layout["xaxis"]["range"]) for layout in timed.values()} == {(0, seconds)}
     without = page(GOOD | {"timeline": GOOD["timeline"] | {"ended": None, "in_flight": None}})
     assert [one["name"] for one in without.figures["plots"]["load-0"]["data"]] == ["sent", "asked"]
+
+
+def test_tasks_and_their_turns() -> None:
+    times = TaskTimes([-1, 0, -1])
+    for row in range(3):
+        times.add(row, streamed(row + 1, 3, at_ms=1_000 * row))
+    result = GOOD | {"tasks": times.to_dict()}
+    made = page(result)
+    assert [row[:4] for row in made.tables["figures-table"] if row[0].startswith("task")] == [
+        ["task, whole conversation", "2", "640", "640"]
+    ]
+    turns = [["1", "2", "99.0", "99.0*", "140", "140*"], ["2", "1", "99.0", "99.0*", "140", "140*"]]
+    assert made.tables["figures-table"][-2:] == turns
+    for text in (shown(result), replay_markdown(result).replace("|", "").replace("\\", "")):
+        lines = [line.split() for line in text.splitlines()]
+        assert all(turn in lines for turn in turns)
 
 
 @pytest.mark.parametrize("part", [

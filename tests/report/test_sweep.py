@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.report.sweep import read_sweep
+from llmtap.report.sweep import BEST, best_said, read_sweep, sweep_table, unreliable_said
 from llmtap.report.values import option_text, setting_text, values_text
 from tests.report.simulated_runs import run
 
@@ -137,3 +137,53 @@ def test_no_results_are_no_sweep() -> None:
 )  # fmt: skip
 def test_values_are_told_once_and_many_numbers_as_a_range(values: list[Any], text: str) -> None:
     assert values_text(values) == text
+
+
+def starred(runs: Runs) -> set[tuple[str, str]]:
+    """Scheduler and head of the cells marked as the best."""
+    table = sweep_table(runs)
+    return {
+        (row[0], head)
+        for row in table.rows
+        for head, cell in zip(table.heads, row, strict=True)
+        if BEST in cell
+    }
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "won"),
+    [
+        # Differences of 0.1, 0.2 and 0.3: 0.2 +- 0.248. Of 0.2, 0.2 and 0.3: 0.233 +- 0.143.
+        ([1.1, 2.2, 3.3], [1.0, 2.0, 3.0], False),
+        ([1.2, 2.2, 3.3], [1.0, 2.0, 3.0], True),
+        ([1.5, 2.5], [1.0, 2.0], False),  # two seeds are too few
+        ([1.5, 2.5, None], [1.0, 2.0, 3.0], False),
+    ],
+)
+def test_a_run_is_the_best_if_repeats_show_it(a: list[float | None], b: list[float], won: bool) -> None:
+    runs = [
+        run(name, 1, seed=seed, throughput_rps=value)
+        for name, values in (("a", a), ("b", b))
+        for seed, value in enumerate(values)
+    ]
+    assert starred(runs) == ({("a", "req/s")} if won else set())
+    assert ("a was best by throughput" in best_said(runs)) is won
+
+
+def test_of_one_seed_no_run_is_the_best_and_the_way_to_find_out_is_said() -> None:
+    runs = [run(name, 1, throughput_rps=value) for name, value in (("a", 1), ("b", 2))]
+    assert (starred(runs), "--seed 1,2,3" in best_said(runs)) == (set(), True)
+    assert best_said(runs[:1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("n", "allowed", "few", "capacity"),
+    [(999, None, True, False), (1_000, None, False, False), (1_000, 0.01, False, False),
+     (1_000, 0.001, False, True), (999, 0.01, True, True), (5_000, 0.0, False, True)],
+)  # fmt: skip
+def test_what_is_of_too_few_requests_is_said(
+    n: int, allowed: float | None, few: bool, capacity: bool
+) -> None:
+    found = {} if allowed is None else {"capacity": {"allowed": allowed, "rps": 1.0, "by": {"request": 1.0}}}
+    said = " ".join(unreliable_said([run("a", 1, n=n, **found)]))
+    assert (f"p99 of {n:,} requests" in said, "the capacity of a" in said) == (few, capacity)

@@ -113,17 +113,17 @@ def test_two_admin_ports_are_one_too_many(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_does_not_listen_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.socket() as quiet:
         Fds(monkeypatch, quiet)
-        with pytest.raises(ConfigError, match="no listening TCP socket"):
+        with pytest.raises(ConfigError, match="not a listening TCP socket"):
             take_sockets(environ(1), os.getpid())
     with socket.socket(socket.AF_UNIX) as local:
         local.bind(str(tmp_path / "s"))
         local.listen()
         Fds(monkeypatch, local)
-        with pytest.raises(ConfigError, match="no listening TCP socket"):
+        with pytest.raises(ConfigError, match="not a listening TCP socket"):
             take_sockets(environ(1), os.getpid())
     read, write = os.pipe()
     os.dup2(read, 700)
-    with pytest.raises(ConfigError, match=r"700 \(listen\) is no socket"):
+    with pytest.raises(ConfigError, match=r"700 \(listen\) is not a socket"):
         take_sockets(environ(1, "listen"), os.getpid())
     for fd in (read, write, 700):
         os.close(fd)

@@ -7,13 +7,10 @@ import pytest
 
 from tests.support.size import (
     cycles,
-    folders,
     import_graph,
     read_tree,
-    repeated_classes,
     report,
     single_importers,
-    unexplained,
 )
 
 SOURCES = {
@@ -110,16 +107,6 @@ def test_imports_are_of_modules_and_those_for_types_are_counted_apart(root: Path
         "llmtap.alone": "llmtap.a.second", "llmtap.b.fifth": "llmtap.b.fourth",
         "llmtap.b.fourth": "llmtap.b.fifth",
     }  # fmt: skip
-
-
-def test_names_lengths_and_folders_are_checked(root: Path) -> None:
-    both = [*read_tree(root / "llmtap").values(), *read_tree(root / "tests").values()]
-    assert repeated_classes(both) == {"Shared": ["llmtap.a.first", "llmtap.b.third"]}
-    assert [m.name for m in unexplained(both)] == ["tests.test_long"]
-    assert folders(both) == {}
-    for i in range(14):
-        (root / "llmtap" / "a" / f"more{i}.py").touch()
-    assert folders(read_tree(root / "llmtap").values()) == {root / "llmtap" / "a": 16}
 
 
 def test_the_report_has_every_figure_beside_its_limit(root: Path) -> None:

@@ -359,20 +359,6 @@ def test_columns_that_do_not_fit_stand_aside_whole_until_right_brings_them(width
     play(screenplay, documents, (width, 24))
 
 
-def test_a_text_that_is_shown_in_part_can_be_read_to_its_end() -> None:
-    async def screenplay(stage: Stage) -> None:
-        await stage.open("tap")
-        whole = "from a request's last byte read to its last byte written"
-        assert whole not in "\n".join(stage.lines())
-        assert "→: 1 more column" in stage.text("notes")
-        for _ in range(3):
-            await stage.press("right")
-        assert whole in "\n".join(stage.lines())
-        assert stage.table().aside == (2, 0)
-
-    play(screenplay)
-
-
 def test_all_keys_are_told() -> None:
     async def screenplay(stage: Stage) -> None:
         for key in ("question_mark", "f1"):
@@ -388,29 +374,6 @@ def test_all_keys_are_told() -> None:
     play(screenplay)
 
 
-def test_while_a_filter_is_typed_the_footer_tells_its_keys() -> None:
-    async def screenplay(stage: Stage) -> None:
-        await stage.press("slash")
-        await stage.until(lambda: "keeps the filter" in stage.lines()[-1])
-        assert "drops it" in stage.lines()[-1]
-        assert "Sort" not in stage.lines()[-1]
-        await stage.press("escape")
-        await stage.until(lambda: "Sort" in stage.lines()[-1])
-
-    play(screenplay)
-
-
-def test_a_meter_that_began_anew_is_told_of_in_the_header() -> None:
-    documents = some()
-
-    async def screenplay(stage: Stage) -> None:
-        assert "restarted" not in stage.text("head")
-        documents["summary"]["window"].update(start="2100-01-01T00:00:00Z", seconds=1.0)
-        await stage.until(lambda: "the meter restarted " in stage.text("head"))
-
-    play(screenplay, documents)
-
-
 @pytest.mark.parametrize("size", [(50, 24), (80, 12)])
 def test_a_terminal_without_room_for_lines_says_so(size: tuple[int, int]) -> None:
     async def screenplay(stage: Stage) -> None:
@@ -421,17 +384,6 @@ def test_a_terminal_without_room_for_lines_says_so(size: tuple[int, int]) -> Non
         assert stage.table().cursor_row == 1
 
     play(screenplay, size=size)
-
-
-def test_an_exchange_that_is_gone_is_said_to_be() -> None:
-    async def screenplay(stage: Stage) -> None:
-        await stage.open("exchanges")
-        await stage.until(lambda: len(stage.row_keys()) == 4)
-        stage.fake.documents["events"] = {}
-        await stage.press("enter")
-        await stage.until(lambda: "neither under way nor kept" in stage.text("story"))
-
-    play(screenplay)
 
 
 def test_windows_change_and_a_pause_holds_everything_until_r_asks() -> None:
@@ -469,28 +421,6 @@ def test_a_tap_that_goes_away_and_comes_back() -> None:
     play(screenplay)
 
 
-def test_a_token_that_is_refused_and_relays_that_are_gone_are_marked() -> None:
-    documents = recorded([streamed()], relay=False)
-
-    async def screenplay(stage: Stage) -> None:
-        await stage.until(lambda: "NO RELAY SPEAKS" in stage.text("head"))
-        stage.fake.status = 401
-        await stage.until(lambda: "it asks for a token" in stage.text("head"))
-
-    play(screenplay, documents)
-
-
-def test_an_older_tap_without_streams_says_so() -> None:
-    documents = some()
-    del documents["streams"]
-
-    async def screenplay(stage: Stage) -> None:
-        await stage.open("streams")
-        await stage.until(lambda: "no /api/v1/streams" in stage.text("notes"))
-
-    play(screenplay, documents)
-
-
 def test_hostile_names_are_letters_and_nothing_else() -> None:
     evil = ["\x1b[2J\x1b[31mred", "[bold red]x[/bold red]", "a\r\nb\tc", "\u202egnp.exe", "[/]", "y" * 300]
     documents = recorded([streamed(i, 3, tenant=name, model=name) for i, name in enumerate(evil, 1)])
@@ -513,24 +443,6 @@ def test_hostile_names_are_letters_and_nothing_else() -> None:
         assert all(line.isprintable() for line in stage.lines())
 
     play(screenplay, documents, LARGE)
-
-
-def test_without_colour_everything_is_grey_and_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    async def screenplay(stage: Stage) -> None:
-        await stage.until(lambda: len(stage.row_keys()) == 3)
-        await stage.press("s")
-        for strip in stage.app.screen._compositor.render_strips():
-            for segment in strip:
-                for colour in (segment.style.color, segment.style.bgcolor) if segment.style else ():
-                    if colour is not None and colour.triplet is not None:
-                        assert len(set(colour.triplet)) == 1, segment
-        text = "\n".join(stage.lines())
-        assert "LIVE" in text
-        assert "▲" in text
-
-    play(screenplay)
 
 
 def test_q_and_ctrl_c_leave() -> None:

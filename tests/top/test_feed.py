@@ -35,7 +35,7 @@ async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
         assert asked == {
             "tenants": ("tenant",), "models": ("model",), "arms": ("arm", "experiment"),
             "streams": ("none", "streams"), "exchanges": ("none", "exchanges"), "refusals": ("tenant",),
-            "tap": ("none",),
+            "tap": ("none",), "slo": ("none",),
         }  # fmt: skip
         assert feed.link is FeedLink.LIVE
 

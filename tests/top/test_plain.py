@@ -49,14 +49,6 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     assert "... 3 more" in text
 
 
-def test_an_older_tap_is_told_of() -> None:
-    documents = recorded([streamed()])
-    documents["streams"] = documents["experiment"] = None
-    text = printed(documents)
-    assert "no /api/v1/streams" in text
-    assert "has no experiments" in text
-
-
 def test_names_are_printed_as_they_are_and_harmless() -> None:
     text = printed(recorded([streamed(1, tenant="[red]x[/red]"), streamed(2, tenant="\x1b[2Jy")]))
     assert "[red]x[/red]" in text

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.top.table import ViewTable, facts, flowed, silent_relays
+from llmtap.top.table import ViewTable, facts, firing, flowed, silent_relays
 from llmtap.top.views import LEVELS, SILENT, VIEWS, Shown, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
@@ -52,7 +52,7 @@ def test_tenants_and_models_have_their_figures() -> None:
 def test_a_caption_says_what_figures_rest_on() -> None:
     [note] = table("tenants", some()).notes
     assert "window 1m" in note
-    assert "ITL B-even" in note
+    assert "ITL (B-even)" in note
     assert "20 tok/s" in note
     assert "* p99 of < 1,000 samples" in note
 
@@ -114,6 +114,7 @@ def test_the_tap_tells_of_itself() -> None:
     }  # fmt: skip
     assert found["relay r0/lag max"]["value"] == "3.00"
     assert found["relay r0/state"]["value"] == "connected"
+    assert found["relay r0/upstream http://gw:8000"]["value"] == "DOWN"
     assert found["added/chunk p50"]["about"].startswith("ms; ")
     assert found["stamps/uncertainty"]["value"] != "-"
 
@@ -131,6 +132,26 @@ def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
         "watched encrypted": "1", "missing": "68.4 KiB", "dropped": "1",
     }  # fmt: skip
     assert "side: server" in mine["missing"]["about"]
+
+
+def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the_header() -> None:
+    quiet = some()["summary"]
+    states = [line["state"] for line in cells(table("slo", {"summary": quiet})).values()]
+    assert states == ["quiet until 7 counted", "quiet until 17 counted"]
+    assert firing(quiet) == []
+    bad = recorded([streamed(i, 3, outcome=Outcome.UPSTREAM_ERROR) for i in range(1, 11)])["summary"]
+    found = cells(table("slo", {"summary": bad}, 120))
+    assert found["default 1h"] == {
+        "class": "default", "state": "FIRING", "severity": "page", "limit": "14.4", "counted": "10",
+        "long": "100 over the 1 s measured", "short": "100 over the 1 s measured",
+        "objectives": "ttft:500ms tpot:50ms", "target": "99.0%",
+    }  # fmt: skip
+    assert found["default 6h"]["state"] == "quiet until 17 counted"
+    [said] = firing(bad)
+    assert "default uses its error budget too fast: burn rate 100 over the 1 s measured; page above" in said
+    whole = {**bad["slo"]["default"]["windows"]["1h"], "seconds": 3_400.0, "burn_rate": 15.0}
+    bad["slo"]["default"]["windows"]["1h"] = whole
+    assert "burn rate 15 over 1h and 100 over the 1 s measured" in firing(bad)[0]
 
 
 def test_names_of_others_are_harmless_in_every_view() -> None:

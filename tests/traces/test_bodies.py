@@ -13,7 +13,6 @@ from llmtap.traces.bodies import (
     answer_columns,
     asked_columns,
     compact,
-    prompt_of,
     read_elements,
     read_object,
     text_said,
@@ -102,25 +101,6 @@ def test_a_refusal_is_what_was_said_and_reasoning_is_not() -> None:
 
 
 # ---------------------------------------------------------------- prompts
-
-
-@pytest.mark.parametrize(
-    ("body", "prompt"),
-    [
-        ('{"prompt": "a"}', "a"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', "a"),
-        (
-            '{"system": "s", "messages": [{"role": "user", "content": "a"}, {"role": "x", "content": ""}]}',
-            "s\n\na",
-        ),
-        ('{"messages": [{"role": "user", "content": null}]}', ""),
-        ('{"input": [1, 2]}', ""),
-        ("[]", ""),
-        ("", ""),
-    ],
-)
-def test_the_texts_are_joined_in_their_order(body: str, prompt: str) -> None:
-    assert prompt_of(body)[0] == prompt
 
 
 # ---------------------------------------------------------------- arrays

@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,7 +60,7 @@ def test_there_and_back_it_is_the_same_file(tmp_path: Path) -> None:
 def test_a_target_that_needs_what_the_format_never_holds_is_refused_at_once(tmp_path: Path) -> None:
     source, target = put(tmp_path, "a.jsonl", MOONCAKE), tmp_path / "b.json"
     with pytest.raises(
-        ConfigError, match=r"^--to: sharegpt needs request body, which mooncake does not hold\Z"
+        ConfigError, match=r"^--to: sharegpt requires request body, which mooncake does not contain\Z"
     ):
         convert(source, str(target), target_format="sharegpt")
     convert(source, str(tmp_path / "c.parquet"))
@@ -118,12 +117,12 @@ def test_what_cannot_be_read_is_told_and_leaves_nothing(
     [
         ("no.jsonl", "x.parquet", "no.jsonl: cannot be read: No such file"),
         ("a.jsonl", "x.csv", "x.csv: its name may mean azure"),
-        ("a.jsonl", "x", "x: its name tells no format"),
+        ("a.jsonl", "x", "x: the format is not known"),
         ("a.jsonl", "no/x.parquet", "no/x.parquet: cannot be written: No such file"),
         ("a.jsonl", "a.jsonl", "a.jsonl: its name may mean"),
         ("a.jsonl", "there.parquet", "there.parquet: already exists\nhint: --force"),
         ("a.jsonl", "s3://bucket/x.parquet", "is a URL\nhint: "),
-        ("a.jsonl", "-", "--to: is needed"),
+        ("a.jsonl", "-", "--to: is required"),
     ],
 )
 def test_places_that_do_not_do_are_told(
@@ -170,7 +169,7 @@ def mixed() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
 
-@pytest.mark.parametrize("name", [f.name for f in registry.FORMATS])
+@pytest.mark.parametrize("name", [f.name for f in registry.FORMATS if f.writes is not None])
 def test_what_is_said_to_be_written_is_in_the_file(name: str, tmp_path: Path) -> None:
     source, target = tmp_path / "a.parquet", tmp_path / "out"
     info = CaptureInfo(capture="c", block_unit="tokens", block_size=512)
@@ -208,6 +207,23 @@ def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> No
     assert report.to_dict()["aspects"][0]["written"] == 2
 
 
+@pytest.mark.parametrize(("counts", "expected"), [([None] * 3, [250, 25]), ([None, 10, None], [200, 20])])
+def test_input_tokens_that_nobody_reported_are_estimated(
+    counts: list[int | None], expected: list[int], tmp_path: Path
+) -> None:
+    columns = {
+        "arrival_ns": [1, 2, 3], "prompt_bytes": [1_000, 50, 100], "input_tokens": counts,
+        "output_tokens": [7, 7, 7],
+    }  # fmt: skip
+    source, target = tmp_path / "a.parquet", tmp_path / "b.jsonl"
+    write_parquet(source, CaptureInfo(capture="c"), [batch_of(3, columns)])
+    report = convert(str(source), str(target), target_format="mooncake")
+    lengths = [json.loads(line)["input_length"] for line in target.read_text().splitlines()]
+    assert [lengths[0], lengths[2]] == expected
+    assert report.rows_written == 3 and not report.dropped
+    assert f"{counts.count(None)} rows lack a count of input tokens" in " ".join(report.notes_written)
+
+
 @pytest.mark.parametrize(
     ("target", "hint"),
     [
@@ -226,19 +242,6 @@ def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(
     assert os.listdir(tmp_path) == ["a.parquet"]
 
 
-def test_a_style_is_one_that_the_target_has(tmp_path: Path) -> None:
-    source = put(tmp_path, "a.json", TALK)
-    for target, style, told in (
-        ("aiperf", "contents", "aiperf has no style 'contents'; did you mean content?"),
-        ("har", "x", "har has no style 'x'; known: llmtap"),
-        ("llmtap", "x", "llmtap has no style 'x'; it has none"),
-    ):
-        with pytest.raises(ConfigError, match=f"--style: {re.escape(told)}"):
-            convert(source, str(tmp_path / "b"), target_format=target, style={style: "1"})
-    with pytest.raises(ConfigError, match="style content=x: expected one of payload"):
-        convert(source, str(tmp_path / "b"), target_format="aiperf", style={"content": "x"})
-
-
 def test_a_model_is_written_where_a_capture_names_none(tmp_path: Path) -> None:
     source, target = tmp_path / "a.parquet", tmp_path / "b.parquet"
     write_parquet(source, CaptureInfo(capture="c"), [batch_of(2, {"model": ["a", None]})])
@@ -246,27 +249,6 @@ def test_a_model_is_written_where_a_capture_names_none(tmp_path: Path) -> None:
         report = convert(str(source), str(target), model="m", override_model=override, force=True)
         assert pq.read_table(target).column("model").to_pylist() == models
         assert next(a.fate for a in report.aspects if a.name == "model") == fate
-
-
-def test_text_is_redacted_where_that_is_asked_and_otherwise_it_is_said(tmp_path: Path) -> None:
-    talk = [{"id": "a", "conversations": [
-        {"from": "human", "value": "I am ann@example.com"}, {"from": "gpt", "value": "hi ann@example.com"},
-    ]}]  # fmt: skip
-    source, target = put(tmp_path, "a.json", talk), tmp_path / "b.parquet"
-    report = convert(source, str(target))
-    assert report.notes_written == [
-        "1 rows have text that nobody redacted; --redact email,card,phone,key does"
-    ]
-    report = convert(source, str(target), redact=("email",), force=True)
-    row = pq.read_table(target).to_pylist()[0]
-    assert "ann@" not in row["request_body"] + row["response_text"]
-    assert row["response_text"] == "hi [email]"
-    assert row["redactions"] == 2
-    assert report.notes_written == []
-    told = {a.name: (a.fate, a.why) for a in report.aspects}
-    assert told["request body"] == ("changed", "2 marks in 1 rows stand for what --redact found")
-    # What was redacted once is not unredacted.
-    assert convert(str(target), str(tmp_path / "c.parquet")).notes_written == []
 
 
 # Faults on the way.
@@ -283,6 +265,7 @@ def test_a_full_disk_or_an_impatient_user_leaves_no_part(
     at: int, end: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = registry.by_name("azure").writes
+    assert writes is not None
 
     def failing(writer: TraceWriter) -> None:
         file, left = writer.out, at

@@ -69,6 +69,8 @@ SAMPLES: list[tuple[str, str, bytes]] = [
     ("bailian", "a.jsonl", lines(BAILIAN)),
     ("dynamo", "a.jsonl", lines({"timestamp": 5, "event": DYNAMO})),
     ("dynamo", "a.jsonl", lines(DYNAMO)),
+    ("otlp", "a.jsonl", lines({"resourceSpans": []})),
+    ("weka", "a.json", one({"id": "a", "block_size": 64, "requests": [{"t": 0.0, "hash_ids": [1]}]})),
     ("vidur", "a.csv", b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,10,20\n"),
     ("vidur", "a.csv", b"num_prefill_tokens,num_decode_tokens\n10,20\n"),
     ("aiperf-inputs", "inputs.json", one({"data": [{"session_id": "s", "payloads": [BODY]}]})),
@@ -139,7 +141,7 @@ def test_content_decides_over_the_name() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [("x.csv", "azure, burstgpt, .*give --to"), ("x.jsonl", "mooncake, .*openai-batch.*give --to"),
-     ("x", "tells no format; give --to"), ("x.txt", "tells no format"), ("parquet", "tells no format")],
+     ("x", "known from the name; give --to"), ("x.txt", "not known from"), ("parquet", "not known from")],
 )  # fmt: skip
 def test_a_target_whose_name_may_mean_several_is_asked_for(name: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):

@@ -53,18 +53,6 @@ def test_scaling_keeps_variation_ties_and_lengths(name: str, scale: float) -> No
     check_lengths(made, held)
 
 
-def test_mooncakes_steps_of_three_seconds_stay_ties_and_are_told() -> None:
-    name = "mooncake/conversation_trace.rows_1_8000.jsonl.gz"
-    trace = loaded(name)
-    assert trace.ties == pytest.approx(stats(name)["arrivals"]["zero_gap_fraction"], rel=1e-9)
-    told = "the gaps between arrivals are 0 (the others have a median of 3 s): such rows stay together"
-    assert trace.notes == [f"89.8% of {told}"]
-    half = trace.window(60 * S, 1_200 * S).thinned(0.5, 1)
-    assert half.ties > 0.75
-    assert len(half.notes) == 1
-    assert figures(half.requests.arrival_ns).ties == half.ties
-
-
 def test_burstgpts_sessions_are_conversations() -> None:
     trace = loaded("burstgpt/BurstGPT_3.rows_1_280.csv")
     held = stats("burstgpt/BurstGPT_3.rows_1_280.csv")

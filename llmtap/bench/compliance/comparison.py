@@ -1,8 +1,6 @@
 """Requirements of sections 6 and 7: fair comparison of systems, duties of testers and operators.
 
-The report of section 6 is that of a comparison: `reports` of one test on several systems, some of them
-repeated, and `comparison`, as `bench/report/compare.py` returns it. What section 7 asks for only testers can
-say, in `[sut] notes`.
+The report is that of a comparison (`bench/report/compare.py`), with the `reports` of one test on each system.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +14,6 @@ from llmtap.bench.compliance.evidence import (
     Check,
     ComplianceVerdict,
     Report,
-    Requirement,
     Step,
     at,
     cannot_tell,
@@ -25,7 +22,7 @@ from llmtap.bench.compliance.evidence import (
     met,
     not_applicable,
     not_met,
-    row,
+    requirements,
     text,
     verdict,
     workload,
@@ -35,12 +32,7 @@ from llmtap.report.values import leaves
 __all__ = ["ROWS", "RUNS_MIN", "noted", "sequence"]
 
 
-_CAPACITY: Final = ("throughput", "tradeoff", "capacity", "memory-pressure")
-_PRESSURE: Final = ("memory-pressure",)
-
-
 def noted(report: Report, *words: str) -> str | None:
-    """The first of the tester's notes on the SUT that has one of these words."""
     notes = map(str, at(report, "sut.notes") or ())
     return next((note for note in notes if any(word in note.lower() for word in words)), None)
 
@@ -69,8 +61,7 @@ def _varied(report: Report) -> ComplianceVerdict:
 
 RUNS_MIN: Final = 3
 APART_MAX_S: Final = 3_600.0
-"""Between the end of one run and the start of the next: an hour, in which a shared machine is taken to be the
-same. The draft says "at the same time", which two tests of one load generator cannot be."""
+"""Longest time between two runs of a comparison. One sender cannot test "at the same time"."""
 _DIGITS: Final = 12
 _PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
 
@@ -303,37 +294,29 @@ def _differences(report: Report) -> ComplianceVerdict:
     )
 
 
-ROWS: Final[tuple[Requirement, ...]] = (
-    row("6.1-1a", "MUST", "comparison", "All systems get the same requests in the same order.",
-        _same_requests),
-    row("6.1-1b", "MUST", "comparison", "All have the same boundary.", _equal("sut.boundary", "boundary")),
-    row("6.1-1c", "MUST", "comparison", "All have comparable hardware, or figures by hardware.",
-        _equal_hardware),
-    row("6.1-1d", "MUST", "comparison", "All have the same load model and parameters.",
-        _equal("params", "parameters")),
-    row("6.2-p1", "procedure", "comparison", "Where hardware differs: tokens per GPU-second.", _per_gpu),
-    row("6.2-p2", "procedure", "comparison", "Where hardware differs: tokens by their price.", _per_price),
-    row("6.2-p3", "procedure", "comparison", "Where hardware differs: how it was normalised.", _method),
-    row("6.3-p1", "procedure", "comparison", "Key figures have confidence intervals.", _intervals),
-    row("6.3-p2", "procedure", "comparison", "Each system has three independent runs or more.", _runs),
-    row("6.3-p3", "procedure", "comparison", "Differences are tested statistically.", _tested),
-    row("6.4-p1", "procedure", "comparison", "The workload is specified alike.", _specification),
-    row("6.4-p2", "procedure", "comparison", "The tests last equally long.", _duration),
-    row("6.4-p3", "procedure", "comparison", "Warm-ups are alike.", _equal("warmup", "warm-up")),
-    row("6.4-p4", "procedure", "comparison", "Criteria of success are alike.",
-        _equal("params", "parameters, criteria among them")),
-    row("6.4-p5", "procedure", "comparison", "Systems that share resources are tested at the same time.",
-        _together),
-    row("6.4-p6", "procedure", "comparison", "All are configured as in production.", _production),
-    row("6.4-p7", "procedure", "comparison", "Differences in configuration are named.", _differences),
-    row("7.1-1", "SHOULD", "tester", "Whether to publish figures of capacity has been considered.",
-        _said("whether to publish was considered", "publish", "publication"), _CAPACITY),
-    row("7.2-1", "SHOULD", "tester", "Workloads are varied, and results verified with production traffic.",
-        _varied),
-    row("7.4-1a", "SHOULD", "tester", "Memory is put under pressure on isolated systems.",
-        _said("that the system was isolated", "isolated"), _PRESSURE),
-    row("7.4-1b", "SHOULD", "tester", "Recovery from it has been prepared.",
-        _said("that recovery was prepared", "recovery"), _PRESSURE),
-    row("7.4-1c", "SHOULD", "tester", "Cascading failures are watched for.",
-        _said("that failures were watched for", "monitor", "watch"), _PRESSURE),
-)  # fmt: skip
+ROWS: Final = requirements(
+    {
+        "6.1-1a": _same_requests,
+        "6.1-1b": _equal("sut.boundary", "boundary"),
+        "6.1-1c": _equal_hardware,
+        "6.1-1d": _equal("params", "parameters"),
+        "6.2-p1": _per_gpu,
+        "6.2-p2": _per_price,
+        "6.2-p3": _method,
+        "6.3-p1": _intervals,
+        "6.3-p2": _runs,
+        "6.3-p3": _tested,
+        "6.4-p1": _specification,
+        "6.4-p2": _duration,
+        "6.4-p3": _equal("warmup", "warm-up"),
+        "6.4-p4": _equal("params", "parameters, criteria among them"),
+        "6.4-p5": _together,
+        "6.4-p6": _production,
+        "6.4-p7": _differences,
+        "7.1-1": _said("whether to publish was considered", "publish", "publication"),
+        "7.2-1": _varied,
+        "7.4-1a": _said("that the system was isolated", "isolated"),
+        "7.4-1b": _said("that recovery was prepared", "recovery"),
+        "7.4-1c": _said("that failures were watched for", "monitor", "watch"),
+    }
+)

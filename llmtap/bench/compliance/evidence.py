@@ -1,28 +1,24 @@
 """A requirement, the verdict on it, and access to the evidence in a report: loads, statements, tables.
 
-Key words are those of BCP 14: REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD. A demand of the draft
-without a key word has level `procedure`: by section 2 compliance is of MUST and SHOULD alone, so a procedure
-that was not followed is a deviation, which a report names, and does not affect compliance.
-
-A report may lack any part: a missing value is None and never an error.
-
-Source: IETF draft, 2; RFC 2119, RFC 8174.
+REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD (BCP 14). A demand without a key word has level `procedure`
+and does not affect compliance. A part that a report lacks is None and never an error. Source: IETF draft, 2.
 """
 
+import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 __all__ = [
     "DATA_SETS", "MUSTS", "SHOULDS", "Check", "ComplianceVerdict", "Level", "Report", "Requirement",
-    "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count", "counted",
-    "declared", "departures",
-    "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted",
-    "lasts", "level_of", "measured", "met", "name_of", "not_applicable", "not_met", "only_at", "over",
-    "protocol", "row", "seconds", "several", "slots_of", "steps", "table", "table_has", "text", "verdict",
-    "workload", "workload_is", "worst",
+    "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count",
+    "counted", "declared", "departures", "has_levels", "has_requests", "is_closed", "is_measured",
+    "is_open", "lacking", "lasted", "lasts", "level_of", "measured", "met", "name_of", "not_applicable",
+    "not_met", "only_at", "over", "protocol", "requirements", "seconds", "several", "slots_of", "steps",
+    "table", "table_has", "text", "verdict", "workload", "workload_is", "worst",
 ]  # fmt: skip
 
 
@@ -44,11 +40,8 @@ _GRAVEST: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not app
 
 @dataclass(frozen=True, slots=True)
 class ComplianceVerdict:
-    """What a report shows of a demand."""
-
     status: Status
     evidence: str
-    """The figure or statement that it rests on: `1,000 requests, 1,000 needed`."""
 
 
 Check = Callable[[Report], ComplianceVerdict]
@@ -57,8 +50,7 @@ Check = Callable[[Report], ComplianceVerdict]
 @dataclass(frozen=True, slots=True)
 class Requirement:
     id: str
-    """`4.2.5-2` is the second key word of section 4.2.5; `4.2.6-1c` the third item of the list that its first
-    one governs; `5.3.2-p1` something without a key word."""
+    """`4.2.5-2`: second key word of 4.2.5; `4.2.6-1c`: third item of a list; `5.3.2-p1`: no key word."""
     section: str
     level: Level
     says: str
@@ -74,14 +66,21 @@ class Requirement:
         }  # fmt: skip
 
 
-def row(
-    id: str, level: Level, subject: Subject, says: str, check: Check, binds: tuple[str, ...] = ()
-) -> Requirement:
-    return Requirement(id, id.rpartition("-")[0], level, says, binds, subject, check)
+def requirements(checks: Mapping[str, Check]) -> tuple[Requirement, ...]:
+    """Return the requirements of `requirements.csv` that have a check, in the order of the draft."""
+    with Path(__file__).with_name("requirements.csv").open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    return tuple(
+        Requirement(
+            row["id"], row["id"].rpartition("-")[0], row["level"], row["says"],
+            tuple(row["tests"].split()), row["subject"], checks[row["id"]],
+        )
+        for row in rows
+        if row["id"] in checks
+    )  # fmt: skip
 
 
 def met(evidence: str) -> ComplianceVerdict:
-    """The report shows that it was done."""
     return ComplianceVerdict("met", evidence)
 
 
@@ -95,7 +94,6 @@ def verdict(is_met: bool, evidence: str) -> ComplianceVerdict:
 
 
 def not_applicable(evidence: str) -> ComplianceVerdict:
-    """The case that it speaks of did not arise."""
     return ComplianceVerdict("not applicable", evidence)
 
 
@@ -138,8 +136,7 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
         "input.distribution": "uniform", "input.min": 8_192, "input.max": 32_768, **_LONG,
     },
 }  # fmt: skip
-"""What a description of each workload of 4.3.2 has to state. The last is the fifth as 4.3.2.5 has it, the one
-before as appendix A.5 has it."""
+"""Properties of each workload of 4.3.2. `long-context` is as in A.5, `long-context-uniform` as in 4.3.2.5."""
 DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
 """From which a workload of 4.3.2 is drawn."""
 NO_LOADS: Final = "the report has no loads"
@@ -164,7 +161,6 @@ def steps(report: Report) -> Sequence[Step]:
 
 
 def name_of(step: Step) -> str:
-    """Of the load: `search/16rps`."""
     return str(step.get("name") or "")
 
 
@@ -178,8 +174,7 @@ def measured(report: Report) -> Sequence[Step]:
 
 
 def counted(report: Report) -> Callable[[Step], bool]:
-    """Whether a load is one of the test's levels: one that was sent again, for longer, is none any more. All
-    that are measured, where a test has no list of levels."""
+    """Return whether a load is one of the test's levels; without a list of levels, whether it is measured."""
     levels = at(report, "measurements.levels")
     names = {at(one, "step") for one in levels} - {None} if isinstance(levels, list | tuple) else set()
     return lambda step: is_measured(step) and (not names or step.get("name") in names)
@@ -199,10 +194,7 @@ def over(
     among: Callable[[Step], bool] = lambda step: True,
     none: str = NO_LOADS,
 ) -> ComplianceVerdict:
-    """The gravest verdict over loads, with the load's name where there are several.
-
-    Not applicable, for the reason `none`, where there are loads and none is `among` those it speaks of.
-    """
+    """Return the gravest verdict over the loads `among`, with the load's name; `none`: why there are none."""
     loads = steps(report)
     chosen = [step for step in loads if among(step)]
     if loads and not chosen:
@@ -218,7 +210,6 @@ def over(
 def each_load(
     among: Callable[[Step], bool] = lambda step: True, none: str = NO_LOADS
 ) -> Callable[[LoadJudge], Check]:
-    """Make a check of a judge of one load: the worst verdict over loads, as `over` returns it."""
 
     def decorate(judge: LoadJudge) -> Check:
         return lambda report: over(report, judge, among, none)
@@ -227,7 +218,6 @@ def each_load(
 
 
 def level_of(report: Report, step: Step) -> Mapping[str, Any]:
-    """What the test tells of this load among its `levels`; empty where it tells nothing."""
     levels = at(report, "measurements.levels")
     if not isinstance(levels, list | tuple):
         return {}
@@ -235,9 +225,10 @@ def level_of(report: Report, step: Step) -> Mapping[str, Any]:
 
 
 def lasted(report: Report, step: Step) -> float | None:
-    """Seconds for which a load was sent: as the test tells of a level; or the time that was asked for, where
-    that ended it; or from the first of its planned requests to the last, and a gap; or, of a closed loop,
-    until its last answer."""
+    """Return for how many seconds a load was sent.
+
+    By preference: as its level states, the time that ended it, the span of arrivals, until the last answer.
+    """
     told = at(level_of(report, step), "window.to")
     asked = at(report, "params.duration")
     if told is None and asked and at(step, "result.load.stopped") is not None:
@@ -251,7 +242,6 @@ def lasted(report: Report, step: Step) -> float | None:
 
 
 def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
-    """Whether every load that counts, or all of those, lasted so many seconds."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         found = lasted(report, step)
@@ -263,7 +253,6 @@ def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
 
 
 def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is_measured) -> Check:
-    """Whether every load had so many requests, for `what` they are needed."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
@@ -276,7 +265,6 @@ def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is
 
 
 def has_levels(wanted: Sequence[int], of: str) -> Check:
-    """Whether the test loads by all these percents of what `of` names."""
 
     def check(report: Report) -> ComplianceVerdict:
         told = at(report, "params.levels")
@@ -294,7 +282,6 @@ def lacking(told: Sequence[float], wanted: Sequence[int]) -> list[int]:
 
 
 def slots_of(report: Report, step: Step) -> int | None:
-    """How many requests a closed loop kept at a time."""
     for told in (at(step, "load.closed"), level_of(report, step).get("concurrency")):
         if isinstance(told, int):
             return told
@@ -306,7 +293,6 @@ def slots_of(report: Report, step: Step) -> int | None:
 
 
 def declared(path: str, what: str) -> Check:
-    """Whether the report states what `what` names, at `path`."""
 
     def check(report: Report) -> ComplianceVerdict:
         value = at(report, path)
@@ -317,7 +303,6 @@ def declared(path: str, what: str) -> Check:
 
 
 def text(value: object) -> str:
-    """A statement as words; empty where nothing is said."""
     match value:
         case None | "" | "unknown":
             return ""
@@ -361,7 +346,6 @@ def only_at(of: str) -> Callable[[Check], Check]:
 
 
 def protocol(report: Report) -> str | None:
-    """SSE, WebSocket or gRPC: as the target's address says."""
     url = at(report, "target.url")
     if not isinstance(url, str):
         url = next((at(step, "result.plan.target") for step in steps(report)), None)
@@ -369,7 +353,6 @@ def protocol(report: Report) -> str | None:
 
 
 def workload(step: Step) -> Mapping[str, Any]:
-    """As the load's plan describes it; empty where it replays a trace."""
     return at(step, "result.plan.workload") or {}
 
 
@@ -394,7 +377,6 @@ def departures(report: Report, step: Step) -> list[str]:
 
 
 def workload_is(*names: str) -> Check:
-    """Whether every load is of one of these workloads, as the draft specifies it."""
     wanted = " or ".join(names)
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
@@ -414,13 +396,11 @@ def workload_is(*names: str) -> Check:
 
 
 def arrivals_of(step: Step) -> str | None:
-    """The arrival process of a load's plan: `poisson`."""
     told = at(step, "result.plan.arrivals.arrivals")
     return told if isinstance(told, str) else None
 
 
 def table(report: Report, number: int) -> Mapping[str, Any] | None:
-    """The report's version of one of the draft's tables, by its caption: `heads` and `rows`."""
     for found in report.get("tables") or ():
         if re.match(rf"\s*Table {number}\b", str(at(found, "caption"))):
             rows = [list(map(str, cells)) for cells in at(found, "rows") or () if cells]
@@ -437,7 +417,6 @@ def cell(found: Mapping[str, Any], label: str) -> str | None:
 
 
 def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()) -> Check:
-    """Whether one of the draft's tables is there, with its columns and its rows' labels."""
     heads, labels = tuple(heads), tuple(labels)
 
     def check(report: Report) -> ComplianceVerdict:

@@ -1,10 +1,7 @@
 """Judge reports by every requirement of the IETF draft that applies to them.
 
-Compliance is per test (section 2): all MUST and all SHOULD satisfied is unconditional, all MUST is
-conditional. A requirement whose evidence is missing counts as not satisfied. Procedures without a key word
-do not affect compliance: where they were not followed, they are listed as deviations.
-
-Source: IETF draft, 2; section 6 for comparisons.
+All MUST and all SHOULD satisfied is unconditional compliance, all MUST is conditional (section 2). Missing
+evidence counts as not satisfied. A procedure that was not followed is a deviation. Source: IETF draft, 2, 6.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +31,6 @@ EXCLUDED: Final[Mapping[str, str]] = {
 
 
 REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *comparison.ROWS)
-"""All requirements in the order of the draft."""
 
 
 Overall = Literal["unconditionally compliant", "conditionally compliant", "not compliant"]
@@ -59,12 +55,10 @@ class Judged:
 @dataclass(frozen=True, slots=True)
 class Matrix:
     test: str
-    """Its name; or `comparison`."""
     rows: tuple[Judged, ...]
 
     @property
     def status(self) -> Overall:
-        """As section 2 has it."""
         if self._left(MUSTS):
             return "not compliant"
         return "conditionally compliant" if self._left(SHOULDS) else "unconditionally compliant"
@@ -86,14 +80,6 @@ class Matrix:
             "rows": [one.to_dict() for one in self.rows],
         }  # fmt: skip
 
-    def table(self) -> ReportTable:
-        rows = []
-        for one in self.rows:
-            demand, verdict = one.requirement, one.verdict
-            rows.append([demand.id, demand.level, demand.says, verdict.status, verdict.evidence])
-        caption = f"Compliance of {self.test} with the IETF draft: {self.status}"
-        return ReportTable(caption, ["Demand", "Level", "What", "Verdict", "Evidence"], rows)
-
     def _left(self, levels: frozenset[str]) -> tuple[Judged, ...]:
         return tuple(one for one in self.rows if one.requirement.level in levels and not one.satisfied)
 
@@ -107,7 +93,6 @@ class Matrix:
 
 
 def judge(report: Report) -> Matrix:
-    """One test's report."""
     test = str(report.get("test"))
     rows = [
         Judged(one, one.check(report))
@@ -118,12 +103,7 @@ def judge(report: Report) -> Matrix:
 
 
 def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | None = None) -> Matrix:
-    """Reports of one test on several systems, several of each, by section 6.
-
-    `comparison` is what was made of them, as `bench/report/compare.py` has it: `systems` (in the order of the
-    reports, with the number of `runs` of each), `comparisons` (figures with `p`, `low` and `high`) and
-    `normalised`.
-    """
+    """Judge reports of one test on several systems (6); `comparison`: see `bench/report/compare.py`."""
     together: Report = {"reports": list(reports), "comparison": comparison or {}}
     rows = [Judged(one, one.check(together)) for one in REQUIREMENTS if one.subject == COMPARISON]
     return Matrix(COMPARISON, tuple(rows))

@@ -1,9 +1,6 @@
 """Requirements of section 4: load generator, workloads, tokens, warm-up, streaming, clocks, guardrails.
 
-A report shows an ability of the load generator only where a load of the test used it: one that no load used
-is not applicable.
-
-Long because section 4 of the draft is one table, with its evidence functions in the same order.
+An ability that no load of the test used is not applicable. Long because section 4 is one table.
 """
 
 import re
@@ -18,7 +15,6 @@ from llmtap.bench.compliance.evidence import (
     ComplianceVerdict,
     LoadJudge,
     Report,
-    Requirement,
     Step,
     arrivals_of,
     at,
@@ -36,7 +32,7 @@ from llmtap.bench.compliance.evidence import (
     only_at,
     over,
     protocol,
-    row,
+    requirements,
     seconds,
     several,
     steps,
@@ -49,7 +45,7 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 __all__ = [
-    "REQUESTS_MIN", "ROWS", "TOKENS_MIN", "as_declared", "fully_specified",
+    "REQUESTS_MIN", "ROWS", "TOKENS_MIN", "fully_specified",
 ]  # fmt: skip
 
 
@@ -163,7 +159,6 @@ def _closed_loop(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _in_flight(step: Step) -> float | None:
-    """By Little's law, of answers that came whole."""
     n, mean = at(step, "result.metrics.e2e.n"), at(step, "result.metrics.e2e.mean")
     time = at(step, "result.window.seconds")
     return n * mean / time if n and mean and time else None
@@ -227,10 +222,6 @@ def _all_abilities(report: Report) -> ComplianceVerdict:
 
 
 NO_WORKLOAD: Final = "the report does not say what the requests were"
-_ENGINE: Final = ("ttft", "throughput", "tradeoff", "itl", "capacity")
-"""Tests that leave the workload to the tester: 5.6 to 5.10 have their own, which 4.3.2.1 cannot replace."""
-_GATEWAY: Final = ("ttft", "throughput", "tradeoff", "itl", "guardrail-overhead")
-"""The same without 5.5, which recommends Synthetic-Uniform, and with 5.10, which recommends this one."""
 
 
 def _name(step: Step) -> str:
@@ -251,7 +242,6 @@ def _custom(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
-    """Whether a load tells all that 4.3.1 lists of its workload."""
     parts = [part(report, step) for part in (_input, _output, _contents, _sharing)]
     found = worst(parts, NO_WORKLOAD)
     told = f"workload {_name(step)}: lengths, contents and sharing are reported"
@@ -539,11 +529,6 @@ OPTIONS: Final = {
 }
 
 
-def as_declared(option: str) -> str:
-    """A name of `metrics/DEFINITIONS.md` with the draft's letter for itself: `B (even)` for `B-even`."""
-    return option.replace("B-even", "B (even)")
-
-
 def _spoken(wanted: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
         spoken = protocol(report)
@@ -580,12 +565,12 @@ def _handling(report: Report, step: Step) -> ComplianceVerdict:
     policies = at(step, "result.metrics.itl.policy") or {}
     if not policies:
         return cannot_tell("no gap between tokens was measured")
-    seen = (f"{as_declared(policy)}: {several(n, 'answer')}" for policy, n in policies.items())
+    seen = (f"{policy}: {several(n, 'answer')}" for policy, n in policies.items())
     return met("; ".join(seen))
 
 
 def _option(report: Report) -> ComplianceVerdict:
-    """`A`, `B`, `C`, a variant such as `B (even)`, or several of them: `A + B (even)`."""
+    """`A`, `B`, `C`, a variant such as `B-even`, or several of them: `A + B-even`."""
     told = report.get("itl_option")
     options = [one.strip()[:1].upper() for one in str(told or "").split("+")]
     if not all(option in OPTIONS for option in options):
@@ -623,7 +608,6 @@ def _same_machine(report: Report) -> ComplianceVerdict:
 
 
 def _only_remote(check: Check) -> Check:
-    """Make a check apply only where the SUT is on another machine."""
 
     def checked(report: Report) -> ComplianceVerdict:
         placement = at(report, "sut.clock.placement")
@@ -763,130 +747,82 @@ def _compared(report: Report) -> ComplianceVerdict:
     return verdict(len(arms) > 1, evidence)
 
 
-ROWS: Final[tuple[Requirement, ...]] = (
-    row("4.1-1", "MUST", "setup", "The boundary of the system under test is declared beforehand.",
-        declared("sut.boundary", "boundary")),
-    row("4.2-1", "MUST", "load generator", "The load generator does all that 4.2.1 to 4.2.6 demand.",
-        _all_abilities),
-    row("4.2.1-1", "MUST", "load generator", "Times are measured to the millisecond or finer.",
-        _resolution(1_000_000, "1 ms")),
-    row("4.2.1-2", "RECOMMENDED", "load generator", "Gaps between tokens are measured to the microsecond.",
-        _resolution(1_000, "1 us"), ("itl",)),
-    row("4.2.2-1", "MUST", "load generator", "Answers are received as streams: SSE, WebSocket or gRPC.",
-        _streamed),
-    row("4.2.2-2", "MUST", "load generator", "Every token or chunk gets the time of its arrival.",
-        _each_chunk_timed),
-    row("4.2.3-1", "MUST", "load generator",
-        "An open loop is possible: requests come by a distribution, independent of answers.", _open_loop),
-    row("4.2.3-2", "MUST", "load generator", "Poisson arrivals are possible.", _poisson_possible),
-    row("4.2.3-3", "RECOMMENDED", "load generator", "Uniform and bursty arrivals are possible.",
-        _other_arrivals),
-    row("4.2.4-1", "MUST", "load generator",
-        "A closed loop is possible: so many requests at a time, each followed by another at once.",
-        _closed_loop),
-    row("4.2.5-1", "MUST NOT", "load generator", "In an open loop, slow answers delay no later request.",
-        _not_delayed),
-    row("4.2.5-2", "REQUIRED", "load generator", "Requests are sent asynchronously or by several threads.",
-        _concurrent),
-    row("4.2.6-1a", "MUST", "load generator", "Of each request: when it was submitted.",
-        _recorded("time of submission", "metrics.ttfb.n", "metrics.ttft.n")),
-    row("4.2.6-1b", "MUST", "load generator", "Of each request: when its first token arrived.",
-        _recorded("first tokens", "metrics.ttft.n", of="answers")),
-    row("4.2.6-1c", "MUST", "load generator", "Of each request: when each later token arrived.",
-        _recorded("later tokens", "metrics.tbc.n", of="chunks")),
-    row("4.2.6-1d", "MUST", "load generator", "Of each request: when its last token arrived.",
-        _recorded("last tokens", "metrics.e2e.n", of="answers")),
-    row("4.2.6-1e", "MUST", "load generator", "Of each request: how many tokens went in.",
-        _recorded("input tokens", "tokens.input", of="in all")),
-    row("4.2.6-1f", "MUST", "load generator", "Of each request: how many tokens came out.",
-        _recorded("output tokens", "tokens.output", of="in all")),
-    row("4.2.6-1g", "MUST", "load generator", "Of each request: whether it succeeded.",
-        _recorded("outcome", "outcomes")),
-    row("4.3-1", "MAY", "tester", "A workload of one's own may be used.", _custom),
-    row("4.3-2", "MUST", "report", "A workload of one's own is fully specified.",
-        _each_custom(fully_specified)),
-    row("4.3.1-1a", "MUST", "setup", "The workload reports input lengths: distribution, parameters, unit.",
-        each_load()(_input)),
-    row("4.3.1-1b", "MUST", "setup",
-        "The workload reports its output lengths: distribution, parameters, control, unit.",
-        each_load()(_output)),
-    row("4.3.1-1c", "MUST", "setup", "The workload reports its contents: domain, language, system prompt.",
-        each_load()(_contents)),
-    row("4.3.1-1d", "MUST", "setup",
-        "The workload reports what share of requests has how long a common prefix.", each_load()(_sharing)),
-    row("4.3.2.1-1", "REQUIRED", "setup", "A model engine is tested with Synthetic-Uniform.",
-        only_at("model engine")(workload_is("synthetic-uniform")), _ENGINE),
-    row("4.3.2.3-1", "RECOMMENDED", "setup", "An application gateway is tested with Conversation.",
-        only_at("application gateway")(workload_is("conversation")), _GATEWAY),
-    row("4.3.2.5-1", "REQUIRED", "setup", "Long contexts are tested with the Long Context workload.",
-        workload_is("long-context", "long-context-uniform"), ("long-context",)),
-    row("4.3.3-1", "MUST", "tester", "Workloads are made with deterministic seeds.", _seeded),
-    row("4.3.3-2", "MUST", "report", "The seed is reported.", _seed_told),
-    row("4.3.3-3", "SHOULD", "tester", "The exact requests are published, or what makes them again.",
-        _published),
-    row("4.3.3-4a", "MUST", "report", "Of a data set: its version.", _of_data("version", "version")),
-    row("4.3.3-4b", "MUST", "report", "Of a data set: how its subset was chosen.",
-        _of_data("subset", "subset")),
-    row("4.3.3-4c", "MUST", "report", "Of a data set: how it was preprocessed.",
-        _of_data("preprocessing", "preprocessing")),
-    row("4.4.1-1a", "MUST", "report", "The tokenizer has a name and a version.",
-        declared("sut.tokenizer.name", "tokenizer")),
-    row("4.4.1-1b", "MUST", "report", "The size of its vocabulary.",
-        declared("sut.tokenizer.vocabulary", "vocabulary")),
-    row("4.4.1-1c", "MUST", "report", "Where it comes from.", declared("sut.tokenizer.source", "source")),
-    row("4.4.2-1", "MUST", "report", "Whether each system's own tokenizer counts, or one for all.", _method),
-    row("4.4.2-2", "RECOMMENDED", "comparison",
-        "Systems with different tokenizers are compared by counts of cl100k_base.", _reference),
-    row("4.4.3-1a", "MUST", "report", "Whether BOS and EOS are counted.",
-        declared("sut.tokenizer.special", "BOS and EOS")),
-    row("4.4.3-1b", "MUST", "report", "How tokens of system prompts are counted.",
-        declared("sut.tokenizer.system_prompt", "system prompt")),
-    row("4.4.3-1c", "MUST", "report", "How tokens that format tool calls are counted.",
-        declared("sut.tokenizer.tools", "tool calls")),
-    row("4.5.1-1a", "MUST", "procedure", "The model is in the accelerator's memory.", _each_warmup(_loaded)),
-    row("4.5.1-1b", "MUST", "procedure",
-        "100 requests, and 10,000 tokens of output, are processed beforehand.", _each_warmup(_processed)),
-    row("4.5.1-1c", "MUST", "procedure", "The queue has drained before the measurement.",
-        _each_warmup(_drained)),
-    row("4.5.1-1d", "MUST", "procedure", "A prefix cache under test is filled with what is representative.",
-        _prefixes, ("prefix-cache",)),
-    row("4.5.2-1a", "SHOULD", "procedure", "A probe is timed before and after the warm-up.",
-        _each_warmup(_probed)),
-    row("4.5.2-1b", "SHOULD", "procedure", "Consecutive probes vary by less than 10 %.",
-        _each_warmup(_settled)),
-    row("4.5.3-1", "MUST", "procedure", "A cold start is measured without a warm-up.", _cold_unwarmed),
-    row("4.5.3-2", "MUST", "report", "The report says clearly where a cold start is measured.", _indicated),
-    row("4.6.1-1", "RECOMMENDED", "setup", "An application gateway is tested over SSE.",
-        only_at("application gateway")(_spoken("SSE"))),
-    row("4.6.1-2", "RECOMMENDED", "setup", "A model engine is tested over gRPC.",
-        only_at("model engine")(_spoken("gRPC"))),
-    row("4.6.2-1a", "MUST", "report", "The protocol.", _protocol),
-    row("4.6.2-1b", "MUST", "report", "Whether a chunk has one token, or may have several.", _chunking),
-    row("4.6.2-1c", "MUST", "report", "What is made of chunks with several tokens for ITL.", _handling),
-    row("4.6.3-1", "MUST", "report", "Which of the options A, B and C the ITL is of.", _option),
-    row("4.6.3-2", "RECOMMENDED", "procedure", "ITL is the server's, if it reports times.", _server_side),
-    row("4.7.1-1", "RECOMMENDED", "setup", "A model engine is tested on the load generator's machine.",
-        _same_machine),
-    row("4.7.2-1", "MUST", "setup", "Of two machines, NTP keeps the clocks within 10 ms.", _ntp),
-    row("4.7.2-2", "SHOULD", "setup", "Of two machines, PTP is used where less than 1 ms is needed.", _ptp),
-    row("4.7.2-3", "MUST", "report", "Of two machines, how clocks are synchronised and how well.", _stated),
-    row("4.7.3-1", "SHOULD", "tester", "The network's round trip to a gateway is reported by itself.", _rtt),
-    row("4.7.3-2", "MAY", "tester", "The network's latency may be subtracted from TTFT.", _subtracted),
-    row("4.7.3-3", "MUST", "report", "Latencies that were adjusted are said to be.", _subtracted),
-    row("4.7.4-1", "MUST", "report", "Timestamps have milliseconds or better.", _dated),
-    row("4.7.4-2", "RECOMMENDED", "report", "Timestamps are ISO 8601, or Unix time, with milliseconds.",
-        _dated),
-    row("4.8-1", "MUST", "setup", "Safety systems are accounted for.", _accounted),
-    row("4.8.1-1a", "MUST", "report", "Whether prompts are filtered.",
-        declared("sut.guardrails.input_filter", "input filter")),
-    row("4.8.1-1b", "MUST", "report", "Whether answers are filtered.",
-        declared("sut.guardrails.output_filter", "output filter")),
-    row("4.8.1-1c", "MUST", "report", "Names of safety systems, where they are known.", _named),
-    row("4.8.1-1d", "MUST", "report", "Whether requests were refused.", _refused),
-    row("4.8.2-1", "SHOULD", "setup", "A gateway as in production has its safety systems on.", _enabled),
-    row("4.8.2-2", "MUST", "report", "Of a gateway as in production, it is noted where they are off.",
-        _noted),
-    # One test's report can only speak of itself: comparing is what 5.10 is.
-    row("4.8.2-3", "SHOULD", "tester", "A gateway is tested with safety systems on and off.", _compared,
-        ("guardrail-overhead",)),
-)  # fmt: skip
+ROWS: Final = requirements(
+    {
+        "4.1-1": declared("sut.boundary", "boundary"),
+        "4.2-1": _all_abilities,
+        "4.2.1-1": _resolution(1_000_000, "1 ms"),
+        "4.2.1-2": _resolution(1_000, "1 us"),
+        "4.2.2-1": _streamed,
+        "4.2.2-2": _each_chunk_timed,
+        "4.2.3-1": _open_loop,
+        "4.2.3-2": _poisson_possible,
+        "4.2.3-3": _other_arrivals,
+        "4.2.4-1": _closed_loop,
+        "4.2.5-1": _not_delayed,
+        "4.2.5-2": _concurrent,
+        "4.2.6-1a": _recorded("time of submission", "metrics.ttfb.n", "metrics.ttft.n"),
+        "4.2.6-1b": _recorded("first tokens", "metrics.ttft.n", of="answers"),
+        "4.2.6-1c": _recorded("later tokens", "metrics.tbc.n", of="chunks"),
+        "4.2.6-1d": _recorded("last tokens", "metrics.e2e.n", of="answers"),
+        "4.2.6-1e": _recorded("input tokens", "tokens.input", of="in all"),
+        "4.2.6-1f": _recorded("output tokens", "tokens.output", of="in all"),
+        "4.2.6-1g": _recorded("outcome", "outcomes"),
+        "4.3-1": _custom,
+        "4.3-2": _each_custom(fully_specified),
+        "4.3.1-1a": each_load()(_input),
+        "4.3.1-1b": each_load()(_output),
+        "4.3.1-1c": each_load()(_contents),
+        "4.3.1-1d": each_load()(_sharing),
+        "4.3.2.1-1": only_at("model engine")(workload_is("synthetic-uniform")),
+        "4.3.2.3-1": only_at("application gateway")(workload_is("conversation")),
+        "4.3.2.5-1": workload_is("long-context", "long-context-uniform"),
+        "4.3.3-1": _seeded,
+        "4.3.3-2": _seed_told,
+        "4.3.3-3": _published,
+        "4.3.3-4a": _of_data("version", "version"),
+        "4.3.3-4b": _of_data("subset", "subset"),
+        "4.3.3-4c": _of_data("preprocessing", "preprocessing"),
+        "4.4.1-1a": declared("sut.tokenizer.name", "tokenizer"),
+        "4.4.1-1b": declared("sut.tokenizer.vocabulary", "vocabulary"),
+        "4.4.1-1c": declared("sut.tokenizer.source", "source"),
+        "4.4.2-1": _method,
+        "4.4.2-2": _reference,
+        "4.4.3-1a": declared("sut.tokenizer.special", "BOS and EOS"),
+        "4.4.3-1b": declared("sut.tokenizer.system_prompt", "system prompt"),
+        "4.4.3-1c": declared("sut.tokenizer.tools", "tool calls"),
+        "4.5.1-1a": _each_warmup(_loaded),
+        "4.5.1-1b": _each_warmup(_processed),
+        "4.5.1-1c": _each_warmup(_drained),
+        "4.5.1-1d": _prefixes,
+        "4.5.2-1a": _each_warmup(_probed),
+        "4.5.2-1b": _each_warmup(_settled),
+        "4.5.3-1": _cold_unwarmed,
+        "4.5.3-2": _indicated,
+        "4.6.1-1": only_at("application gateway")(_spoken("SSE")),
+        "4.6.1-2": only_at("model engine")(_spoken("gRPC")),
+        "4.6.2-1a": _protocol,
+        "4.6.2-1b": _chunking,
+        "4.6.2-1c": _handling,
+        "4.6.3-1": _option,
+        "4.6.3-2": _server_side,
+        "4.7.1-1": _same_machine,
+        "4.7.2-1": _ntp,
+        "4.7.2-2": _ptp,
+        "4.7.2-3": _stated,
+        "4.7.3-1": _rtt,
+        "4.7.3-2": _subtracted,
+        "4.7.3-3": _subtracted,
+        "4.7.4-1": _dated,
+        "4.7.4-2": _dated,
+        "4.8-1": _accounted,
+        "4.8.1-1a": declared("sut.guardrails.input_filter", "input filter"),
+        "4.8.1-1b": declared("sut.guardrails.output_filter", "output filter"),
+        "4.8.1-1c": _named,
+        "4.8.1-1d": _refused,
+        "4.8.2-1": _enabled,
+        "4.8.2-2": _noted,
+        # One test's report can only speak of itself: comparing is what 5.10 is.
+        "4.8.2-3": _compared,
+    }
+)

@@ -1,7 +1,4 @@
-"""Requirements of section 5: the ten tests.
-
-Long because section 5 of the draft is one table, with its evidence functions in the same order.
-"""
+"""Requirements of section 5: the ten tests. Long because section 5 of the draft is one table."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +7,9 @@ from typing import Any, Final
 from llmtap.bench.compliance.evidence import (
     Check,
     ComplianceVerdict,
-    Level,
     LoadJudge,
     Report,
-    Requirement,
     Step,
-    Subject,
     arrivals_of,
     at,
     cannot_tell,
@@ -38,7 +32,7 @@ from llmtap.bench.compliance.evidence import (
     not_applicable,
     not_met,
     over,
-    row,
+    requirements,
     seconds,
     several,
     slots_of,
@@ -51,7 +45,6 @@ from llmtap.bench.compliance.evidence import (
     workload_is,
 )
 from llmtap.bench.compliance.preparation import fully_specified
-from llmtap.bench.run.test import TESTS
 
 __all__ = ["ROWS", "load_model", "workload_defined"]
 
@@ -119,7 +112,6 @@ def _poisson(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _other_tokens(report: Report) -> ComplianceVerdict:
-    """Whether the report says so where tokens come that are no content (5.1.3.1)."""
     others = [
         step
         for step in steps(report)
@@ -178,8 +170,7 @@ def _lines(report: Report) -> Sequence[tuple[str, str]]:
 
 
 def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
-    """Whether the configuration summary has a line for each of `words` (alternatives by `|`), or `or_else`
-    holds."""
+    """Return whether the configuration has a line for each of `words` (`a|b`: either), or `or_else` holds."""
 
     def check(report: Report) -> ComplianceVerdict:
         found = []
@@ -437,6 +428,14 @@ def _classes(report: Report) -> Mapping[str, Any]:
     return told if isinstance(told, Mapping) else {}
 
 
+def _skewed(report: Report) -> ComplianceVerdict:
+    found = workload_is("synthetic-skewed")(report)
+    if found.status != "not met" or not _classes(report):
+        return found
+    why = "no run can meet this and have the classes of 5.6.2, whose ranges exclude lengths of this workload"
+    return not_met(f"{found.evidence}; {why}")
+
+
 def _two_classes(report: Report) -> ComplianceVerdict:
     classes = _classes(report)
     evidence = f"classes: {', '.join(classes) or 'none'}"
@@ -543,151 +542,117 @@ def _four_configurations(report: Report) -> ComplianceVerdict:
     return met(evidence) if len(arms) >= 4 else not_met(f"{evidence}; none, input, output and all are wanted")
 
 
-_TESTS: Final = {section: name for name, (section, _) in TESTS.items()}
-
-
-def _of_test(id: str, level: Level, subject: Subject, says: str, check: Check) -> Requirement:
-    """Return a requirement of the test whose section its id begins with."""
-    return row(id, level, subject, says, check, (_TESTS[".".join(re.split(r"[.-]", id)[:2])],))
-
-
-ROWS: Final[tuple[Requirement, ...]] = (
-    _of_test("5.1.2-1a", "MUST", "setup", "The workload, by name or in full.", workload_defined),
-    _of_test("5.1.2-1b", "MUST", "setup", "The number of requests.", _requests),
-    _of_test("5.1.2-1c", "MUST", "setup", "The load model.", load_model),
-    _of_test("5.1.2-1d", "MUST", "setup", "Of an open loop: its rate.", _rate),
-    _of_test("5.1.2-1e", "MUST", "setup", "Of an open loop: the distribution of arrivals.", _distribution),
-    _of_test("5.1.2-1f", "MUST", "setup", "Of a closed loop: how many requests at a time.", _concurrency),
-    _of_test("5.1.2-1g", "MUST", "setup", "The configuration of the SUT: its boundary.",
-        declared("sut.boundary", "boundary")),
-    _of_test("5.1.2-1h", "MUST", "setup", "The model: name, version, quantization.",
-        declared("sut.model", "model")),
-    _of_test("5.1.2-1i", "MUST", "setup", "The hardware: accelerator, how many, memory.", _hardware),
-    _of_test("5.1.2-1j", "MUST", "setup", "Whether prefixes are cached.",
-        declared("sut.prefix_cache", "prefix caching")),
-    _of_test("5.1.2.1-1a", "MUST", "procedure", "1,000 requests or more, for P99.",
-        has_requests(P99_MIN, "P99")),
-    # Not optional: 5.1.4.1 demands P99.9 of every report.
-    _of_test("5.1.2.1-1b", "MUST", "procedure", "10,000 requests or more, for P99.9.",
-        has_requests(P999_MIN, "P99.9")),
-    _of_test("5.1.2.2-1", "REQUIRED", "procedure", "In an open loop, arrivals are Poisson.", _poisson),
-    _of_test("5.1.3.1-1", "MUST", "report",
-        "Where other tokens come before the content: that, and what TTFT is to.", _other_tokens),
-    _of_test("5.1.4.1-1", "MUST", "report", "TTFT at P50, P90, P95, P99 and P99.9.", _percentiles),
-    _of_test("5.1.4.2-1", "RECOMMENDED", "report",
-        "TTFT by input length has its edges at 256, 512, 1,024, 2,048 and 4,096 tokens.", _buckets),
-    _of_test("5.1.4.3-1", "MUST", "report", "The number of samples.", _sample_count),
-    _of_test("5.1.5-1a", "MUST", "report", "SUT configuration and boundary.",
-        _line("the SUT", "sut|boundary", or_else=declared("sut.boundary", "boundary"))),
-    _of_test("5.1.5-1b", "MUST", "report", "Model and hardware.",
-        _line("model or hardware", "model", "hardware", or_else=_model_and_hardware)),
-    _of_test("5.1.5-1c", "MUST", "report", "The workload.", _line("the workload", "workload")),
-    _of_test("5.1.5-1d", "MUST", "report", "Load model and its parameters.",
-        _line("the load model", "load model")),
-    _of_test("5.1.5-1e", "MUST", "report", "Number of requests, and duration.",
-        _line("requests or duration", "request", "test duration|duration")),
-    _of_test("5.1.5-1f", "MUST", "report", "How it was warmed up.",
-        _line("the warm-up", "warm-up", or_else=_warmed)),
-    _of_test("5.1.5-1g", "MUST", "report", "Whether prefixes are cached.",
-        _line("prefix caching", "prefix", or_else=declared("sut.prefix_cache", "prefix caching"))),
-    _of_test("5.1.5-1h", "MUST", "report", "Guardrails.", _line("guardrails", "guardrail", or_else=_guarded)),
-    _of_test("5.1.5-1i", "MUST", "report", "The results.", _percentiles),
-    _of_test("5.1.5-1j", "MUST", "report", "TTFT by input length, where that varies.", _by_length),
-    _of_test("5.1.5.2-1", "SHOULD", "report", "The results are a table.", table_has(1, ("Metric",
-        "Value"), ("Requests", *(f"TTFT {name}" for name in (*_PERCENTILES, "Mean", "Min", "Max"))))),
-    _of_test("5.1.5.4-1", "SHOULD", "report", "A histogram or a CDF of TTFT.", _drawn),
-    _of_test("5.2.2-1a", "MUST", "setup", "The workload, by name or in full.", workload_defined),
-    _of_test("5.2.2-1b", "MUST", "setup", "How long each load lasts.", _params(None, "", "duration")),
-    _of_test("5.2.2-1c", "MUST", "setup", "The load model.", load_model),
-    _of_test("5.2.2-1d", "MUST", "setup", "Of an open loop: the lowest and the highest rate.",
-        _open("rate_min", "rate_max")),
-    _of_test("5.2.2-1e", "MUST", "setup", "Of an open loop: the increment of rates.", _open("rate_step")),
-    _of_test("5.2.2-1f", "MUST", "setup", "Of a closed loop: the lowest and the highest concurrency.",
-        _closed("concurrency_min", "concurrency_max")),
-    _of_test("5.2.2-1g", "MUST", "setup", "Of a closed loop: the increment of concurrencies.",
-        _closed("concurrency_step")),
-    _of_test("5.2.2.1-1", "RECOMMENDED", "procedure", "Each load lasts 300 s, for stable figures.",
-        lasts(DURATION_STABLE_S)),
-    _of_test("5.2.2.1-p1", "procedure", "procedure", "Each load lasts 60 s or more.", lasts(DURATION_MIN_S)),
-    _of_test("5.2.3.1-p1", "procedure", "procedure",
-        "The search finds a load that is not sustained: the queue grows, fewer than 90 % complete, or P99 is"
-        " above 10 x the P50 of a lower load.", _limit_found),
-    _of_test("5.2.3.2-p1", "procedure", "procedure", "The first 10 % of each load is not counted.", _ramp_up),
-    _of_test("5.2.5.1-p1", "procedure", "report", "Throughput as in Table 3.", table_has(3, ("Metric",
-        "Value"), ("Max Output Throughput", "Max Request Throughput", "Max Input Throughput",
-        "Sustainable Load", "Tokens per GPU-second"))),
-    _of_test("5.2.5.2-p1", "procedure", "report", "Latency at the highest throughput as in Table 4.",
-        table_has(4, ("Metric", "P50", "P95", "P99"), ("TTFT", "TPOT", "End-to-End"))),
-    _of_test("5.3.2-1", "REQUIRED", "procedure", "Loads are open loops.", _all_open),
-    _of_test("5.3.2-p1", "procedure", "procedure", "Each level lasts 60 s or more.", lasts(DURATION_MIN_S)),
-    _of_test("5.3.2-p2", "procedure", "procedure", "There are 10 levels or more.", _enough_levels),
-    _of_test("5.3.2-p3", "procedure", "procedure", "Levels go from 10 % of capacity to saturation.", _span),
-    _of_test("5.3.3-p1", "procedure", "procedure", "Levels are 10, 20, ... 120 % of capacity.", _all_levels),
-    _of_test("5.3.5-p1", "procedure", "report", "The curve as in Table 5.", table_has(5, ("Offered (r/s)",
-        "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Success"))),
-    _of_test("5.4.2-1", "RECOMMENDED", "setup", "The workload is Synthetic-Uniform or Conversation.",
-        workload_is("synthetic-uniform", "conversation")),
-    _of_test("5.4.2-2", "MUST", "procedure", "Answers have 50 tokens or more.", _long_enough),
-    _of_test("5.4.2-3", "RECOMMENDED", "procedure", "Loads are 25, 50, 75 and 90 % of saturation.",
-        has_levels(ITL_LEVELS, "saturation")),
-    _of_test("5.4.2-p1", "procedure", "procedure", "100 requests or more at each load.",
-        has_requests(ITL_REQUESTS_MIN, "figures of a request")),
-    _of_test("5.4.2-p2", "procedure", "procedure", "5,000 gaps or more at each load.", _gaps),
-    _of_test("5.4.3-1", "MUST NOT", "procedure", "TTFT is in no ITL.", _without_ttft),
-    _of_test("5.4.5-p1", "procedure", "report", "ITL as in Table 6.",
-        table_has(6, ("Metric", "Value"), ("P99/P50 Ratio",))),
-    _of_test("5.5.2-1", "RECOMMENDED", "setup", "The workload is Synthetic-Uniform.",
-        workload_is("synthetic-uniform")),
-    _of_test("5.5.2-p1", "procedure", "setup", "All answers have one length.", _fixed_output),
-    _of_test("5.5.2-p2", "procedure", "procedure",
-        "A level passes with 99 % complete, TTFT P99 below a bound, and no memory exhausted.", _criteria),
-    _of_test("5.5.3-p1", "procedure", "procedure",
-        "Each level lasts 60 s and 100 completions per slot or more.", _long_levels),
-    _of_test("5.5.5-p1", "procedure", "report", "The search as in Table 7.",
-        table_has(7, ("Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status"))),
-    _of_test("5.6.2-1", "REQUIRED", "setup", "The workload is Synthetic-Skewed.",
-        workload_is("synthetic-skewed")),
-    _of_test("5.6.2-2", "RECOMMENDED", "procedure", "The load is 70 to 90 % of saturation.",
-        _share_of_saturation),
-    _of_test("5.6.2-p1", "procedure", "setup", "There are two classes of requests or more.", _two_classes),
-    _of_test("5.6.2-p2", "procedure", "procedure", "500 requests or more of each class.", _per_class),
-    _of_test("5.6.3-p1", "procedure", "procedure", "Each class is measured alone, too.", _isolated),
-    _of_test("5.6.3-p2", "procedure", "procedure", "The mix lasts 300 s or more.", lasts(MIX_MIN_S, _is_mix)),
-    _of_test("5.6.5-p1", "procedure", "report", "Classes as in Table 8.",
-        table_has(8, ("Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99"))),
-    _of_test("5.6.5-p2", "procedure", "report", "Fairness as in Table 9.",
-        table_has(9, ("Metric", "Value"), ("Jain's Fairness Index",))),
-    _of_test("5.7.2-1", "RECOMMENDED", "setup", "The workload is Code Completion.",
-        workload_is("code-completion")),
-    _of_test("5.7.2-2", "MUST", "procedure", "The cache is off, and then on.", _both_states),
-    _of_test("5.7.3-p1", "procedure", "procedure", "Off and on have identical requests.", _identical),
-    _of_test("5.7.5-p1", "procedure", "report", "Configurations as in Table 10.",
-        table_has(10, ("Configuration", "TTFT P50", "TTFT P95", "TTFT P99"), ("Cache Disabled",
-        "Cache (Cold)", "Cache (Warm)"))),
-    _of_test("5.8.2-1", "RECOMMENDED", "setup", "The workload is Long Context.",
-        workload_is("long-context", "long-context-uniform")),
-    _of_test("5.8.2-p1", "procedure", "setup", "Concurrency is above capacity.", _oversubscribed),
-    _of_test("5.8.3-p1", "procedure", "procedure", "Capacity is known from 5.5.", _capacity_known),
-    _of_test("5.8.3-p2", "procedure", "procedure", "Each level lasts 120 s or more.", lasts(PRESSURE_MIN_S)),
-    _of_test("5.8.5-p1", "procedure", "report", "Degradation as in Table 11.",
-        table_has(11, ("Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99"))),
-    _of_test("5.9.2-1", "REQUIRED", "setup", "The workload is Long Context.",
-        workload_is("long-context", "long-context-uniform")),
-    _of_test("5.9.2-p1", "procedure", "setup", "Answers have 256 tokens.", _short_output),
-    _of_test("5.9.2-p2", "procedure", "procedure", "A closed loop of 1 to 4.", _few_at_a_time),
-    _of_test("5.9.2-p3", "procedure", "procedure", "20 requests or more of each length.",
-        has_requests(PER_LENGTH_MIN, among=_is_latency)),
-    _of_test("5.9.3-p1", "procedure", "procedure", "It is warmed up with short contexts.", _short_warm_up),
-    _of_test("5.9.5-p1", "procedure", "report", "Lengths as in Table 12.",
-        table_has(12, ("Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens"))),
-    _of_test("5.10.2-1", "RECOMMENDED", "setup", "The workload is Conversation.",
-        workload_is("conversation")),
-    _of_test("5.10.2-p1", "procedure", "procedure",
-        "No filter, input filter, output filter, and all are measured.", _four_configurations),
-    _of_test("5.10.2-p2", "procedure", "procedure", "Loads are 25, 50 and 75 % of capacity.",
-        has_levels(GUARDRAIL_LEVELS, "capacity")),
-    _of_test("5.10.5-p1", "procedure", "report", "Configurations as in Table 13.",
-        table_has(13, ("Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99"))),
-    _of_test("5.10.5-p2", "procedure", "report", "Throughput as in Table 14.",
-        table_has(14, ("Configuration", "Max Throughput", "Reduction"))),
-)  # fmt: skip
+ROWS: Final = requirements(
+    {
+        "5.1.2-1a": workload_defined,
+        "5.1.2-1b": _requests,
+        "5.1.2-1c": load_model,
+        "5.1.2-1d": _rate,
+        "5.1.2-1e": _distribution,
+        "5.1.2-1f": _concurrency,
+        "5.1.2-1g": declared("sut.boundary", "boundary"),
+        "5.1.2-1h": declared("sut.model", "model"),
+        "5.1.2-1i": _hardware,
+        "5.1.2-1j": declared("sut.prefix_cache", "prefix caching"),
+        "5.1.2.1-1a": has_requests(P99_MIN, "P99"),
+        # Not optional: 5.1.4.1 demands P99.9 of every report.
+        "5.1.2.1-1b": has_requests(P999_MIN, "P99.9"),
+        "5.1.2.2-1": _poisson,
+        "5.1.3.1-1": _other_tokens,
+        "5.1.4.1-1": _percentiles,
+        "5.1.4.2-1": _buckets,
+        "5.1.4.3-1": _sample_count,
+        "5.1.5-1a": _line("the SUT", "sut|boundary", or_else=declared("sut.boundary", "boundary")),
+        "5.1.5-1b": _line("model or hardware", "model", "hardware", or_else=_model_and_hardware),
+        "5.1.5-1c": _line("the workload", "workload"),
+        "5.1.5-1d": _line("the load model", "load model"),
+        "5.1.5-1e": _line("requests or duration", "request", "test duration|duration"),
+        "5.1.5-1f": _line("the warm-up", "warm-up", or_else=_warmed),
+        "5.1.5-1g": _line("prefix caching", "prefix", or_else=declared("sut.prefix_cache", "prefix caching")),
+        "5.1.5-1h": _line("guardrails", "guardrail", or_else=_guarded),
+        "5.1.5-1i": _percentiles,
+        "5.1.5-1j": _by_length,
+        "5.1.5.2-1": table_has(
+            1,
+            ("Metric", "Value"),
+            ("Requests", *(f"TTFT {name}" for name in (*_PERCENTILES, "Mean", "Min", "Max"))),
+        ),
+        "5.1.5.4-1": _drawn,
+        "5.2.2-1a": workload_defined,
+        "5.2.2-1b": _params(None, "", "duration"),
+        "5.2.2-1c": load_model,
+        "5.2.2-1d": _open("rate_min", "rate_max"),
+        "5.2.2-1e": _open("rate_step"),
+        "5.2.2-1f": _closed("concurrency_min", "concurrency_max"),
+        "5.2.2-1g": _closed("concurrency_step"),
+        "5.2.2.1-1": lasts(DURATION_STABLE_S),
+        "5.2.2.1-p1": lasts(DURATION_MIN_S),
+        "5.2.3.1-p1": _limit_found,
+        "5.2.3.2-p1": _ramp_up,
+        "5.2.5.1-p1": table_has(
+            3,
+            ("Metric", "Value"),
+            (
+                "Max Output Throughput",
+                "Max Request Throughput",
+                "Max Input Throughput",
+                "Sustainable Load",
+                "Tokens per GPU-second",
+            ),
+        ),
+        "5.2.5.2-p1": table_has(4, ("Metric", "P50", "P95", "P99"), ("TTFT", "TPOT", "End-to-End")),
+        "5.3.2-1": _all_open,
+        "5.3.2-p1": lasts(DURATION_MIN_S),
+        "5.3.2-p2": _enough_levels,
+        "5.3.2-p3": _span,
+        "5.3.3-p1": _all_levels,
+        "5.3.5-p1": table_has(
+            5,
+            ("Offered (r/s)", "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Success"),
+        ),
+        "5.4.2-1": workload_is("synthetic-uniform", "conversation"),
+        "5.4.2-2": _long_enough,
+        "5.4.2-3": has_levels(ITL_LEVELS, "saturation"),
+        "5.4.2-p1": has_requests(ITL_REQUESTS_MIN, "figures of a request"),
+        "5.4.2-p2": _gaps,
+        "5.4.3-1": _without_ttft,
+        "5.4.5-p1": table_has(6, ("Metric",), ("P99/P50 Ratio",)),
+        "5.5.2-1": workload_is("synthetic-uniform"),
+        "5.5.2-p1": _fixed_output,
+        "5.5.2-p2": _criteria,
+        "5.5.3-p1": _long_levels,
+        "5.5.5-p1": table_has(7, ("Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status")),
+        "5.6.2-1": _skewed,
+        "5.6.2-2": _share_of_saturation,
+        "5.6.2-p1": _two_classes,
+        "5.6.2-p2": _per_class,
+        "5.6.3-p1": _isolated,
+        "5.6.3-p2": lasts(MIX_MIN_S, _is_mix),
+        "5.6.5-p1": table_has(8, ("Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99")),
+        "5.6.5-p2": table_has(9, ("Metric", "Value"), ("Jain's Fairness Index",)),
+        "5.7.2-1": workload_is("code-completion"),
+        "5.7.2-2": _both_states,
+        "5.7.3-p1": _identical,
+        "5.7.5-p1": table_has(
+            10,
+            ("Configuration", "TTFT P50", "TTFT P95", "TTFT P99"),
+            ("Cache Disabled", "Cache (Cold)", "Cache (Warm)"),
+        ),
+        "5.8.2-1": workload_is("long-context", "long-context-uniform"),
+        "5.8.2-p1": _oversubscribed,
+        "5.8.3-p1": _capacity_known,
+        "5.8.3-p2": lasts(PRESSURE_MIN_S),
+        "5.8.5-p1": table_has(11, ("Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99")),
+        "5.9.2-1": workload_is("long-context", "long-context-uniform"),
+        "5.9.2-p1": _short_output,
+        "5.9.2-p2": _few_at_a_time,
+        "5.9.2-p3": has_requests(PER_LENGTH_MIN, among=_is_latency),
+        "5.9.3-p1": _short_warm_up,
+        "5.9.5-p1": table_has(12, ("Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens")),
+        "5.10.2-1": workload_is("conversation"),
+        "5.10.2-p1": _four_configurations,
+        "5.10.2-p2": has_levels(GUARDRAIL_LEVELS, "capacity"),
+        "5.10.5-p1": table_has(13, ("Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99")),
+        "5.10.5-p2": table_has(14, ("Configuration", "Max Throughput", "Reduction")),
+    }
+)

@@ -1,12 +1,9 @@
 """The exo benchmark: a grid of prompt length, answer length and concurrency, with repeats.
 
-A batch has as many requests as the concurrency says. Connections are open and bodies are made before their
-common start, from which `elapsed_s` counts. The next batch starts when the one before has ended.
-
-The requests of a batch share one prompt, unless the grid wants distinct ones. Without `--use-prefix-cache`
-the prefix cache is off by a field of the request, or the prompts of no two batches have a common prefix. A
-prompt is an atom (exo-bench's methodology's `a`, or a word of one token) that is repeated until the text of
-the chat template has the wanted number of tokens.
+Connections are open and bodies are made before the common start of a batch, from which `elapsed_s` counts.
+The requests of a batch share one prompt, unless the grid asks for distinct ones. Without
+`--use-prefix-cache` a field of the request switches the cache off, or no two batches have a common prefix.
+A prompt is one atom repeated until the text of the chat template has the wanted number of tokens.
 
 Source: exo-bench's methodology, whole.
 """
@@ -34,8 +31,7 @@ from llmtap.load.monitor.watch import Watch
 from llmtap.load.replay.options import USER_AGENT, ReplayOptions
 from llmtap.load.replay.perform import Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
-from llmtap.load.sessions.prompt_sender import protocol_of
-from llmtap.load.target import shown_url
+from llmtap.load.target import protocol_of, shown_url
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.prompts.fitting import ATOM, Draft, Fitted, fit
 from llmtap.workload.prompts.prompt import Prompt
@@ -48,7 +44,6 @@ __all__ = ["ExoBench", "ExoCell", "ExoGrid", "ExoOptions", "Made", "PreparedProm
 
 Made = tuple[Prompt, Fitted]
 _IN_A_ROW: Final = 8
-"""Atoms, to see whether each is a token."""
 
 
 class Prompts:
@@ -66,11 +61,9 @@ class Prompts:
         self._known: dict[int, Made] = {}
 
     def smallest(self) -> int:
-        """Tokens of the shortest prompt there is: one word in the template."""
         return fit([Draft(1, self._maker(0))], self._counter)[0][1].tokens
 
     def make(self, pp: int, n: int) -> list[Made]:
-        """So many prompts of `pp` tokens each, as near as can be."""
         if self.alike:
             if pp not in self._known:
                 self._known[pp] = self._fit(pp, [0])[0]
@@ -116,7 +109,6 @@ CONCURRENCY_MAX: Final = 1_000
 TOKENS_MAX: Final = 10_000_000
 """Of a prompt or an answer. Longer than any context; a slip of the finger ends here."""
 _OURS: Final = "llmtap"
-"""Who owns the simulated engine's models."""
 
 
 class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,8 +158,7 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
     placement: PlacementWish | None = None
     """For exo: place the model anew."""
     seed: int | None = None
-    """Of the words that prompts begin with. None: another one each time, since a server may have the prompts
-    of an earlier benchmark in its cache still."""
+    """Seed of the words that prompts begin with; None: a new one, so that no server has them in its cache."""
 
 
 class ExoBench:
@@ -192,8 +183,7 @@ class ExoBench:
         self.stopped = False
 
     def stop(self) -> None:
-        """The batch under way ends and counts for nothing; those before it are told. The second time, answers
-        are not waited for."""
+        """Discard the current batch, keep the earlier ones. The second call does not wait for answers."""
         self.stopped = True
         if self._placing is not None:
             self._placing.cancel()  # which does nothing once it is over
@@ -201,11 +191,10 @@ class ExoBench:
             self._replay.stop()
 
     async def run(self) -> ExoResult:
-        """The grid, as far as nobody stopped it. Raises ConfigError before anything is measured."""
         options, grid = self._options, self._grid
         grid.check()
         if protocol_of(options.target) != "http":
-            raise ConfigError("--target", "the exo benchmark speaks HTTP", "such as http://127.0.0.1:52415")
+            raise ConfigError("--target", "expected an http:// URL", "such as http://127.0.0.1:52415")
         counter = load_counter(options.tokenizer or OWN, chat=True, place="--tokenizer")
         served = await ask_served(
             options.target, options.headers, model=options.model, kind=options.server,
@@ -297,7 +286,6 @@ class ExoBench:
             sent.append(await self._send(served, prompts, cell, i))
 
     async def _send(self, served: ExoServed, prompts: Prompts, cell: ExoCell, repeat: int) -> Sent:
-        """One batch. Raises ReplayStopped where somebody stopped it, before or meanwhile."""
         if self.stopped:
             raise ReplayStopped("stopped")
         n = cell.concurrency

@@ -1,10 +1,8 @@
 """Place a model on the nodes of an exo cluster for a benchmark, and remove the instance afterwards.
 
-The order is exo-bench's: previews of placements, download on each node, instance, runners ready. Of several
-placements that fit, the first in exo-bench's order is used. Other instances stay where they are.
-
-Source: exo-bench's methodology, "Reproducing Results"; exo's bench/harness.py (`/instance/previews`,
-`/download/start`, `/state/downloads/NODE`, `/instance`, `/state/instances/ID`, `/state/runners/ID`).
+The order is exo-bench's: previews, download on each node, instance, runners ready. The first placement that
+fits is used; other instances remain. Source: exo-bench's methodology, "Reproducing Results"; exo's
+bench/harness.py.
 """
 
 import asyncio
@@ -21,14 +19,11 @@ from llmtap.units import NS_PER_S
 __all__ = ["PlacedInstance", "PlacementWish", "place", "remove"]
 
 NODES_MAX: Final = 4
-"""exo-bench's default."""
 LOOK_S: Final = 0.1
 DOWNLOAD_LOOK_S: Final = 1.0
 
 
 class PlacementWish(msgspec.Struct, frozen=True, kw_only=True):
-    """Which placements may be used."""
-
     instance_meta: Literal["ring", "jaccl", "both"] = "both"
     sharding: Literal["pipeline", "tensor", "both"] = "both"
     nodes_min: int = 1
@@ -93,7 +88,6 @@ async def remove(session: aiohttp.ClientSession, root: str, instance: PlacedInst
 async def _download(
     session: aiohttp.ClientSession, root: str, model: str, shards: Mapping[str, Any]
 ) -> float | None:
-    """Have every node download its shard. Return the seconds that it took, None if none had to."""
     nodes: Mapping[str, str] = shards.get("nodeToRunner") or {}
     missing = [node for node in nodes if not await _has(session, root, node, model)]
     began_ns = SystemClock.mono_ns()

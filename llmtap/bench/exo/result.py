@@ -1,15 +1,10 @@
 """The result of an exo benchmark: figures, and JSON with the keys `runs`, `cluster`, `system_metrics`.
 
-A run is one request. Prefill is prompt tokens by prefill time, generation is the gaps between tokens by the
-time from the first to the last. The server's times are used where it reports both, else ours, whose prefill
-is TTFT and so contains the network and the queue; `timing` says which.
-
-`agg_gen_tps` is exo-bench's aggregate: the rate of the fastest request times their number. `wall_gen_tps`
-is what was made: all tokens by the wall time of the batch. Fields that exo-bench's methodology does not
-name are ours and come last.
-
-Nodes of an exo cluster report the power of a whole machine; otherwise power is that of this host's GPUs, if
-the server runs here. Energy is integrated by trapezoids of samples a second apart: rough for short batches.
+A run is one request. Prefill is prompt tokens by prefill time, generation is gaps by the time from the first
+to the last token. `timing` says whose times are used: the server's if it reports both, else ours, whose
+prefill is TTFT and contains network and queue. `agg_gen_tps` is the rate of the fastest request times their
+number (exo-bench's), `wall_gen_tps` all tokens by the wall time of the batch. Power is of an exo node or of
+this host's GPUs; energy is integrated by trapezoids of samples a second apart.
 
 Source: exo-bench's methodology, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System
 Metrics".
@@ -44,8 +39,7 @@ __all__ = [
 
 Hit = Literal["none", "partial", "exact"]
 LAST_TOKENS: Final = 16
-"""Servers compute a prompt's last token anew, and with a paged cache the block that it is in: 16 tokens in
-vLLM. Where blocks are longer an exact hit is told as a partial one, which is true of what was computed."""
+"""Tokens at a prompt's end that a server computes again even on an exact hit: a block of vLLM's cache."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -65,7 +59,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """By the server's own count, else by ours."""
     generation_tokens: int | None
     peak_memory_usage: dict[str, int] | None
-    """`{"inBytes": n}`, sampled once a second."""
 
 
 class BatchEnergy(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +73,6 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that were sent together; of one request where concurrency is 1."""
 
     start_s: float
-    """On the axis of `system_metrics`."""
     wall_s: float | None
     """From the common start until the last answer ended."""
     per_req_tps: float | None
@@ -124,7 +116,6 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     dispatch_late_s: float | None
     uncertainty_s: float | None
     eos_banned: bool
-    """The server was told, and knows how, to go on until it has made `tg` tokens."""
     peak_memory_source: str | None
     outcome: str
     finish_reason: str | None
@@ -157,11 +148,7 @@ def generation_tps(tokens: int | None, seconds: float | None) -> float | None:
 
 
 def timing_of(x: Exchange) -> Timing:
-    """The server's own times where it tells those of the prompt and of the answer, else ours.
-
-    An answer in one piece has no first token that we could have seen, so there only the server's count; it
-    may then tell no prefill, which is how exo's exact hits come.
-    """
+    """Return the server's times if it reports both, or if the answer came in one piece; else ours."""
     told: dict[str, tuple[float, str]] = {}
     for entry in x.server_timing or ():
         name, ms = entry.get("name"), entry.get("ms")
@@ -183,11 +170,7 @@ def timing_of(x: Exchange) -> Timing:
 
 
 def prefix_hit(prompt_tokens: int | None, cached_tokens: int | None, *, known: bool) -> Hit | None:
-    """How much of a prompt the server had in its cache.
-
-    `known`: the very same prompt was sent before, or is sent at the same time. A hit of another one is never
-    exact, however little was left of it.
-    """
+    """Return how much of a prompt was in the cache; only a prompt that is `known` can be an exact hit."""
     if cached_tokens is None or prompt_tokens is None:
         return None
     if cached_tokens <= 0:
@@ -205,10 +188,7 @@ def batch_of(
     energy: BatchEnergy | None,
     findings: list[dict[str, Any]],
 ) -> ExoBatch:
-    """What requests came to that were sent together at `began_ns`.
-
-    `rates` are their generation_tps.
-    """
+    """Return the result of requests sent together at `began_ns`; `rates` are their generation_tps."""
     n = len(exchanges)
     whole = [x for x in exchanges if x.outcome in ENDED_WELL]
     ends_ns = [x.timeline.response_end_ns for x in whole if x.timeline.response_end_ns is not None]
@@ -247,7 +227,6 @@ class ExoRow:
     concurrency: int
     repeats: int
     failed: int
-    """Requests whose answer did not come whole."""
     prompt_tps: Spread | None
     """Of a repeat: the median over its requests. Stored rates are not counted again."""
     per_req_tps: Spread | None
@@ -256,7 +235,6 @@ class ExoRow:
     wall_s: Spread | None
     joules: Spread | None
     memory_bytes: int | None
-    """Highest peak memory of a request."""
     hits: Mapping[str, int]
     timing: str
     """`server`, `client`, or both where it differs."""
@@ -333,8 +311,7 @@ class Power:
         )  # fmt: skip
 
     def peak_memory(self, from_ns: int, to_ns: int) -> tuple[int, str] | None:
-        """The most that was in use, in bytes, of samples from the last before the window to the first after
-        it, and by whom."""
+        """Return the most bytes in use, and the node, including the samples beside the window."""
         if self._local is None:
             return None
         gpus = [name for name in self._known if name.startswith("gpu") and name.endswith("_memory")]
@@ -363,8 +340,6 @@ PREVIEW_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ExoCell:
-    """A point of the grid. Tokens, tokens, requests at a time."""
-
     pp: int
     tg: int
     concurrency: int

@@ -1,10 +1,8 @@
 """Detect the type of a server, and the fields and endpoints that an exo benchmark can use with it.
 
-Two things make a request a benchmark's: answers go on until they are as long as was asked (EOS is banned),
-and no prompt is found in a cache unless that is wanted. exo has an endpoint of its own for both, llama.cpp a
-field for each, vLLM, SGLang and our simulated engine fields for the first; of others neither is known.
-
-An exo cluster is also asked what it consists of, and once a second how its nodes are.
+A benchmark's answers ignore EOS, and its prompts are not found in a cache. exo has an endpoint for both,
+llama.cpp a field for each; vLLM, SGLang and the simulated engine have fields for the first. An exo cluster is
+also asked for its nodes and, once a second, their state.
 
 Source: exo-bench's methodology, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and
 src/exo/shared/types; llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).
@@ -93,11 +91,9 @@ async def ask_served(
     tls: ssl.SSLContext | None = None,
     instance: str | None = None,
 ) -> ExoServed:
-    """Asks the server who it is. `tls` verifies it where that is not the system's trust.
+    """Ask the server for its type. Raises ConfigError that names `--target` or `--model`.
 
-    `instance`: the one of exo's that is measured; None: the first of the model.
-
-    Raises ConfigError that names `--target` or `--model`.
+    `tls` overrides the system's trust. `instance`: of exo; None: the first of the model.
     """
     url = target.rstrip("/")
     root = url.removesuffix("/v1")
@@ -134,11 +130,7 @@ async def ask_served(
 
 
 def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
-    """Of the instance, or of the first one of the model in exo's state.
-
-    An instance lies in an object with its kind as the only key, `MlxRingInstance`, and so does each shard,
-    `PipelineShardMetadata`.
-    """
+    """Return the placement of the instance, or of the first one of the model in exo's state."""
     for tagged in instances.values() if isinstance(instances, dict) else ():
         meta, inner = _untag(tagged)
         shards = inner.get("shardAssignments")
@@ -225,7 +217,6 @@ async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
 
 
 async def _state(session: aiohttp.ClientSession, root: str) -> dict[str, Any] | None:
-    """What the cluster is; None where it does not tell."""
     try:
         told = msgspec.json.decode(await _get(session, f"{root}/state"))
     except ValueError:

@@ -1,17 +1,17 @@
 """Compare several systems, or one system with itself, by section 6 of the IETF draft.
 
-Requests of one run are not independent: they share the state of the machine. So figures of runs are compared,
-three of each system at least (6.3). With fewer runs, requests of the first runs are compared, and the report
-says that the variation between runs is in no interval. Figures of loads that differ are shown and not tested.
-
-p-values of the few figures that a test is about are corrected together by Holm's method, those of all others
-by Benjamini and Hochberg's.
+Figures of runs are compared, three of each system at least (6.3), since requests of one run share the state
+of the machine. With fewer runs, requests of the first runs are compared. Figures of loads that differ are
+not tested. p-values of a test's main figures are corrected by Holm's method, and their intervals are of 95 %
+for all of them together (Bonferroni). p-values of the others are corrected by Benjamini and Hochberg's
+method, and each interval is of 95 % by itself.
 
 Source: IETF draft, 6.1 to 6.4.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -35,6 +35,9 @@ __all__ = ["ComparedRun", "System", "compare", "compare_results", "read_system"]
 
 
 ALPHA: Final = 0.05
+LEVEL: Final = 1 - ALPHA
+_AtLevel = Callable[..., Comparison | None]
+"""Compare one figure; `level` is the level of its interval."""
 _GAPS: Final = "gaps"
 _FIGURES: Final = {
     "TTFT P50": ("ttft_ns", 0.5), "TTFT P99": ("ttft_ns", 0.99),
@@ -78,16 +81,15 @@ class System:
 
 
 def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
-    """Results folders against the first, in every test that all have. Public JSON: `systems` (`label`,
-    `results`, `tests`), `tests` (as `compare` tells each) and `left_out` (`test`, `only`: who has it).
+    """Compare results folders with the first, in every test that all have.
 
-    Raises:
-        ConfigError: one is no results folder, is named twice, is broken, or they have no test in common.
+    Public JSON: `systems` (`label`, `results`, `tests`), `tests` (as `compare` returns each), `left_out`
+    (`test`, `only`). Raises ConfigError: no results folder, named twice, broken, or no test in common.
     """
     places = [base, *others]
     for i, place in enumerate(places):
         if not is_results(place):
-            raise ConfigError("--compare", f"{place} is no results folder of llmtap bench")
+            raise ConfigError("--compare", f"{place} is not a results folder of llmtap bench")
         if place.resolve() in [other.resolve() for other in places[:i]]:
             raise ConfigError("--compare", f"{place} is named twice")
     names = [place.resolve().name for place in places]
@@ -142,24 +144,26 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
     """Each of `others` against `base` in one test.
 
     As public JSON: `test`, `section`, `title`, `unlike` (how loads differ, in words; where there are any, the
-    comparison is none), `systems`, `checklist` (6.4, as a compliance matrix),
-    `comparisons` (a figure each: `a` of the base, `b`, the `difference` b - a with its interval, `p`,
-    `p_adjusted`, `finding`), `normalised` (6.2), `notes`, `tables`, `charts`. Times are in seconds.
+    comparison is none), `invalid` (which runs are not valid, and why), `systems`, `checklist` (6.4, as a
+    compliance matrix), `comparisons` (a figure each: `a` of the base, `b`, the `difference` b - a with its
+    interval and its `level`, `p`, `p_adjusted`, `finding`), `normalised` (6.2), `notes`, `tables`, `charts`.
+    Times are in seconds.
     """
     systems, left_out = _in_common([base, *others])
     base, *others = systems
     shared = _shared(systems)
     unlike: list[str] = []
     found: list[dict[str, Any]] = []
+    intervals: list[_AtLevel] = []
     for other in others:
         differing = _unlike_params(base, other)
         loads = {} if differing else {step: told for step in shared if (told := _unlike(base, other, step))}
         unlike += differing + [f"{step}: {told}" for step, told in loads.items()]
-        found += [
-            _untested(row) if differing or row["step"] in loads else row
-            for row in _compared(base, other, shared)
-        ]
+        for row, at_level in _compared(base, other, shared):
+            found.append(_untested(row) if differing or row["step"] in loads else row)
+            intervals.append(at_level)
     _judge(found)
+    _widen(found, intervals)
     normalised = [_normalised(system) for system in systems]
     together = {
         "systems": [_told(system) for system in systems], "comparisons": found, "normalised": normalised,
@@ -167,6 +171,7 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
     report = base.runs[0].report
     return {
         "test": report["test"], "section": report["section"], "title": report["title"], "unlike": unlike,
+        "invalid": list(_invalid(systems)),
         **together,
         "checklist": judge_comparison(
             [run.report for system in systems for run in system.runs], together
@@ -181,8 +186,7 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
 
 
 def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
-    """Return the systems with the runs whose seeds all have (6.1), and notes on other runs. All runs if fewer
-    than three are left: the checklist then reports the difference."""
+    """Return the systems with the runs whose seeds all have (6.1), or all if fewer than three; and notes."""
     seeds = [{run.report["seed"] for run in system.runs} for system in systems]
     shared = set.intersection(*seeds)
     if len(shared) < RUNS_MIN or all(own == shared for own in seeds):
@@ -268,41 +272,49 @@ def _began(run: ComparedRun) -> str:
     return min(starts, default="")
 
 
-def _compared(base: System, other: System, shared: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _compared(
+    base: System, other: System, shared: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], _AtLevel]]:
+    """Each figure at the level of a single interval, with what compares it at another level."""
     test = base.runs[0].report["test"]
     for name, says, unit in _HEADLINES.get(test, ()):
         a, b = ([run.report["measurements"].get(name) for run in one.runs] for one in (base, other))
         if None not in a and None not in b:
-            row = _row(base, other, None, says, unit, _of_runs(a, b))
-            yield {**row, "a": median(a), "b": median(b)} if row["p"] is None else row
+            of_runs = partial(_of_runs, a, b)
+            row = _row(base, other, None, says, unit, of_runs())
+            yield {**row, "a": median(a), "b": median(b)} if row["p"] is None else row, of_runs
     for step in shared:
         for says, (column, share) in _FIGURES.items():
             a, b = ([_values(run.steps[step], column) for run in one.runs] for one in (base, other))
             if not all((*a, *b)):
                 continue
+            at_level: _AtLevel
             if min(len(a), len(b)) >= RUNS_MIN:
-                result = _of_runs([percentile(v, share) for v in a], [percentile(v, share) for v in b])
+                at_level = partial(_of_runs, *([percentile(v, share) for v in runs] for runs in (a, b)))
             elif column == _GAPS:
                 continue  # gaps of a request are alike: they are no samples to draw from
             else:
-                result = compare_quantile(a[0], b[0], share, paired=False)
+                at_level = partial(compare_quantile, a[0], b[0], share, paired=False)
+            result = at_level()
             if result is not None:
                 doubtful = not all(is_enough(len(values), share) for values in (*a, *b))
-                yield _row(base, other, step, says, "s", result, doubtful=doubtful)
+                yield _row(base, other, step, says, "s", result, doubtful=doubtful), at_level
         rates = [[_output_tps(run.steps[step]) for run in one.runs] for one in (base, other)]
-        made = _of_runs(*rates)
+        at_level = partial(_of_runs, *rates)
+        made = at_level()
         if made is not None and any(map(any, rates)):
-            yield _row(base, other, step, _RATE, "tok/s", made)
+            yield _row(base, other, step, _RATE, "tok/s", made), at_level
 
 
 def _values(step: Measurement, column: str) -> list[float]:
-    """In seconds, ascending."""
     return sorted(step.gaps()) if column == _GAPS else step.values(column)
 
 
-def _of_runs(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison | None:
-    """None below three runs of each."""
-    return compare_runs([x for x in a if x is not None], [x for x in b if x is not None])
+def _of_runs(
+    a: Sequence[float | None], b: Sequence[float | None], *, level: float = LEVEL
+) -> Comparison | None:
+    known = ([x for x in runs if x is not None] for runs in (a, b))
+    return compare_runs(*known, level=level)
 
 
 def _row(
@@ -316,7 +328,7 @@ def _row(
         "better": "lower" if unit == "s" else "higher",
         "key": step is None or says in _KEYS.get(test, ()),
         "samples": "runs" if min(len(base.runs), len(other.runs)) >= RUNS_MIN else "requests",
-        "doubtful": doubtful, **(nothing if result is None else result.to_dict()),
+        "doubtful": doubtful, "level": LEVEL, **(nothing if result is None else result.to_dict()),
     }  # fmt: skip
 
 
@@ -335,6 +347,19 @@ def _judge(found: Sequence[dict[str, Any]]) -> None:
             row["finding"] = "no difference shown"
         else:
             row["finding"] = "better" if (difference < 0) == (row["better"] == "lower") else "worse"
+
+
+def _widen(found: Sequence[dict[str, Any]], intervals: Sequence[_AtLevel]) -> None:
+    family = [
+        (row, at_level)
+        for row, at_level in zip(found, intervals, strict=True)
+        if row["key"] and row["p"] is not None
+    ]
+    level = 1 - ALPHA / max(1, len(family))
+    for row, at_level in family:
+        wider = at_level(level=level)
+        assert wider is not None
+        row |= {"level": level, "low": wider.low, "high": wider.high}
 
 
 def _normalised(system: System) -> dict[str, Any]:
@@ -359,6 +384,18 @@ def _output_tps(step: Measurement) -> float:
     return sum(tokens) / step.seconds if step.seconds else 0.0
 
 
+def _invalid(systems: Sequence[System]) -> Iterator[str]:
+    for system in systems:
+        broken = [
+            (number, findings[0]["says"])
+            for number, run in enumerate(system.runs, 1)
+            if (findings := (run.report.get("verdict") or {}).get("findings"))
+        ]
+        if broken:
+            named = ", ".join(str(number) for number, _ in broken)
+            yield f"{system.label}: not valid are its runs {named} of {len(system.runs)}: {broken[0][1]}"
+
+
 def _run_notes(systems: Sequence[System]) -> Iterator[str]:
     for system in systems:
         runs = len(system.runs)
@@ -368,14 +405,6 @@ def _run_notes(systems: Sequence[System]) -> Iterator[str]:
                 " instead of runs, requests of first runs are compared with it, and how much runs differ is"
                 " in no interval"
             )
-        broken = [
-            (number, findings[0]["says"])
-            for number, run in enumerate(system.runs, 1)
-            if (findings := (run.report.get("verdict") or {}).get("findings"))
-        ]
-        if broken:
-            named = ", ".join(str(number) for number, _ in broken)
-            yield f"{system.label}: not valid are its runs {named} of {runs}: {broken[0][1]}"
     quick = [one.label for one in systems if any(run.report["quick"] for run in one.runs)]
     if quick:
         yield f"with --quick, which gives demands of the methodology up, was measured: {', '.join(quick)}"

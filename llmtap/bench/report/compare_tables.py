@@ -12,17 +12,18 @@ __all__ = ["charts_of", "tables_of"]
 
 DISTRIBUTIONS_MAX: Final = 6
 _ABSENT: Final = "-"
+_FAMILIES: Final = {
+    True: "what the test is about, p by Holm, intervals of 95 % for all of them together",
+    False: "other figures, p by Benjamini-Hochberg, each interval of 95 % by itself",
+}
 _Row = Mapping[str, Any]
 
 
 def tables_of(base: str, found: Sequence[_Row]) -> list[ReportTable]:
-    """For each system the figures that the test is about, then all others."""
     tables = []
     for other in dict.fromkeys(row["b_system"] for row in found):
         columns = {base if head == "a" else other if head == "b" else head: c for head, c in COLUMNS.items()}
-        for key, what in (
-            (True, "what the test is about, p by Holm"), (False, "other figures, p by Benjamini-Hochberg"),
-        ):  # fmt: skip
+        for key, what in _FAMILIES.items():
             rows = [row for row in found if row["b_system"] == other and row["key"] is key]
             if rows:
                 tables.append(table_of(f"{other} against {base}: {what}", rows, columns))
@@ -57,18 +58,16 @@ COLUMNS: Final[Mapping[str, Cell]] = {
     "a": lambda row: _said(row["a"], row["unit"]),
     "b": lambda row: _said(row["b"], row["unit"]),
     "Difference": _difference,
-    "95 % interval": _interval,
+    "Interval": _interval,
     "p": _p,
     "Finding": lambda row: row["finding"],
 }
-"""Of a comparison's table; `a` and `b` stand for the systems' names."""
 
 
 def charts_of(
     test: str, loads: Mapping[str, Mapping[str, Sequence[Measurement]]], found: Sequence[_Row]
 ) -> list[ChartSpec]:
-    """How far each system is from the base in what the test is about, then distributions of loads, all runs
-    of a system together. `loads` has the runs by load and system."""
+    """Return charts of differences from the base, then of distributions; `loads`: by load and system."""
     return [*_differences(found), *_distributions(test, loads)]
 
 
@@ -85,7 +84,7 @@ def _differences(found: Sequence[_Row]) -> Iterator[ChartSpec]:
             ends = ([100 * row[end] / row["a"] for row in rows] for end in ("difference", "low", "high"))
             series.append(ChartSeries(other, xs, *ends))
     if series:
-        title = f"Difference from {found[0]['a_system']}, with its 95 % interval"
+        title = f"Difference from {found[0]['a_system']}, with intervals of 95 % for all together"
         yield ChartSpec(title, "bars", "", "difference (% of the base)", series)
 
 

@@ -22,7 +22,6 @@ import msgspec
 from llmtap import __version__
 from llmtap.bench.compliance.evidence import at, several
 from llmtap.bench.compliance.judge import judge
-from llmtap.bench.compliance.preparation import as_declared
 from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.loads import FILE
 from llmtap.bench.run.measurement import Measurement
@@ -30,7 +29,8 @@ from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
 from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.errors import ConfigError
-from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
+from llmtap.metrics.deadlines import Benefit, user_idle_ns
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.report.replay_terms import selftest_said
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -40,13 +40,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-_SPEED: Final = NS_PER_S / READER_NS_PER_TOKEN
+def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
+    """Return charts of the streams with the median and the longest user idle latency.
 
-
-def stream_charts(measured: Measurement) -> list[ChartSpec]:
-    """Of the request whose reader's waits, added up, are the load's median, and of the one with the most.
-
-    Where a chunk brings several tokens, each is taken to bring as many as the answer's chunks do on average.
+    Each chunk counts as the answer's mean tokens per chunk.
     """
     table = measured.ended_well().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
     streams = []
@@ -54,12 +51,15 @@ def stream_charts(measured: Measurement) -> list[ChartSpec]:
         if first_ns is not None and gaps_ns:
             each = max(1.0, (tokens or 0) / (len(gaps_ns) + 1))
             times_ns = list(accumulate([first_ns, *gaps_ns]))
-            streams.append((user_idle_ns(times_ns, 0, each) or 0, times_ns, each))
+            idle_ns = user_idle_ns(
+                times_ns, 0, each, reader.reader_ns_per_token, grace_tokens=reader.grace_tokens
+            )
+            streams.append((idle_ns or 0, times_ns, each))
     streams.sort(key=lambda stream: stream[0])
     if not streams:
         return []
     chosen = {"usual": streams[(len(streams) - 1) // 2], "worst": streams[-1]}
-    return [_chart(name, *stream) for name, stream in chosen.items()]
+    return [_chart(name, reader, *stream) for name, stream in chosen.items()]
 
 
 def read_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
@@ -70,13 +70,14 @@ def read_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
     return read
 
 
-def _chart(name: str, idle_ns: int, times_ns: list[int], each: float) -> ChartSpec:
+def _chart(name: str, reader: Benefit, idle_ns: int, times_ns: list[int], each: float) -> ChartSpec:
     tokens: list[float | None] = [round((i + 1) * each, 2) for i in range(len(times_ns))]
-    per_event_ns = round(each * READER_NS_PER_TOKEN)
+    per_event_ns = round(each * reader.reader_ns_per_token)
+    grace_ns = reader.grace_tokens * reader.reader_ns_per_token
     lines = {
         "delivered": times_ns,
-        f"read, at {_SPEED:g} tokens/s": read_ns(times_ns, per_event_ns),
-        "wanted (deadline)": [i * per_event_ns for i in range(len(times_ns))],
+        f"read, at {reader.speed:g} tokens/s": read_ns(times_ns, per_event_ns),
+        "wanted (deadline)": [i * per_event_ns + grace_ns for i in range(len(times_ns))],
     }
     title = f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all"
     series = [ChartSeries(line, [to_seconds(ns) for ns in at_ns], tokens) for line, at_ns in lines.items()]
@@ -92,7 +93,7 @@ _OPTIONS_SAID: Final = {
     "A": "time between chunks",
     "A (direct)": "time between chunks, nearly all of which have one token",
     "B": "all tokens of a chunk at its time",
-    "B (even)": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
+    "B-even": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }
 _OVER: Final = frozenset({"failed"})
@@ -100,7 +101,6 @@ _OVER: Final = frozenset({"failed"})
 _STREAMED: Final = frozenset({"ttft", "itl"})
 """Tests about single answers: what readers had of two of them is drawn, of the last load."""
 _REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
-"""What a document has of a further run; the rest is in its result.json."""
 _LONG: Final = ("timeline", "hdr_histograms")
 
 
@@ -120,7 +120,7 @@ def report_of(
     trip = next((told for step in steps if (told := step["result"].get("round_trip")) is not None), None)
     charts = list(found.charts)
     if test.name in _STREAMED and session.steps:
-        charts += stream_charts(session.steps[-1])
+        charts += stream_charts(session.steps[-1], session.reader)
     report: dict[str, Any] = {
         "test": test.name, "section": test.section, "title": test.title, "run": session.run,
         "quick": session.quick,
@@ -135,6 +135,7 @@ def report_of(
         "configuration": found.configuration
         | _itl_line(option)
         | _trip_line(trip)
+        | ({} if session.reader == DEFAULT_BENEFIT else {"Reader": session.reader.text})
         | ({"error of our own times": selftest_said(selftest)} if selftest else {}),
         "round_trip": trip,
         "selftest": selftest,
@@ -152,7 +153,6 @@ def report_of(
 def document_of(
     asked: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """All reports, those of further runs in short, beside what was asked for."""
     found = {
         kind: [
             {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
@@ -205,14 +205,13 @@ def _with_run(report: Mapping[str, Any], step: str) -> str:
 
 
 def is_results(folder: Path) -> bool:
-    """Whether it is a results folder of a benchmark."""
     return (folder / ASKED).is_file()
 
 
 def load_document(folder: Path) -> dict[str, Any]:
     """The document of a results folder: every test in it that is whole. Raises ConfigError."""
     if not is_results(folder):
-        raise ConfigError(str(folder), f"is no results folder of llmtap bench: it has no {ASKED}")
+        raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {ASKED}")
     held = Folder(folder)
     asked = held.read_json(ASKED)
     reports = [
@@ -240,7 +239,6 @@ def versions() -> dict[str, str]:
 
 
 def date_of(wall_ns: int) -> str:
-    """ISO 8601 with milliseconds, as 4.7.4 recommends."""
     at = datetime.fromtimestamp(wall_ns / NS_PER_S, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -280,12 +278,12 @@ def _trip_line(trip: float | None) -> dict[str, str]:
 
 
 def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the option of 4.6.3, such as `A` or `B (even)`; `A + B (even)` where loads differ."""
+    """Return the option of 4.6.3, such as `A` or `B-even`; `A + B-even` where loads differ."""
     if found.itl_option is not None:
         return found.itl_option
     told = [((step["result"].get("metrics") or {}).get("itl") or {}).get("option") for step in steps]
     options = {option for one in told if one for option in one.split("+")}
-    return " + ".join(map(as_declared, sorted(options))) or None
+    return " + ".join(sorted(options)) or None
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:

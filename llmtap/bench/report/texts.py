@@ -1,12 +1,8 @@
 """Texts of benchmark reports: the minimum report (IETF draft, C.1) and the full report (C.2) in Markdown.
 
-In the minimum report one load stands for the whole: that of the TTFT test where it was run, else of the first
-test there is. A test's main load is what the test is about: of a search the highest level that held, of
-shares of capacity the highest, of classes the mix, of configurations the one that others are compared with.
-Loads that only search for capacity are never taken.
-
-The full report ends with the data of its charts as tables: of many points, some in even steps and the last.
-Streams are shown on the HTML page alone.
+In the minimum report one load stands for all: that of the TTFT test, else of the first test. A test's main
+load is the highest level that held, the highest share, the mix of classes, or the baseline of configurations.
+The full report ends with the data of its charts as tables, streams excepted.
 """
 
 import re
@@ -113,7 +109,6 @@ BOUNDARIES: Final = {
 NOT_SAID: Final = "not declared"
 NOT_MEASURED: Final = "not measured"
 TTFT_P99_MAX: Final = 0.5
-"""C.1's own bound, in seconds."""
 _FOR_LATENCY: Final = ("ttft", "tradeoff", "throughput", "itl", "capacity")
 _FOR_THROUGHPUT: Final = ("throughput", "tradeoff")
 _Found = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -172,7 +167,6 @@ def hardware_said(sut: Mapping[str, Any]) -> str:
 
 
 def workload_said(result: Mapping[str, Any]) -> str:
-    """The workload's name, or the trace's."""
     plan = result.get("plan") or {}
     return str((plan.get("workload") or {}).get("name") or plan.get("trace") or NOT_SAID)
 
@@ -200,7 +194,6 @@ def guardrails_said(sut: Mapping[str, Any]) -> str:
 
 
 def _main_load(document: Mapping[str, Any]) -> _Found | None:
-    """The report and the load that stand for the whole."""
     reports = {report["test"]: report for report in document.get("tests") or ()}
     for name in (*_FOR_LATENCY, *reports):
         load = main_load(reports[name]) if name in reports else None
@@ -233,6 +226,9 @@ def _figure(row: Mapping[str, Any], name: str) -> float | None:
 
 def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
+    verdict = document.get("verdict") or {}
+    yield from (f"Not to be relied on: {said}" for said in findings_said(verdict.get("findings") or ()))
+    yield from (f"Caution: {said}" for said in findings_said(verdict.get("cautions") or ()))
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
@@ -246,10 +242,6 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     yield from deviations
     if reports and not deviations and all(report.get("compliance") for report in reports):
         yield "No deviation from the methodology is known to the tests that were run"
-    for said in findings_said((document.get("verdict") or {}).get("findings") or ()):
-        yield f"Not to be relied on: {said}"
-    for said in findings_said((document.get("verdict") or {}).get("cautions") or ()):
-        yield f"Caution: {said}"
     yield f"Guardrails: {guardrails_said(document.get('sut') or {})}"
     refused = sum(report.get("refused") or 0 for report in reports)
     yield f"Requests refused by guardrails: {refused}"
@@ -382,7 +374,6 @@ def _details(report: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _is_drawn(chart: Mapping[str, Any]) -> bool:
-    """Whether a chart has data that a table can show."""
     marked = bool(chart.get("marks"))
     return bool(chart["kind"] != _STREAM and (marked or any(one["x"] for one in chart["series"])))
 

@@ -34,9 +34,7 @@ Cell = Callable[[Any], str]
 DOUBT: Final = (
     f"{MARK} fewer than ten samples lie beyond it: 5.1.4.3 asks for 1,000 in all for P99, 10,000 for P99.9"
 )
-"""The note of a test in whose tables something is marked."""
 SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
-"""The note of a test in whose tables there are intervals."""
 _LEVEL: Final = 0.95
 _ENDS: Final = ("value", "low", "high")
 _PLACES_MAX: Final = 2
@@ -46,25 +44,21 @@ _TAIL_POINTS: Final = 100
 
 
 def figure(value: float | None, low: float | None, high: float | None, n: int, **more: Any) -> dict[str, Any]:
-    """Return a figure of `n` samples with its interval of 95 %, as public JSON."""
     return {"value": value, "low": low, "high": high, "n": n, "level": _LEVEL, **more}
 
 
 def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
-    """The percentiles of values in any order, each with its interval (`metrics/intervals.py`).
+    """Return the percentiles of values in any order, each with its interval (`metrics/intervals.py`).
 
-    Returns:
-        `n`, `mean`, `min`, `max`; by each name of `shares` a figure `{"value", "low", "high", "n", "level",
-        "method"}`, an end being None that so few values do not tell; and `marks`, the names that rest on too
-        few values (5.1.4.3). Without values every figure is None.
+    `n`, `mean`, `min`, `max`; for each name of `shares` a figure `{"value", "low", "high", "n", "level",
+    "method"}` with None for an open end; and `marks`, the names with too few values (5.1.4.3).
     """
     ordered = sorted(values)
     return _row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
 
 
 def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
-    """The same of samples that come in groups whose members are alike, as the gaps of a request are: the
-    intervals are those of so many groups, and not of so many samples."""
+    """Return the same for groups of alike samples (gaps of a request); intervals are of so many groups."""
     ordered = sorted(value for group in groups for value in group)
     return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in shares.items()})
 
@@ -94,8 +88,7 @@ def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> s
 
 
 def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: bool = True) -> str:
-    """A figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)` where an end is
-    open; without one where it has none."""
+    """Return a figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)`."""
     if figure is None or figure["value"] is None:
         return _ABSENT
     low, high = figure["low"], figure["high"]
@@ -112,7 +105,6 @@ def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: b
 
 
 def with_interval(figure: Mapping[str, Any] | None, form: str) -> str:
-    """`5.0% (3.1% to 7.9%)` of a figure that is no time; a dash where there is none."""
     if figure is None or figure["value"] is None:
         return _ABSENT
     value, low, high = (None if figure[end] is None else format(figure[end], form) for end in _ENDS)
@@ -137,7 +129,6 @@ def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
 
 
 def table_of(caption: str, rows: Iterable[Any], columns: Mapping[str, Cell]) -> ReportTable:
-    """Return a table of the columns, by their heads: each function makes a row's cell."""
     return ReportTable(caption, list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
@@ -180,12 +171,7 @@ def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
 def histogram_series(
     name: str, values: Sequence[float], *, bins: int = 60, span: tuple[float, float] | None = None
 ) -> ChartSeries:
-    """The share of values (y) in bins of equal width, by their middles in ms (x).
-
-    Args:
-        span: from where to where in seconds, so that several can be compared; default: all of them. What
-            lies outside is in no bin, and is missing from the sum of the shares.
-    """
+    """Return the share of values in equal bins over `span` (seconds; default: all), by middles in ms."""
     if not values:
         return ChartSeries(name, [], [])
     low, high = span or (min(values), max(values))
@@ -201,7 +187,6 @@ def histogram_series(
 def line_series(
     name: str, xs: Sequence[float | str], figures: Sequence[Mapping[str, Any] | None]
 ) -> ChartSeries:
-    """A line of figures (`{"value", "low", "high"}` in seconds) with their intervals, in ms."""
 
     def column(part: str) -> list[float | None]:
         return [None if f is None or f[part] is None else f[part] * MS for f in figures]

@@ -2,12 +2,12 @@
 
     RESULTS/
       bench.json            what was asked: SUT, target, parameters, seeds, versions (no keys)
-      TEST/asked.json       what its runs are measured with: other parameters are another measurement
+      TEST/asked.json       what its runs are measured with
       TEST/result.json      what the test found
       TEST/steps/NAME/      one load: step.json, requests.parquet, capture/ (the raw exchanges)
-      TEST/run-2/           the second run of a test (`--runs`), with a result.json and steps of its own
+      TEST/run-2/           the second run of a test (`--runs`)
 
-A step is only there when it is whole: it is written beside its place and moved there.
+A step is written beside its place and moved there when it is complete.
 """
 
 import os
@@ -27,10 +27,7 @@ _RUN: Final = "run-"
 
 
 class Folder:
-    """A folder of results, or of one test in it (`within`)."""
-
     def __init__(self, path: Path) -> None:
-        """Makes it. Raises ConfigError where that is not possible."""
         self.path = path
         self.made = [one for one in (path, *path.parents) if not one.exists()]
         """Folders that were not there before, the innermost first."""
@@ -40,7 +37,6 @@ class Folder:
             raise ConfigError("--results", f"cannot make {path}: {exc.strerror}") from None
 
     def unmake(self) -> None:
-        """Takes away what was made for it, where nothing is in it."""
         for one in self.made:
             if one.is_dir() and not any(one.iterdir()):
                 one.rmdir()
@@ -53,7 +49,6 @@ class Folder:
         return self if number == 1 else self.within(f"{_RUN}{number}")
 
     def runs(self) -> list[int]:
-        """Runs of this test that are whole, ascending."""
         numbers = [
             1,
             *(int(at.name.removeprefix(_RUN)) for at in self.path.glob(f"{_RUN}[1-9]*") if _is_run(at)),
@@ -69,7 +64,6 @@ class Folder:
         return place
 
     def read_json(self, name: str) -> Any:
-        """None where there is none."""
         try:
             return decode_json((self.path / name).read_bytes())
         except FileNotFoundError:

@@ -1,13 +1,8 @@
 """Load levels of tests: bounds, loads, figures in JSON, and the search for capacity.
 
-Every step draws its requests with a seed made of the session's seed and the step's name: with equal prompts
-at each level, a server with a prefix cache would know them all at the second one.
-
-A share of load is a share of capacity, and capacity belongs to a workload. The throughput test's result is
-taken where it is of the same workload. Otherwise closed loops with twice as many requests at a time are sent,
-until they bring no more output tokens per second.
-
-Source: IETF draft, 5.2.3.2.
+Every step has its own seed, from the session's seed and the step's name, so a prefix cache finds nothing.
+A share of load is a share of the workload's capacity: the throughput test's result, else closed loops are
+doubled until they bring no more output tokens per second. Source: IETF draft, 5.2.3.2.
 """
 
 import re
@@ -32,8 +27,8 @@ from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import Duration, to_seconds
 
 __all__ = [
-    "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "check_votes",
-    "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
+    "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "endings",
+    "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
     "level_json", "level_load", "measure_closed", "memory_errors", "number", "overload", "p99_chart",
     "rows_for", "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
 ]  # fmt: skip
@@ -72,8 +67,6 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """An SLO on the P99 of TTFT and of TPOT (5.2.2.3)."""
-
     ttft: Duration | None = None
     tpot: Duration | None = None
 
@@ -90,7 +83,6 @@ class Bounds:
         return ", ".join(f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._given())
 
     def to_dict(self) -> dict[str, float | None] | None:
-        """In seconds; None where nothing is bound."""
         if not self:
             return None
         found: dict[str, float | None] = {"ttft_p99": None, "tpot_p99": None}
@@ -114,7 +106,6 @@ class Bounds:
 
 
 def level_load(session: BenchSession, name: str, workload: str, **how: Any) -> Load:
-    """Return the load of the step of that name; `how` is as `make_load` has it."""
     seed = session.seed + crc32(f"{session.name}/{name}".encode())
     return make_load(workload, seed=seed, **how, **session.target.counting)
 
@@ -130,15 +121,9 @@ async def measure_closed(
     slo: str | None = None,
     output_tokens: int | None = None,
 ) -> tuple[Measurement, Steady, bool]:
-    """A closed loop for so long; once more, as `NAME-longer`, where its requests were over too soon.
+    """Send a closed loop; again as `NAME-longer` if its requests ended too soon and none failed.
 
-    Not so where requests fail: a server that turns them away at once could be sent any number.
-
-    Args:
-        before: of another level, as `rows_for` has it.
-
-    Returns:
-        What came of it, that without its ramp-up, and whether its requests were over all the same.
+    `before`: see `rows_for`. Returns the measurement, its steady part, and whether it still ended too soon.
     """
     seconds = to_seconds(duration)
     rows = rows_for(slots, seconds, before)
@@ -157,11 +142,7 @@ async def measure_closed(
 
 
 def rows_for(slots: int, seconds: float, before: tuple[float, float] | None) -> int:
-    """How many requests a closed loop of so many slots may need in so many seconds.
-
-    `before` is another level: its slots, and how many answers a second it had. More slots are no more than
-    proportionally quicker, and fewer are no quicker.
-    """
+    """Return the requests for a closed loop; `before`: slots and answers per second of another level."""
     rate = ROWS_PER_SLOT_S * slots
     if before is not None:
         rate = before[1] * max(1.0, slots / before[0]) * ROWS_SPARE
@@ -206,7 +187,6 @@ def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
 
 
 def latency_table(caption: str, measured: Measurement) -> ReportTable:
-    """The three latencies in the columns of the draft's Table 4, with their intervals."""
     rows = [
         [COLUMNS[name], *(ms_of(row, p) for p in KEY_SHARES)] for name, row in latency_rows(measured).items()
     ]
@@ -217,7 +197,6 @@ def throughput_chart(
     by: str, x_title: str, xs: Sequence[float], levels: Sequence[Tried], marks: list[Mark], *,
     log_x: bool = False,
 ) -> ChartSpec:  # fmt: skip
-    """Return a chart of output tokens per second by level."""
     line = ChartSeries("throughput", list(xs), [one.steady.output_tps for one in levels])
     return ChartSpec(
         f"Output throughput by {by}", "line", x_title, "output tokens/s", [line], marks, log_x=log_x
@@ -243,13 +222,7 @@ def check_duration(
         told = f"is {to_seconds(duration):g} s, and {section} asks for {to_seconds(least):g} s at least"
         raise ConfigError("duration", told, hint)
     if duration <= 0:
-        raise ConfigError("duration", "is nothing")
-
-
-def check_votes(votes: int) -> None:
-    """Raises ConfigError where votes can be a draw."""
-    if votes % 2 == 0:
-        raise ConfigError("votes", f"is {votes}, which can be a draw", "an odd number")
+        raise ConfigError("duration", "is 0; expected more than 0 s")
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -261,7 +234,6 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def share(value: float | None) -> str:
-    """`100%`, `99.8%`; `-` where it is not known."""
     if value is None:
         return "-"
     percent = value * 100
@@ -323,8 +295,6 @@ GAIN_MIN: Final = 0.05
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What shares of load are of."""
-
     rps: float
     tps: float | None
     """Output tokens per second; None where only a rate was given, or answers do not tell."""
@@ -336,10 +306,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 def capacity_told(
     session: BenchSession, max_rate: float | None, workload: str | None = None
 ) -> Capacity | None:
-    """As the user gave it, or as the throughput test found it for this workload; None where neither is so.
-
-    `workload` None is one that no other test knows.
-    """
+    """Return the capacity by the user or the throughput test of this workload; None without either."""
     if max_rate is not None:
         return Capacity(rps=max_rate, tps=None, how="given as max_rate")
     if workload is None:
@@ -365,13 +332,9 @@ async def find_capacity(
     name: str = "capacity",
     warm_by: Load | None = None,
 ) -> Capacity:
-    """The rate at which closed loops complete requests once more of them at a time bring no more.
+    """Return the rate of completion at which more concurrent requests bring no more.
 
-    Args:
-        load_of: a closed loop of so many slots and requests, with rows of its own for each number of slots.
-        arm: whose capacity it is.
-        name: of the steps.
-        warm_by: as `BenchSession.measure` has it.
+    `load_of` makes a closed loop of so many slots and requests; `warm_by`: see `BenchSession.measure`.
     """
     slots = min(SLOTS_FIRST, slots_max)
     best: tuple[float, float | None, float, int] | None = None
@@ -394,11 +357,7 @@ async def find_capacity(
 
 
 def _rates(measured: Measurement) -> tuple[float, float | None]:
-    """Return requests and output tokens per second of a closed loop.
-
-    With known token counts, requests are output tokens by mean length: at the beginning answers are under way
-    and none has ended.
-    """
+    """Return requests and output tokens per second; requests: tokens by mean length, if known."""
     steady = steady_of(measured)
     tps = steady.output_tps
     mean = pc.mean(measured.ended_well()["output_tokens"]).as_py()
@@ -406,20 +365,14 @@ def _rates(measured: Measurement) -> tuple[float, float | None]:
 
 
 def overload(measured: Measurement) -> float | None:
-    """Completions by arrivals of an open loop that was above saturation; None where it was not (5.2.3.1).
-
-    Fewer than 90 % complete, and what is in flight grows; a load that is not long enough says nothing.
-    """
+    """Return completions by arrivals of a long open loop above saturation (5.2.3.1), else None."""
     steady = steady_of(measured)
     judged = steady.falls_short and steady.queue_grows and is_long(measured)
     return steady.delivered if judged else None
 
 
 def is_long(measured: Measurement) -> bool:
-    """A load lasted for three answers or more: what begins and ends with it is not most of it.
-
-    An answer's time is what it takes when nobody waits: the shortest TTFT, and the median from there on.
-    """
+    """Return whether a load lasted for three answers without a queue."""
     table = measured.ended_well()
     sent_ns = pc.max(measured.table["sent_ns"]).as_py() or 0
     first_ns = pc.min(table["ttft_ns"]).as_py() or 0

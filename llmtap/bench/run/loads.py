@@ -1,9 +1,7 @@
 """The load of one step: a plan of requests and how it is sent, and the file of the exact requests.
 
-`requests.jsonl.gz` has a line for each row of the plan (IETF 4.3.3: publish what was sent): `row`, `arrival`
-(seconds from the start; null where arrivals are not planned), `after` (the row whose answer the request waits
-for, or null) and `body`, byte for byte as it was sent. Where the bodies of a load are more than `BYTES_MAX`,
-only their digest is kept: the same version of llmtap makes them again from the plan in `step.json`.
+`requests.jsonl.gz` has a line for each row (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after` (row
+whose answer it waits for, or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is kept.
 """
 
 import gzip
@@ -46,7 +44,6 @@ class Load:
     """Further properties of the load, as the results show them."""
 
     def fingerprint(self) -> str:
-        """Equal loads have equal ones: what is asked, when, and how it is sent."""
         requests = self.plan.requests
         digest = hashlib.sha256()
         for column in (requests.arrival_ns, requests.input, requests.output, requests.after):
@@ -61,12 +58,9 @@ def make_load(
     requests: int | None = None, duration_s: float | None = None, arrivals: str = "poisson",
     tokenizer: str | None = None, chat: bool = True, output_tokens: int | None = None,
 ) -> Load:  # fmt: skip
-    """A workload in an open loop at `rate_rps` (IETF 4.2.3), or in a closed loop of `slots` (4.2.4).
+    """Make a workload in an open loop at `rate_rps` (IETF 4.2.3), or in a closed loop of `slots` (4.2.4).
 
-    Args:
-        requests: number of requests, at most; default: enough for `duration_s` at this rate.
-        duration_s: time after which nothing is sent.
-        output_tokens: length of every answer, in place of the workload's own lengths.
+    `requests`: their maximum; default: enough for `duration_s`. `output_tokens`: of every answer.
     """
     if requests is None:
         assert rate_rps is not None and duration_s is not None
@@ -86,8 +80,7 @@ def make_load(
 
 FILE: Final = "requests.jsonl.gz"
 BYTES_MAX: Final = 64 << 20
-"""Of a load's bodies. 1,000 requests of 500 tokens are some 3 MB: 20 prompts of 128K tokens are kept, a day
-of traffic is not."""
+"""Bytes of a load's bodies; 1,000 requests of 500 tokens are about 3 MB."""
 _LEVEL: Final = 3
 """Prompts of random words shrink to about a third at any level."""
 
@@ -95,11 +88,7 @@ _LEVEL: Final = 3
 def write_requests(
     prepared: Prepared, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
 ) -> dict[str, Any]:
-    """Keeps them; says what was kept, as JSON: `sha256` is of all bodies, in the order of their rows.
-
-    Args:
-        planned: arrivals were, which those of a closed loop are not.
-    """
+    """Write the requests; return JSON with the `sha256` of all bodies. `planned`: whether arrivals are."""
     digest, total = sha256(), prepared.bytes_total
     kept = total <= bytes_max
     if kept:

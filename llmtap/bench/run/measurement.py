@@ -1,15 +1,11 @@
 """The result of one load: a table with a row for each request, and its steady part without the ramp-up.
 
-Every figure of a test is computed from this table, which is stored in the results folder as Parquet beside
-its capture: a step that was measured before an interruption counts like one that is measured now.
+Every figure of a test is computed from this table, which is stored as Parquet. The steady part begins after a
+tenth of the time, ends when nothing more is sent, and is divided into five equal parts. The tokens of an
+answer count as made evenly between its first token and its end. A difference counts if it exceeds two
+standard deviations of independent arrivals and departures.
 
-The steady part begins after a tenth of the time and ends when nothing is sent any more. It is divided into
-five equal parts. In flight are requests that were sent and have not ended. The tokens of an answer count as
-made evenly between its first token and its end. A difference counts where it exceeds two standard deviations
-of independent arrivals and departures.
-
-Source: IETF draft, 5.2.3.1 and 5.2.3.2; the draft defines neither "growing" nor "stable": ours stand
-beside the properties.
+Source: IETF draft, 5.2.3.1 and 5.2.3.2, which define neither "growing" nor "stable".
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +40,6 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
     **dict.fromkeys(("outcome", "request_class", "token_source", "itl_policy"), pa.string()),
     **dict.fromkeys(("gaps_ns", "server_gaps_ns", "chunk_tokens"), pa.list_(pa.int64())),
 }  # fmt: skip
-"""Of the table of requests."""
 
 
 @dataclass(slots=True)
@@ -55,13 +50,9 @@ class Measurement:
     result: dict[str, Any]
     """As `llmtap replay --json` tells it: summary, plan, dispatch lateness, verdict, warm-up."""
     table: pa.Table
-    """A row for each request, in the order of their submission. Columns: `row` (of the plan), `sent_ns`,
-    `scheduled_ns` and `end_ns` (from the load's start), `ttft_ns` (first content token), `ttft_any_ns`,
-    `e2e_ns`, `tpot_ns`, `jitter_ns`, `input_tokens`, `output_tokens`, `cached_tokens`, `uncertainty_ns`,
-    `server_queue_ns`, `server_prefill_ns`, `outcome`, `request_class`, `token_source`, `itl_policy`,
-    `gaps_ns` (a list: the time before each event with tokens but the first), `server_gaps_ns` (the same
-    between tokens, by the server's own clock: option C of 4.6.3) and `chunk_tokens` (the tokens of each of
-    these events). What is not known is null."""
+    """`COLUMNS`, a row for each request by time of submission. `sent_ns`, `scheduled_ns`, `end_ns`: from the
+    load's start; `gaps_ns`: times before each event with tokens but the first; `server_gaps_ns`: the same by
+    the server's clock (option C); `chunk_tokens`: the tokens of each event. Unknown values are null."""
     cached: bool = False
     """It was measured before this run was begun, and read from the results folder."""
 
@@ -72,7 +63,6 @@ class Measurement:
 
     @property
     def n(self) -> int:
-        """Requests sent."""
         return len(self.table)
 
     def ended_well(self) -> pa.Table:
@@ -80,7 +70,6 @@ class Measurement:
         return self.table.filter(pc.field("outcome").isin([o.value for o in ENDED_WELL]))
 
     def of_class(self, name: str) -> "Measurement":
-        """The same for one class of requests."""
         chosen = self.table.filter(pc.field("request_class") == name)
         return Measurement(self.name, self.arm, self.result, chosen, self.cached)
 
@@ -97,7 +86,6 @@ class Measurement:
         return [ns / 1e9 for ns in flat.to_pylist()]
 
     def gaps_by_request(self) -> list[list[float]]:
-        """The same, a list for each request that has any."""
         rows = self.ended_well().column("gaps_ns").to_pylist()
         return [[ns / 1e9 for ns in gaps] for gaps in rows if gaps]
 
@@ -111,11 +99,8 @@ class Measurement:
 
 @dataclass(slots=True)
 class MeasurementRecorder:
-    """Makes the table of exchanges, in any order."""
-
     began_ns: int
     class_of: Callable[[int], str | None] = lambda row: None
-    """The class of a request, by its row in the plan."""
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add(self, row: int, x: Exchange) -> None:
@@ -135,7 +120,6 @@ class MeasurementRecorder:
             column.append(told[name])
 
     def table(self) -> pa.Table:
-        """All rows, by the time of their submission."""
         columns = {name: pa.array(values, COLUMNS[name]) for name, values in self._columns.items()}
         return pa.table(columns).sort_by("sent_ns")
 
@@ -181,13 +165,11 @@ class Steady:
     from_s: float
     to_s: float
     sent: Measurement
-    """The requests that were sent in it; answers may have ended later."""
     arrivals: int
     completed: int
     """Answers that came whole in it, whenever they were asked."""
     expected: int
-    """Requests that were sent in a time as long, but earlier by what an answer takes: as many would complete
-    if the system kept up. Answers of 20 s are no shortfall of the first 20 s."""
+    """Requests sent in a time as long, but earlier by the time of an answer: they would complete in it."""
     output_tokens: float | None
     """Made in it, of answers that came whole; None where no answer tells its tokens."""
     input_tokens: int | None
@@ -239,9 +221,8 @@ class Steady:
 
     @property
     def queue_grows(self) -> bool:
-        """What is in flight grows through the whole time: from each part to all later ones, with one
-        exception at most in ten pairs; by more than chance; and in the second half as well, by a quarter of
-        all at least, so that the ramp-up of long answers is not taken for a queue."""
+        """Whether requests in flight grow: from each part to later ones (one exception), beyond chance, by
+        a quarter in the second half, so that the ramp-up of long answers does not count."""
         parts = self.in_flight
         rise = parts[-1] - parts[0]
         falls = sum(later <= earlier for earlier, later in combinations(parts, 2))
@@ -268,7 +249,6 @@ class Steady:
         return not self.queue_grows and self.throughput_is_stable
 
     def latency(self, column: str, p: float) -> float | None:
-        """A percentile of a column (`ttft_ns`) over the requests that were sent in it, in seconds."""
         return percentile(self.sent.values(column), p)
 
     def _per_second(self, amount: float) -> float:
@@ -276,12 +256,7 @@ class Steady:
 
 
 def steady_of(measured: Measurement, duration_s: float | None = None) -> Steady:
-    """A load without its ramp-up.
-
-    Args:
-        duration_s: for how long it was to be sent; None: until its plan was over. Where a plan was over
-            sooner, it counts until the last request was sent.
-    """
+    """Return a load without its ramp-up; `duration_s`: planned, None: until the last request was sent."""
     requests = list(_requests(measured.table))
     last_sent_s = max((r.sent_s for r in requests), default=0.0)
     stopped = (measured.result.get("load") or {}).get("stopped")
@@ -324,10 +299,7 @@ def steady_of(measured: Measurement, duration_s: float | None = None) -> Steady:
 
 
 def tail_is_heavy(steady: Steady, lowest: Steady, column: str = "e2e_ns", times: float = 10.0) -> bool:
-    """P99 exceeds 10 x the P50 at lower load (5.2.3.1), which is taken to be the lowest level measured.
-
-    Where the lowest level's own P99 does so, the workload's lengths do, and the rule says nothing of load.
-    """
+    """Return whether P99 exceeds 10 x the lowest level's P50 (5.2.3.1), unless that level's own does."""
     figures = [lowest.latency(column, 0.50), lowest.latency(column, 0.99)]
     figures += [steady.latency(column, 0.50), steady.latency(column, 0.99)]
     if any(figure is None for figure in figures):
@@ -360,8 +332,7 @@ def _requests(table: pa.Table) -> Iterator[_Request]:
 
 
 def _takes_s(well: Sequence[_Request], ramp_up_s: float) -> float:
-    """Return the time of an answer without a queue: the median of those sent in the ramp-up, or of the first
-    few."""
+    """Return the time of an answer without a queue: the median over the ramp-up, or over the first few."""
     early = [r.end_s - r.sent_s for r in well if r.sent_s < ramp_up_s]
     if len(early) < EARLY_MIN:
         early = [r.end_s - r.sent_s for r in well[:EARLY_MIN]]
@@ -373,7 +344,6 @@ def _overlap(a: float, b: float, c: float, d: float) -> float:
 
 
 def _share_made(r: _Request, from_s: float, to_s: float) -> float:
-    """Share of its answer that was made in that time."""
     if r.end_s <= r.first_s:
         return float(from_s <= r.end_s < to_s)
     return _overlap(r.first_s, r.end_s, from_s, to_s) / (r.end_s - r.first_s)

@@ -1,13 +1,10 @@
 """Run benchmarks: check what they need, continue or refuse earlier results, run test by test, and report.
 
-Tests run in the order in which later ones need what earlier ones found. What a test cannot run without is
-checked before anything is sent: parameters, workloads, arrival processes, and whether the server answers. Of
-several tests, one that cannot run is left out and reported; this is checked again when its turn comes, since
-a test before it may have found what was missing.
+Parameters, workloads, arrivals and servers are checked before anything is sent. Of several tests, one that
+cannot run is left out and checked again in its turn, since an earlier test may find what is missing. Results
+of equal parameters are continued; of other parameters, replaced only with `--again`.
 
-Results that were measured with the same parameters are continued. Results of other parameters are not
-replaced unless `--again` says so. TEST/asked.json holds what the runs of a test were measured with, without
-keys; where a folder lacks it, the report of the first run is used.
+Long because a run is one sequence: check, refuse or resume, measure, report.
 """
 
 import hashlib
@@ -30,6 +27,8 @@ from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.report.values import leaves
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
@@ -41,20 +40,28 @@ __all__ = [
 
 TEST_ASKED: Final = "asked.json"
 SHOWN_MAX: Final = 3
-_PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "hidden")
+_PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "reader", "hidden")
 """That change what is measured, in the order in which they are told."""
 _NOTHING: Final[tuple[object, ...]] = (None, "", [])
-_NAMES: Final = {"quick": "--quick", "seed": "--seed", "warmup": "--warmup", "hidden": "a key or a query"}
+_NAMES: Final = {
+    "quick": "--quick",
+    "seed": "--seed",
+    "warmup": "--warmup",
+    "reader": "reader",
+    "hidden": "a key or a query",
+}
 
 
 def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
-    """What the runs of a test are measured with, as JSON: `quick`, `seed` (of the first run), `warmup`,
-    `target`, `arms` (those that it compares), `params`, `hidden` (a digest that tells what is not shown of
-    target and arms from another) and `sut`, which is declared and changes nothing."""
+    """Return what the runs of a test are measured with, as JSON; `sut` changes nothing.
+
+    `hidden` is a digest of target and arms with what is not shown.
+    """
     arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
     told = {
         "quick": session.quick, "seed": session.seed, "warmup": session.warmup,
+        "reader": None if session.reader == DEFAULT_BENEFIT else session.reader.text,
         "target": without_keys(session.target),
         "arms": {name: without_keys(arm) for name, arm in arms.items()},
         "params": params_told(params), "hidden": hashlib.sha256(hidden).hexdigest()[:16],
@@ -65,7 +72,6 @@ def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession
 
 
 def refuse_other(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any]) -> None:
-    """Raises ConfigError where the test's folder holds loads that were measured with other parameters."""
     before = _before(folder, test)
     differing = [] if before is None else list(_differing(before, asked))
     if not differing:
@@ -77,13 +83,12 @@ def refuse_other(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any])
     raise ConfigError(
         "--results",
         f"{folder.path} was measured with other parameters: {told}{more}",
-        "another --results, or --again to measure it anew there, in place of what is",
+        "use another --results, or --again to replace its results",
     )
 
 
 def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str, Any]) -> list[str]:
-    """What the SUT was declared to be when the folder's loads were measured, where that is something else
-    now: `sut.model "a" there, "b" now`. What nobody declared, then or now, is no other declaration."""
+    """Return declarations that differ from those of the folder's loads: `sut.model "a" there, "b" now`."""
     before = _before(folder, test) or {}
     was, now = (dict(leaves(told.get("sut") or {}, "sut.")) for told in (before, asked))
     return [
@@ -132,7 +137,6 @@ def _shown(value: Any) -> str:
 
 
 def check_values(test: BenchTest[Any], params: msgspec.Struct) -> None:
-    """Raises ConfigError of a workload or an arrival process that there is not."""
     workload, arrivals = getattr(params, "workload", None), getattr(params, "arrivals", None)
     key = f"tests.{test.name}"
     if workload is not None:
@@ -151,8 +155,7 @@ def _check_workload(text: str, place: str) -> None:
 
 
 async def unreached(tests: Sequence[tuple[BenchTest[Any], BenchSession]]) -> Mapping[str, ConfigError]:
-    """By test, why its server can't be asked. What a command switches over may not be there yet: it is not
-    looked for."""
+    """Return why a test's server cannot be asked, by test; one that a command starts is not asked."""
     known: dict[str, ConfigError | None] = {}
     found: dict[str, ConfigError] = {}
     for test, session in tests:
@@ -179,12 +182,7 @@ async def _why_not(session: BenchSession, arm: str) -> ConfigError | None:
 
 
 def undo(folder: Folder, made: Sequence[str], asked: tuple[Path, bytes | None]) -> None:
-    """The results folder as it was before.
-
-    Args:
-        made: folders in it that were not there.
-        asked: the file that says what was asked, and what was in it; None: it was not there.
-    """
+    """Restore the results folder: remove the folders `made`, and restore the file `asked`."""
     for name in made:
         shutil.rmtree(folder.path / name, ignore_errors=True)
     file, before = asked
@@ -199,8 +197,7 @@ ORDER: Final = (
     "throughput", "ttft", "tradeoff", "itl", "capacity", "fairness", "prefix-cache", "memory-pressure",
     "long-context", "guardrail-overhead",
 )  # fmt: skip
-"""Capacity in tokens/s comes first, since most loads are a share of it; that in requests before what goes
-beyond it."""
+"""Capacity in tokens/s comes first, since most loads are a share of it."""
 
 SEEDS_APART: Final = 1_000_000
 """Between those of two runs: tests count on from theirs for each of their loads."""
@@ -222,21 +219,19 @@ class Bench:
     seed: int = 42
     quick: bool = False
     warmup: str = "auto"
+    reader: Benefit = DEFAULT_BENEFIT
     runs: int = 1
-    """Of each test, independent of each other: every one is warmed up anew and has a seed of its own, which
-    is the same for every system that is measured with `seed`."""
+    """Independent runs of each test, each with its own warm-up and seed; seeds depend on `seed` alone."""
     first_run: int = 1
     """Run to begin with; earlier ones are in the folder."""
     again: bool = False
-    """Measured anew, whatever the folder holds of a test: all runs of it are taken away. Without it, a test
-    that was measured with other parameters is refused."""
+    """Remove all earlier runs of a test; otherwise a test with other parameters is refused."""
     command: str = ""
     """As it was typed, for who wants to do it again."""
     selftest: bool = True
     """Measure the error of our own times after each test, at its densest load."""
     clock: Clock = field(default_factory=SystemClock)
     reported: Callable[[dict[str, Any]], None] = lambda document: None
-    """Called after each test with the document so far."""
     _session: BenchSession | None = None
     _measured: bool = False
     """A load was sent, and is in the folder."""
@@ -248,14 +243,12 @@ class Bench:
             self._session.stop()
 
     async def run(self, names: Sequence[str]) -> dict[str, Any]:
-        """Run them. Returns the document (`bench/report/report.py`), which is in the results folder, too.
+        """Run the tests and return the document (`bench/report/report.py`), which the folder has, too.
 
         Raises:
-            ConfigError: the one test that was asked for cannot run, or none of several can; or the folder
-                has one of them, measured with other parameters. Where nothing was measured, the folder is as
-                it was before, but for what `again` took away.
-            Interrupted: somebody stopped it before anything was measured. Later the document is returned,
-                with `stopped` and what was measured; the same call goes on where it was.
+            ConfigError: no test can run, or the folder has other parameters. If nothing was measured,
+                the folder is restored.
+            Interrupted: stopped before anything was measured; later the document has `stopped`.
         """
         self._refuse_other_folder()
         chosen = [test_named(name) for name in sorted(names, key=ORDER.index)]
@@ -346,17 +339,21 @@ class Bench:
     def _partial(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
     ) -> dict[str, Any] | None:
-        """Return the report of a stopped test, which is not kept: the same command goes on with the test."""
+        """Return the report of a stopped test, without its compliance: requirements are those of a whole
+        test. It is not kept; the same command continues the test."""
         if not session.steps:
             return None
         rows = [{"name": one.name, "n": one.n, **latency_rows(one)} for one in session.steps]
-        found = TestResult(deviations=["the test was stopped before its end"])
+        found = TestResult(
+            deviations=["the test was stopped before its end: no requirement is judged, and none is met"]
+        )
         found.tables = [table_of("Loads until the test was stopped", rows, _STOPPED_COLUMNS)]
         now_ns = self.clock.wall_ns()
         report = report_of(test, params, session, found, began_ns=now_ns, ended_ns=now_ns)
         said = "the test was stopped: the last load is a part of what was planned"
         finding = {"step": session.steps[-1].name, "what": "stopped", "says": said}
         verdict = report["verdict"]
+        report["compliance"] = None
         report["verdict"] = verdict | {
             "valid": False, "grade": "not valid", "findings": [finding, *verdict["findings"]],
         }  # fmt: skip
@@ -398,11 +395,11 @@ class Bench:
             name=test.name, folder=self.folder.within(test.name).run(run), target=self.file.target,
             watcher=self.watcher, sut=self.file.sut, arms=self.file.arms,
             seed=self.seed + SEEDS_APART * (run - 1), quick=self.quick, run=run, warmup=self.warmup,
+            reader=self.reader,
         )  # fmt: skip
         return session, params
 
     def _lacking(self, tests: Sequence[BenchTest[Any]]) -> Iterator[tuple[str, ConfigError]]:
-        """What cannot run as things stand, and why."""
         for test in tests:
             try:
                 _check(test, *self._prepared(test))
@@ -445,7 +442,7 @@ class Bench:
     def _refuse_other_folder(self) -> None:
         path = self.folder.path
         if not is_results(path) and any(path.iterdir()):
-            raise ConfigError("--results", f"{path} has files, and is no results folder of llmtap bench")
+            raise ConfigError("--results", f"{path} has files, and is not a results folder of llmtap bench")
 
 
 _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
@@ -466,7 +463,6 @@ def _time(seconds: float | None) -> str:
 
 
 def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> None:
-    """Raises ConfigError that names what is missing, and how it is given."""
     if test.check is None:
         return
     try:

@@ -1,7 +1,6 @@
 """A running test: requests loads, and returns their results, measured now or before an interruption.
 
-The order is that of the IETF draft: the SUT is put into the configuration that the load is for, warmed up
-once in it (4.5), then the load is sent and every exchange kept.
+The SUT is switched to the load's configuration and warmed up once in it (4.5) before the load is sent.
 """
 
 import asyncio
@@ -27,6 +26,8 @@ from llmtap.load.replay.options import ReplayOptions, read_headers
 from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.workers.worker_pool import LoadResult
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
@@ -47,15 +48,11 @@ class SessionWatcher(ProgressListener, Protocol):
         """A load of so many seconds begins; or, with `said` "measured before", is not sent again."""
         ...
 
-    def left(self, said: str) -> None:
-        """What there is still to do, in words: `6 of at most 11 levels`."""
-        ...
+    def left(self, said: str) -> None: ...
 
 
 @dataclass(slots=True)
 class BenchSession:
-    """What a test has to work with. Made anew for each test."""
-
     name: str
     folder: Folder
     target: BenchTarget
@@ -66,17 +63,17 @@ class BenchSession:
     quick: bool = False
     run: int = 1
     """Which of several independent runs of the test this is; its seed is its own."""
+    reader: Benefit = DEFAULT_BENEFIT
+    """Of user idle latency and smooth goodput."""
     warmup: str = "auto"
     """As `llmtap replay --warmup`: `auto` is IETF 4.5, `none` a cold start, or a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
-    """All loads of this test, in the order measured."""
     warmups: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
     _trips: dict[str, int | None] = field(default_factory=dict)
     """Network round trip by address, measured before the test's first load to it (4.7.3)."""
     _warm: set[str] = field(default_factory=set)
     _state: str | None = None
-    """The arm that the server was last switched to by a command."""
     _replay: Replay | None = None
     _stopped: bool = False
 
@@ -106,20 +103,14 @@ class BenchSession:
         self, name: str, load: Load, *, arm: str = BASELINE, slo: str | None = None,
         warm_by: Load | None = None, prime: Load | None = None,
     ) -> Measurement:  # fmt: skip
-        """Send a load, unless this very one was measured before.
+        """Send a load, unless this very one was measured before. Raises Interrupted, and ConfigError.
 
         Args:
             name: of the step; a path with `/` where a test has many.
             arm: the configuration to send it to (`[arms.NAME]`); empty: the target as it is.
             slo: bounds by which the result's goodput counts.
-            warm_by: whose lengths a warm-up has, where that is not the load itself (5.9.3: short requests);
-                the words are others in any case (`load/replay/plan.py`).
-            prime: sent just before the load, whenever that is sent; nothing of it is kept. It fills a prefix
-                cache (5.7.3), which may be empty again after an interruption.
-
-        Raises:
-            Interrupted: somebody stopped it.
-            ConfigError: it cannot be sent.
+            warm_by: load with the lengths of the warm-up, if not this one (5.9.3).
+            prime: sent just before the load, to fill a prefix cache (5.7.3), and not kept.
         """
         if self._stopped:
             raise Interrupted("stopped")
@@ -187,7 +178,6 @@ class BenchSession:
     async def _perform(
         self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, partly: bool = False
     ) -> dict[str, Any]:
-        """Run it; with `partly` what was measured until a stop is returned."""
         self._replay = one
         try:
             result = await work
@@ -223,7 +213,6 @@ class BenchSession:
         return self.arms[arm]
 
     async def _switch(self, arm: str, overlay: TargetArm) -> None:
-        """Puts the server into another state, where that takes a command."""
         if not overlay.apply or self._state == arm:
             return
         self.watcher.step(arm, "switching the SUT over")
@@ -249,7 +238,7 @@ class BenchSession:
             ca=target.ca, closed=load.closed, processes=target.processes, timeout=TIMEOUT,
             connect_timeout=Duration(10 * NS_PER_S), retry_wait=Duration(0), warmup=warmup, slo=slo,
             duration=None if load.duration_ns is None else Duration(load.duration_ns),
-            capture=None if capture is None else str(capture), scrape=target.metrics,
+            capture=None if capture is None else str(capture), scrape=target.metrics, reader=self.reader,
         )  # fmt: skip
 
     def _body(self, overlay: TargetArm) -> BodyOptions:
@@ -263,7 +252,8 @@ class BenchSession:
         """Return a digest of what is measured; declarations about the SUT change nothing."""
         told = msgspec.json.encode([self.target, overlay])
         # True: in place of an option of earlier versions, whose results are still found.
-        parts = (load.fingerprint(), arm, True, slo, self.warmup, told)
+        reader = () if self.reader == DEFAULT_BENEFIT else (self.reader,)
+        parts = (load.fingerprint(), arm, True, slo, self.warmup, told, *reader)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

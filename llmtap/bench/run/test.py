@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "Rate",
-    "ReportTable", "TestResult", "TpotBound", "TtftBound", "Votes", "Workload", "test_named", "tests_said",
+    "ReportTable", "TestResult", "TpotBound", "TtftBound", "Workload", "test_named", "tests_said",
 ]  # fmt: skip
 
 
@@ -34,14 +34,9 @@ ArrivalProcess = Annotated[
 ]
 TtftBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TTFT")]
 TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TPOT")]
-Votes = Annotated[
-    int, msgspec.Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
-]
 
 
 class ReportTable(msgspec.Struct, frozen=True):
-    """A table as people read it; figures to compute with are in `TestResult.measurements`."""
-
     caption: str
     """Which of the draft's it is, where it is one: `Table 1: TTFT Results`."""
     heads: list[str]
@@ -58,15 +53,11 @@ class ChartSeries(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A place on the x axis that has a name: the knee, the limit of an SLO."""
-
     x: float
     says: str
 
 
 class ChartSpec(msgspec.Struct, frozen=True):
-    """What is to be drawn; how is `report/`'s."""
-
     title: str
     kind: Literal["line", "cdf", "histogram", "bars", "steps", "points"]
     x_title: str
@@ -80,8 +71,7 @@ class ChartSpec(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class TestResult:
     measurements: dict[str, Any] = field(default_factory=dict)
-    """By name, as public JSON: times in seconds, shares 0 to 1, None where it could not be measured. A figure
-    with an interval is `{"value": .., "low": .., "high": .., "n": .., "level": 0.95}`."""
+    """Public JSON: seconds, shares 0 to 1, figures with `value`, `low`, `high`, `n`, `level`; or None."""
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
@@ -98,8 +88,7 @@ class BenchTest(Generic[P]):
     name: str
     """As the command line has it: `ttft`, `prefix-cache`."""
     params: type[P]
-    """Its setup parameters. Every field has a `Meta(description=...)`; one that the draft wants defined and
-    that has no sensible default is `T | None = None` and is named by `check` when it is missing."""
+    """Setup parameters, each with a description; None is a required one without a default (see `check`)."""
     run: "Callable[[BenchSession, P], Awaitable[TestResult]]"
     quick: Mapping[str, Any] = field(default_factory=dict)
     """Parameters as `--quick` has them, where the user sets none."""
@@ -108,10 +97,8 @@ class BenchTest(Generic[P]):
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that `quick` gives up."""
     check: "Callable[[BenchSession, P], None] | None" = None
-    """Raises ConfigError, which names the parameter, before anything is sent."""
     arms: tuple[str, ...] = ()
-    """Configurations of the SUT that it compares, by name: a `[arms.NAME]` each in the bench file. `check`
-    says what is missing where one of them is."""
+    """Configurations that it compares: `[arms.NAME]` of the bench file; `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
     """More of them, of which it wants at least one."""
 
@@ -140,7 +127,6 @@ TESTS: Final = {
 
 
 def test_named(name: str) -> "BenchTest[Any]":
-    """Raises ConfigError where there is no such test."""
     if name not in TESTS:
         raise ConfigError("TEST", f"no test is called {name!r}", f"one of {', '.join(TESTS)}, all")
     module = import_module(f"llmtap.bench.tests.{name.replace('-', '_')}")

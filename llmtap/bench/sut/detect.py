@@ -1,10 +1,7 @@
 """Detect model, server and settings of a system under test, with a few small requests.
 
-Asked are `/v1/models`, `/version` (vLLM), `/server_info` or `/get_server_info` and `/get_model_info`
-(SGLang), `/health/readiness` and `/guardrails/list` (LiteLLM), `/health`, `/metrics` (vLLM's and SGLang's
-cache configuration), `/sim/truth` (`llmtap sim serve`), the fields of the answers' heads, and one short
-stream, for how many tokens come in a chunk. What a server does not know it answers with 404, which is an
-answer, too.
+Asked are `/v1/models`, endpoints of vLLM, SGLang, LiteLLM and `llmtap sim serve`, `/metrics`, the fields of
+the answers' heads, and one short stream for the tokens in a chunk. A 404 is an answer, too.
 """
 
 import asyncio
@@ -62,7 +59,6 @@ class Fact:
 class Detected:
     url: str
     facts: dict[str, Fact] = field(default_factory=dict)
-    """By key, such as `sut.hardware.count`."""
     hints: dict[str, str] = field(default_factory=dict)
     """By key, what is known of it and is not enough."""
     notes: list[str] = field(default_factory=list)
@@ -80,7 +76,6 @@ class _Answer:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """Its object; empty where it has none."""
         try:
             value = msgspec.json.decode(self.body) if self.status == 200 else None
         except (ValueError, RecursionError):
@@ -116,7 +111,9 @@ async def round_trip_ns(url: str, clock: Clock) -> int | None:
 class _Detecting:
     def __init__(self, target: BenchTarget, clock: Clock) -> None:
         if target.endpoint not in PATHS:
-            raise ConfigError("target.endpoint", f"{target.endpoint!r} is none of {', '.join(PATHS)}")
+            raise ConfigError(
+                "target.endpoint", f"expected one of {', '.join(PATHS)}, got {target.endpoint!r}"
+            )
         self._target = target
         self._clock = clock
         parts = urlsplit(target.url)
@@ -342,7 +339,6 @@ class _Detecting:
         return {} if answer is None else answer.json()
 
     async def _get(self, session: aiohttp.ClientSession, url: str) -> _Answer | None:
-        """None where nobody answers."""
         try:
             return await self._ask(session, url, None)
         except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError):

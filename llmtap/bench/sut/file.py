@@ -5,8 +5,7 @@
     [arms.NAME]     a configuration of it that a test compares with another
     [tests.NAME]    setup parameters of a test
 
-A test's defaults give way to `--quick`, that to the file, and that to flags. A key that nobody knows, or a
-value that does not fit, is a ConfigError that names it: a slip of the pen must not become another benchmark.
+Priority: flags, the file, `--quick`, the test's defaults. An unknown key or a wrong value is a ConfigError.
 """
 
 import difflib
@@ -99,7 +98,9 @@ def _walked(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
 def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
     if said.startswith("Invalid enum value") and get_origin(kind) is Literal:
         allowed = [one for one in get_args(kind) if one]
-        return f"{shown(value)} is none of {', '.join(map(repr, allowed))}", _meant(str(value), allowed)
+        return f"expected one of {', '.join(map(repr, allowed))}, got {shown(value)}", _meant(
+            str(value), allowed
+        )
     missing = re.fullmatch(r"Object missing required field `(.+)`", said)
     if missing:
         return f"{missing[1]} is missing", None
@@ -119,11 +120,10 @@ def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
         return f"expected {' or '.join(map(_noun, wanted))} {more}{given}".replace(".0,", ","), None
     given = f"a {_NOUNS.get(got, got)}" if value is _UNKNOWN else shown(value)
     if wanted == ["bool"]:
-        return f"{given} is neither true nor false", None
+        return f"expected true or false, got {given}", None
     if wanted == ["str"] and get_origin(kind) is Literal:
-        return f"{given} is none of {', '.join(repr(one) for one in get_args(kind) if one)}", None
-    nouns = [_NOUNS.get(one, one) for one in wanted]
-    return f"{given} is no {' or '.join(nouns)}", _unquoted(value, wanted)
+        return f"expected one of {', '.join(repr(one) for one in get_args(kind) if one)}, got {given}", None
+    return f"expected {' or '.join(map(_noun, wanted))}, got {given}", _unquoted(value, wanted)
 
 
 def _noun(name: str) -> str:
@@ -132,7 +132,6 @@ def _noun(name: str) -> str:
 
 
 def _unquoted(value: Any, wanted: Sequence[str]) -> str | None:
-    """Of a number that is written as a text."""
     if isinstance(value, str) and not {"int", "float"}.isdisjoint(wanted):
         try:
             float(value)
@@ -171,7 +170,6 @@ class BenchFile:
     """By test: which of them somebody gave; the others are defaults."""
 
     def params_of(self, test: BenchTest[S], *, quick: bool) -> S:
-        """The test's parameters; where nobody gave one, those of its quick profile."""
         usual = test.params(**test.quick) if quick else test.params()
         named = {name: getattr(self.tests[test.name], name) for name in self.given.get(test.name, ())}
         return msgspec.structs.replace(usual, **named)
@@ -180,16 +178,10 @@ class BenchFile:
 def load_bench(
     file: Path | None, *, target: str | None = None, sets: Sequence[str] = (), tests: Sequence[str] = ()
 ) -> BenchFile:
-    """The file, and over it the flags.
+    """Read the file, and apply the flags. Raises ConfigError that names the key and where it was set.
 
-    Args:
-        target: of `--target`.
-        sets: of `--set`: `NAME=VALUE` for each of `tests` that has it, `TEST.NAME=VALUE` for one, or any key
-            of another table, such as `target.model=...` or `sut.hardware.count=8`.
-        tests: those that are to be run.
-
-    Raises:
-        ConfigError: it names the key and where it was set.
+    `sets` of `--set`: `NAME=VALUE` for each of `tests` that has it, `TEST.NAME=VALUE`, or a key of another
+    table, such as `sut.hardware.count=8`.
     """
     where = "" if file is None else f" ({file.name})"
     content = {} if file is None else read_toml(file, "--config")
@@ -247,13 +239,11 @@ def shown_url(url: str) -> str:
 
 
 def params_told(params: msgspec.Struct) -> dict[str, Any]:
-    """Setup parameters as JSON, durations in seconds."""
     told: dict[str, Any] = msgspec.to_builtins(params, enc_hook=encode_seconds)
     return told
 
 
 def _check_all(tables: _Tables, where: str) -> None:
-    """The file alone, to the letter, before flags may hide what is wrong in it."""
     for table, kind, held in _parts(tables):
         _check_names(kind, held, table, where)
         if table == "target" and "url" not in held:
@@ -275,7 +265,7 @@ def _parts(
 def _check_names(kind: Any, value: Any, place: str, where: str) -> None:
     """Every key of a table is one of its struct's, however deep, and numbers are some."""
     if isinstance(value, float) and not is_finite(value):
-        raise ConfigError(f"{place}{where}", f"{value} is no number that can be used")
+        raise ConfigError(f"{place}{where}", f"expected a finite number, got {value}")
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -348,7 +338,7 @@ def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], 
         found = misfit(exc, types[name], held[name])
         raise ConfigError(f"{FLAG} {key}", found.problem, found.hint or _example(kind, name, key)) from None
     if not is_finite(read):
-        raise ConfigError(f"{FLAG} {key}", f"{text!r} is no number that can be used")
+        raise ConfigError(f"{FLAG} {key}", f"expected a finite number, got {text!r}")
 
 
 def _value(kind: Any, text: str) -> Any:
@@ -366,7 +356,6 @@ def _value(kind: Any, text: str) -> Any:
 
 
 def _example(kind: type[msgspec.Struct], name: str, key: str) -> str | None:
-    """How a list is written, by what it is where nobody says."""
     default = next(one.default for one in msgspec.structs.fields(kind) if one.encode_name == name)
     if not isinstance(default, list | tuple) or not default:
         return None

@@ -1,8 +1,6 @@
 """Write a bench file with detected values, and comments for declarations that a person must add.
 
-A declaration is marked as required where a MUST that is met with it is not met, or cannot be judged, without
-it. The requirements' own checks decide this, so conditions between declarations (how the clocks of a remote
-SUT are synchronised) are followed.
+A declaration is required if, without it, a MUST is not met or cannot be judged by the requirements' checks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,13 +22,7 @@ SUT: Final = "sut."
 
 
 def demanded(known: Mapping[str, Any], examples: Mapping[str, Any], url: str) -> dict[str, list[Requirement]]:
-    """By key (`sut.tokenizer.special`) that is not known: the MUSTs that bind it. Keys that none binds are
-    left out.
-
-    Args:
-        known, examples: values by key; others than those of the SUT count nothing. What is not known is taken
-            to be as in the example.
-    """
+    """Return the MUSTs that bind each unknown key of the SUT; unknown values are taken from `examples`."""
     whole = {key: value for key, value in {**examples, **known}.items() if key.startswith(SUT)}
     musts = [one for one in REQUIREMENTS if one.level in MUSTS and one.subject != COMPARISON]
     met = _met(musts, whole, url)
@@ -129,8 +121,7 @@ def starter_text(detected: Detected) -> str:
 
 
 def open_declarations(detected: Detected) -> dict[str, str]:
-    """By key, what the server did not tell and the draft demands: `MUST (4.4.1)`, and the tests whose alone
-    the demand is."""
+    """Return the undetected keys that the draft demands, with `MUST (4.4.1)` and the tests concerned."""
     known = {key: fact.value for key, fact in detected.facts.items()}
     told = {}
     for key, musts in demanded(known, _EXAMPLES, detected.url).items():
@@ -180,7 +171,6 @@ def _meaning(kind: Any) -> str:
 
 
 def _comment(text: str) -> Iterator[str]:
-    """Wrapped, so that a long one can be read."""
     line = "#"
     for word in text.split():
         if len(line) + 1 + len(word) > _WIDTH and line != "#":

@@ -1,11 +1,7 @@
 """Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
-A closed loop: so many are submitted at once, and each that completes is replaced at once. Nothing of a level
-is dropped: the first requests, which all come together, are part of what the draft has judged.
-
-A level goes on until there were 100 completions per slot, or 60 seconds, whichever is longer. How many
-requests that takes is worked out from the level before; where they are over too soon, and nothing else was
-wrong, the level is measured again with more.
+A closed loop without a ramp-up. A level lasts for 100 completions per slot or 60 s, whichever is longer; the
+number of requests follows from the level before, and a level that ended too soon is sent again with more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +27,6 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.levels import (
     Tried,
     check_duration,
-    check_votes,
     endings,
     lasts,
     latency_rows,
@@ -48,7 +43,7 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult, Votes
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import share_interval
@@ -64,8 +59,6 @@ RATE_SPARE: Final = 1.1
 
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.5.2)."""
-
     ttft_p99: Annotated[
         Duration | None, Meta(description="success criterion: largest P99 of TTFT; has to be given")
     ] = None
@@ -84,18 +77,15 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: share that completes")] = (
         COMPLETION_MIN
     )
-    votes: Votes = 1
 
 
 @dataclass(slots=True)
 class _Levels:
     tried: list[Tried] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
-    """Steps that were over before their time."""
 
 
 def check(session: BenchSession, params: CapacityParams) -> None:
-    """Raises ConfigError: without a threshold nothing can be judged."""
     if params.ttft_p99 is None:
         raise ConfigError(
             "ttft_p99",
@@ -106,32 +96,23 @@ def check(session: BenchSession, params: CapacityParams) -> None:
         raise ConfigError("ttft_p99" if params.ttft_p99 <= 0 else "duration", "is nothing")
     if params.maximum < params.initial:
         raise ConfigError("maximum", f"is {params.maximum}, below initial ({params.initial})")
-    check_votes(params.votes)
     check_duration(session, params.duration, DURATION_MIN, "5.5.3", None)
     if params.per_slot < PER_SLOT_MIN and not session.quick:
         raise ConfigError("per_slot", f"is {params.per_slot}, and 5.5.3 asks for {PER_SLOT_MIN} at least")
 
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:
-    """5.5.3: search, and report the highest concurrency that meets the criteria."""
-    search = _search(params)
+    search = RateSearch(1, params.maximum, params.initial, params.resolution)
     levels = _Levels()
     while (slots := search.next) is not None:
         session.watcher.left(lasts(search.left, _level_s(params, levels, slots)))
-        one = await _try(session, params, levels, slots, search.tries(slots) + 1)
+        one = await _try(session, params, levels, slots)
         levels.tried.append(one)
         search.tell(slots, one.holds)
     return _found(params, search, levels)
 
 
-def _search(params: CapacityParams) -> RateSearch:
-    return RateSearch(
-        low=1, high=params.maximum, start=params.initial, resolution=params.resolution, votes=params.votes
-    )
-
-
 def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
-    """How long a level is likely to take."""
     seconds = to_seconds(params.duration)
     if not levels.tried or not levels.tried[-1].steady.completed_rps:
         return seconds
@@ -139,13 +120,11 @@ def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
     return max(seconds, params.per_slot * slots / last.steady.completed_rps * min(1.0, last.level / slots))
 
 
-async def _try(
-    session: BenchSession, params: CapacityParams, levels: _Levels, slots: int, again: int
-) -> Tried:
+async def _try(session: BenchSession, params: CapacityParams, levels: _Levels, slots: int) -> Tried:
     """A level, and once more with more requests where they were over too soon."""
     assert params.ttft_p99 is not None
     seconds = to_seconds(params.duration)
-    base = f"search/{slots:04d}" + f"-{again}" * (again > 1)
+    base = f"search/{slots:04d}"
     # The first level has the completions that are asked for; whether they take long enough shows then.
     least = most = 0.0
     if levels.tried:
@@ -173,8 +152,7 @@ async def _try(
 
 
 def _rates(before: float, rate_rps: float, slots: int) -> tuple[float, float]:
-    """Return the lowest and highest rate at which `slots` complete, where `before` slots did so at
-    `rate_rps`."""
+    """Return the lowest and highest rate of completion with `slots`, if `before` slots had `rate_rps`."""
     times = slots / before
     return rate_rps * min(1.0, times) / RATE_SPARE, rate_rps * max(1.0, times) * RATE_SPARE
 
@@ -274,7 +252,6 @@ def _measurements(
         "levels": [
             {"concurrency": round(t.level), **level_json(t), **_own(t.measured)} for t in tried
         ],
-        "contradictions": search.contradictions,
     }  # fmt: skip
 
 
@@ -324,11 +301,6 @@ def _remark(
         " come, from their lengths: what waits in the server's queue is among them"
     )
     notes.append("out-of-memory errors are those that an answer's error tells")
-    if found.measurements["contradictions"]:
-        levels_ = ", ".join(map(str, search.contradictions))
-        notes.append(
-            f"met although a lower concurrency was not: {levels_}; odd votes above 1 settle what is noise"
-        )
     notes.append(SPANS)
     if marked(found.measurements["levels"], "ttft", "tpot", share="p99"):
         notes.append(DOUBT)
@@ -348,7 +320,9 @@ TEST: Final = BenchTest(
     name="capacity",
     params=CapacityParams,
     run=run,
-    seconds=lambda session, params: _search(params).left * to_seconds(params.duration),
+    seconds=lambda session, params: (
+        RateSearch(1, params.maximum, params.initial, params.resolution).left * to_seconds(params.duration)
+    ),
     quick={
         "ttft_p99": Duration(2 * NS_PER_S),
         "output_tokens": 64,

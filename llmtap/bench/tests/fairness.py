@@ -1,13 +1,11 @@
 """Scheduling Fairness (IETF draft, 5.6): whether short and long requests slow each other down.
 
-Each class is measured alone, then in the mix. Open points of the draft:
+Each class is measured alone, then in the mix. Readings of the draft:
 
 - Synthetic-Skewed and classes: see `mixes.py`.
-- Isolation "at same total load": the same tokens per second (`isolation = "tokens"`). The same requests per
-  second would be a fifth of the mix's work for short requests, and three times it for long ones.
-- Jain's index of "normalized latency": x is a request's TTFT in the mix over the median of its class alone.
-  That index falls with any spread of waits, also where all are treated alike (exponential
-  waits have 0.5), so the index over classes (mean TTFT in the mix over the median alone) stands beside it.
+- Isolation "at same total load": the same tokens per second, or requests per second (`isolation`).
+- Jain's index of "normalized latency": TTFT in the mix over the median of its class alone, by request; it
+  falls with any spread of waits, so the index over class means stands beside it.
 - Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
@@ -67,8 +65,6 @@ _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.6.2)."""
-
     classes: Annotated[
         tuple[RequestClass, ...],
         Meta(description="name, share, and ranges of input and output tokens of each"),
@@ -104,7 +100,6 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check(session: BenchSession, params: FairnessParams) -> None:
-    """Raises ConfigError: of classes that are none."""
     check_classes(params.classes)
 
 
@@ -117,7 +112,6 @@ class _Class:
 
 
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:
-    """5.6.3: each class alone, then all of them together."""
     mix = _mix(session, params)
     warm = closed_mix(
         mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **session.target.counting
@@ -228,8 +222,7 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
 def _jain_intervals(
     mixed: Sequence[Sequence[float]], alone: Sequence[Sequence[float]], seed: int
 ) -> dict[str, tuple[float | None, float | None]]:
-    """Where the index by request and by class lies, had other requests of each class been sent, mixed and
-    alone."""
+    """Return bootstrap intervals of the index by request and by class."""
     samples = [np.asarray(values) for values in (*mixed, *alone)]
     if min(map(len, samples)) < 2:
         return {"per_request": (None, None), "per_class": (None, None)}

@@ -1,16 +1,10 @@
 """Guardrail Overhead (IETF draft, 5.10): what safety systems cost in latency and throughput.
 
 Configurations are arms of the bench file: `baseline`, and any of `input_filter`, `output_filter` and `full`.
-Every configuration gets the same rows at every load; a repeat has rows of its own. Blocks are sent in an
-order drawn from the seed (`paired.blocks`), so that drift of the machine becomes noise. The baseline is
-measured twice (A/A): the difference of the two shows what the test finds where there is no difference.
-
-An overhead is the shift of pairs (Hodges and Lehmann) of each repeat; the figure is the mean of the repeats
-with Student's interval (6.3). For each percentile it is the difference of percentiles (5.10.4), with an
-interval by pairs. p-values are Holm's over all configurations and loads of a metric.
-
-In an open loop below capacity the throughput is the offered load; `search = true` finds the maximum of each
-configuration (Table 14).
+All get the same rows at every load, in blocks of random order (`paired.blocks`). The baseline is measured
+twice (A/A). An overhead is the mean over repeats of the shift of pairs (Hodges and Lehmann), with Student's
+interval (6.3); of a percentile, the difference of percentiles (5.10.4) with an interval by pairs. p-values
+are Holm's over all configurations and loads. `search` finds each configuration's maximum (Table 14).
 """
 
 import difflib
@@ -67,8 +61,6 @@ Level = Annotated[float, Meta(gt=0, le=100)]
 
 
 class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.10.2)."""
-
     workload: Annotated[str, Meta(description="benign content; the draft recommends conversation")] = (
         "conversation"
     )
@@ -99,7 +91,6 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
-    """Raises ConfigError: a baseline and something to compare it with are needed (5.10.2)."""
     hint = "in the file of --config, as what differs from [target]: url, headers, body or apply"
     others = [name for name in ARMS if name != BASELINE]
     named = f"{', '.join(f'[arms.{name}]' for name in others[:-1])} or [arms.{others[-1]}]"
@@ -118,7 +109,6 @@ def check(session: BenchSession, params: GuardrailParams) -> None:
 
 
 async def run(session: BenchSession, params: GuardrailParams) -> TestResult:
-    """5.10.3, in turns instead of one configuration after the other."""
     longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
     warm_by = _closed(session, longer, slots=8, requests=32, seed=session.seed - 1)
     capacity = capacity_told(

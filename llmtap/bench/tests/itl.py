@@ -1,9 +1,8 @@
 """Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
-What is measured is the time between events that carry output. Where nearly all of them carry one token that
-is ITL, measured directly (B.2.1); where they do not it is option A of 4.6.3 and is called time between chunks
-(TBC); where the server tells its own stamps, option C. Option B, all tokens of a chunk at one time, is
-a choice: by the draft's own words it understates the variance, which this test is about. TTFT is in none.
+The time between events that carry output: ITL if nearly all carry one token (B.2.1), else time between chunks
+(TBC, option A of 4.6.3); option C if the server reports its times. Option B, all tokens of a chunk at one
+time, is a choice, since it understates the variance. TTFT is not included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ from llmtap.bench.run.figures import (
     line_series,
     load_lines,
     marked,
-    metric_table,
     ms,
     ms_of,
     table_of,
@@ -53,6 +51,7 @@ DIRECT_SHARE: Final = 0.9
 ZERO_SHARE: Final = 0.01
 """Of gaps, from which it is noted that tokens came together."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
+_RESULTS: Final = ("Samples", *_ROWS.values(), "Mean", "Std Dev", "P99/P50 Ratio")
 _HISTOGRAM_TO: Final = 0.995
 _METHODS: Final = {
     "A": "option A (time between chunks)",
@@ -65,8 +64,6 @@ Level = Annotated[float, Meta(gt=0, le=200)]
 
 
 class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.4.2)."""
-
     workload: Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
@@ -93,7 +90,6 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def check(session: BenchSession, params: ItlParams) -> None:
-    """Raises ConfigError: of a saturation that nobody knows, and of answers too short to tell anything."""
     rate = _capacity(session, params).rps
     shortest = min(_load(session, params, rate).plan.requests.output)
     if shortest < OUTPUT_MIN:
@@ -105,7 +101,6 @@ def check(session: BenchSession, params: ItlParams) -> None:
 
 
 async def run(session: BenchSession, params: ItlParams) -> TestResult:
-    """5.4.3, level by level from the lowest."""
     capacity = _capacity(session, params)
     found = TestResult()
     told: list[dict[str, Any]] = []
@@ -229,28 +224,22 @@ def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
 
 
 def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:
+    loads = [f"{_name(one)} ({one['rate_rps']:.3g}/s)" for one in told]
+    terms = "/".join(dict.fromkeys(one["term"] for one in told))
+    rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_results, told), strict=True)]
+    heads = ["Metric", *loads] if len(loads) > 1 else ["Metric", "Value"]
+    at_load = "" if len(loads) > 1 else f" at {loads[0]}"
     return [
-        *(
-            metric_table(
-                f"Table 6: ITL Results at {_name(one)} of saturation ({one['rate_rps']:.3g} requests/s)",
-                _results(one),
-            )
-            for one in told
-        ),
+        ReportTable(f"Table 6: {terms} Results{at_load}, load in % of saturation", heads, rows),
         table_of("Per-request statistics (5.4.4.2)", told, REQUEST_COLUMNS),
         table_of("Distribution shape (5.4.4.3)", told, SHAPE_COLUMNS),
     ]
 
 
-def _results(one: dict[str, Any]) -> dict[str, str]:
-    term, itl = one["term"], one["itl"]
-    return {
-        f"{term} Samples": f"{itl['n']}",
-        **{f"{term} {name}": ms_of(itl, key) for key, name in _ROWS.items()},
-        f"{term} Mean": ms_of(itl, "mean"),
-        f"{term} Std Dev": ms(one["std"]),
-        "P99/P50 Ratio": _number(one["p99_p50"]),
-    }
+def _results(one: dict[str, Any]) -> list[str]:
+    itl = one["itl"]
+    figures = [ms_of(itl, key) for key in (*_ROWS, "mean")]
+    return [f"{itl['n']}", *figures, ms(one["std"]), _number(one["p99_p50"])]
 
 
 def _of_dip(cell: Cell) -> Cell:

@@ -1,12 +1,8 @@
 """Long Context Scaling (IETF draft, 5.9): TTFT and throughput by prompt length.
 
-Every length has prompts of its own, which begin like no other length's: a prefix cache finds nothing. Lengths
-are counted by the tokenizer of the target; what the server says it was sent is what the fits are made with.
-
-The draft asks for an exponent and a best fit, and does not say how they are found. Here all fits are by least
-squares on each length's mean TTFT. Which is best is decided over all requests by the Bayesian information
-criterion, n ln(RSS / n) + p ln n with n requests, p parameters and RSS the sum of squared residuals: of those
-within 6 of the lowest, the one with the fewest parameters.
+Prompts share no prefix. Fits use the lengths that the server reports. The draft does not define the fits:
+here they are by least squares on each length's mean TTFT, and the best has the fewest parameters of those
+within 6 of the lowest n ln(RSS / n) + p ln n (n requests, p parameters, RSS the sum of squared residuals).
 
 Source: Kass and Raftery 1995 (a difference of 6 is strong evidence).
 """
@@ -70,8 +66,6 @@ Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
 
 
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.9.2)."""
-
     workload: Annotated[
         str, Meta(description="long-context (document and question), or FILE.toml with texts of your own")
     ] = "long-context"
@@ -91,7 +85,6 @@ class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def check(session: BenchSession, params: LongContextParams) -> None:
-    """Raises ConfigError: of lengths that come twice, and of prompts whose length is not ours to choose."""
     if len(set(params.lengths)) < len(params.lengths):
         raise ConfigError("lengths", "has the same length twice")
     plan = _load(session, params, min(params.lengths), slots=1, requests=1).plan
@@ -107,7 +100,6 @@ def check(session: BenchSession, params: LongContextParams) -> None:
 
 
 async def run(session: BenchSession, params: LongContextParams) -> TestResult:
-    """5.9.3: short requests to warm up, then each length in ascending order."""
     found = TestResult()
     short = _load(session, params, SHORT, slots=SHORT_REQUESTS, requests=SHORT_REQUESTS, output=SHORT_OUTPUT)
     told: list[dict[str, Any]] = []

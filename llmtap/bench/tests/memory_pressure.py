@@ -1,13 +1,9 @@
 """Memory Pressure Behavior (IETF draft, 5.8): more requests than memory has room for.
 
-A closed loop at capacity, and then at more than that. This test pushes a system past its limit (7.4): it says
-so before it does, waits after each level until every answer has ended, and asks at the end, one request at a
-time, whether the system is again what it was before.
-
-Preemption cannot be seen from outside: a stream that pauses may have any reason. vLLM and SGLang count events
-on their `/metrics`, from which the share of requests follows only within bounds. The simulated engine also
-counts the requests preempted and recovered, and the tokens discarded and swapped. A figure that the server
-does not count is reported as not measurable, and not as 0.
+A closed loop at capacity, then above it. The test warns beforehand (7.4), waits after each level until every
+answer has ended, and asks at the end whether the system has recovered. Preemptions are the server's counters:
+vLLM and SGLang count events, which bound the share of requests; the simulated engine counts requests,
+recoveries and tokens, too. A figure that the server does not count is not measurable, and not 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,8 +55,6 @@ _NOT_TOLD: Final = "not measurable"
 
 
 class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.8.2)."""
-
     workload: Annotated[
         str,
         Meta(description="long-context is recommended (5.8.2); or another (4.3.2), or FILE.toml of your own"),
@@ -124,7 +118,6 @@ class _Level:
         return tokens / self.preemptions if tokens is not None and self.preemptions else None
 
     def total(self, name: str) -> float | None:
-        """Growth of a counter of the server; None where it has none."""
         return server_total(self.measured, name)
 
     def p99(self, name: str) -> float | None:
@@ -143,7 +136,6 @@ class _Pressed:
 
 
 def check(session: BenchSession, params: MemoryPressureParams) -> None:
-    """Raises ConfigError: too short, or levels that do not rise from 100 %."""
     check_duration(session, params.duration, DURATION_MIN, "5.8.3")
     levels = params.levels
     if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
@@ -164,7 +156,6 @@ def _capacity_found(session: BenchSession) -> tuple[int, str] | None:
 
 
 async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult:
-    """5.8.3: at capacity, and then at each level beyond it."""
     pressed = await _press(session, params)
     found = TestResult(
         configuration={
@@ -280,7 +271,6 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
 
 
 def _pauses(measured: Measurement) -> list[float]:
-    """The longest pause within each answer, ascending."""
     return sorted(max(gaps) for gaps in measured.gaps_by_request())
 
 
@@ -305,7 +295,6 @@ def _name(level: Mapping[str, Any]) -> str:
 
 
 def _preempted(level: Mapping[str, Any]) -> str:
-    """`0%`, `5.2% at most`"""
     most = level["preemption_rate_max"]
     if most is None:
         return _NOT_TOLD

@@ -1,15 +1,9 @@
 """Loads that two tests draw: classes of requests (5.6), and shared prefixes with different texts (5.7).
 
-Classes: the draft asks for Synthetic-Skewed and for classes with ranges and a ratio of their own (5.6.2), of
-which Synthetic-Skewed has 18 % short and 1.3 % long requests. Here ratio and ranges hold; within a range
-lengths follow Synthetic-Skewed's log-normals (`skewed`), or are uniform. Contents are random.
-
-Prefixes: one seed decides lengths, arrivals and sharing, the other (`texts`) the words. Loads with the same
-first seed are the same work with different texts.
-
-Rows are drawn as in `workload/composed.py`: a row is the same however many are drawn.
-
-Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
+Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ranges and ratio contradict it. Here ratio and
+ranges hold, and within a range lengths follow the log-normals (`skewed`) or are uniform. Prefixes: `texts` is
+the seed of the words, the other seed that of lengths, arrivals and sharing. A row is the same however many
+are drawn. Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
 
 import itertools
@@ -67,11 +61,9 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 SHORT: Final = RequestClass(name="short", share=0.8, input=(64, 256), output=(32, 128))
 LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=(256, 1_024))
-"""As 5.6.2 has them."""
 
 
 def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> None:
-    """Raises ConfigError where they are no mix: fewer than two, names twice, ranges upside down."""
     if len(classes) < 2:
         raise ConfigError(place, "are fewer than two: there is nobody to be unfair to (5.6.2)")
     names = [one.name for one in classes]
@@ -134,7 +126,6 @@ class ClassMix:
         return (one.name for one in self._drawn(seed))
 
     def mean_tokens(self) -> float:
-        """Tokens of a request, prompt and answer, on average."""
         return sum(
             one.share * (self._mean(_INPUT, one.input) + self._mean(_OUTPUT, one.output))
             for one in self.classes
@@ -288,8 +279,7 @@ class Prefixes:
         return Load(plan=plan, closed=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
-        """Each prefix of a load of these seeds once, one after the other, behind it a message of no other
-        load."""
+        """Return each prefix of a load of these seeds once, each with a message of its own."""
         lengths = self.sharing.lengths(seed)
         parts = Parts(lengths=lengths)
         for number, tokens in enumerate(lengths):
@@ -364,11 +354,7 @@ def prefixes_of(
     contexts: int | None = None,
     output_tokens: int | None = None,
 ) -> Prefixes:
-    """A workload by name, with another sharing where that is given.
-
-    Raises ConfigError, which names the parameter: of a workload that shares nothing, or whose texts are not
-    llmtap's own and so cannot be written anew.
-    """
+    """Return a workload with another sharing. Raises ConfigError: it shares nothing, or has fixed texts."""
     if not is_workload(name):
         raise ConfigError("workload", f"no workload is called {name!r}", "such as code-completion")
     workload = workload_named(name, "workload")

@@ -1,9 +1,8 @@
 """Figures of tests that compare configurations of one system: prefix caches (5.7) and guardrails (5.10).
 
-A machine drifts while it is measured, so what is compared is sent in blocks whose order is drawn from the
-seed: drift becomes noise. All configurations of a repeat get the same rows of one plan, and each row is
-compared with itself. Every repeat has rows of its own, so repeats are independent runs (IETF draft, 6.1
-and 6.3). All figures are public JSON.
+Configurations are sent in blocks of random order, so that drift becomes noise. All of a repeat get the same
+rows, and each row is compared with itself; repeats have rows of their own and are independent runs (IETF
+draft, 6.1 and 6.3). All figures are public JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,8 +46,6 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A load that one arm gets in one go."""
-
     arm: str
     level: float
     repeat: int
@@ -57,11 +54,9 @@ class Block:
 def blocks(
     arms: Sequence[str], levels: Sequence[float], repeats: int, seed: int, *, together: bool = False
 ) -> list[Block]:
-    """All arms at all levels, so many times, in an order drawn from the seed.
+    """Return all arms at all levels, `repeats` times, in random order; arms of a level are neighbours.
 
-    Within a repeat the levels come in some order, and at each of them the arms: those that are compared are
-    neighbours. `together` is for arms that cost a restart: an arm is at all levels before the next one's
-    turn.
+    `together`: for arms that cost a restart, an arm has all levels before the next one.
     """
     random = Random(f"{seed}/blocks")
     order: list[Block] = []
@@ -76,10 +71,7 @@ def blocks(
 
 
 def pairs(both: Iterable[tuple[Measurement, Measurement]], column: str) -> tuple[list[float], list[float]]:
-    """A column of the same rows in two arms, row by row, in seconds where it ends in `_ns`.
-
-    Only rows that both answered completely: a refusal is quick, and an error no latency.
-    """
+    """Return a column of the rows that both arms answered completely, in seconds if it ends in `_ns`."""
     first: list[float] = []
     second: list[float] = []
     for a, b in both:
@@ -103,12 +95,7 @@ def values_by_row(measured: Measurement, column: str) -> dict[int, float]:
 
 
 def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
-    """The mean of a difference that each repeat found, with Student's interval and the p-value of none at
-    all.
-
-    None of fewer than three. Requests of a block share its weather, so as pairs they tell more exactly how
-    two blocks differed than how two configurations do; repeats are what was drawn anew.
-    """
+    """Return the mean difference of three or more repeats, with Student's interval and p; else None."""
     found = mean_interval(values)
     if len(values) < RUNS_MIN or found is None:
         return None
@@ -122,11 +109,7 @@ def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
 def quantile_ratio(
     base: Sequence[float], other: Sequence[float], p: float, *, paired: bool
 ) -> dict[str, Any] | None:
-    """other / base of the p-th quantiles as a figure with its interval; None where one has no values above 0.
-
-    A quantile of logarithms is the logarithm of the quantile, so the ratio's interval is that of a
-    difference. With `paired`, values that stand at one place belong together.
-    """
+    """Return other / base of the p-th quantiles, with its interval; None without values above 0."""
     if not base or not other or min(base) <= 0 or min(other) <= 0:
         return None
     first, second = percentile(sorted(base), p), percentile(sorted(other), p)
@@ -156,7 +139,6 @@ class PrefixRun:
     states: dict[str, Measurement] = field(default_factory=dict)
 
     def prefix(self, row: int) -> int:
-        """Tokens of the row's shared prefix; 0 where it shares none."""
         context = self.contexts[row]
         return 0 if context == NO_CONTEXT else self.lengths[context]
 
@@ -229,10 +211,7 @@ def _by_repeats(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
 
 
 def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
-    """Return the share of prefix tokens that came from the cache; None if the server reports none.
-
-    A server may omit the field where it is 0, so one that reports it once is taken to mean 0 elsewhere.
-    """
+    """Return the share of prefix tokens from the cache; None if the server never reports any."""
     cached = prefix = told = 0
     for one in runs:
         hits = values_by_row(one.states[state], "cached_tokens")
@@ -278,7 +257,6 @@ def hot_firsts(runs: Sequence[PrefixRun]) -> int:
 
 BASELINE: Final = "baseline"
 AGAIN: Final = "baseline_again"
-"""The baseline's second set of blocks."""
 ARMS: Final = {
     BASELINE: "Baseline", "input_filter": "Input Filter", "output_filter": "Output Filter",
     "full": "Full Filter",
@@ -377,11 +355,7 @@ def _outcomes(cell: GuardrailCell) -> dict[str, int]:
 
 
 def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[str, Any]:
-    """Return other - base: by repeats, by pairs, and by percentile.
-
-    The figure is the mean of the repeats; with fewer than three, that of all pairs, whose interval leaves out
-    the variation between blocks.
-    """
+    """Return other - base by repeats (by pairs, if fewer than three), by pairs, and by percentile."""
     both = [(base.runs[i], other.runs[i]) for i in sorted(base.runs)]
     ours, theirs = pairs(both, column)
     shift = compare_paired(ours, theirs)

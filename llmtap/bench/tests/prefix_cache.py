@@ -1,17 +1,12 @@
 """Prefix Cache Effectiveness (IETF draft, 5.7): the effect of a cache of shared prefixes.
 
-A repeat sends the same work three times: with the cache off, with an empty cache (cold), and with a cache
-that holds the shared prefixes and nothing else (warm).
+A repeat sends the same work three times:
 
-- Cold: earlier benchmarks have left their prompts in the cache, so the words of prompts and warm-ups are new
-  each time. Their seeds are stored with the results; `texts` sets them. Lengths, arrivals and sharing come
-  from `seed`.
-- Warm: after the cold run the cache holds whole prompts, so the warm run has words of its own, and each of
-  its prefixes is sent once before it.
-- Off: the requests are those of cold. One server at one address may remember what it was sent with the cache
-  off, so cold comes first there; else the seed decides.
+- Off: with the cache off, the requests of cold. Cold comes first if both are one address.
+- Cold: with an empty cache: words of prompts and warm-ups are new each time (`texts` sets their seed).
+- Warm: with words of its own, after each of its prefixes was sent once.
 
-Where servers report cached tokens, the hit rate is measured, and off and cold are checked.
+If servers report cached tokens, the hit rate is measured, and off and cold are checked.
 """
 
 import secrets
@@ -62,8 +57,7 @@ _APART: Final = 1_000
 
 
 class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.7.2). Which prefix is shared, how long it is and by how many is the workload's, unless
-    told."""
+    """Setup (5.7.2). Sharing and prefix lengths are the workload's by default."""
 
     workload: Annotated[
         str, Meta(description="code-completion, conversation, or a FILE.toml of written texts")
@@ -104,7 +98,6 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def check(session: BenchSession, params: PrefixCacheParams) -> None:
-    """Raises ConfigError: without the two configurations there is nothing to compare (5.7.2)."""
     for name, does in ((OFF, "disables"), (ON, "enables")):
         if name not in session.arms:
             raise ConfigError(
@@ -121,7 +114,6 @@ def check(session: BenchSession, params: PrefixCacheParams) -> None:
 
 
 async def run(session: BenchSession, params: PrefixCacheParams) -> TestResult:
-    """5.7.3, as many times as there are repeats."""
     work = _prefixes(session, params)
     texts = _Texts(session, params.texts)
     warm_by = replace(work, output_tokens=WARM_TOKENS).closed(32, session.seed - 1, texts.new(), 8)
@@ -185,8 +177,7 @@ class _Texts:
         self.used: dict[str, int] = {}
 
     def of(self, step: str, shape: Load) -> int:
-        """For the load of a step, which has this shape. A step that was broken off gets new ones: the server
-        knows some of the old."""
+        """Return the seeds of a step; a step that was broken off gets new ones."""
         if step in self.used:
             return self.used[step]
         key = f"{step} {shape.fingerprint()}"
@@ -228,10 +219,7 @@ async def _throughput(
     warm_by: Load,
     cold_first: Sequence[bool],
 ) -> dict[str, list[tuple[float, float | None]]] | None:
-    """Return requests and output tokens per second of each repeat, off and on; None if not asked for.
-
-    A closed loop with a warm cache: an open loop below saturation shows the offered load.
-    """
+    """Return requests and output tokens per second of closed loops, off and with a warm cache; or None."""
     if not params.concurrency:
         return None
     found: dict[str, list[tuple[float, float | None]]] = {"off": [], "on": []}

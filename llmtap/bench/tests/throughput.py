@@ -1,12 +1,8 @@
 """Output Token Throughput (IETF draft, 5.2): the highest sustained load, and its token rate.
 
-The search doubles the load until it is not sustained, then halves the distance to the last that was, down to
-one increment. A load is not sustained when the system is saturated (5.2.3.1) or, where there is an SLO, when
-the SLO is not met. An SLO that is met while the queue grows would not be met for long, so those two signs of
-saturation count in that case as well; the third compares latencies, which is the SLO's part.
-
-In a closed loop nothing is sent before something has ended: no queue can grow, and what remains of the three
-signs is failures and the tail.
+The search doubles the load until it is not sustained, then bisects down to one increment. A load is not
+sustained if the system is saturated (5.2.3.1) or the SLO is not met. With an SLO the first two signs of
+saturation count as well; in a closed loop no queue can grow, so failures and the tail remain.
 """
 
 from collections.abc import Mapping
@@ -31,7 +27,6 @@ from llmtap.bench.run.levels import (
     Bounds,
     Tried,
     check_duration,
-    check_votes,
     lasts,
     latency_rows,
     latency_table,
@@ -56,7 +51,6 @@ from llmtap.bench.run.test import (
     TestResult,
     TpotBound,
     TtftBound,
-    Votes,
     Workload,
 )
 from llmtap.errors import ConfigError
@@ -71,8 +65,6 @@ DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 
 
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.2.2)."""
-
     workload: Workload = "synthetic-uniform"
     duration: Annotated[
         Duration, Meta(description="of each level: 60s at least, 300s for stable figures (5.2.2.1)")
@@ -93,7 +85,6 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment, as of the rate")] = 1
     ttft_p99: TtftBound = None
     tpot_p99: TpotBound = None
-    votes: Votes = 1
 
     @property
     def bounds(self) -> Bounds:
@@ -123,14 +114,11 @@ class Sought:
 
     @property
     def limit(self) -> float | None:
-        """The lowest level that does not hold."""
         return None if self.search.limit is None else self.search.limit * self.step
 
 
 def check(session: BenchSession, params: ThroughputParams) -> None:
-    """Raises ConfigError: durations below the draft's, ranges that are none."""
     check_duration(session, params.duration, DURATION_MIN, "5.2.2.1")
-    check_votes(params.votes)
     if params.mode == "closed":
         _check_range("concurrency", params.concurrency_min, params.concurrency_max, params.concurrency_step)
     else:
@@ -155,26 +143,20 @@ def _search(params: ThroughputParams, resolution: int = 1) -> Sought:
     else:
         step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
     first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
-    return Sought(
-        RateSearch(low=first, high=last, start=first, resolution=resolution, votes=params.votes), step
-    )
+    return Sought(RateSearch(low=first, high=last, start=first, resolution=resolution), step)
 
 
 async def seek(
     session: BenchSession, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
 ) -> Sought:
-    """The search. Its steps are called by their level, `PREFIX/16rps`; one tried again has a number.
-
-    It ends when the limit is known to so many increments (`resolution`).
-    """
+    """Search, with steps `PREFIX/16rps`, until the limit is known to `resolution` increments."""
     sought = _search(params, resolution)
     search, step = sought.search, sought.step
     lowest: Steady | None = None
     while (at := search.next) is not None:
         session.watcher.left(lasts(search.left, to_seconds(params.duration)))
-        again = search.tries(at) + 1
         unit = "rps" if params.mode == "open" else "slots"
-        name = f"{prefix}/{at * step:g}{unit}" + f"-{again}" * (again > 1)
+        name = f"{prefix}/{at * step:g}{unit}"
         measured, steady = await _send(session, params, sought, name, at * step)
         lowest = lowest or steady
         broken = _broken(steady, lowest, params)
@@ -224,7 +206,6 @@ def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[st
 
 
 async def run(session: BenchSession, params: ThroughputParams) -> TestResult:
-    """5.2.3: search, and report the highest load that was sustained."""
     sought = await seek(session, params)
     best, told = sought.best, _measurements(session, params, sought)
     found = TestResult(told, configuration=_configuration(params))
@@ -285,7 +266,6 @@ def _measurements(session: BenchSession, params: ThroughputParams, sought: Sough
         "max_output_tps": None, "max_request_rps": None, "max_input_tps": None,
         "tokens_per_gpu_second": None, "batch_utilization": None, "latency": None, "steady": None,
         "levels": [{unit: t.level, **level_json(t)} for t in sought.tried],
-        "contradictions": [at * sought.step for at in sought.search.contradictions],
     }  # fmt: skip
     if best is None:
         return told
@@ -356,11 +336,6 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
         )
     if best is not None and not best.steady.is_steady:
         notes.append("at the highest load that was sustained the throughput was not steady: measure longer")
-    if told["contradictions"]:
-        levels = ", ".join(f"{level:g}" for level in told["contradictions"])
-        notes.append(
-            f"sustained although a lower level was not: {levels}; votes above 1 settle what is noise"
-        )
     if params.duration < DURATION_STABLE:
         notes.append(
             f"each level lasted {to_seconds(params.duration):g} s; 300 s are recommended for stable figures"

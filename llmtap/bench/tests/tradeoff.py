@@ -1,10 +1,7 @@
 """Throughput-Latency Tradeoff (IETF draft, 5.3): latency and throughput at 10 to 120 % of capacity.
 
-Open loop alone: a closed one sends less when the system is slow, and never shows what lies beyond capacity.
-
-The draft gives saturation two readings. By its rule it is the first level that achieves less than the one
-before it (5.3.4); its own example (5.3.5) names the level of the highest throughput, at which no rule of the
-draft fires. Both are reported, each by its name.
+Open loop only. The draft has two readings of saturation, and both are reported: the first level that achieves
+less than the one before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,8 +69,6 @@ _ANY: Final = 1 << 62
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.3.2)."""
-
     workload: Workload = "synthetic-uniform"
     duration: Annotated[Duration, Meta(description="of each level: 60s at least (5.3.2)")] = DURATION_MIN
     levels: Annotated[
@@ -104,7 +99,6 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check(session: BenchSession, params: TradeoffParams) -> None:
-    """Raises ConfigError: too few levels, too short, or not rising."""
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
     if params.search_duration <= 0:
         raise ConfigError("duration", "is nothing")
@@ -119,7 +113,6 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
 
 
 async def run(session: BenchSession, params: TradeoffParams) -> TestResult:
-    """5.3.3: estimate capacity, and measure each level in ascending order."""
     capacity = await _capacity(session, params)
     tried = []
     for done, percent in enumerate(params.levels):
@@ -185,7 +178,6 @@ async def _search(
     high: float = RATE_MAX,
     resolution: int = 1,
 ) -> float:
-    """The highest rate that is sustained, to the step. Raises ConfigError where none is."""
     sought = await seek(
         session,
         ThroughputParams(

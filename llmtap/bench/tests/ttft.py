@@ -1,7 +1,7 @@
 """Time to First Token (IETF draft, 5.1): its distribution at a given load.
 
-TTFT is from the last byte of the request to the first content token that is not empty or white space
-(5.1.3.1, B.1.1). Where tokens of another kind come before it, the time to any token is told beside it.
+From the last byte of the request to the first content token that is not empty or white space (5.1.3.1,
+B.1.1); the time to a token of any kind is reported beside it.
 """
 
 from collections.abc import Mapping
@@ -55,8 +55,7 @@ SHARE: Final = 0.5
 
 
 class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.1.2). `rate` or `concurrency` is the load model; with neither it is half of what the
-    throughput test found sustainable."""
+    """Setup (5.1.2). Default load: half of the throughput test's sustainable load."""
 
     workload: Workload = "synthetic-uniform"
     requests: Annotated[int, Meta(ge=1, description="how many: P99 needs 1,000, P99.9 needs 10,000")] = 10_000
@@ -66,7 +65,6 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
-    """Raises ConfigError: one load model is to be chosen (5.1.2.2)."""
     if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
         raise ConfigError(
             "rate", "is not given, and neither is concurrency: TTFT is measured at a load",
@@ -74,11 +72,10 @@ def check(session: BenchSession, params: TtftParams) -> None:
             " the same results folder, half of what it found sustainable is taken",
         )  # fmt: skip
     if params.rate is not None and params.concurrency is not None:
-        raise ConfigError("concurrency", "is of a closed loop, and rate is given too", "one of the two")
+        raise ConfigError("concurrency", "cannot be combined with rate")
 
 
 async def run(session: BenchSession, params: TtftParams) -> TestResult:
-    """5.1.3: warm up, send, and sum up."""
     load = _load(session, params)
     measured = await session.measure("load", load)
     ttft = measured.values("ttft_ns")
@@ -125,8 +122,7 @@ def _seconds(session: BenchSession, params: TtftParams) -> float | None:
 
 
 def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
-    """Return TTFT by range of input lengths (5.1.4.2), as the server counted them, else as planned; None if
-    all inputs have one length."""
+    """Return TTFT by range of input lengths (5.1.4.2); None if all inputs have one length."""
     planned = load.plan.requests.input
     samples: dict[int, list[float]] = {}
     lengths = set()

@@ -1,18 +1,11 @@
 """Chained, salted hashes of prompt blocks: show what prompts share without storing text.
 
-A prompt's text is cut into blocks of one size, across its messages; the id of a block is a keyed BLAKE2b of
-the id before it and of the block. Two prompts have the same first n ids exactly when their first n blocks
-agree: the same text in the same roles with the same pictures between, after the same tools. The salt is made
-for each capture and never written, so nobody can try texts against the ids.
+The id of a block is a keyed BLAKE2b of the id before it and of the block: two prompts have the same first n
+ids exactly when their first n blocks agree in text, roles, pictures and tools. Blocks count text; roles and
+marks (`exchange/prompt.py`) are hashed at their place, at a border of blocks with the next one. By tokens
+each message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
 
-- Blocks count text only. Borders of messages, their roles and marks (`exchange/prompt.py`) are hashed at
-  their place and take no room; one at a border of blocks belongs to the next.
-- The last block may be partial; marks after the last text are in no block.
-- By tokens each message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
-- Several prompts in one body (completions) are hashed one after the other.
-
-Source: Mooncake's trace (a hash id stands for a block and all before it); BLAKE2 keying and personalisation
-as in RFC 7693.
+Source: Mooncake's trace (a hash id stands for a block and all before it); RFC 7693.
 """
 
 import secrets
@@ -50,13 +43,7 @@ class Blocks(NamedTuple):
 
 
 class BlockHasher:
-    """Cuts and hashes prompts.
-
-    Args:
-        salt: from `new_salt`.
-        size: of a block, in `unit`.
-        tokenize: gives the ids of a text; needed for the unit `tokens`.
-    """
+    """Cuts prompts into blocks of `size` in `unit` (`tokens` need `tokenize`), and hashes them."""
 
     __slots__ = ("_salt", "_size", "_tokenize", "size", "skipped", "unit")
 
@@ -129,10 +116,7 @@ class BlockHasher:
 
 
 def chain(prompt: PromptShape, salt: bytes) -> list[bytes]:
-    """Return the digests of the conversation up to its first message, its second, ... and its last.
-
-    Thinking does not count, nor a message of thinking alone: clients drop it later.
-    """
+    """Return the digests of the conversation up to each message, without thinking: clients drop it later."""
     state = blake2b(digest_size=CHAIN_BYTES, key=salt, person=b"llmtap chain")
     digests = []
     for message in prompt.messages:

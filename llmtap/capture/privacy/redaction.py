@@ -13,10 +13,8 @@ Only the level `full` has text, and none of it is written unredacted. Rules:
   body with such a name. Not: a secret without form and without name; a plain word behind "password: ", which
   is prose as often.
 
-Media in base64 becomes `[media]`, because nothing can be found in it.
-
-Patterns are bounded or possessive where they repeat, so time is linear in the text. An operator's own pattern
-(`re:PATTERN`) is not checked for that.
+Media in base64 becomes `[media]`. Patterns are bounded or possessive where they repeat, so time is linear in
+the text; an operator's own pattern (`re:PATTERN`) is not checked for that.
 
 Source: ITU-T E.164 (at most 15 digits), ISO/IEC 7812-1 (card numbers, Luhn), RFC 7468 (PEM), RFC 2397 (data
 URLs).

@@ -1,33 +1,24 @@
 """Link the requests of a conversation, with the think time between them.
 
-A conversation is recognised in two ways. `explicit`: the request names it, in a header or a field of its
-body. `prefix`: chat clients send the whole conversation each time, so a request whose first k messages are
-all the messages of an earlier one, for the longest such k, is its next turn. Tenants are never mixed. A
-request without messages and name has no session.
+A conversation is `explicit`: the request names it, in a header or a field of its body; or `prefix`: the
+request's first k messages are all the messages of an earlier one, for the longest such k. Tenants are never
+mixed. A request without messages and name has no session.
 
-Decisions:
-
-- Every exchange with messages opens a session, its turn 0, whether or not anything follows.
 - A branch (the same request again, or with another last message) stays in its session and has the parent, and
   so the number, of what it branches from: a number is the depth in the conversation, not a count. A first
   message that is sent again opens another session, because it may be another person's.
-- Several earlier exchanges may have the same messages. First come those that nothing has followed and whose
-  answer was there before the request arrived; then one that was followed, after the same answer; of equals
-  the latest. Conversations can be swapped only while they are word for word the same.
+- Of earlier exchanges with the same messages, those come first that nothing has followed and that had ended
+  when the request arrived; then one that was followed, after the same answer; of equals the latest.
 - With an explicit id the parent is found in the same way among the session's exchanges, else (the server
   keeps the history) it is the latest that had ended.
-- A conversation whose beginning a client cuts off or rewrites begins anew.
-- Think time runs from the end of the parent's answer to the arrival. It is None where that end is not known,
-  or came later. Two stamps of one relay are compared by its monotonic clock, others by the wall clock.
-- A fast agent has the answer, and has sent its next request, before our last write has returned, or before
-  the server's last words, which carry no token, have come. Of an answer that came to its end, a request
-  between the last token and that end took no time to think: 0.
+- The first exchange of a conversation that names the one that started it (a subagent's) has as its parent the
+  latest exchange there that had ended. It is turn 0 all the same.
+- Think time runs from the end of the parent's answer to the arrival; None where that end is not known, or
+  came later. Between the last token and that end it is 0: a fast agent asks before our last write has
+  returned. Stamps of one relay are compared by its monotonic clock, others by the wall clock.
 
-Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`:
-no text. The oldest go first.
-
-A link is never invented. Source: Bailian's trace numbers
-turns by depth under a parent, too.
+Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`.
+Source: Bailian's trace numbers turns by depth under a parent, too.
 """
 
 import secrets
@@ -59,7 +50,8 @@ class Keys:
     """What a request says of its conversation, as digests."""
 
     named: bytes | None = None
-    """Of the id that it names."""
+    starter: bytes | None = None
+    """Of the id of the conversation that started it, such as that of a subagent's caller."""
     chain: list[bytes] = field(default_factory=list)
     """Of its messages, as in `blocks.chain`; empty where it has no conversation."""
     by: str | None = None
@@ -76,7 +68,6 @@ class _Seen:
     id: str
     relay: str
     ended_ns: int | None
-    """By the relay's monotonic clock."""
     ended_wall_ns: int
     """Of the end, or of the arrival where the end is not known."""
     closing_ns: int
@@ -90,22 +81,24 @@ class Sessions:
     """Finds the session of each exchange.
 
     Args:
-        salt: keys all digests.
-        named: explicit sessions are called by a keyed hash of what the client named them, always the same
-            for the same salt; without it by a random name: nothing derived from the client's word is told.
-        headers: header fields that name a conversation, the first found decides.
-        fields: fields of the body that do, as dotted paths, after the headers.
+        named: call explicit sessions by a keyed hash of their name, and not by a random name.
+        headers, fields: header fields and then body fields (dotted paths) that name a conversation.
+        parents: header fields that name the conversation that started it.
     """
 
-    __slots__ = ("_by_key", "_exchanges_max", "_fields", "_headers", "_idle_ns", "_named", "_order", "_salt")
+    __slots__ = (
+        "_by_key", "_exchanges_max", "_fields", "_headers", "_idle_ns", "_named", "_order", "_parents",
+        "_salt",
+    )  # fmt: skip
 
     def __init__(
         self, salt: bytes, *, named: bool, headers: Sequence[str] = (), fields: Sequence[str] = (),
-        exchanges_max: int = _EXCHANGES_MAX, idle_ns: int = _IDLE_NS,
+        parents: Sequence[str] = (),         exchanges_max: int = _EXCHANGES_MAX, idle_ns: int = _IDLE_NS,
     ) -> None:  # fmt: skip
         self._salt = salt
         self._named = named
         self._headers = [name.lower().encode() for name in headers]
+        self._parents = [name.lower().encode() for name in parents]
         self._fields = [path.split(".") for path in fields]
         self._exchanges_max = exchanges_max
         self._idle_ns = idle_ns
@@ -114,12 +107,11 @@ class Sessions:
         """All that is remembered, in the order in which it ended."""
 
     def __len__(self) -> int:
-        """Exchanges remembered."""
         return len(self._order)
 
     def keys(self, headers: Headers, prompt: PromptShape | None) -> Keys:
         """At the end of a request, while its text is at hand."""
-        keys = Keys(named=self._name_in(headers, prompt))
+        keys = Keys(self._name_in(headers, prompt), self._digest_of(headers, self._parents))
         if prompt is not None and prompt.chat:
             keys.chain = chain(prompt, self._salt)
             keys.by = _by(prompt.messages)
@@ -144,6 +136,8 @@ class Sessions:
         else:
             session = secrets.token_hex(_NAME_BYTES)
         number = 0 if parent is None else parent.number + 1
+        if parent is None and not siblings and keys.starter not in (None, keys.named):
+            parent = _latest_ended(self._by_key.get(tag + keys.starter, ()), x)
         seen = _Seen(
             (*([own] if own else []), *([tag + keys.chain[-1]] if keys.chain else [])),
             session, number, x.id, x.relay, ended_ns, ended_wall_ns, _closing_ns(x, ended_ns),
@@ -170,8 +164,7 @@ class Sessions:
                 parent = max(found, key=lambda seen: _preference(seen, answer, x))
                 parent.followed = parent.followed or answer
                 return parent
-        ended = [seen for seen in own or () if _think_ns(seen, x) is not None]
-        return max(ended, key=lambda seen: seen.ended_wall_ns, default=None)
+        return _latest_ended(own or (), x)
 
     def _remember(self, seen: _Seen) -> None:
         for key in seen.keys:
@@ -196,10 +189,8 @@ class Sessions:
                     self._by_key.pop(key, None)
 
     def _name_in(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
-        for name in self._headers:
-            value = header_value(headers, name)
-            if value:
-                return self._digest(value, CHAIN_BYTES)
+        if (found_name := self._digest_of(headers, self._headers)) is not None:
+            return found_name
         for steps in self._fields if prompt is not None else ():
             found: Any = prompt.value if prompt is not None else None
             for step in steps:
@@ -210,8 +201,18 @@ class Sessions:
                 return self._digest(found.encode("utf-8", "surrogatepass"), CHAIN_BYTES)
         return None
 
+    def _digest_of(self, headers: Headers, names: list[bytes]) -> bytes | None:
+        """Return the digest of the first of these fields that is there."""
+        values = filter(None, (header_value(headers, name) for name in names))
+        return next((self._digest(value, CHAIN_BYTES) for value in values), None)
+
     def _digest(self, data: bytes, size: int) -> bytes:
         return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
+
+
+def _latest_ended(found: Sequence[_Seen], x: Exchange) -> _Seen | None:
+    ended = [seen for seen in found if _think_ns(seen, x) is not None]
+    return max(ended, key=lambda seen: seen.ended_wall_ns, default=None)
 
 
 def _preference(seen: _Seen, answer: bytes, x: Exchange) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import Summary
 
-__all__ = ["BY", "CapturedWorkload", "describe"]
+__all__ = ["BY", "CapturedWorkload", "TenantClass", "describe"]
 
 
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -216,21 +217,39 @@ BY: Final = tuple(_LABELS)
 """What a capture's summary can be split by."""
 
 
-class _Groups:
-    """A summary for each value of a label."""
+@dataclass(frozen=True, slots=True)
+class TenantClass:
+    """Objectives and reader of a class of tenants; `name`: "" without classes, "none" of tenants without."""
 
-    def __init__(self, label: str, objectives: Objectives | None, reader: Benefit) -> None:
-        self._of = _LABELS[label]
-        self._objectives, self._reader = objectives, reader
-        self.summaries: dict[str, Summary] = {}
+    name: str = ""
+    objectives: Objectives | None = None
+    reader: Benefit = DEFAULT_BENEFIT
+
+
+class _Groups:
+    """A summary for each value of a label, of parts that are each judged by one class."""
+
+    def __init__(self, of: Callable[[Exchange], str | None], class_of: Callable[[str], TenantClass]) -> None:
+        self._of, self._class_of = of, class_of
+        self._parts: dict[str, dict[str, Summary]] = {}
 
     def add(self, x: Exchange) -> None:
         name = self._of(x) or "none"
-        if name not in self.summaries and len(self.summaries) >= GROUPS_MAX:
+        if name not in self._parts and len(self._parts) >= GROUPS_MAX:
             name = "other"
-        if name not in self.summaries:
-            self.summaries[name] = Summary(self._objectives, self._reader)
-        self.summaries[name].add(x)
+        judged = self._class_of(x.tenant)
+        parts = self._parts.setdefault(name, {})
+        if judged.name not in parts:
+            parts[judged.name] = Summary(judged.objectives, judged.reader)
+        parts[judged.name].add(x)
+
+    def summaries(self) -> dict[str, Summary]:
+        found = {}
+        for name, (first, *others) in ((name, parts.values()) for name, parts in self._parts.items()):
+            for other in others:
+                first.merge(other)
+            found[name] = first
+        return found
 
 
 def describe(
@@ -239,6 +258,7 @@ def describe(
     *,
     by: Collection[str] = (),
     objectives: Objectives | None = None,
+    class_of: Callable[[str], TenantClass] | None = None,
     percentiles: Mapping[str, float] | None = None,
     reader: Benefit = DEFAULT_BENEFIT,
     progress: Callable[[int], None] | None = None,
@@ -249,22 +269,30 @@ def describe(
         infos: what the files say of themselves.
         batches: all rows, in the whole schema.
         by: some of BY, to have the same for each tenant, model, ...
-        objectives: what the exchanges are judged by.
+        objectives: what the exchanges are judged by, without `class_of`.
+        class_of: class of a tenant; `by` then has `class`, too.
         percentiles: further ones of each metric, by name.
-        reader: whose user idle latency and smooth goodput are computed.
+        reader: whose user idle latency and smooth goodput are computed, without `class_of`.
         progress: told the rows done, now and then.
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
-    total = Summary(objectives, reader)
-    groups = {label: _Groups(label, objectives, reader) for label in by}
+    labels = {label: _LABELS[label] for label in by}
+    if class_of is None:
+        everyone = TenantClass("", objectives, reader)
+        find = lambda tenant: everyone  # noqa: E731
+    else:
+        find = class_of
+        labels["class"] = lambda x: find(x.tenant).name
+    whole = _Groups(lambda x: "all", find)
+    groups = {label: _Groups(of, find) for label, of in labels.items()}
     unknown = uncertainties = 0
     for batch in batches:
         workload.add(batch)
         unknown += batch.column("outcome").null_count
         uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
         for x in exchanges_of(batch):
-            total.add(x)
+            whole.add(x)
             for group in groups.values():
                 group.add(x)
         if progress is not None:
@@ -273,10 +301,11 @@ def describe(
     parts = {
         label: {
             name: summary.to_dict(window, seconds, mode, percentiles=percentiles)
-            for name, summary in sorted(group.summaries.items(), key=lambda part: -part[1].n)
+            for name, summary in sorted(group.summaries().items(), key=lambda part: -part[1].n)
         }
         for label, group in groups.items()
     }
+    total = whole.summaries().get("all") or Summary(objectives, reader)
     out = total.to_dict(window, seconds, mode, parts, percentiles=percentiles)
     if unknown:
         # A trace that tells no outcome says nothing of how its exchanges ended.

@@ -1,17 +1,13 @@
 """Find the missing exchanges of a capture, from its row numbers and the counts of its relays.
 
-Each relay numbers its exchanges from 1, without gaps, and reports how many it has begun, how many it could
-not measure, by reason, and how many are under way (`schema.CaptureLedger`). From these:
+Each relay numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). From these:
 
-- Missing: numbers from 1 to the highest known one that no row has. Exact.
-- Explained: by counts, because nobody knows which numbers were dropped. Drops are exact up to the relay's
-last report.
-  Exchanges under way then, or begun since, may have ended without a row: they count as explained.
-- `unexplained`: the rest. They were measured and lost with a killed meter, a damaged spool, or a file that
-  was deleted or not read. "At least" so many if the relay had exchanges under way.
+- Missing: numbers from 1 to the highest known one that no row has, less the running ones.
+- Running: exchanges under way at the last report of a capture that is not closed.
+- Explained: by counts of drops, exact up to the relay's last report, and of exchanges under way then or begun
+  since, which may have ended without a row.
+- `unexplained`: the rest, lost with a killed meter, a damaged spool, or a file that was deleted or not read.
 - The tail, begun after the relay's last report and last row, is unknown. A capture closed in order has none.
-- Relays that left long ago are known only from the files of their time; the last ones that left stand in all
-  later files (`LEFT_MAX` in `meter/pipeline/recorder.py`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,14 +33,14 @@ class RelayIntegrity:
 
     relay: str
     opened: int
-    """Exchanges begun: by its report, or the highest number of a row."""
     present: int
     duplicates: int
     missing: int
+    running: int
+    """Under way at its last report, if the capture is not closed: they are not among the missing."""
     ranges: list[tuple[int, int]]
-    """First and last number of each missing range."""
+    """First and last number of each range without rows."""
     dropped: dict[str, int]
-    """Not measured, by reason."""
     unsettled: int
     """Under way at its last report."""
     since: int
@@ -58,7 +54,6 @@ class RelayIntegrity:
     packets: dict[str, int] = field(default_factory=dict)
     """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = field(default_factory=dict)
-    """Its connections, by kind."""
 
 
 @dataclass(slots=True)
@@ -68,11 +63,8 @@ class CaptureIntegrity:
     capture: str
     relays: list[RelayIntegrity]
     meters: int
-    """Runs of the meter that wrote files."""
     not_kept: dict[str, int]
-    """Exchanges that were measured and not kept, by reason."""
     damaged: dict[str, int]
-    """Lost batches and bytes of spools; the number of rows is unknown."""
     closed: bool
     """Ended in order: there is no tail."""
 
@@ -83,6 +75,10 @@ class CaptureIntegrity:
     @property
     def missing(self) -> int:
         return sum(relay.missing for relay in self.relays)
+
+    @property
+    def running(self) -> int:
+        return sum(relay.running for relay in self.relays)
 
     @property
     def duplicates(self) -> int:
@@ -104,9 +100,7 @@ class Integrity:
 
     captures: list[CaptureIntegrity]
     unnumbered: int
-    """Rows without a number, as of other traces."""
     broken: list[tuple[str, str]] = field(default_factory=list)
-    """Files that could not be read, and why."""
 
     @property
     def ok(self) -> bool:
@@ -121,7 +115,7 @@ class Integrity:
             "broken": [{"file": file, "problem": problem} for file, problem in self.broken],
             "captures": [
                 {
-                    "capture": c.capture, "present": c.present, "missing": c.missing,
+                    "capture": c.capture, "present": c.present, "missing": c.missing, "running": c.running,
                     "duplicates": c.duplicates, "unexplained": c.unexplained, "exact": c.exact,
                     "not_kept": c.not_kept, "damaged": c.damaged, "meters": c.meters, "closed": c.closed,
                     "relays": [asdict(relay) for relay in c.relays],
@@ -173,6 +167,7 @@ def check(
                     _relay(
                         relay, pa.chunked_array(found.get((capture, relay), []), pa.int64()),
                         ledger.relays.get(relay), anchors.get((capture, relay), {}),
+                        closed=ledger.closed,
                     )
                     for relay in relays
                 ],
@@ -227,23 +222,25 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _relay(
-    relay: str, numbers: pa.ChunkedArray, said: RelayCount | None, anchors: dict[int, tuple[int, int]]
-) -> RelayIntegrity:
+    relay: str, numbers: pa.ChunkedArray, said: RelayCount | None, anchors: dict[int, tuple[int, int]],
+    *, closed: bool,
+) -> RelayIntegrity:  # fmt: skip
     count = RelayCount(0) if said is None else said
     distinct = pc.unique(numbers)
     ordered = distinct.take(pc.array_sort_indices(distinct))
     opened = max(count.opened, ordered[-1].as_py() if len(ordered) else 0)
     ranges = list(_gaps(ordered.filter(pc.greater(ordered, count.since)), count.since, opened))
-    missing = sum(last - first + 1 for first, last in ranges)
+    absent = sum(last - first + 1 for first, last in ranges)
+    running = 0 if closed else min(absent, count.unsettled)
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
     dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
     dropped = {reason: n for reason, n in dropped.items() if n > 0}
     accounted = sum(dropped.values()) + count.unsettled + since
     set_at = [{"seq": seq, "arrival_ns": ns, "anchor": n} for n, (seq, ns) in sorted(anchors.items()) if n]
     return RelayIntegrity(
-        relay, opened, len(ordered), len(numbers) - len(ordered), missing, ranges, dropped,
-        count.unsettled, since, max(0, missing - accounted), not count.unsettled and not since, set_at,
-        count.packets, count.watched,
+        relay, opened, len(ordered), len(numbers) - len(ordered), absent - running, running, ranges,
+        dropped, count.unsettled, since, max(0, absent - accounted), not count.unsettled and not since,
+        set_at, count.packets, count.watched,
     )  # fmt: skip
 
 

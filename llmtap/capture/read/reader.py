@@ -1,12 +1,10 @@
 """Read captures: files, folders, patterns and URLs as a table or a stream of rows or Exchanges.
 
-- Rows come in the order of the files' names and, in a file, in the order in which the exchanges ended. Our
-  names sort by time.
+- Rows come in the order of the files' names, which sort by time.
 - Of a folder, files named `llmtap-*.parquet` are read, and where there is none, all named `*.parquet`; what
   is hidden (begins with `.` or `_`, folders too) is not.
-- Of a local folder, the spool (`.spool`) is read, too: a running capture's last minutes. A spool becomes a
-  Parquet file of the same name at any moment: one of the two is read.
-- Files of an older schema are migrated; a newer one is an error.
+- Of a local folder, the spool (`.spool`) is read, too. A spool becomes a Parquet file of the same name at any
+  moment: one of the two is read.
 - Memory holds one batch, unless a table is asked for.
 """
 
@@ -68,16 +66,12 @@ class CaptureFile:
     """One file of a capture."""
 
     name: str
-    """Path or URL."""
     rows: int
     bytes: int
     info: CaptureInfo
     path: str
-    """In its file system."""
     store: Any
-    """The file system (`pyarrow.fs`)."""
     contents: SpoolContents | None = field(default=None, repr=False)
-    """Of a spool: its whole frames."""
 
     @property
     def spool(self) -> bool:
@@ -139,16 +133,11 @@ class Capture:
 
     @property
     def info(self) -> CaptureInfo:
-        """The files' metadata together: highest level, first beginning, sums of damage, last counts of all
-        relays; of the rest the values that all files share.
-        """
+        """Metadata of all files: highest level, first beginning, total damage, last ledger, shared values."""
         return _merged([file.info for file in self.files])
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows in batches of some thousands, with these columns or all.
-
-        Raises CaptureError for an unknown column, and for a damaged file (unless those are skipped).
-        """
+        """Yield all rows, with these columns or all. Raises CaptureError."""
         wanted = SCHEMA if columns is None else _schema_of(columns)
         for file in self.files:
             try:
@@ -291,13 +280,13 @@ def _listed(place: str, *, spools: bool) -> list[_Found]:
         return []  # they are always local
     try:
         store, path, prefix = _store_of(place)
-        if has_magic(path):
+        there = store.get_file_info(path)
+        if there.type != fs.FileType.NotFound:
+            found = [there] if there.type == fs.FileType.File else _in_folder(store, path)
+        elif has_magic(path):
             found = _matching(store, path)
         else:
-            there = store.get_file_info(path)
-            if there.type == fs.FileType.NotFound:
-                raise CaptureError(shown, "does not exist")
-            found = [there] if there.type == fs.FileType.File else _in_folder(store, path)
+            raise CaptureError(shown, "does not exist")
     except (pa.ArrowException, OSError) as exc:
         raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
     listed = [_Found(prefix + f.path, f.path, store, f.size or 0) for f in found]
@@ -435,7 +424,9 @@ def _rows_at_once(metadata: Any) -> int:
 def _schema_of(columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in SCHEMA.names:
-            raise CaptureError(f"column {name}", "is none of a capture's", "capture/FORMAT.md lists them")
+            raise CaptureError(
+                f"column {name}", "is not a column of captures", "capture/FORMAT.md lists them"
+            )
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 

@@ -1,7 +1,6 @@
 """Read and write trace files, also `.gz` and `.zst`; written files appear only when complete.
 
-A target is written under another name and renamed when all of it is on the disk. A new file is readable by
-its owner alone, because traces may hold texts of people; one that replaces a file keeps its mode.
+A new file is readable by its owner alone; one that replaces a file keeps its mode.
 """
 
 import io

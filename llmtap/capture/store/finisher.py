@@ -1,12 +1,9 @@
 """Thread that converts closed spools to Parquet files, delivers them, and limits the size of local files.
 
-One spool at a time, oldest first. A spool is removed only when its file is durable; until then everything may
-be repeated under the same name, so a kill at any point leaves no row twice. While the disk or the store does
-not take files, spools wait, and the first is retried with growing pauses. A faulty spool (of a newer llmtap,
-unreadable) is reported once and left.
-
-A spool without rows becomes a file only if its ledger or its damage tells of missing exchanges. Otherwise it
-is removed.
+A spool is removed only when its file is durable; until then everything may be repeated under the same name,
+so a kill at any point leaves no row twice. While the disk or the store does not take files, spools wait, and
+the first is retried with growing pauses. A faulty spool (of a newer llmtap, unreadable) is reported once and
+left. A spool without rows becomes a file only if its ledger or its damage tells of missing exchanges.
 """
 
 import logging
@@ -60,7 +57,6 @@ class Finished:
     damaged_batches: int = 0
     damaged_bytes: int = 0
     lost_rows: int = 0
-    """In removed spools."""
 
 
 class Finisher:

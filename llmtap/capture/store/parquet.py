@@ -10,11 +10,9 @@ zstd level 3, bytes per event:
     event_tokens   0.014   0.0002       0.0003                0.001
     event_flags    0.010   0.0002       0.0003                0.001
 
-Deltas are worse than plain because each list begins with a step back of seconds, which sets the width of a
-block of 128. BYTE_STREAM_SPLIT would save 8 %, but few readers have it for integers (SPARK-56894); DELTA
-needs Spark 3.3. So columns are PLAIN, or a dictionary where values repeat: 2.73 bytes per event, and 109 per
-exchange for all others (95 with the best encoding of each). zstd level 1 costs 2 % more bytes, level 9 costs
-9 % more and five times the CPU. Pages of version 2 cost 0.025 bytes more per event and column.
+BYTE_STREAM_SPLIT would save 8 %, but few readers have it for integers (SPARK-56894); DELTA needs Spark 3.3.
+So columns are PLAIN, or a dictionary where values repeat: 2.73 bytes per event, and 109 per exchange for all
+others. zstd level 1 costs 2 % more bytes, level 9 costs 9 % more and five times the CPU.
 
 The footer of 8 KB has statistics only of columns to filter by (of all: 3 KB more, and people's text in it),
 and no copy of the Arrow schema (8 KB more).
@@ -47,8 +45,7 @@ __all__ = ["RunWriter", "check_place", "write_parquet"]
 
 
 GROUP_BYTES: Final = 32 << 20
-"""Of a row group, in memory: some 4,000 exchanges of 200 events. It bounds what a writer or a reader holds;
-between half and twice of it, the file's size differs by 1 %."""
+"""Of a row group, in memory: some 4,000 exchanges of 200 events."""
 _LEVEL: Final = 3
 
 _PLAIN: Final = frozenset((
@@ -69,10 +66,7 @@ _STATISTICS: Final = (
 
 
 def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write the rows in their order and return their number, with one row group in memory.
-
-    Raises OSError; then what is written is no Parquet file.
-    """
+    """Write the rows in their order, with one row group in memory; return their number. Raises OSError."""
     rows = 0
     writer = pq.ParquetWriter(
         where, SCHEMA, compression="zstd", compression_level=_LEVEL, store_schema=False,

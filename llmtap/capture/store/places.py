@@ -1,8 +1,5 @@
 """Destinations of finished files: a local folder, or an object store that `pyarrow.fs` supports.
 
-A local file is made under a name with a leading dot, which readers skip, synced, and renamed. An object store
-is written under the final name, the same at each attempt, because a put is atomic.
-
 URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them.
 """
 
@@ -31,8 +28,7 @@ __all__ = [
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
-"""Longest silence of a store. One that hangs is given up after two to four times of it, because the SDK tries
-once more when it closes."""
+"""Longest silence of a store. The SDK tries once more when it closes."""
 _PART_BYTES: Final = 8 << 20
 _REASON_LENGTH: Final = 300
 _HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
@@ -74,7 +70,7 @@ def open_place(to: str) -> Place:
         if slip is not None:
             root = "/" if slip[1] == "file" else ""
             meant = redacted(f"{slip[1]}://{root}{to[slip.end() :]}")
-            raise ConfigError("capture.to", f"{slip[0]!r} begins no URL", f"did you mean {meant!r}?")
+            raise ConfigError("capture.to", f"expected a URL, got {slip[0]!r}", f"did you mean {meant!r}?")
         return LocalPlace(Path(to))
     if to.startswith("file://"):
         return LocalPlace(Path(unquote(to.removeprefix("file://"))))
@@ -82,10 +78,7 @@ def open_place(to: str) -> Place:
 
 
 def redacted(url: str) -> str:
-    """Return the URL without user, password, and query fields that may be secret.
-
-    A password may hold any character, so it ends at the last @.
-    """
+    """Return the URL without user, password (up to the last @) and query fields that may be secret."""
     scheme, found, rest = url.partition("://")
     if not found:
         return url
@@ -123,10 +116,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create the folder and its missing parents, for this user alone; return the new ones, outermost first.
-
-    Raises OSError.
-    """
+    """Create the folder and its missing parents for this user; return the new ones. Raises OSError."""
     missing = []
     for each in (folder, *folder.parents):
         if each.exists():
@@ -234,10 +224,7 @@ class RemotePlace:
 
 
 def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
-    """Return the same for S3 with time-outs, which a URL cannot have for pyarrow.
-
-    pyarrow would also look up the bucket's region, and hang without a network.
-    """
+    """Return the same for S3 with time-outs; pyarrow's own would hang without a network."""
     from pyarrow import fs
 
     shown = redacted(url)

@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.capture.privacy.coarse import coarsen, floor_divide
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
 from llmtap.exchange.exchange import (
     Added,
@@ -96,12 +97,7 @@ _clean: Final = lru_cache(4_096)(clean_path)
 def to_batch(
     exchanges: Sequence[Exchange], *, capture: str, level: str
 ) -> tuple[pa.RecordBatch, list[Exception]]:
-    """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted.
-
-    Args:
-        capture: id of the capture.
-        level: highest privacy level of a row: none, shape or full.
-    """
+    """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted."""
     try:
         return _encode(exchanges, capture, level), []
     except Exception:  # one of them must not cost the others
@@ -119,7 +115,7 @@ def to_batch(
 def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
     n = len(xs)
     if not n:
-        return _empty()
+        return pa.RecordBatch.from_pylist([], SCHEMA)
     columns: dict[str, Any] = dict(zip(_PLAIN, zip(*map(_plain_of, xs), strict=True), strict=True))
     arrivals = _times(xs, columns)
     _event_lists(xs, arrivals, columns, sizes=level != "none")
@@ -135,12 +131,10 @@ def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
     columns["capture"] = [capture] * n
     columns["id"] = [x.id for x in xs]
     columns["path"] = [_clean(x.path) for x in xs]
-    arrays = [_column(columns.get(field.name), n, field.type) for field in SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _empty() -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
+    arrays = {field.name: _column(columns.get(field.name), n, field.type) for field in SCHEMA}
+    if level == "coarse":
+        coarsen(arrays)
+    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=SCHEMA)
 
 
 def _times(xs: Sequence[Exchange], columns: dict[str, Any]) -> pa.Array:
@@ -269,11 +263,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 
 
 def _floor_us(ns: pa.Array) -> pa.Array:
-    us = pc.divide(ns, 1_000)
-    least = pc.min(ns).as_py()
-    if least is not None and least < 0:  # Arrow rounds towards 0
-        us = pc.if_else(pc.less(ns, 0), pc.divide(pc.subtract(ns, 999), 1_000), us)
-    return us
+    return floor_divide(ns, 1_000)
 
 
 def _joined(parts: Iterable[Any], kind: pa.DataType) -> pa.Array:
@@ -339,12 +329,7 @@ def _set_part(x: Exchange, name: str) -> None:
 
 
 def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
-    """Yield the rows of a batch in SCHEMA as Exchanges.
-
-    Their stamps are on the wall clock, because the monotonic clock of another host means nothing: a
-    timeline's `arrival_ns` is the exchange's `arrival_wall_ns`. A turn without a known place has the number
-    -1.
-    """
+    """Yield the rows of a batch in SCHEMA as Exchanges, stamped by the wall clock; unknown turns are -1."""
     n = batch.num_rows
     skipped = {*_STAMPS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture"}
     rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in skipped}

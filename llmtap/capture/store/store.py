@@ -3,19 +3,12 @@
 Rows are safe once `append` returns True. What prevents it (a full disk, a folder that is gone or read-only,
 the bound on the total) is a named `problem`: the caller keeps the batch and tries again.
 
-The spool's folder holds `llmtap-*.spool` and a lock, because two taps in one folder would recover each
-other's live spools. A file has the name of its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`,
-sorted by time and never used twice.
+A lock in the spool's folder keeps two taps from recovering each other's live spools. A file has the name of
+its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`, sorted by time and never used twice.
 
-Free disk: as much as the largest spool takes stays free, so that spools can become files, which are smaller.
-When the disk gets full, spools become files early.
-
-Bound: spools and local files together. The size of a batch is estimated by how well earlier ones could be
-packed. The total exceeds its bound only by the temporary file of one spool, by a batch of more than half of
-the bound, and by one that packs so much worse than others that NOTES_BYTES do not compensate.
-
-Ledgers (what is known of exchanges that are not kept) have room of their own: a ledger without rows is
-written despite the bound and the reserve of free disk, so that a paused capture can report its losses. A
+As much disk as the largest spool takes stays free, so that spools can become files. Spools and local files
+together are bounded; the size of a batch is estimated by how well earlier ones could be packed. A ledger
+without rows is written despite the bound and that reserve, so that a paused capture can report its losses; a
 spool of ledgers alone is replaced when it has grown.
 """
 
@@ -55,17 +48,12 @@ log = logging.getLogger(__name__)
 
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 LOOK_AGAIN_NS: Final = 1_000_000_000
-"""At the bound of the total: how often to see whether somebody has made room."""
 MARGIN_BYTES: Final = 128 << 10
-"""Left free beside a spool's worth: a Parquet file of 100 columns takes 15 KB whatever is in them, and here
-ledgers are written, too."""
+"""Left free beside a spool's worth, for ledgers and the 15 KB that any Parquet file takes."""
 NOTES_BYTES: Final = 32 << 10
-"""Of the bound on the total, for ledgers without rows: the head of a spool takes 6 KB, a ledger some hundred
-bytes, the file of such a spool 3 KB."""
+"""Of the bound on the total, for ledgers without rows: a spool's head takes 6 KB, a file of it 3 KB."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
-"""At this size a spool of ledgers alone is begun anew."""
 LOOK_NOW_AND_THEN_NS: Final = 10_000_000_000
-"""How often to see whether somebody has taken files away."""
 _HEAD_BYTES: Final = 6 << 10
 _FRAME_BYTES: Final = 1 << 10
 """Of a batch, whatever is in it: what Arrow says of 100 columns, packed, and the ledger behind it."""
@@ -79,24 +67,18 @@ class StoreState:
     bytes_written: int
     files: int
     files_waiting: int
-    """Closed spools that are not files yet."""
     files_deleted: int
     """At the bound of the total, oldest first."""
     rows_deleted: int
-    """Those of this capture."""
     spool_bytes: int
     local_bytes: int
     """Spools and our local files: bounded by `total_bytes`."""
     failures: int
-    """Failed attempts to finish a file."""
     recovered: int
-    """Rows from spools of an earlier process."""
     damaged: int
-    """Unreadable batches of spools."""
     lost_rows: int
     """Rows of spools that were removed before they became files."""
     problem: str | None
-    """As `Store.problem`."""
     files_problem: str | None
     """Why files do not reach their place now: one sentence."""
 
@@ -187,11 +169,7 @@ class Store:
             )  # fmt: skip
 
     def append(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
-        """Write the rows and the ledger; return False if that is not possible now.
-
-        A batch without rows writes the ledger alone, if it is new. The written ledger counts deletions so
-        far.
-        """
+        """Write the rows, and the ledger if it is new; return False if that is not possible now."""
         assert self._lock is not None, "not open"
         deleted = self._files.deleted_rows
         if batch.num_rows and not self._has_room(batch):

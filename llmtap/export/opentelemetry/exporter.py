@@ -1,13 +1,8 @@
 """Export finished exchanges to an OpenTelemetry receiver: one span each, and metrics.
 
-OpenTelemetry's SDK makes spans, samples, batches, encodes and sends, and reads all `OTEL_*` variables. Two
-things are done here. Metrics are counted by `metrics.py` and given to the SDK as finished points, because its
-instruments take 9 us for each value, and there is a gap for each token. And every span is accounted for: the
-SDK's exporters (1.45) drop a batch whose receiver stays away, and ignore how many spans of it were rejected.
-
-Nothing is lost without being counted. Spans wait in a queue with a bound; those without room, those that the
-receiver rejects for good and those that are left at the end are in `state().dropped`, by reason. Metrics are
-totals since the start, so whatever a receiver missed is in the next export.
+The SDK makes, batches and sends spans, and reads all `OTEL_*` variables. Metrics are counted by `metrics.py`,
+because the SDK's instruments take 9 us a value. Each span that no receiver took is counted by reason
+(`state().dropped`), which the SDK's exporters (1.45) do not do.
 """
 
 import logging
@@ -63,7 +58,6 @@ BATCH_MAX: Final = 512
 POINTS_MAX: Final = 2_000
 """Points in one request: 0.6 KB each."""
 QUEUE_MAX: Final = 2_048
-"""The SDK's default."""
 RETRY_S: Final = 1.0
 """Between tries with a batch, each of which the SDK repeats with growing pauses until its timeout."""
 CLOSE_S: Final = 3.0
@@ -80,13 +74,10 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
-        """None: nothing was sent."""
         self.rejected = 0
-        """Spans or points that it did not take from a request that it took."""
         self._logged: set[str] = set()
 
     def expect(self) -> None:
-        """Forget the answer before the next request."""
         self.answer, self.rejected = None, 0
 
     def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
@@ -120,8 +111,6 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
 
 
 class _Session(requests.Session):
-    """An HTTP session that reports answers to a `_Receiver`."""
-
     def __init__(self, receiver: _Receiver, response: Any) -> None:
         super().__init__()
         self._receiver, self._response = receiver, response
@@ -297,7 +286,6 @@ class OtlpExporter:
                 self._thread.start()
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Takes in one finished exchange; quick, and never waits for a receiver."""
         server = self._servers.get(x.arm or "") or self._servers.get("")
         terms = terms_of(x, m, None if server is None else server[0], self._options.provider)
         if self._metrics:
@@ -318,7 +306,6 @@ class OtlpExporter:
         return self._handed - self._spans.sent - sum(self._spans.dropped.values())
 
     def state(self) -> ExporterState:
-        """How it goes; from any thread."""
         dropped = dict(self._spans.dropped)
         if self._full:
             dropped["queue_full"] = self._full
@@ -396,7 +383,6 @@ def _number(variable: str, default: float) -> float:
 
 @contextmanager
 def _environment(ours: Mapping[str, str]) -> Iterator[None]:
-    """The process's environment with variables of ours, for the SDK to read as it starts."""
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:

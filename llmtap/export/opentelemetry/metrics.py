@@ -1,9 +1,7 @@
-"""Histograms and counters for OpenTelemetry, counted here, exported by the SDK as finished points.
+"""Histograms and counters for OpenTelemetry, exported by the SDK as finished points.
 
-The SDK's instruments take 10 us for each value, and there is a gap for each token: here an exchange is
-counted at once when it ends. The thread on which exchanges end adds to a table of new counts; the sending
-thread takes that table as a whole and adds it to its totals, so neither waits for the other longer than an
-exchange takes to be counted.
+An exchange is counted at once when it ends (the SDK's instruments take 10 us a value). The sending thread
+takes the table of new counts as a whole, so no thread waits for the other.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,15 +43,11 @@ Key = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One series as it stands."""
-
     measure: Measure
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
     start_ns: int
-    """Since when it counts, in ns since the epoch."""
     place: tuple[int, Key]
-    """Of its cell."""
 
 
 class MetricRecorder:
@@ -83,7 +77,6 @@ class MetricRecorder:
         return fresh
 
     def record(self, x: Exchange, m: Measured, terms: Terms) -> None:
-        """Counts one exchange."""
         with self._lock:
             self._record(x, m, terms)
 
@@ -147,8 +140,6 @@ class MetricRecorder:
 
 
 class Totals:
-    """Everything counted since the start, on the thread that sends."""
-
     def __init__(
         self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
     ) -> None:
@@ -160,7 +151,6 @@ class Totals:
         self._start_ns = self._gathered_ns = start_ns
 
     def gather(self, now_ns: int = 0) -> Iterator[Point]:
-        """Every series, with what is new in it, those of one instrument together."""
         for at, cell in self._recorder.take().items():
             if at in self._cells:
                 self._cells[at][1].merge(cell)  # type: ignore[arg-type]  # of the same kind

@@ -1,14 +1,7 @@
-"""Names of OpenTelemetry by version of the GenAI semantic conventions.
-
-The conventions for generative AI are in development. Their own repository has released `0.1.0`. Before, they
-were part of the semantic conventions, last in `1.41`, whose names this release still offers. So no other
-module spells such a name; it uses the table of the configured version. `off` has names of our own only.
-
-Names of HTTP, servers and errors are stable and the same in every version.
+"""Names of OpenTelemetry by version of the GenAI semantic conventions; `off` has only our own.
 
 Source: open-telemetry/semantic-conventions v1.41.0 and open-telemetry/semantic-conventions-genai v0.1.0,
-docs/gen-ai: client-inference.md, client-embeddings.md, gen-ai-metrics.md, non-normative/migration.md. A
-metric is listed here only where our measure is exactly its definition.
+docs/gen-ai. A metric is listed only where our measure is exactly its definition.
 """
 
 from collections.abc import Mapping
@@ -61,8 +54,6 @@ _TOKENS: Final = tuple(4**i for i in range(14))
 
 
 class SemconvQuantity(Enum):
-    """What is measured of an exchange; a version's table says under which metrics it goes out."""
-
     DURATION = auto()
     """First byte of the request to the end of the exchange: the span's own length."""
     FIRST_CHUNK = auto()
@@ -92,8 +83,6 @@ class SemconvQuantity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One metric. Without edges it is a counter."""
-
     name: str
     description: str
     unit: str
@@ -108,16 +97,12 @@ class Instrument:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A quantity's way into an instrument, with the attributes that tell it from others in there."""
-
     instrument: Instrument
     attributes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Semconv:
-    """The names of one version."""
-
     version: str
     schema_url: str = ""
     """Empty where the version has no published schema."""
@@ -286,11 +271,7 @@ def operation_of(endpoint: str | None) -> str | None:
 
 
 def provider_of(host: str | None, dialect: str | None) -> str:
-    """The provider by best knowledge: the upstream's name, else the flavour its answers have.
-
-    The attribute is required, and tells which provider's format the telemetry follows: an
-    OpenAI-compatible server of no well-known name is `openai`.
-    """
+    """Return the provider (required): by the upstream's name, else by the flavour of its answers."""
     if host is not None:
         for end, provider in _HOSTS:
             if host.endswith(end):

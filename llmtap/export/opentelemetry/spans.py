@@ -67,8 +67,6 @@ _IS_CHUNK: Final = bytes(
 
 @dataclass(slots=True)
 class Terms:
-    """One exchange in the conventions' words; None where a term does not apply."""
-
     operation: str | None
     """None: no operation of a model, just HTTP."""
     provider: str | None
@@ -76,10 +74,8 @@ class Terms:
     response_model: str | None
     error_type: str | None
     end_ns: int
-    """The last point known, monotonic."""
     duration_ns: int
     first_chunk_ns: int | None
-    """From the start of the operation. None when nothing was streamed."""
     chunk_times_ns: list[int]
     output_tokens: int | None
     """None where their number is an estimate."""
@@ -90,7 +86,6 @@ class Terms:
 
 
 def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> Terms:
-    """The terms of an exchange; `host` is the upstream's name, `provider` what the operator says it is."""
     t = x.timeline
     times = chunk_times_ns(t.events) if x.stream else []
     end_ns = _end_ns(x)
@@ -119,12 +114,9 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
 
 
 def error_type(x: Exchange) -> str | None:
-    """`error.type`: the status from 400 on, else the outcome where it is a failure; None where all is well.
+    """Return `error.type`: the status from 400 on, else the outcome if it is a failure; None for success.
 
-    A client that left is no error, nor is a refusal: that answer is what the model had to say.
-
-    Source: semantic conventions, HTTP client spans: any 4xx or 5xx is an error there; what its caller
-    cancels on purpose is none.
+    A client that left is no error, nor is a refusal. Source: semantic conventions, HTTP client spans.
     """
     if x.status is not None and x.status >= 400:
         return str(x.status)

@@ -19,7 +19,6 @@ __all__ = [
 ]  # fmt: skip
 
 WHO: Final = ("tenant", "model", "arm")
-"""The labels that most metrics share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,11 @@ class HistogramFamily:
     labels: tuple[str, ...] = WHO
 
     def with_edges(self, more: Iterable[int]) -> "HistogramFamily":
-        """Return the same family with further edges."""
         return replace(self, edges=tuple(sorted({*self.edges, *more})))
 
 
 @dataclass(frozen=True, slots=True)
 class CounterFamily:
-    """A counter metric by tenant, model and arm."""
-
     name: str
     help: str
     labels: tuple[str, ...] = WHO
@@ -205,6 +201,9 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "relay_tap_pending_bytes": SelfMetric(_G, "Bytes waiting to go to the meter", _RELAY),
     "relay_rss_bytes": SelfMetric(_G, "Resident memory of the relay", _RELAY),
     "relay_up": SelfMetric(_G, "1 while the relay speaks to the meter", _RELAY),
+    "relay_upstream_up": SelfMetric(
+        _G, "1 if the upstream accepted the latest connection of the relay", ("relay", "upstream")
+    ),
     "relay_info": SelfMetric(
         _G,
         "Implementation of the parts that can be compiled of each relay that speaks to the meter",

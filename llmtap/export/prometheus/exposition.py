@@ -1,9 +1,7 @@
 """Render the meter's numbers as a Prometheus exposition.
 
-Recording happens once per exchange, at its end, into counters of our own (`series.py`); a scrape copies
-them in one go (`Exposition.freeze`, on the thread that records) and renders the copy wherever it likes
-(`Frozen.render`, in a worker thread), because rendering takes seconds and nothing may wait for it. Latencies
-in seconds; names as in design.md, "Public contract"; no `_created` series.
+An exchange is counted once, at its end. A scrape copies the counts on the recording thread
+(`Exposition.freeze`) and renders the copy in a worker thread (`Frozen.render`), which may take seconds.
 """
 
 import platform
@@ -42,18 +40,14 @@ CALLS_MAX: Final = 1_000
 """Tenants, methods, tools and outcomes of MCP together; the methods of more are `other`."""
 
 Place = tuple[str, tuple[str, ...], int]
-"""Metric, labels and bucket."""
 
 
 class Exemplars:
-    """The latest exemplar of each bucket."""
-
     def __init__(self, most: int = EXEMPLARS_MAX) -> None:
         self._last: OrderedDict[Place, Exemplar] = OrderedDict()
         self._most = most
 
     def note(self, place: Place, value: float, parent: TraceParent, wall_ns: int) -> None:
-        """Keep a value of a traced request."""
         traced = {"trace_id": parent.trace_id, "span_id": parent.span_id}
         self._last[place] = Exemplar(traced, value, wall_ns / 1e9)
         self._last.move_to_end(place)
@@ -80,9 +74,8 @@ Cell = tuple[Any, ...]
 class Exposition:
     """Everything counted since the meter started.
 
-    Bounds of `objectives` (by class) become edges of histograms, and deadlines of the tokens of a stream.
-    `edges`: other edges in seconds, by kind. `native`: count for native histograms, and offer the protobuf
-    format, which has them.
+    Bounds of `objectives` become edges of histograms and deadlines of tokens. `edges`: other edges in
+    seconds, by kind. `native`: also count native histograms, and offer the protobuf format.
     """
 
     def __init__(
@@ -104,7 +97,6 @@ class Exposition:
         self._exemplars = Exemplars()
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Count one exchange (`ExchangeSink`)."""
         who = key[:3]
         series = self._series.get(who)
         if series is None:
@@ -126,7 +118,6 @@ class Exposition:
             self._note_trace(x, m, who)
 
     def called(self, x: Exchange, m: Measured) -> None:
-        """Count a request to an MCP server."""
         method, _, name = (x.call or "").partition(" ")
         key = x.tenant, method, name, x.outcome.value
         if key not in self._calls and len(self._calls) >= CALLS_MAX:
@@ -137,7 +128,6 @@ class Exposition:
         cell.record(m.e2e_ns or 0)
 
     def _note_trace(self, x: Exchange, m: Measured, who: _Who) -> None:
-        """Exemplars, where the caller records its trace."""
         parent = parse_trace_parent(x.trace_parent)
         if parent is None or not parent.sampled or m.e2e_ns is None or x.timeline.response_end_ns is None:
             return
@@ -176,8 +166,6 @@ class Exposition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """A copy of an Exposition's counts."""
-
     version: str
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_Who, FrozenSeries]]

@@ -1,10 +1,7 @@
 """The exposition in Prometheus' protobuf format, the only one with native histograms.
 
-`prometheus_client` 0.26 cannot write it. The few fields that are needed are encoded here, so that a meter
-does not load protobuf for them. A histogram has classic buckets and, where they are counted, the native ones.
-
-Source: prometheus/client_model, `io/prometheus/client/metrics.proto`; Prometheus documentation, "Native
-histograms", "Exposition formats"; protobuf documentation, "Encoding".
+`prometheus_client` 0.26 cannot write it. Source: prometheus/client_model, `metrics.proto`; Prometheus,
+"Native histograms", "Exposition formats".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,13 +47,10 @@ def is_preferred(accept: str) -> bool:
 
 
 class ProtobufWriter:
-    """Collects metric families, as `TextWriter` does."""
-
     def __init__(self) -> None:
         self._out: list[bytes] = []
 
     def bytes(self) -> bytes:
-        """All that was written."""
         return b"".join(self._out)
 
     def histogram(
@@ -81,12 +75,10 @@ class ProtobufWriter:
         self._family(family.name, family.help, _HISTOGRAM, metrics)
 
     def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
-        """Rows are `(label values, count)`."""
         metrics = [_labels(family.labels, values) + _message(3, _double(1, n)) for values, n in rows]
         self._family(f"{family.name}_total", family.help, _COUNTER, metrics)
 
     def metric(self, metric: Metric) -> None:
-        """A counter, gauge or info of prometheus_client."""
         kind, field = (_COUNTER, 3) if metric.type == "counter" else (_GAUGE, 2)
         metrics = [
             _labels(tuple(s.labels), tuple(s.labels.values())) + _message(field, _double(1, s.value))

@@ -29,7 +29,6 @@ _ALSO: Final = {
     "user_idle": ("idle", "idle_reading"), "tbc_max": ("chunk_gap", "token_gap"),
     "tbc_p99": ("chunk_gap", "token_gap"),
 }  # fmt: skip
-"""The histograms that show a bound."""
 GUARDRAILS_MAX: Final = 32
 """Kinds and sources of a series; more are `other`."""
 _FROM_THE_START: Final = (
@@ -38,9 +37,7 @@ _FROM_THE_START: Final = (
 )  # fmt: skip
 
 Key = tuple[str, tuple[str, ...]]
-"""Of HISTOGRAMS or COUNTERS, and the labels beside tenant, model and arm."""
 FrozenSeries = tuple[list[Key], list[Any], dict[Key, float], list[ExponentialBuckets] | None]
-"""What `Series.freeze` gives."""
 
 
 def families_for(
@@ -58,12 +55,9 @@ def families_for(
 
 
 class Series:
-    """The counts of one tenant, model and arm."""
-
     __slots__ = ("_cells", "_families", "_native", "counts")
 
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
-        """`native`: count for native histograms as well."""
         self._families, self._native = families, native
         self._cells: dict[Key, Buckets] = {}
         # A counter that appears with its first event hides that event from rate().
@@ -79,7 +73,6 @@ class Series:
         return list(self._cells), list(read), self.counts.copy(), native if self._native else None
 
     def add(self, x: Exchange, m: Measured) -> None:
-        """Counts one exchange."""
         self._count("exchanges", 1, x.outcome.value)
         tokens = x.tokens
         if tokens.output is not None:
@@ -157,12 +150,10 @@ class Series:
         self._count("guardrail", 1, *labels)
 
     def deadlines(self, found: Fluidity) -> None:
-        """Token deadlines of a stream were counted."""
         self._count("deadlines", found.in_time, "met")
         self._count("deadlines", found.missed, "missed")
 
     def uncertain(self) -> None:
-        """An exchange with stamps that are too wide was counted."""
         self._count("uncertain", 1)
 
     def _count(self, name: str, n: float, *labels: str) -> None:

@@ -1,9 +1,7 @@
-"""Render the text of many series quickly.
+"""Render the text of many series: classic text (0.0.4) and OpenMetrics 1.0, which has exemplars.
 
-`prometheus_client` takes 8 us for each line, and 2,000 tenants and models have a million of them. Here a
-histogram is one format string, filled in once for each series: 0.2 us a line. Both formats are written, the
-classic text (0.0.4) and OpenMetrics 1.0, which has exemplars. A label without a value is left out, which to
-Prometheus means the same.
+A histogram is one format string per series (0.2 us a line; prometheus_client takes 8 us). Empty labels are
+omitted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,19 +19,15 @@ Labels = tuple[str, ...]
 
 
 def _escape(value: str) -> str:
-    """A label's value as it stands between quotes."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 class TextWriter:
-    """Collects lines."""
-
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
         self._out: list[str] = []
 
     def bytes(self) -> bytes:
-        """All that was written."""
         return "".join(self._out).encode()
 
     def histogram(
@@ -60,7 +54,6 @@ class TextWriter:
             self._out.append(_with_exemplars(filled, found) if found else filled)
 
     def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
-        """Rows are `(label values, count)`."""
         order = _order(family.labels)
         self._head(family.name if self._openmetrics else f"{family.name}_total", family.help, "counter")
         start = f"{family.name}_total"

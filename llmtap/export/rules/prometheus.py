@@ -1,10 +1,7 @@
 """Prometheus recording rules and burn-rate alerts of the SLO classes, and alerts about llmtap itself.
 
-Each class has a group whose recordings have the names that Sloth uses, so dashboards for Sloth work; the last
-group watches llmtap (`self_alerts.yaml`). Two differences from Sloth: windows of a day and longer sum the
-5-minute rates of all tenants together (two series instead of two per tenant), so a long window weighs
-exchanges and not minutes; and an alarm requires so many exchanges in its long window that a single bad one
-cannot raise it, as in the meter.
+Recordings have the names of Sloth. Unlike Sloth, windows of a day and longer sum the 5-minute rates of all
+tenants, and an alarm needs so many exchanges in its long window that one bad exchange cannot raise it.
 
 Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
 """
@@ -22,17 +19,14 @@ from llmtap.metrics.slo import PERIOD_NS, Alarm, SloClass, burn_rate_max, events
 __all__ = ["SLO_ALERTS", "check_job", "missing_alarms", "render", "runbook_url", "self_alerts", "window_name"]
 
 BURN: Final = "LlmtapErrorBudgetBurn"
-"""The alert of every alarm."""
 OUTDATED: Final = "LlmtapSloRulesOutdated"
 SLO_ALERTS: Final = (BURN, OUTDATED)
 EVENTS: Final = "llmtap_slo_events_total"
 GOOD: Final = "llmtap_slo_good_total"
-"""The counters of `/metrics`, by class and tenant."""
 SHORT: Final = ("5m", "30m", "1h", "2h", "6h")
 LONG: Final = ("1d", "3d", "30d")
 """The windows of Sloth's recordings: those of the alarms, and the period."""
 INTERVAL_S: Final = 30
-"""Between evaluations; sums over the recorded rates need it."""
 _MINUTE_NS: Final = 60_000_000_000
 _HOUR_NS: Final = 60 * _MINUTE_NS
 _DAY_NS: Final = 24 * _HOUR_NS
@@ -45,13 +39,14 @@ _YAML_WIDTH: Final = 110
 
 
 Rule = dict[str, Any]
-"""A recording or alerting rule, as the rules file has it."""
 
 
 def check_job(job: str) -> str:
     """Return the job name if it needs no quoting in queries. Raises ConfigError."""
     if not job or not _JOB_CHARS.issuperset(job):
-        raise ConfigError("--job", f"{job!r} is no name for a job", "letters, digits and _ . : / - only")
+        raise ConfigError(
+            "--job", f"expected the name of a scrape job, got {job!r}", "letters, digits and _ . : / - only"
+        )
     return job
 
 
@@ -175,10 +170,7 @@ def _burn_alert(slo: SloClass, alarm: Alarm, job: str) -> Rule:
 
 
 def _outdated(slo: SloClass, job: str) -> Rule:
-    """Rules of another file than the proxy reads would stay green whatever happens.
-
-    One alert for each proxy and class, however much differs: every operand has the labels of the target.
-    """
+    """Return an alert for each class whose rules and proxy have different objectives."""
     this = f'job="{job}",slo="{slo.name}"'
     target = f"llmtap_slo_target_ratio{{{this}}}"
     differs = [f"{target} != {slo.target:.10g}"]
@@ -238,7 +230,6 @@ def _alert(
 
 
 def self_alerts(job: str) -> list[Rule]:
-    """Return the alerts about llmtap itself."""
     text = (files("llmtap.export.rules") / "self_alerts.yaml").read_text(encoding="utf-8")
     rules: list[Rule] = yaml.safe_load(text.replace("@JOB@", job))
     return rules
@@ -268,8 +259,6 @@ def _group(name: str, rules: Iterable[Rule], runbooks: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """Writes repeated values in full instead of anchors."""
-
     def ignore_aliases(self, data: object) -> bool:
         return True
 

@@ -1,7 +1,6 @@
 """GPUs through NVML (package nvidia-ml-py, imported as pynvml).
 
-All GPUs of the host are read. A value that a device does not report is None; without NVML there is a reason
-instead of readings, never an error.
+A value that a device does not report is None; without NVML there is a reason instead of readings.
 
 Utilization is the share of the driver's last sample period (up to a second) in which any kernel ran, not how
 much of the GPU it used. Power is an average over up to a second, which some models (A100, H100) form from a

@@ -3,13 +3,9 @@
 The sampler is a thread, because a GPU driver may answer slowly. Samples that cannot be taken in time are
 skipped and counted. Each sample stores its own duration.
 
-Series (`<side>` is `sender` or `server`, `<i>` counts GPUs from 0):
-- `<side>_cpu` (cpus: 1 is one busy CPU) and `<side>_memory` (bytes, RSS) of its processes and their
-descendants;
-- `host_cpu`, `host_stolen` (share of the time of all CPUs) and `host_memory` (bytes);
-- `gpu<i>_utilization`, `_temperature`, `_power`, `_memory`, `_energy`, as `llmtap/load/monitor/gpu.py` says.
-
-The kernel counts CPU time in ticks of 10 ms, so a sample of 1 s is accurate to 1 % of a CPU.
+Of the sender and the server (`<side>`) with their descendants: `<side>_cpu` (1: one busy CPU) and
+`<side>_memory` (RSS). `host_cpu` and `host_stolen` are shares of the time of all CPUs. `gpu<i>_...`: see
+`gpu.py`. The kernel counts CPU time in ticks of 10 ms, so a sample of 1 s is accurate to 1 % of a CPU.
 
 Source: exo-bench's methodology, "System Metrics".
 """

@@ -4,8 +4,7 @@ A sample is stamped with the middle of its request. A failed scrape is counted a
 an explicit URL (`optional`), a target that answers without metrics is asked once: it may be a relay, and
 further requests would be traffic in somebody's capture.
 
-Meanings differ (metrics/DEFINITIONS.md, "Metrics of servers"): vLLM counts generated tokens as it makes them,
-SGLang and `llmtap sim` at the end of an answer, so that their rates come in steps.
+Meanings differ between servers: metrics/DEFINITIONS.md, "Metrics of servers".
 """
 
 import asyncio

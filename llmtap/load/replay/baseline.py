@@ -73,13 +73,10 @@ class RecordedAnswer:
 def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
     """Return the place of the first `count` requests of a trace; None without answer times, or for a pipe,
     which cannot be read twice."""
-    if not trace.answered or not _can_be_read_again(place):
+    again = "://" in place or Path(place).is_file() or Path(place).is_dir() or has_magic(place)
+    if not trace.answered or not again:
         return None
     return RecordedAnswer(place, trace.format, trace.places[:count])
-
-
-def _can_be_read_again(place: str) -> bool:
-    return "://" in place or Path(place).is_file() or Path(place).is_dir() or has_magic(place)
 
 
 class Baseline:

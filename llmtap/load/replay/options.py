@@ -18,8 +18,8 @@ from llmtap import __version__
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
 from llmtap.load.run import StopErrors
-from llmtap.load.sessions.prompt_sender import PromptMaker, Spoken, protocol_of
-from llmtap.load.target import check_fields
+from llmtap.load.sessions.prompt_sender import PromptMaker
+from llmtap.load.target import Spoken, check_fields, protocol_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.net.failures import failure_said
@@ -85,7 +85,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
             ("--duration", self.duration),
         ):  # fmt: skip
             if ns is not None and ns <= 0:
-                raise ConfigError(option, "has to be above 0: in no time nothing can be sent and answered")
+                raise ConfigError(option, "expected a time above 0")
         for option, ns in (("--drain", self.drain), ("--retry-wait", self.retry_wait)):
             if ns is not None and ns < 0:
                 raise ConfigError(option, "cannot be below 0")
@@ -159,7 +159,7 @@ def _check_metrics(url: str) -> None:
         known = False
     if not known:
         hint = "such as http://127.0.0.1:8000/metrics, or none"
-        raise ConfigError("--metrics", f"{url!r} is no URL of metrics", hint)
+        raise ConfigError("--metrics", f"expected the URL of metrics, got {url!r}", hint)
 
 
 AnyMaker = BodyMaker | PromptMaker
@@ -168,19 +168,21 @@ _BEHIND_GRPC: Final = (
     "gRPC's own threads stand between the wire and our stamps: what they delay is in the latencies, and in"
     " no uncertainty"
 )
-_NAMES: Final[Mapping[Spoken, str]] = {"realtime": "Realtime", "grpc": "gRPC"}
+_NAMES: Final[Mapping[Spoken, str]] = {
+    "responses": "Responses over WebSocket", "realtime": "Realtime", "grpc": "gRPC",
+}  # fmt: skip
 _NEITHER: Final = {
     "--body-field": "there are no bodies",
     "--no-stream": "answers always come in pieces",
     "--retries": "nothing is sent again",
     "--retry-wait": "nothing is sent again",
 }
+_OF_WEBSOCKETS: Final = {
+    "--endpoint": "the path of the URL names the API",
+    "--fresh": "a session serves one request after another", **_NEITHER,
+}  # fmt: skip
 _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
-    "http": {},
-    "realtime": {
-        "--endpoint": "a response is what is asked for",
-        "--fresh": "a session serves one request after another", **_NEITHER,
-    },
+    "http": {}, "responses": _OF_WEBSOCKETS, "realtime": _OF_WEBSOCKETS,
     "grpc": {
         "--endpoint": "there is one method", "--fresh": "one connection carries all calls", **_NEITHER,
         "--server": "it is vLLM's engine service", "--ca": "it is spoken without TLS (grpcs:// has it)",
@@ -204,8 +206,9 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
     spoken = protocol_of(target)
     if spoken == "http":
         return BodyMaker(body, decode=decode)
-    # vLLM's gRPC service has both fields; Realtime has them if the server is one of these.
-    exact = body.exact_output and (spoken == "grpc" or body.server in ("vllm", "sglang"))
+    # vLLM's gRPC service knows ignore_eos; over a WebSocket these servers would.
+    known = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
+    exact = body.exact_output and body.server in known
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)
 
 
@@ -219,7 +222,7 @@ def http_beside(target: str) -> str | None:
     match protocol_of(target):
         case "http":
             return target
-        case "realtime":
+        case "responses" | "realtime":
             scheme = "https" if parts.scheme.lower() == "wss" else "http"
             return urlunsplit((scheme, parts.netloc, "", "", ""))
         case "grpc":

@@ -38,8 +38,8 @@ from llmtap.load.replay.options import (
 )
 from llmtap.load.replay.plan import ReplayPlan, other_words
 from llmtap.load.replay.result import QUANTILES, ObservedLengths, RunObservations, result_of
-from llmtap.load.sessions.prompt_sender import check_target, protocol_of
-from llmtap.load.target import shown_url
+from llmtap.load.sessions.prompt_sender import check_target
+from llmtap.load.target import protocol_of, shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
 from llmtap.load.workers.worker_handle import LocalMember, Member, Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import STOPPED, LoadResult, WorkerPool

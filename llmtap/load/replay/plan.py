@@ -82,7 +82,7 @@ class ReplayPlan:
 def make_plan(asked: ReplayQuestion, progress: Callable[[int, int | None], None] | None = None) -> ReplayPlan:
     """Create the plan. Raises ConfigError naming the option or file at fault."""
     if asked.speed is not None and asked.rate_rps is not None:
-        raise ConfigError("--speed", "a rate is given, too: each says how dense arrivals are")
+        raise ConfigError("--speed", "cannot be combined with --rate")
     place = asked.source
     counter = load_counter(asked.tokenizer or OWN, chat=asked.chat, place="--tokenizer")
     if is_workload(place):
@@ -97,7 +97,7 @@ def _of_workload(asked: ReplayQuestion, counter: TokenCounter) -> ReplayPlan:
         ("--as-recorded", asked.as_recorded),
     ):  # fmt: skip
         if value:
-            raise ConfigError(option, f"{asked.source} is a workload: it has no times of its own")
+            raise ConfigError(option, f"the workload {asked.source} has no times")
     workload = workload_named(asked.source, "TRACE")
     count = REQUESTS if asked.requests is None else asked.requests
     requests = workload.requests(count, asked.seed)
@@ -170,9 +170,15 @@ def _of_trace(
         raise ConfigError("--requests", str(exc)) from None
     arrivals: dict[str, Any] | None = None
     if own_times:
-        arrivals = {"arrivals": "recorded", "scale": scale, "rate_rps": own_rate and own_rate * scale}
+        arrivals = {
+            "arrivals": "recorded", "scale": scale, "speed": asked.speed, "recorded_rps": own_rate,
+            "rate_rps": own_rate and own_rate * scale,
+        }  # fmt: skip
     elif asked.arrivals is not None:
         arrivals = _arrange(requests, asked.arrivals, asked)
+    # As workloads describe theirs (IETF draft, 4.3.1).
+    given, made = (lengths_told(list(filter(None, column))) for column in (requests.input, requests.output))
+    made = {**made, "control": "max_tokens"} if made else {}
     about = {
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
         "rows": len(trace), "rows_left_out": trace.left_out, "rows_estimated": trace.estimated,
@@ -180,7 +186,8 @@ def _of_trace(
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
         "window_from": asked.window_from_ns / NS_PER_S,
         "window_for": None if asked.window_for_ns is None else asked.window_for_ns / NS_PER_S,
-        "share": asked.share, "lengths": _lengths(requests), "tokenizer": _named(asked, counter),
+        "share": asked.share, "lengths": {"input": given, "output": made},
+        "tokenizer": _named(asked, counter),
     }  # fmt: skip
     prompts = RowPrompts(requests, counter, seed=asked.seed)
     notes = list(trace.notes)
@@ -193,14 +200,6 @@ def _of_trace(
     if trace.answered and baseline is None:
         notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
-
-
-def _lengths(requests: Requests) -> dict[str, Any]:
-    """Describe the known lengths of rows as workloads do (IETF draft, 4.3.1)."""
-    given, made = (
-        lengths_told([tokens for tokens in column if tokens]) for column in (requests.input, requests.output)
-    )
-    return {"input": given, "output": {**made, "control": "max_tokens"} if made else {}}
 
 
 def _named(asked: ReplayQuestion, counter: TokenCounter) -> str | None:
@@ -238,7 +237,7 @@ def _check_rate(process: str, asked: ReplayQuestion) -> None:
         why = f"{asked.source} is a workload, which has no times of its own"
         if asked.arrivals is not None:
             why = f"{name} arrivals need a mean rate"
-        raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4; or --closed 8, which needs none")
+        raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4, or --closed 8 without a rate")
 
 
 def _refuse_arrivals(asked: ReplayQuestion) -> None:

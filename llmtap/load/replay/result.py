@@ -1,13 +1,11 @@
 """Result of a replay as public JSON: Summary, plan, timeliness, and the senders.
 
-Names that a Summary has are its own (design: "Public contract"). Beside them: `plan` (all that makes the load
-again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `quantiles` (what a distribution
-is drawn from), `timeline` (second by second), `lengths` (prompts and answers by the server's own count),
-`error_statuses` (of upstream errors, by HTTP status), `sender`, `verdict`, and where they are known `warmup`,
-`system`, `server`, `baseline`.
+Beside the names of a Summary: `plan` (all that makes the load again), `dispatch_lateness`, `corrected`
+(latencies from the scheduled time), `quantiles`, `timeline`, `lengths` (by the server's count), `tasks` (of
+conversations), `error_statuses`, `sender`, `verdict`, and where known `warmup`, `system`, `baseline`.
 
 Rates are in requests per second. Those of `arrivals`, and in an open loop `planned_rps` and `offered_rps`,
-are of requests that wait for no answer: when the others come depends on the server.
+are of requests that wait for no answer.
 
 | name | what it is of |
 | --- | --- |
@@ -20,8 +18,7 @@ are of requests that wait for no answer: when the others come depends on the ser
 | `load.achieved_rps` | exchanges that ended / the window, which is over with the last answer |
 
 `load.due` counts what of the plan was due until it ended or was stopped, `load.in_time` what of that was sent
-by then; `sent_share` is in_time / due. Of `connections_opened`, `connections_opened_before` stood before
-the first request was due; `connections_reused` counts requests on one that had served another before.
+by then; `sent_share` is in_time / due.
 """
 
 from array import array
@@ -35,11 +32,11 @@ from llmtap.clock import WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.replay.baseline import date_ms, quantiles_s
+from llmtap.load.replay.tasks import TaskTimes
 from llmtap.load.replay.verdict import findings
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.arrivals import compare, figures
-from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
@@ -97,11 +94,15 @@ class RunObservations:
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Last byte of each, or its last known time."""
-    uncertainty: Histogram = field(default_factory=Histogram)
     errors: "Counter[str]" = field(default_factory=Counter)
     error_statuses: "Counter[int]" = field(default_factory=Counter)
     """Upstream errors by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
+    tasks: TaskTimes | None = field(init=False)
+    """None without conversations."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tasks = TaskTimes(self.requests.after) if self.requests.after else None
 
     def add(self, row: int, x: Exchange) -> None:
         t = x.timeline
@@ -117,11 +118,12 @@ class RunObservations:
             self.error_statuses[x.status] += 1
         log = t.events.t_ns
         self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
-        self.uncertainty.record(x.uncertainty_ns)
         requests = self.requests
         self.lengths.add(x, requests.input[row], self.counted[row], requests.output[row])
         if not requests.after or requests.after[row] < 0:
             self._first_sent_ns[row] = sent_ns
+        if self.tasks is not None:
+            self.tasks.add(row, x)
 
     def planned_ns(self) -> "array[int]":
         """Return the scheduled offsets of requests that wait for no answer."""
@@ -249,10 +251,8 @@ def result_of(
     """Return the result as public JSON.
 
     Args:
-        plan: the plan as JSON.
         closed: closed loop: no request was scheduled.
         clock: source of timestamps: `kernel` or `mono`.
-        anchor: converts times to dates.
         beside: further parts by name.
         percentiles: further ones of each metric, by name.
     """
@@ -272,7 +272,7 @@ def result_of(
     # A sender has nobody whose request it could delay, or to whom it would pass an answer on.
     result["added"] = {}
     result["lengths"] = seen.lengths.describe()
-    result["uncertainties"] = summarise_ns(seen.uncertainty)
+    result["tasks"] = None if seen.tasks is None else seen.tasks.to_dict()
     result["errors"] = dict(seen.errors.most_common(ERRORS_MAX))
     result["error_statuses"] = {str(status): n for status, n in sorted(seen.error_statuses.items())}
     result["arrivals"] = None if closed else seen.arrivals(outcome.began_ns)

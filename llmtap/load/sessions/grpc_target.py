@@ -152,7 +152,9 @@ def parse_grpc(url: str) -> tuple[str, bool]:
     except ValueError as exc:
         raise ConfigError("--target", f"{url!r} is no URL: {exc}") from None
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or port is None or parts.path.strip("/"):
-        raise ConfigError("--target", f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
+        raise ConfigError(
+            "--target", f"expected a gRPC address, got {url!r}", "such as grpc://127.0.0.1:8001"
+        )
     return parts.netloc, parts.scheme == "grpcs"
 
 

@@ -1,4 +1,4 @@
-"""Sender for targets that take prompts instead of HTTP bodies: Realtime over WebSocket, and gRPC.
+"""Sender for targets that take prompts instead of HTTP bodies: Responses and Realtime over WebSocket, gRPC.
 
 A prepared row is its prompt; the target makes the message. Each request is a task, cancelled by its id so
 that it ends as an Exchange.
@@ -7,9 +7,8 @@ that it ends as an Exchange.
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol
-from urllib.parse import urlsplit
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -17,22 +16,14 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode
 from llmtap.load.sending import Done, Lateness, Later, OnAnswer, PromptRequest
-from llmtap.load.target import check_fields, parse_target
+from llmtap.load.target import WEBSOCKET, Spoken, check_fields, parse_target, protocol_of
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = ["Asking", "PromptMaker", "PromptTarget", "Spoken", "check_target", "make_asking", "protocol_of"]
+__all__ = ["Asking", "PromptMaker", "PromptTarget", "check_target", "make_asking"]
 
-Spoken = Literal["http", "realtime", "grpc"]
-_SCHEMES: Final[Mapping[str, Spoken]] = {
-    "ws": "realtime", "wss": "realtime", "grpc": "grpc", "grpcs": "grpc",
-}  # fmt: skip
 _ID: Final = b"X-Request-Id"
-
-
-def protocol_of(url: str) -> Spoken:
-    return _SCHEMES.get(urlsplit(url).scheme.lower(), "http")
 
 
 class PromptTarget(Protocol):
@@ -80,17 +71,17 @@ class PromptMaker:
     def describe(self) -> dict[str, object]:
         return {
             "endpoint": self._protocol, "model": self._model, "stream": True, "ignore_eos": self.output_exact,
-            "min_tokens": self.output_exact, "fields": [],
+            "min_tokens": self.output_exact and self._protocol != "responses", "fields": [],
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
         """Encode a request for `output` tokens, at least one. Raises ConfigError for unsupported ids."""
         text, ids = prompt.text, tuple(prompt.ids)
-        if ids and self._protocol == "realtime":
+        if ids and self._protocol in WEBSOCKET:
             said = None if self._decode is None else self._decode(ids)
             if said is None:
                 raise ConfigError(
-                    "--target", "the prompts are token ids, which Realtime does not take",
+                    "--target", "the prompts are token ids, which a WebSocket target does not take",
                     "give the --tokenizer whose ids they are",
                 )  # fmt: skip
             text, ids = said, ()
@@ -208,11 +199,11 @@ def check_target(setup: WorkerSetup) -> bool:
     match protocol_of(setup.url):
         case "http":
             return parse_target(setup.url, setup.endpoint, headers).origin.tls
-        case "realtime":
-            from llmtap.load.sessions.realtime import parse_realtime
+        case "responses" | "realtime":
+            from llmtap.load.sessions.websocket import parse_websocket
 
             check_fields(headers)
-            return parse_realtime(setup.url)[0].tls
+            return parse_websocket(setup.url)[0].tls
         case "grpc":
             from llmtap.load.sessions.grpc_target import metadata_of, parse_grpc
 
@@ -229,10 +220,10 @@ def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SS
         "timeout_ns": options.timeout, "name": options.name,
     }  # fmt: skip
     target: PromptTarget
-    if protocol_of(setup.url) == "realtime":
-        from llmtap.load.sessions.realtime import RealtimeTarget
+    if protocol_of(setup.url) in WEBSOCKET:
+        from llmtap.load.sessions.websocket import WebSocketTarget
 
-        target = RealtimeTarget(
+        target = WebSocketTarget(
             setup.url, clock=options.clock, tls=tls, connect_timeout_ns=options.connect_timeout, **common
         )
     else:

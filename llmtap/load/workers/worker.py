@@ -25,9 +25,9 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
 from llmtap.load.run import LoadRun, Schedule
 from llmtap.load.sending import Later, Sending
-from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking, protocol_of
+from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking
 from llmtap.load.tally import LoadTally
-from llmtap.load.target import parse_target
+from llmtap.load.target import parse_target, protocol_of
 from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile

@@ -1,8 +1,7 @@
 """Sending processes of a run, seen from the parent: one schedule, one start.
 
-Rows are assigned to processes by conversation in turn. A row's time depends on the plan alone, so any number
-of processes sends the same schedule. All processes open their connections first and start at the same moment;
-hosts with different clocks are compared (`HostClock`), and results are in our time.
+Rows are assigned by conversation in turn. A row's time depends on the plan alone, so any number of processes
+sends the same schedule. Results of hosts with other clocks are converted to our time (`HostClock`).
 """
 
 import asyncio
@@ -294,7 +293,7 @@ def _check(setup: WorkerSetup) -> None:
         Objectives.parse(setup.slo)
     limit = setup.limit_in_flight
     if limit is not None and (limit < 1 or setup.slots is not None):
-        raise ConfigError("--limit-in-flight", "it is at least 1, and only an open loop has one")
+        raise ConfigError("--limit-in-flight", "expected at least 1, in an open loop only")
 
 
 def _share(whole: int, i: int, shares: int) -> int:

@@ -1,13 +1,7 @@
-"""`/api/v1/live`: finished exchanges as they come, as server-sent events.
+"""`/api/v1/live`: server-sent events `exchange` (finished), `summary` (once a second) and `missed`.
 
-- `event: exchange` for each that ended and matches, as in `/api/v1/exchanges` (none with `exchanges=0`);
-- `event: summary` once a second: what is open, and the shortest window's key figures;
-- `event: missed` when a subscriber was too slow: whole exchanges are lost to it, and it is told how many.
-
-The meter never waits for a subscriber. A finished exchange is put into its queue or counted as missed; JSON
-is written in a worker thread, for several exchanges at a time.
-
-Source: WHATWG HTML, "Server-sent events".
+The meter never waits for a subscriber: an exchange is put into its queue or counted as missed. JSON is
+written in a worker thread. Source: WHATWG HTML, "Server-sent events".
 """
 
 import asyncio
@@ -39,7 +33,6 @@ SUBSCRIBERS_MAX: Final = 32
 QUEUE_MAX: Final = 1_000
 """Exchanges that wait for one subscriber: some seconds of a busy gateway."""
 QUEUE_BYTES_MAX: Final = 10 << 20
-"""Of those exchanges together, for each subscriber."""
 BATCH_MAX: Final = 200
 BATCH_BYTES_MAX: Final = 2 << 20
 """Of the exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
@@ -62,8 +55,6 @@ _KEY_FIGURES: Final = ("n", "window", "load", "outcomes", "tokens", "goodput", "
 
 
 class _Subscriber:
-    """One listener: what waits for it, and what it lost."""
-
     __slots__ = (
         "awake", "closed", "exchanges", "missed", "missed_total", "query", "queue", "summaries", "task",
         "weight_bytes",
@@ -76,14 +67,12 @@ class _Subscriber:
         self.queue: deque[tuple[Exchange, Measured, int]] = deque()
         self.weight_bytes = 0
         self.missed = 0
-        """Since it was last told."""
         self.missed_total = 0
         self.awake = asyncio.Event()
         self.closed = False
         self.task = asyncio.current_task()
 
     def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
-        """Queues an exchange of this weight; False when there is no room for it."""
         full = len(self.queue) >= QUEUE_MAX
         if full or (self.queue and self.weight_bytes + weight > QUEUE_BYTES_MAX):
             self.missed += 1
@@ -95,7 +84,6 @@ class _Subscriber:
         return True
 
     def take(self) -> list[tuple[Exchange, Measured, int]]:
-        """The next few, in their order."""
         batch: list[tuple[Exchange, Measured, int]] = []
         weight = 0
         while self.queue and len(batch) < BATCH_MAX and weight < BATCH_BYTES_MAX:
@@ -117,17 +105,14 @@ class LiveFeed:
         self._summary_lock = asyncio.Lock()
 
     def __len__(self) -> int:
-        """Subscribers now."""
         return len(self._subscribers)
 
     def add_to(self, app: web.Application) -> None:
-        """Adds the route, and hears of every exchange from here on."""
         app.router.add_get("/api/v1/live", self.stream, allow_head=False)
         app.on_shutdown.append(self._close)
         self._pipeline.sinks.append(self)
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """An exchange is over. Takes microseconds, whoever listens."""
         wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
         if not wanted:
             return
@@ -137,7 +122,6 @@ class LiveFeed:
                 self._pipeline.live_missed += 1
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Serves one subscriber until it leaves, stalls, or the meter ends."""
         query, summaries, exchanges = _read_query(request)
         if self._closing:
             raise web.HTTPServiceUnavailable(reason="the meter is shutting down")
@@ -259,7 +243,6 @@ def _framed(name: str, data: bytes) -> bytes:
 
 
 def _key_figures(summary: dict[str, Any]) -> dict[str, object]:
-    """What a screen shows of a Summary, in the Summary's own names."""
     metrics = summary["metrics"]
     return {
         **{name: summary[name] for name in _KEY_FIGURES},

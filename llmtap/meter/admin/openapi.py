@@ -35,26 +35,20 @@ JSON: Final = "application/json"
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One field of a query."""
-
     name: str
     text: str
     schema: Schema = msgspec.field(default_factory=lambda: TEXT)
 
 
 class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path."""
-
     path: str
     name: str
-    """operationId."""
     text: str
     answers: dict[str, Schema]
     """Schema by content type, of 200."""
     method: str = "get"
     query: tuple[Parameter, ...] = ()
     parts: tuple[Parameter, ...] = ()
-    """What the path has in braces."""
     body: Schema | None = None
     errors: dict[int, str] = {}
     """Answers other than 200, beside 401."""
@@ -67,7 +61,6 @@ _READ: Final[dict[Callable[[str, str], object], Schema]] = {
     read_text: TEXT, read_count: COUNT, read_flag: FLAG,
     read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
 }  # fmt: skip
-"""The schema of what each function reads."""
 _FILTERS: Final = tuple(
     Parameter(name, f"only exchanges whose {name} is this", _READ[read]) for name, read in FILTERS.items()
 )
@@ -199,11 +192,9 @@ ROUTES: Final = (
         path="/api/v1/openapi.json", name="openapi", text="This document.", answers={JSON: {"type": "object"}}
     ),
 )  # fmt: skip
-"""The whole admin API."""
 
 
 def document(*, token: bool = False) -> dict[str, Any]:
-    """The OpenAPI document; with `token`, all but the probes ask for one."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = _operation(route, token=token)
@@ -249,7 +240,6 @@ def _described(parameter: Parameter) -> dict[str, Any]:
 
 
 def add_openapi_route(app: web.Application, *, token: bool) -> None:
-    """Serves the document, made once."""
     body = msgspec.json.encode(document(token=token))
 
     async def openapi(request: web.Request) -> web.Response:

@@ -1,11 +1,7 @@
-"""Serves the dashboard at `/` and its parts at `/assets/NAME`.
+"""Serve the dashboard at `/` and its parts at `/assets/NAME`, with ETags.
 
-The files are read once. plotly.js is the one that the package `plotly` ships: 4.8 MB, read and compressed
-when somebody first asks for it. A browser asks each time whether what it has is still right (ETag), so a page
-is never put together from parts of two versions.
-
-The policy lets the page load nothing from anywhere else, run no script but its own files, send nothing to
-others, and be in nobody's frame.
+plotly.js is that of the package `plotly` (4.8 MB), read and compressed at the first request. The policy lets
+the page load nothing from elsewhere, run only its own files, and be in no frame.
 """
 
 import asyncio
@@ -35,9 +31,7 @@ ASSETS: Final[dict[str, str]] = {
         if Path(part.name).suffix in _TYPES
     },
 }
-"""Content type by the name of each part."""
 PATHS: Final = frozenset({"/", *(f"/assets/{name}" for name in ASSETS)})
-"""All that is served here, whole paths."""
 
 POLICY: Final = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -56,8 +50,6 @@ HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A file as it is sent."""
-
     content_type: str
     etag: str
     zipped: bytes
@@ -68,7 +60,6 @@ class _Part:
         return cls(content_type, sha256(content).hexdigest()[:32], gzip.compress(content, 6, mtime=0))
 
     def answer(self, request: web.Request) -> web.Response:
-        """The file, or that the browser's own is still right."""
         # Weak, as RFC 9110 8.8.1 wants it: the same for both codings.
         headers = {**HEADERS, hdrs.ETAG: f'W/"{self.etag}"'}
         known = request.if_none_match or ()
@@ -83,7 +74,6 @@ class _Part:
 
 
 def add_dashboard(app: web.Application) -> None:
-    """Adds the page and its parts."""
     page = _Part.of((_STATIC / INDEX).read_bytes(), "text/html")
     parts = {
         name: _Part.of((_STATIC / name).read_bytes(), kind) for name, kind in ASSETS.items() if name != PLOTLY

@@ -22,7 +22,6 @@ DATE: Final[Schema] = {"type": "string", "format": "date-time"}
 
 
 def reference(name: str) -> Schema:
-    """A reference to one of SCHEMAS."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -110,6 +109,7 @@ _EXCHANGE: Final = _object(
                 ),
             }
         ),
+        "padded": _about("Events carry random padding, which their sizes include.", FLAG),
         "finish_reason": _MAYBE_TEXT,
         "refusal": _or_null(reference("Refusal")),
         "guardrail": _or_null(reference("Guardrail")),
@@ -311,6 +311,7 @@ _RELAY_STATUS: Final[dict[str, Schema]] = {
     ),
     "dropped": _map(COUNT, "Exchanges that were not measured, by reason."),
     "skipped": _map(COUNT, "Requests that are not inference, by rule of `relay.skip`; not among `opened`."),
+    "upstreams": _map({"type": "boolean"}, "Whether an upstream accepted the latest connection, by URL."),
     "refused": _map(COUNT, "Connections and requests that were refused, by limit."),
     "cpu": _about("CPU time in seconds.", NUMBER),
     "lag_max": _about("Worst event-loop lag since its last status, in seconds.", NUMBER),

@@ -93,7 +93,6 @@ def _opens_dashboard(request: web.Request) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    """Of the text of a `Host` field: a name or an address, with a port or without."""
     parts = _name_and_port(host)
     if parts is None:
         return False
@@ -183,18 +182,15 @@ class _Admin:
         self._exchanges_lock = asyncio.Lock()
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """The process runs and its loop turns."""
         return web.Response(text="ok\n")
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """A relay is connected and spoke lately: what passes now is measured."""
         if self._pipeline.relays.ready(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
         reason = "no relay speaks to the meter, or the upstream that it needs is away\n"
         return web.Response(status=503, text=reason)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """The Prometheus exposition, as text or OpenMetrics, whichever is asked for."""
         frozen = metrics_of(self._pipeline)
         accept = request.headers.get(hdrs.ACCEPT, "")
         zipped = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
@@ -231,7 +227,6 @@ class _Admin:
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
 
     async def exchanges(self, request: web.Request) -> web.Response:
-        """The newest exchanges that match, newest first."""
         query = Query.parse(read_fields(request.query.items()))
         async with self._exchanges_lock:  # one answer is encoded at a time
             found = self._pipeline.recent.find(query)
@@ -308,7 +303,6 @@ def _problem(
     authenticate: bool = False,
     allow: str | None = None,
 ) -> web.Response:
-    """An error as JSON; `field` names the query parameter that is to blame."""
     headers = {}
     if authenticate:
         headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
@@ -325,17 +319,13 @@ log = logging.getLogger(__name__)
 
 
 class AdminTls:
-    """The context that new connections use, and the files it is made of."""
-
     def __init__(self, certificate: str, key: str) -> None:
-        """Raises ConfigError that names the file at fault."""
         self._files = (certificate, key)
         self._seen = self._look()
         self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
 
     @classmethod
     def of(cls, options: MeterOptions) -> "AdminTls | None":
-        """None where the port speaks in the clear."""
         if options.admin_tls_certificate is None or options.admin_tls_key is None:
             return None
         return cls(options.admin_tls_certificate, options.admin_tls_key)
@@ -348,7 +338,6 @@ class AdminTls:
             self.look()
 
     def look(self) -> bool:
-        """Once. Whether something new is in use."""
         seen = self._look()
         if seen == self._seen:
             return False

@@ -38,13 +38,11 @@ _RELAY_GAUGES: Final = {
     "relay_unsettled_exchanges": "unsettled", "relay_tap_pending_bytes": "tap_pending_bytes",
     "relay_rss_bytes": "rss_bytes",
 }  # fmt: skip
-"""Metrics, and the fields of a status that they show."""
 _UPSTREAM: Final = {
     "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
     "upstream_kv_cache_usage_ratio": "kv_use", "upstream_preemptions": "preemptions",
     "upstream_input_tokens": "prompt_tokens", "upstream_output_tokens": "generation_tokens",
 }  # fmt: skip
-"""Metrics, and the names of `net/server_metrics.py`."""
 Values = dict[str, Value]
 
 
@@ -83,7 +81,6 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
 
 
 def upstream_values(upstream: UpstreamLoad | None) -> Values:
-    """Return the metrics of the upstream; none where it is not scraped, or did not say."""
     if upstream is None:
         return {}
     said = {metric: upstream.values[name] for metric, name in _UPSTREAM.items() if name in upstream.values}
@@ -115,6 +112,9 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
         **values,
         "relay_cpu_seconds": {name: s.cpu_ns / 1e9 for name, s in said.items()},
         "relay_up": {relay.name: int(relay.connected) for relay in relays},
+        "relay_upstream_up": {
+            (name, url): int(up) for name, s in now.items() for url, up in s.upstreams.items()
+        },
         "relay_info": {(r.name, r.implementation): 1 for r in relays if r.connected and r.implementation},
         "tap_dropped_exchanges": dropped | {(r.name, "relay_lost"): r.lost for r in relays if r.lost},
         "relay_refused": {(name, limit): n for name, s in said.items() for limit, n in s.refused.items()},
@@ -130,7 +130,6 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
 
 
 def lag_cells(relays: Sequence[RelayState]) -> list[Cell]:
-    """Return the histogram of each relay's loop lag, where it has the buckets that we know."""
     return [
         ((relay.name,), relay.status.lag_buckets, relay.status.lag_sum_ns)
         for relay in relays
@@ -139,7 +138,6 @@ def lag_cells(relays: Sequence[RelayState]) -> list[Cell]:
 
 
 def _slo_values(slos: FrozenSlos) -> Values:
-    """Return the metrics of the objectives; none where there are no objectives."""
     if not slos.classes and not slos.total:
         return {}
     # Each class from the start, so that rate() sees its first exchange.
@@ -159,7 +157,6 @@ def _slo_values(slos: FrozenSlos) -> Values:
 
 
 def exporter_values(exporters: Sequence[ExporterState]) -> Values:
-    """Return the metrics of the exporters; none where nothing is exported."""
     if not exporters:
         return {}
     return {
@@ -171,7 +168,6 @@ def exporter_values(exporters: Sequence[ExporterState]) -> Values:
 
 
 def capture_values(state: CaptureState | None) -> Values:
-    """Return the metrics of the capture; none where nothing is captured."""
     if state is None:
         return {}
     return {
@@ -194,7 +190,6 @@ def capture_values(state: CaptureState | None) -> Values:
 
 
 def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callable[[], dict[str, object]]:
-    """The histograms of each series of a window, as work for any thread."""
     frozen = p.windows.freeze(window)
 
     def work() -> dict[str, object]:
@@ -219,12 +214,10 @@ def summary_of(
     *,
     certain: bool = False,
 ) -> Callable[[], dict[str, object]]:
-    """The summary of a window, or of `all` since the start, as work for any thread.
+    """Return the summary of a window, as work for any thread.
 
-    Args:
-        window: its name; None: the one of the options.
-        by: what to split it by, some of `windows.BY`.
-        certain: without the exchanges whose stamps are too wide.
+    `window`: None: that of the options; `all`: since the start. `by`: what to split it by, some of
+    `windows.BY`. `certain`: without exchanges whose stamps are too wide.
     """
     frozen = p.windows.freeze(p.options.window_name if window is None else window)
     slos = p.slos.freeze()

@@ -65,8 +65,6 @@ _status: Final = msgspec.json.Decoder(RelayStatus)
 
 
 class Sink(Protocol):
-    """Receives what the frames of a relay say: the ExchangePipeline."""
-
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer: ...
@@ -79,12 +77,9 @@ class Sink(Protocol):
 
 
 class _Anchor(NamedTuple):
-    """A pair of readings of both clocks."""
-
     mono_ns: int
     wall_ns: int
     since_ns: int
-    """It dates arrivals later than this."""
     steps: int
 
 
@@ -102,13 +97,9 @@ class Assembler:
         self._cpu_ns: dict[int, int] = {}
         """CPU time that open exchanges used beyond what their bytes allow."""
         self._arms: dict[int, Assigned] = {}
-        """Of the open exchanges that were dealt to one."""
         self._heads: dict[int, bytes] = {}
-        """Of requests that ask for another protocol."""
         self._sessions: dict[int, Session] = {}
-        """Of the tunnels whose responses are exchanges."""
         self._lag = make_lag_meter(LAG_FLOOR_NS)
-        """What the relay told of its lag."""
         self.reckoning = Reckoning()
 
     def __len__(self) -> int:
@@ -116,7 +107,6 @@ class Assembler:
         return len(self._live) + sum(len(session.observers) for session in self._sessions.values())
 
     def under_way(self) -> list[tuple[Observer, str | None]]:
-        """The open exchanges and their arms, those that began last first."""
         arms, sessions = {seq: a.arm for seq, a in self._arms.items()}, self._sessions
         found: list[tuple[Observer, str | None]] = []
         for seq, observer in reversed(self._live.items()):
@@ -237,7 +227,6 @@ class Assembler:
             observer.request_end(whole_ns)
 
     def _observe(self, seq: int, t_ns: int, head: bytes) -> tuple[Observer, int]:
-        """Return the observer of an exchange that began at `t_ns`, and the steps of its anchor."""
         hello = self._hello
         anchor = self._anchors[-1]
         if t_ns <= anchor.since_ns:
@@ -370,7 +359,6 @@ class Assembler:
 
 
 def _split(message: bytes) -> tuple[bytes, bytes]:
-    """Head and body of a message that the relay has found to be whole."""
     end = message.find(b"\r\n\r\n") + 4
     return message[:end], message[end:]
 
@@ -380,7 +368,6 @@ TURN_NS: Final = 50_000
 AWAY_NS: Final = 2_000_000
 """Getting the CPU back later than this means that it is shared with a process that never sleeps."""
 INSIST_NS: Final = 100_000_000
-"""Time without yielding after that."""
 BEHIND_NS: Final = 50_000_000
 """Frames come every 10 ms (`channel/channel.py`); a batch as old as five of those has waited for the CPU."""
 CPU_EVERY_NS: Final = 1_000_000
@@ -390,14 +377,9 @@ CPU_EVERY_NS: Final = 1_000_000
 class CooperativeYield:
     """Offers the CPU to the relays between short turns of work, and measures the CPU time of long frames.
 
-    A relay that shares our CPU, and wakes just after it went to sleep, does not always get the CPU from us at
-    once: it used more than its share, if only by microseconds, and Linux (EEVDF) looks again at the next
-    tick, up to 4 ms later, whatever our niceness. So we call `sched_yield` between frames, and between the
-    steps of an exchange's end.
-
-    Yielding gives up the rest of a time slice, which beside a relay that never sleeps would be everything. So
-    a meter that was kept waiting for long, or is behind with its frames, does not yield for a while, and
-    takes the share that its niceness leaves it.
+    Linux (EEVDF) may let a relay on our CPU wait for the next tick, up to 4 ms, whatever our niceness: so we
+    call `sched_yield` between frames. A meter that was kept waiting for long, or is behind, does not yield
+    for a while.
     """
 
     __slots__ = (
@@ -419,7 +401,6 @@ class CooperativeYield:
         self._since_ns = 0
         self._insist_until_ns = 0
         self.behind = False
-        """Whether the last batch was old."""
 
     def over(
         self,
@@ -427,14 +408,10 @@ class CooperativeYield:
         last_ns: int | None,
         charge: Callable[[Frame, int], None] | None = None,
     ) -> Iterator[Frame]:
-        """Yield the frames of a batch, which the caller works on as they come.
+        """Yield the frames of a batch; `last_ns`: the stamp of its last frame, None for an empty one.
 
-        `charge` is called with a frame that took longer than CPU_EVERY_NS, and the CPU time that it used. The
-        time may include frames that were worked on up to CPU_EVERY_NS before, and token events that the
-        compiled `FrameBatch` recognised: at most 256 of them, or 64 KiB.
-
-        Args:
-            last_ns: the stamp of the batch's last frame; None for an empty one.
+        `charge` is called with a frame that took longer than CPU_EVERY_NS, and its CPU time, which may
+        include frames up to CPU_EVERY_NS before.
         """
         now_ns = self._since_ns = self._read_ns = self._mono_ns()
         self._cpu_since_ns = self._cpu_ns()

@@ -1,8 +1,6 @@
-"""`/api/v1/streams`: the running exchanges, newest first.
+"""`/api/v1/streams`: the running exchanges, newest first, copied from the observers a few at a time.
 
-Nothing is kept for it. Who asks makes the meter copy, a few streams at a time, what the observers hold
-anyway; thinning and JSON are a worker thread's. Frames come every 10 ms (`channel/channel.py`), so
-`since_last` of a steady stream is that much too long, and more where the meter is behind.
+Frames come every 10 ms (`channel/channel.py`), so `since_last` is up to that much too long.
 """
 
 import asyncio
@@ -32,7 +30,6 @@ LIMIT_MAX: Final = 1_000
 WINDOW_DEFAULT_NS: Final = 10 * NS_PER_S
 WINDOW_MAX_S: Final = 60
 POINTS_MAX: Final = 200
-"""Of a timeline: a screen has no more columns for it."""
 EVENTS_MAX: Final = 1_000_000
 """Events copied for one answer, at 17 bytes each; of a stream its share of them, the newest."""
 SLICE: Final = 16
@@ -40,13 +37,10 @@ SLICE: Final = 16
 _FILTERS: Final = ("id", "tenant", "model", "arm")
 
 OpenExchange = tuple[Observer, str | None]
-"""One that is open, and its arm."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsQuery:
-    """Which streams, and how much of each."""
-
     limit: int = LIMIT_DEFAULT
     window_ns: int = WINDOW_DEFAULT_NS
     id: str | None = None
@@ -82,8 +76,6 @@ class StreamsQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A stream at one moment, for any thread."""
-
     about: dict[str, object]
     arrival_ns: int
     since_ns: int
@@ -93,7 +85,6 @@ class _Copied:
     flags: bytearray
 
     def to_dict(self) -> dict[str, object]:
-        """Public JSON, in seconds."""
         carries = [flags & OUTPUT for flags in self.flags]
         # A chunk whose tokens nobody declares counts as one, as in the token source `chunks`.
         points = [
@@ -105,27 +96,21 @@ class _Copied:
 
 
 class Streams:
-    """What is open at the relays that are connected."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._assemblers: list[Assembler] = []
         self._lock = asyncio.Lock()
 
     def join(self, assembler: Assembler) -> None:
-        """A relay is connected."""
         self._assemblers.append(assembler)
 
     def leave(self, assembler: Assembler) -> None:
-        """It has left."""
         self._assemblers.remove(assembler)
 
     def add_to(self, app: web.Application) -> None:
-        """Adds the route."""
         app.router.add_get("/api/v1/streams", self._answer)
 
     async def find(self, query: StreamsQuery) -> list[_Copied]:
-        """The newest that match, copied; frames are digested in between."""
         found: list[_Copied] = []
         events_max = EVENTS_MAX // query.limit
         for looked, one in enumerate(self._newest_first(), 1):
@@ -146,7 +131,6 @@ class Streams:
         )
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """The streams under way."""
         query = StreamsQuery.parse(read_fields(request.query.items()))
         async with self._lock:  # one answer's copies at a time
             found = await self.find(query)

@@ -92,31 +92,23 @@ class ExchangePipeline:
             self.sinks.append(self.experiments)
         self.sinks.append(_ExchangeLog())
         self.recorder: Recorder | None = None
-        """Also one of the sinks, once `keep` was called."""
         self.exporters: list[Callable[[], ExporterState]] = []
         self.frames = 0
-        """Frames read, from all relays."""
         self.live = 0
-        """Exchanges being rebuilt, of all relays."""
         self.errors: dict[str, int] = {}
-        """What could not be measured, by kind of error."""
         self.subscribers = 0
-        """Of the live feed."""
         self.live_missed = 0
-        """Exchanges that some subscriber of it was too slow for."""
         self._count_tokens = count_tokens
         self._patterns = options.patterns
         self._bodies = Budget(BODIES_BYTES_MAX, self._body_not_kept)
 
     def keep(self, recorder: "Recorder") -> None:
-        """Capture exchanges from now on."""
         self.recorder = recorder
         self.sinks.append(recorder)
 
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer:
-        """Return the observer of an exchange that began now."""
         observer = Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
             self.tenants.identify, self._patterns, self._count_tokens,
@@ -127,12 +119,10 @@ class ExchangePipeline:
         return observer
 
     def opened(self) -> None:
-        """An exchange began."""
         self.live += 1
         self.windows.opened()
 
     def forgot(self, n: int = 1) -> None:
-        """Exchanges were given up half-way."""
         self.live -= n
 
     def ended(self, x: Exchange) -> None:
@@ -166,11 +156,9 @@ class ExchangePipeline:
             pause()
 
     def assigned(self, arm: Assigned) -> None:
-        """An exchange was assigned to an arm of the experiment."""
         self.experiments.assigned(arm.arm, arm.unit, arm.single)
 
     def status(self, relay: str, status: RelayStatus) -> None:
-        """A relay reported its counts."""
         skipped = self.relays.say(relay, status, self.clock.mono_ns())
         if self.relays.is_elsewhere(relay):
             return  # counted here, measured and kept there

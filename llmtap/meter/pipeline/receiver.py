@@ -1,10 +1,8 @@
 """Meter's end of the channel: a local socket on which relays deliver batches of frames.
 
-Each connection is one relay, and says so in its first frame. A batch is acknowledged when everything in
-it has been accounted; what a dying meter had not acknowledged, the relay counts as not measured. Where a
-relay hangs up with exchanges open, it has died, and they end as `tap_error`; where we hang up, or it has come
-again, it lives and counts them by itself. What another meter tells of a relay is its hello and its status,
-and no exchange.
+Each connection is one relay. A batch is acknowledged when all of it is accounted. If a relay hangs up with
+exchanges open, it has died, and they end as `tap_error`. Another meter reports only hello and status of a
+relay.
 """
 
 import asyncio
@@ -27,15 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class Receiver:
-    """Accepts relays. Owns its connections until `close`."""
-
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
-        """Begins to accept on a listening unix socket."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(
             lambda: _Connection(self._pipeline, self._connections), sock=sock
@@ -47,7 +42,6 @@ class Receiver:
             await one.lost.wait()
 
     async def close(self) -> None:
-        """Stops accepting and hangs up on every relay."""
         if self._server is not None:
             self._server.close()
         leaving = list(self._connections)
@@ -59,8 +53,6 @@ class Receiver:
 
 
 class _Connection(asyncio.Protocol):
-    """One relay."""
-
     def __init__(self, pipeline: ExchangePipeline, siblings: "set[_Connection]") -> None:
         self._pipeline = pipeline
         self._siblings = siblings
@@ -147,13 +139,11 @@ class _Connection(asyncio.Protocol):
         log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
 
     def close(self) -> None:
-        """Hangs up."""
         self._hung_up = True
         if self._transport is not None:
             self._transport.abort()
 
     def _say(self, word: int) -> None:
-        """A word to the relay, among the acknowledgements."""
         if self._transport is not None:
             self._transport.write(ACK.pack(word))
 

@@ -44,8 +44,6 @@ _cursor: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?").fullmatch
 
 
 class BadQuery(ValueError):
-    """A query parameter that cannot be; `field` names it."""
-
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(problem)
         self.field = field
@@ -56,7 +54,6 @@ def read_text(field: str, value: str) -> str:
 
 
 def read_count(field: str, value: str) -> int:
-    """A whole number. Raises BadQuery."""
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
         raise BadQuery(field, f"expected a whole number, got {shown(value)}")
     return int(value)
@@ -73,7 +70,6 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def read_number(field: str, value: str, most: int) -> int:
-    """1 to `most`. Raises BadQuery."""
     number = read_count(field, value)
     if not 1 <= number <= most:
         raise BadQuery(field, f"expected 1 to {most}, got {shown(value)}")
@@ -116,7 +112,6 @@ FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     **dict.fromkeys(("finish_reason", "clock"), read_text),
     "uncertain": read_flag,
 }
-"""What an exchange can be asked for by: its own names, and how to read a value."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,11 +120,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = LIMIT_DEFAULT
     events: bool = False
     before: int | None = None
-    """Only exchanges kept before this one: the cursor."""
     events_start: int = 0
     """First event of exchange `before` - 1, within which the earlier answer ended; 0: it did not."""
     wanted: dict[str, object] = {}
-    """Attribute and value: all must match."""
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> "Query":
@@ -164,22 +157,18 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentExchanges:
-    """A ring of exchanges in the order in which they ended."""
-
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX) -> None:
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
         """Number, weight when it was added, exchange, and the reader that it was measured for."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
-        """Of all that are kept."""
         self._next = 1
 
     def __len__(self) -> int:
         return len(self._ring)
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Keep an exchange, and drop the oldest that no longer fit."""
         ring = self._ring
         weight = weight_bytes(x)
         ring.append((self._next, weight, x, m.benefit))

@@ -1,12 +1,7 @@
-"""Captures finished exchanges: the meter's loop queues them, a thread writes them.
+"""Captures finished exchanges: the meter's loop queues them, a thread writes them to the spool.
 
-On the meter's loop an exchange costs an append to a queue. The thread reads the requests' shapes, links the
-turns of conversations, redacts, encodes rows and gives them to the Store, which writes. The memory that may
-wait is bounded: beyond it exchanges are measured and not captured, counted by reason. Nothing here delays or
-fails the measuring.
-
-An exchange is in the spool at most `capture.flush` and one turn of the thread after its end (0.6 s with the
-defaults): a kill of this process loses no more.
+The memory that may wait is bounded: beyond it exchanges are measured and not captured, counted by reason. An
+exchange is in the spool at most `capture.flush` and one turn of the thread (0.6 s by default) after its end.
 """
 
 import logging
@@ -54,7 +49,6 @@ _OF_STORE: Final = (
     "bytes_written", "files", "files_waiting", "files_deleted", "spool_bytes", "local_bytes", "failures",
     "recovered", "damaged",
 )  # fmt: skip
-"""What a CaptureState has of its store's state, by the same names."""
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
 """For the files of what was recorded until then; exchanges wait in memory meanwhile."""
@@ -76,8 +70,6 @@ class _Held:
 
 @dataclass(slots=True)
 class _Keeping:
-    """What is known of a request until its exchange has ended."""
-
     keys: Keys | None = None
 
 
@@ -134,8 +126,10 @@ class Recorder:
             named=options.level != "none",
             headers=options.session_headers,
             fields=options.session_fields,
+            parents=options.parent_headers,
         )
-        self._telling = frozenset(name.lower().encode() for name in options.session_headers)
+        telling = (*options.session_headers, *options.parent_headers)
+        self._telling = frozenset(name.lower().encode() for name in telling)
         self._redactor = Redactor(options.redact) if options.level == "full" else None
         # Filled by the loop, emptied by the thread: (exchange, header fields that matter, body) when a
         # request is whole, (exchange, None, b"") at the end; and the bytes that were counted for it.
@@ -158,7 +152,6 @@ class Recorder:
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
         self._left: dict[str, None] = {}
-        """Those of them that went away, the first to go first."""
         self._after = after
         self._meter = secrets.token_hex(4)
         self._whole = False
@@ -175,12 +168,10 @@ class Recorder:
     # ---------------------------------------------------------------- the meter's loop
 
     def start(self) -> None:
-        """Start. A folder that cannot be used is logged and retried."""
         self._open()
         self._thread.start()
 
     def hear(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
-        """A request is whole (`record.request.Hear`)."""
         wants_text = self._redactor is not None and self._is_full(x.tenant)
         if self._pending_bytes + len(body) > self._options.memory_bytes:
             self._unshaped += 1
@@ -192,7 +183,6 @@ class Recorder:
         return wants_text
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """An exchange is complete."""
         n_bytes = _bytes_of(x)
         if self._pending_bytes + n_bytes > self._options.memory_bytes:
             self._drop(self._store.problem or "memory", 1)
@@ -244,7 +234,6 @@ class Recorder:
             self._left = dict.fromkeys(name for name in self._left if name not in gone)
 
     def state(self) -> CaptureState:
-        """For `/metrics` and the API."""
         store = self._store.state()
         deleted = {"deleted": store.rows_deleted} if store.rows_deleted else {}
         skipped = 0 if self._hasher is None else self._hasher.skipped
@@ -266,12 +255,10 @@ class Recorder:
         self._store.info = self._info
 
     def flush(self) -> None:
-        """Make files of all exchanges that have ended, without waiting for `capture.rotate_every`."""
         self._flush_asked += 1
 
     @property
     def flushing(self) -> bool:
-        """Whether a file that was asked for is still to come."""
         return self._flush_done < self._flush_asked or self._store.state().files_waiting > 0
 
     def give_way(self) -> None:
@@ -400,7 +387,6 @@ class Recorder:
         keeping.keys = self._sessions.keys(headers, prompt)
 
     def _finish(self, x: Exchange) -> None:
-        """What only the end can tell: the exchange's place in a conversation, and what may be kept of it."""
         keeping, x.keeping = x.keeping, None
         if not isinstance(keeping, _Keeping):
             x.said = None
@@ -412,7 +398,6 @@ class Recorder:
             x.said = self._redacted(keeping.body, said)
 
     def _is_sampled(self, x: Exchange) -> bool:
-        """Decided by the conversation's name, so that all turns of one are kept, or none."""
         unit = x.id if x.turn is None else x.turn.session
         digest = blake2b(unit.encode(), key=self._salt, digest_size=8).digest()
         return int.from_bytes(digest) < self._options.full_share * (1 << 64)

@@ -1,9 +1,7 @@
 """The rolling windows of the meter: the last 10 s, minute, 5 minutes and hour, and all since the start.
 
-A slice (`slices.py`) holds one Summary for each series that had an exchange in it. While it is in the
-shortest window it is kept as it was written; older slices are merged and packed into bytes, so that thousands
-of series over an hour fit into memory. A reader takes a window's slices as they are, which costs nothing, and
-merges them in a thread of its own.
+A slice holds one Summary for each series. Older slices are merged and packed into bytes. A reader takes the
+slices of a window and merges them in a thread of its own.
 """
 
 from collections import defaultdict
@@ -49,21 +47,15 @@ class SliceLevel:
 @dataclass(slots=True)
 class _Slice(Generic[T]):
     start_ns: int
-    """Since the beginning, in whole steps of its level."""
     level: int
     data: T
 
 
 class Slices(Generic[T]):
-    """The row.
+    """Slices of the windows, oldest first. `levels` ascending; `past`: keep what left the longest window.
 
-    Args:
-        levels: ascending.
-        now_ns: the beginning.
-        make: an empty slice.
-        merge: of slices, to one of the level given; the level after the last is the past: what left the
-            longest window, all in one.
-        past: keep the past, or forget it.
+    `make` returns an empty slice, `merge` merges slices to one of the level; the level after the last is the
+    past.
     """
 
     def __init__(
@@ -86,16 +78,13 @@ class Slices(Generic[T]):
         self._sealed: list[_Slice[T]] = []
         self._past: T | None = make() if past else None
         self._job: tuple[int, int, int, int, Merging[T]] | None = None
-        """From and to (in `_sealed`), start and level of what it makes, and the work."""
         self._idle_at_ns = -1
         """The open slice's start when there was last nothing to merge."""
 
     def __len__(self) -> int:
-        """Slices there are now."""
         return len(self._sealed) + 1
 
     def current(self, now_ns: int) -> T:
-        """The slice that is written at this moment."""
         since_ns = now_ns - self._begin_ns
         open_ = self._open
         step_ns = self._levels[0].step_ns
@@ -124,13 +113,11 @@ class Slices(Generic[T]):
         return self._begin_ns + max(0, self._first_ns(level, now_ns - self._begin_ns))
 
     def everything(self, now_ns: int) -> list[T]:
-        """All slices and the past, which comes first."""
         self.current(now_ns)
         past = [] if self._past is None else [self._past]
         return past + [s.data for s in self._sealed] + [self._open.data]
 
     def tidy(self) -> bool:
-        """One small piece of merging; False when there was nothing to do."""
         if self._job is None:
             if self._idle_at_ns == self._open.start_ns:
                 return False
@@ -151,7 +138,6 @@ class Slices(Generic[T]):
         return True
 
     def _first_ns(self, level: int, since_ns: int) -> int:
-        """The start of the oldest slice that the window holds; below 0 while it is not yet full."""
         step_ns = self._levels[level].step_ns
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 
@@ -209,7 +195,6 @@ EVERYTHING: Final = "all"
 
 
 BY: Final = ("tenant", "model", "arm", "class", "series")
-"""What a summary can be split by; `series` is the combination of the others."""
 BY_DEFAULT: Final = BY[:-1]
 _FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
 """Labels, and fields of SeriesKey, that have few values beside the tenants."""
@@ -217,8 +202,6 @@ _FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
 
 @dataclass(slots=True)
 class _Tile:
-    """What one slice holds."""
-
     opened: int = 0
     """Exchanges begun, and below how late the relays ran and what they skipped: what belongs to no series."""
     lag_ns: int = 0
@@ -245,8 +228,6 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The few figures of a window that cost nothing to read."""
-
     seconds: float
     n: int
     uncertain: int
@@ -260,7 +241,6 @@ class Windows:
     """All windows. One thread writes; what a reader gets never changes again."""
 
     def __init__(self, clock: Clock, objectives: Mapping[str, Objectives] | None = None) -> None:
-        """`objectives` by class of tenants."""
         self._clock = clock
         self._objectives = objectives or {}
         self._anchor = WallAnchor.sample(clock)
@@ -268,11 +248,9 @@ class Windows:
         self._slices: Slices[_Tile] = Slices(LEVELS, self._start_ns, _Tile, _merge, past=True)
 
     def __len__(self) -> int:
-        """Slices kept now."""
         return len(self._slices)
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Count an exchange that ended now (`ExchangeSink`)."""
         tile = self._slices.current(self._clock.mono_ns())
         summary = tile.parts.get(key)
         if summary is None:
@@ -294,23 +272,19 @@ class Windows:
         self._slices.current(self._clock.mono_ns()).opened += n
 
     def skipped(self, n: int) -> None:
-        """Count requests that were not inference."""
         self._slices.current(self._clock.mono_ns()).skipped += n
 
     def lagged(self, lag_ns: int) -> None:
-        """A relay's event loop ran this late."""
         tile = self._slices.current(self._clock.mono_ns())
         tile.lag_ns = max(tile.lag_ns, lag_ns)
         self._tidy(TIDY_EACH_STATUS)
 
     def tidy(self) -> None:
-        """Merges all that can be merged, at once. Right in any case; smaller afterwards."""
         self._slices.current(self._clock.mono_ns())
         while self._slices.tidy():
             pass
 
     def rates(self) -> dict[str, Rates]:
-        """By window."""
         now_ns = self._clock.mono_ns()
         found = {}
         for level, name in enumerate(WINDOWS):
@@ -422,7 +396,6 @@ class FrozenWindow:
         return out
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
-        """Each series, in the order of their labels."""
         found: dict[SeriesKey, list[Summary | bytes]] = {}
         for tile in self.tiles:
             for who, part in tile.parts.items():
@@ -439,7 +412,6 @@ class FrozenWindow:
 
 
 def window_name(text: str) -> str | None:
-    """The window that is meant, by its name or by its length (`60s` is `1m`); None if there is none."""
     if text in WINDOWS or text == EVERYTHING:
         return text
     try:
@@ -450,7 +422,6 @@ def window_name(text: str) -> str | None:
 
 
 def names_of(who: SeriesKey) -> dict[str, object]:
-    """The labels of a series, as in public JSON."""
     return {"tenant": who.tenant, "model": who.model, "arm": who.arm or None, "class": who.slo or None}
 
 

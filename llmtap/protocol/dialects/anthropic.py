@@ -1,10 +1,8 @@
 """Anthropic Messages: events of a message and its blocks, and whole messages; also the older `completion`.
 
-An event names itself, so the `event:` lines that gateways drop are not missed. There is no `[DONE]`. The
-input is counted at the start and often nowhere else; as the provider counts it, cached tokens are not in it.
+Input is counted at the start and often nowhere else, without cached tokens. There is no `[DONE]`.
 
-Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-streaming;
-docs/dialects.md.
+Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-streaming.
 """
 
 from collections.abc import Iterator
@@ -67,23 +65,21 @@ _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 
 
 class Anthropic(ObjectReader):
-    """Reads one answer."""
-
     name = "anthropic"
     fields = Fields(_Event)
     names_read: Final = frozenset(_Event.__struct_encode_fields__)
 
-    __slots__ = ("_id", "_input", "_spoken", "_stopped", "_total")
+    __slots__ = ("_id", "_input", "_so_far", "_spoken", "_stopped", "_total")
 
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
         self._input: UsageCounts | None = None
-        """As counted at the start."""
+        self._so_far: Delta | None = None
+        """The end that counted the output last, before the reason to stop was told."""
         self._spoken = False
         self._stopped = False
         self._total = False
-        """The output was counted."""
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -134,6 +130,8 @@ class Anthropic(ObjectReader):
     def _read_delta(self, delta: Any) -> Delta:
         if not isinstance(delta, dict):
             return unknown()
+        if delta.get("type") == "compaction_delta":
+            return Delta(EventClass.METADATA)
         for key, kind in _TEXTS:
             text = delta.get(key)
             if isinstance(text, str):
@@ -176,7 +174,6 @@ class Anthropic(ObjectReader):
         return self._close(said, end.get("stop_reason"), details, [])
 
     def _close(self, said: _Event, reason: Any, details: Any, pieces: list[Piece]) -> Delta:
-        """An end with its usage; of a whole message, with all that it says."""
         counts = _counts(said.usage)
         beside = () if counts is None else (EventClass.USAGE,)
         verdict = of_guardrail_action(said.guardrail_action, said.trace)
@@ -194,12 +191,15 @@ class Anthropic(ObjectReader):
             delta.usage, delta.counts = said.usage, counts
             delta.usage_running = not self._stopped
             self._total |= self._stopped and counts.output is not None
+            self._so_far = delta
         return delta
 
     def _read_stop(self, said: _Event) -> Delta:
         verdict = of_guardrail_action(said.guardrail_action, said.trace)
         delta = gather((), (EventClass.DONE,), verdict=verdict)
         delta.done = True
+        if self._so_far is not None and not self._total:
+            delta.usage, delta.counts = self._so_far.usage, self._so_far.counts
         invoked = said.invocation
         if isinstance(invoked, dict):
             delta.server_times = object_times(_INVOCATION, invoked)
@@ -214,7 +214,6 @@ class Anthropic(ObjectReader):
         return delta
 
     def _read_completion(self, said: _Event) -> Delta:
-        """The older API, which has one text and no blocks."""
         text = text_of(said.completion)
         delta = gather(
             [(EventClass.CONTENT, text)] if text else (), reason=said.stop_reason, signal="stop_reason"
@@ -224,7 +223,6 @@ class Anthropic(ObjectReader):
 
 
 def _blocks(blocks: Any) -> Iterator[Piece]:
-    """The output in the blocks of a message, or in one that begins."""
     for block in blocks if isinstance(blocks, list) else ():
         if not isinstance(block, dict):
             continue

@@ -1,11 +1,8 @@
-"""Bedrock's ConverseStream and Converse: events of one message, and whole ones; and the texts of InvokeModel.
+"""Bedrock's ConverseStream and Converse, and the texts of InvokeModel (Titan, Llama, Mistral; Nova's events).
 
-The messages of `application/vnd.amazon.eventstream` name the event; `protocol/event_stream.py` passes that
-name on. InvokeModelWithResponseStream carries the events of the model's own dialect instead: Nova's are those
-of ConverseStream, each in an object that names it; Titan, Llama and Mistral send texts.
+Other models' chunks of InvokeModelWithResponseStream are events of their own dialect.
 
-Source: botocore data/bedrock-runtime/2023-09-30 (ConverseStreamOutput, ConverseResponse);
-docs.aws.amazon.com bedrock userguide, model-parameters-titan-text, -meta, -mistral-text-completion.
+Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock userguide, model-parameters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,8 +49,6 @@ _COUNTS: Final = ("inputTokens", "outputTokens", "reasoningTokens", "cacheReadIn
 
 
 class BedrockConverse(ObjectReader):
-    """Reads one answer."""
-
     name = "bedrock.converse"
     fields = Fields(_Event)
 
@@ -107,7 +102,6 @@ class BedrockConverse(ObjectReader):
 
 
 def _named(value: dict[str, Any]) -> str:
-    """Return the name of the event that an object holds; "" if it holds none."""
     return next((name for name in value if name in _EVENTS), "")
 
 
@@ -176,8 +170,6 @@ _TEXTS: Final = ("outputText", "generation", "outputs", "results")
 
 
 class BedrockText(ObjectReader):
-    """Reads one answer of a model that sends texts."""
-
     name = "bedrock.invoke"
     fields = Fields(_Text)
 

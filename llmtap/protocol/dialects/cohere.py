@@ -1,8 +1,8 @@
 """Cohere's chat, version 2: named events of one message, and whole answers.
 
-The end tells two counts: what is billed, and the tokens there were, which are the ones that count here.
+Its end counts billed tokens and tokens; the second ones count here.
 
-Source: docs.cohere.com chat-stream; docs/dialects.md.
+Source: docs.cohere.com chat-stream.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,6 @@ _EVENTS: Final = _PIECES | {
 
 
 class Cohere(ObjectReader):
-    """Reads one answer."""
-
     name = "cohere.v2"
     fields = Fields(_Event)
 

@@ -1,10 +1,8 @@
 """Gemini's own `generateContent` and `streamGenerateContent`: parts of candidates, and a running usage.
 
-The stream is an event stream (`alt=sse`) or the elements of one JSON array; it has no end marker. Thoughts
-are counted apart from the candidates' tokens.
+An event stream or the elements of one JSON array; no end marker. Thoughts are counted apart.
 
-Source: ai.google.dev api generate-content (GenerateContentResponse); googleapis/python-genai
-google/genai/types.py.
+Source: ai.google.dev api generate-content; googleapis/python-genai google/genai/types.py.
 """
 
 from collections.abc import Iterator
@@ -42,8 +40,6 @@ _COUNTS: Final = ("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCoun
 
 
 class Gemini(ObjectReader):
-    """Reads one answer."""
-
     name = "gemini"
     fields = Fields(_Event)
 

@@ -1,16 +1,11 @@
-"""The `/generate` endpoints of SGLang and of TGI, which have the same path and different events.
+"""The `/generate` endpoints of SGLang and of TGI, which share a path.
 
-SGLang repeats in each event the whole text so far, and counts its tokens. A server started to stream
-increments sends in each event its own text only: the first text that does not begin with the one before it
-tells. The stream ends with `[DONE]`.
+SGLang repeats the text so far in each event, or streams increments: then a text does not begin with the one
+before. TGI sends one token an event; its last event repeats the whole text and counts the tokens, the
+special one included.
 
-TGI sends one token an event, and no end marker. The last event repeats the whole text, which is metadata, and
-counts the tokens, the special one at the end included. A special token is generated and is no text. `index`
-counts messages of the server, not tokens.
-
-Source: sgl-project/sglang srt/entrypoints/http_server.py, srt/managers/tokenizer_manager.py;
-huggingface/text-generation-inference router/src/server.rs, lib.rs;
-docs/dialects.md and 4.
+Source: sgl-project/sglang srt/managers/tokenizer_manager.py; huggingface/text-generation-inference
+router/src/server.rs.
 """
 
 from typing import Any, Final
@@ -56,8 +51,6 @@ _ABORTED: Final = "abort"
 
 
 class SGLang(ObjectReader):
-    """Reads one answer."""
-
     name = "sglang.native"
     fields = Fields(_Event)
 
@@ -140,8 +133,6 @@ class _TgiEvent(msgspec.Struct, gc=False):
 
 
 class Tgi(ObjectReader):
-    """Reads one answer."""
-
     name = "tgi.native"
     fields = Fields(_TgiEvent)
 
@@ -196,7 +187,6 @@ class Tgi(ObjectReader):
 
 
 def _add_details(delta: Delta, details: dict[str, Any]) -> None:
-    """Add the end of an answer: its reason, and the number of tokens."""
     delta.finish_reason = text_of(details.get("finish_reason")) or None
     of_input = details.get("input_length")
     if of_input is None and isinstance(prefill := details.get("prefill"), list) and prefill:
@@ -205,7 +195,6 @@ def _add_details(delta: Delta, details: dict[str, Any]) -> None:
 
 
 def _read_failure(data: bytes, said: _TgiEvent, name: bytes | None) -> Delta:
-    """Read an `error`, which is a text; `error_type` is its kind."""
     delta = failure_in(read_json(data), name)
     if isinstance(said.error_type, str) and delta.error_type == "error":
         delta.error_type = said.error_type

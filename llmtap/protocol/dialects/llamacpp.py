@@ -1,9 +1,6 @@
 """llama.cpp's own `/completion`: a text and its token ids, and the server's timings; no end marker.
 
-With `timings_per_token` every event has the server's clock, and with `return_progress` there are events
-while the prompt is read. Several prompts get a list of answers.
-
-Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp; docs/dialects.md.
+Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp.
 """
 
 from typing import Any, Final
@@ -52,8 +49,6 @@ _STOPPED: Final = (("stopped_eos", "eos"), ("stopped_word", "word"), ("stopped_l
 
 
 class LlamaCpp(ObjectReader):
-    """Reads one answer."""
-
     name = "llamacpp.native"
     fields = Fields(_Event)
 
@@ -104,7 +99,6 @@ class LlamaCpp(ObjectReader):
         return delta
 
     def _count(self, said: _Event, delta: Delta, index: int) -> None:
-        """Count the tokens of one event: dialects.md section 5."""
         running = said.tokens_predicted
         if running is None and isinstance(said.timings, dict):
             running = said.timings.get("predicted_n")

@@ -38,14 +38,11 @@ class _Event(msgspec.Struct, gc=False):
 
 
 _FAMILIES: Final = frozenset({"chat", "model_load", "prompt_processing", "reasoning", "tool_call", "message"})
-"""First words of the events' types."""
 _PARTS: Final = {"message": EventClass.CONTENT, "reasoning": EventClass.REASONING}
 _CALLS: Final = ("tool_call.start", "tool_call.name", "tool_call.arguments")
 
 
 class LmStudio(ObjectReader):
-    """Reads one answer."""
-
     name = "lmstudio.native"
     fields = Fields(_Event)
 
@@ -89,7 +86,6 @@ class LmStudio(ObjectReader):
         return self._close(value, list(_output(value["output"])))
 
     def _close(self, result: dict[str, Any], pieces: list[Piece], *beside: EventClass) -> Delta:
-        """Read the end of a chat, with its statistics."""
         stats = result.get("stats")
         counts = _counts(stats)
         delta = gather(pieces, beside if counts is None else (*beside, EventClass.USAGE))

@@ -29,9 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 FIRST: Final = (0,)
-"""The only choice of an answer that has no choices."""
 ID_CHARS_MAX: Final = 128
-"""Characters of an answer's id that are remembered."""
 _WORD_CHARS_MAX: Final = 64
 
 Piece = tuple[EventClass, str]
@@ -40,11 +38,8 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 class Fields(Generic[Shape]):
-    """Decodes the fields of a JSON object that a Struct names; skipping the others costs nothing.
-
-    The Struct's fields are all Any with a default: the reader checks each value before use, so that an odd
-    type costs that field and nothing else.
-    """
+    """Decoder of the fields of a JSON object that a Struct names. All are Any with a default: an odd type
+    costs that field and nothing else."""
 
     __slots__ = ("_decode", "_names", "_shape")
 
@@ -54,7 +49,6 @@ class Fields(Generic[Shape]):
         self._names = [(f.name, f.encode_name) for f in msgspec.structs.fields(shape)]
 
     def read(self, data: bytes) -> Shape | None:
-        """Return the fields; None where `data` is no JSON object."""
         try:
             return self._decode(data)
         except BAD_JSON:
@@ -62,7 +56,6 @@ class Fields(Generic[Shape]):
         return self.of(value)
 
     def of(self, value: Any) -> Shape | None:
-        """Return the fields of a decoded value."""
         if not isinstance(value, dict):
             return None
         return self._shape(**{name: value[key] for name, key in self._names if key in value})
@@ -74,8 +67,6 @@ class Fields(Generic[Shape]):
 
 
 class ObjectReader:
-    """Base of these dialects: decodes an event's fields, and remembers the model."""
-
     __slots__ = ("_model",)
     fields: Fields[Any]
 
@@ -90,7 +81,6 @@ class ObjectReader:
         return unknown(event.event) if said is None else self._read(said, data, event)
 
     def _read(self, said: Any, data: bytes, event: SseEvent) -> Delta:
-        """Return what the fields of an event say."""
         raise NotImplementedError
 
     def _name(self, delta: Delta, model: Any) -> None:
@@ -115,18 +105,15 @@ def failure_in(value: Any, name: bytes | None = None) -> Delta:
 
 
 def text_of(value: Any) -> str:
-    """Return the value if it is a text, else an empty one."""
     return value if isinstance(value, str) else ""
 
 
 def counted(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
-    """Return the counts; None where neither input nor output was counted."""
     counts = read_counts(of_input, of_output, reasoning, cached)
     return counts if counts.input or counts.output or counts.refused else None
 
 
 def add_counts(delta: Delta, counts: UsageCounts | None, usage: dict[str, Any]) -> None:
-    """Add the total of an answer to the Delta of its end; nothing where nothing was counted."""
     if counts is not None:
         delta.counts, delta.usage = counts, usage
         delta.also = (*delta.also, EventClass.USAGE)
@@ -161,15 +148,8 @@ def gather(
     signal: str = "finish_reason",
     verdict: Verdict | None = None,
 ) -> Delta:
-    """Return one Delta of everything that an event, or a whole answer, says.
-
-    Args:
-        pieces: of output, in their order.
-        beside: classes of what else it says.
-        choices: those that the pieces belong to.
-        reason: why it ended, if it did; `signal` names the field that says so.
-        verdict: a guardrail's verdict; adds the class GUARDRAIL.
-    """
+    """Return one Delta of everything that an event, or a whole answer, says. `beside` are classes other than
+    those of the pieces, `signal` names the field of `reason`, `verdict` adds the class GUARDRAIL."""
     texts: dict[EventClass, list[str]] = {}
     for kind, text in pieces:
         texts.setdefault(kind, []).append(text)

@@ -1,8 +1,6 @@
-"""Ollama's own `/api/chat` and `/api/generate`: a JSON object a line, or one where nothing is streamed.
+"""Ollama's own `/api/chat` and `/api/generate`: a JSON object a line; the last one has counts and durations.
 
-The last line says `done`, counts the tokens and tells how long the server took for each part.
-
-Source: ollama/ollama docs/api.md; docs/dialects.md.
+Source: ollama/ollama docs/api.md.
 """
 
 from collections.abc import Iterator
@@ -51,8 +49,6 @@ _DURATIONS: Final = ("total_duration", "load_duration", "prompt_eval_duration", 
 
 
 class Ollama(ObjectReader):
-    """Reads one answer; an event is a line."""
-
     name = "ollama.native"
     fields = Fields(_Line)
 

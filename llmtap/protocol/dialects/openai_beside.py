@@ -1,9 +1,7 @@
-"""Shared base of the readers of OpenAI's two older dialects (chat and completions).
+"""Shared base of the readers of OpenAI's chat and completions.
 
-It reads choices, errors, filters, guardrail fields, hook results and server durations.
-
-Fields beside the choices come with events that end something or carry no choice, so they are decoded in a
-second pass.
+Errors, filters, guardrail fields, hook results and server durations beside the choices are decoded in a
+second pass, where they may occur.
 
 Source: docs/dialects.md.
 """
@@ -96,7 +94,6 @@ class Beside(msgspec.Struct, gc=False):
     choices: msgspec.Raw = NO_RAW
 
     def failure(self, name: bytes | None = None) -> Any:
-        """The error in this event, or None; `name` is that of the event."""
         error = self.error or self.errors
         if error:
             return error
@@ -108,13 +105,11 @@ class Beside(msgspec.Struct, gc=False):
 
     @property
     def flat(self) -> bool:
-        """It looks like an error that has nothing around it."""
         if self.choices is not NO_RAW or not self.message:
             return False
         return self.type == "error" or (self.code is not None and self.code not in _FINE)
 
     def replaced(self) -> Verdict | None:
-        """What put a text of its own in place of the answer."""
         return (
             of_guardrail_action(self.guardrail_action, self.trace)
             or of_rails(self.guardrails_data, "guardrails_data", self.status)
@@ -123,13 +118,14 @@ class Beside(msgspec.Struct, gc=False):
 
     @property
     def known(self) -> bool:
-        """Something stands here that we know of, errors left out."""
         return any(getattr(self, name) is not None for name in _KNOWN)
 
     def counted(self) -> tuple[Any, str]:
-        """The usage object, and where it stands."""
         if self.usage is None and isinstance(self.x_groq, dict):
             return self.x_groq.get("usage"), "x_groq.usage"
+        if self.usage is None and isinstance(self.invocation, dict):
+            names = (("prompt_tokens", "inputTokenCount"), ("completion_tokens", "outputTokenCount"))
+            return {name: self.invocation.get(key) for name, key in names}, "usage"
         if isinstance(self.usage, dict) and isinstance(self.generation_stats, dict):
             # exo's rates, cache hit and peak memory, which no count of tokens tells.
             return {**self.usage, "generation_stats": self.generation_stats}, "usage"
@@ -168,7 +164,6 @@ _KNOWN: Final = tuple(
 
 
 def read_beside(data: bytes) -> Beside:
-    """What stands beside the choices of a JSON object; nothing, where `data` is none."""
     try:
         return _decode_beside(data)
     except BAD_JSON:
@@ -216,11 +211,8 @@ def add_beside(
 
 
 def read_failure(value: Any, name: bytes | None = None) -> Delta | None:
-    """An error in a dialect nobody knows; None if it is none.
-
-    In an `error` member, in a list of them, or flat, if that is a guardrail's. `name` is that of the event,
-    which alone may say that it is an error.
-    """
+    """Return an error in an unknown dialect (in an `error` member, a list, or flat in an event that `name` or
+    a guardrail's code marks); None if it is none."""
     if not isinstance(value, dict):
         return unknown(name) if name == b"error" else None
     beside = _build(value)
@@ -272,7 +264,6 @@ class ChoicesReader:
         return unknown(name) if chunk is None else self._read(chunk, data, name, streamed=streamed)
 
     def _decoded(self, data: bytes) -> Any:
-        """Return the chunk in these bytes; None where they are no JSON object."""
         raise NotImplementedError
 
     def _read(self, chunk: Any, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
@@ -340,7 +331,6 @@ def is_plain(chunk: Any, name: bytes | None) -> bool:
 
 
 def is_alone(chunk: Any) -> bool:
-    """Return whether a chunk has no error and no verdict beside its choices."""
     return (
         chunk.error is None
         and chunk.moderation is None
@@ -364,12 +354,8 @@ def build_chunk(
     choice: Callable[..., Any],
     parts: Callable[[Any], dict[str, Any]],
 ) -> Built | None:
-    """Return the chunk in a JSON object that the typed decode refused, without what does not fit.
-
-    Args:
-        chunk, choice: their classes.
-        parts: returns the fields of a choice that are the dialect's own.
-    """
+    """Return the chunk in a JSON object that the typed decode refused, without what does not fit. `parts`
+    returns the fields of a choice that are the dialect's own."""
     if not isinstance(value, dict):
         return None
     get = value.get

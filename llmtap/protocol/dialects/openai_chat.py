@@ -1,11 +1,9 @@
 """OpenAI chat completions: `chat.completion.chunk` events and `chat.completion` bodies.
 
-One chunk usually carries one piece of one choice, and that way is kept short: a typed decode that
-skips what it does not know, a few comparisons, one Delta. Everything else goes through `_read`.
+A chunk with one piece of one choice takes a short path (`_read_usual`); everything else goes through
+`_read`.
 
-Thinking may lie inside the content (`protocol/inline_thinking.py`).
-
-Source: openai/openai-openapi openapi.yaml; docs/dialects.md and 3.5.
+Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
 """
 
 import re
@@ -51,6 +49,9 @@ class _Delta(msgspec.Struct, gc=False):
     role: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
+    reasoning_text: Any = None
+    thinking: Any = None
+    reasoning_details: msgspec.Raw = NO_RAW
     tool_calls: Any = None
     function_call: Any = None
     refusal: Any = None
@@ -73,7 +74,6 @@ class _Choice(msgspec.Struct, gc=False):
     content_filter_results: msgspec.Raw = NO_RAW
     message: _Delta | None = None
     usage: Any = None
-    """Moonshot counts here, where a choice ends."""
 
 
 class _Chunk(ChunkFields, gc=False):
@@ -92,7 +92,6 @@ _ROLE_TOO: Final = (EventClass.ROLE,)
 _USAGE_TOO: Final = (EventClass.USAGE,)
 _GEMINI: Final = "gemini"
 _MODEL_PREFIX_CHARS: Final = 24
-"""Room for a provider in front of a model's name, as in `vertex_ai/gemini-2.5-flash`."""
 _ID_CHARS_MAX: Final = 128
 
 
@@ -114,8 +113,6 @@ _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"
 
 
 class OpenAIChat(ChoicesReader):
-    """Reads one answer."""
-
     name = "openai.chat"
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
@@ -130,7 +127,6 @@ class OpenAIChat(ChoicesReader):
         self._said: dict[int, int] = {}
         """Characters of the `message` of choices that never had a `delta`."""
         self._repeated: re.Match[bytes] | None = None
-        """The chunk repeats what was streamed, and which stage."""
         self._thoughts: list[list[str]] = []
         """Of the chunk's `reasoning_steps` (Perplexity), by the position of their choice."""
 
@@ -300,7 +296,7 @@ class OpenAIChat(ChoicesReader):
     def _read_delta(
         self, delta: _Delta, index: int, path: str, findings: Findings, *, replaced: bool
     ) -> None:
-        reasoning, content, refusal = delta.reasoning_content or delta.reasoning, delta.content, delta.refusal
+        reasoning, content, refusal = _reasoning(delta), delta.content, delta.refusal
         if isinstance(reasoning, str) and reasoning:
             findings.piece(index, EventClass.REASONING, reasoning)
         if content and not replaced:
@@ -320,7 +316,7 @@ class OpenAIChat(ChoicesReader):
                 findings.piece(index, EventClass.CONTENT, spoken, audio=True)
         if delta.tool_calls or delta.function_call:
             for call in _calls(delta):
-                name, arguments = call.get("name"), call.get("arguments")
+                name, arguments = call.get("name"), call.get("arguments") or call.get("input")
                 fragment = arguments if isinstance(arguments, str) else ""
                 findings.piece(index, EventClass.TOOL_CALL, fragment, output=bool(name or arguments))
                 if findings.cut:
@@ -404,9 +400,22 @@ def _any_true(results: msgspec.Raw) -> bool:
 
 
 def _is_thought(extra: Any) -> bool:
-    """Gemini's mark of content that is thinking."""
     google = extra.get("google") if isinstance(extra, dict) else None
     return isinstance(google, dict) and google.get("thought") is True
+
+
+def _reasoning(delta: _Delta) -> Any:
+    """Return the thinking beside the content, in whichever field a server puts it."""
+    found = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
+    if found or delta.reasoning_details is NO_RAW:
+        return found
+    details = read_json(bytes(delta.reasoning_details))
+    parts = (
+        (d.get("text") or d.get("summary") for d in details if isinstance(d, dict))
+        if isinstance(details, list)
+        else ()
+    )
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
@@ -452,5 +461,6 @@ def _parts(get: Callable[[str], Any]) -> dict[str, Any]:
     for name in ("delta", "message"):
         part = get(name)
         if isinstance(part, dict):
-            out[name] = _Delta(**{field: part.get(field) for field in _Delta.__struct_fields__})
+            fields: dict[str, Any] = {field: part.get(field) for field in _Delta.__struct_fields__}
+            out[name] = _Delta(**fields | {"reasoning_details": to_raw(fields["reasoning_details"])})
     return out

@@ -1,9 +1,8 @@
 """OpenAI's older completions: `text_completion` events and bodies, where a choice has a `text`.
 
-With `echo` the prompt comes back in the first chunk's text: it cannot be told from the answer, and only usage
-or token ids count right then.
+With `echo` the first text holds the prompt: only usage or token ids count right then.
 
-Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
+Source: openai/openai-openapi openapi.yaml.
 """
 
 from typing import Any, Final
@@ -31,6 +30,8 @@ class _Choice(msgspec.Struct, gc=False):
     text: Any = None
     index: Index = 0
     finish_reason: str | None = None
+    stop_reason: Any = None
+    """Stands alone where Bedrock invokes DeepSeek; vLLM puts the matched text or token beside the reason."""
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
     content_filter_results: Any = None
@@ -44,8 +45,6 @@ _decode: Final = msgspec.json.Decoder(_Chunk).decode
 
 
 class OpenAICompletions(ChoicesReader):
-    """Reads one answer."""
-
     name = "openai.completions"
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
@@ -54,7 +53,6 @@ class OpenAICompletions(ChoicesReader):
     def __init__(self) -> None:
         super().__init__()
         self._spoken: set[int] = set()
-        """Choices that have begun to speak."""
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -78,18 +76,22 @@ class OpenAICompletions(ChoicesReader):
         try:
             return _decode(data)
         except BAD_JSON:
-            names = ("text", "content_filter_results")
+            names = ("text", "content_filter_results", "stop_reason")
             return build_chunk(
                 read_json(data), _Chunk, _Choice, lambda get: {name: get(name) for name in names}
             )
 
     def _read(self, chunk: _Chunk, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        for choice in chunk.choices or ():
+            if choice.finish_reason is None and isinstance(choice.stop_reason, str):
+                choice.finish_reason = choice.stop_reason
         delta = super()._read(chunk, data, name, streamed=streamed)
         delta.repeatable = (
             streamed
             and is_plain(chunk, name)
             and delta.text != ""
             and delta.tokens < 0
+            and delta.finish_reason is None
             and delta.model is None
             and chunk.usage is None
             and chunk.timings is None

@@ -1,9 +1,8 @@
-"""OpenAI Responses: named events around the items of a response, and whole responses.
+"""OpenAI Responses and Realtime: named events around the items of a response, and whole responses.
 
-Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`; the
-event that ends a response carries it. The Realtime API's events for a response are the same under more names.
+Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`.
 
-Source: openai/openai-python types/responses; docs/dialects.md.
+Source: openai/openai-python types/responses, types/realtime.
 """
 
 from collections.abc import Iterator
@@ -35,7 +34,6 @@ from llmtap.protocol.dialects.openai_shapes import (
     read_error,
     read_json,
     read_usage,
-    sum_counts,
 )
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import OUTPUT, of_error, of_refusal
@@ -44,8 +42,6 @@ __all__ = ["OpenAIRealtime", "OpenAIResponses"]
 
 
 class ResponseEvent(msgspec.Struct, gc=False):
-    """The fields of an event that are read."""
-
     type: Any = None
     delta: Any = None
     logprobs: Any = None
@@ -57,6 +53,7 @@ class ResponseEvent(msgspec.Struct, gc=False):
 _TEXTS: Final = {
     "response.output_text.delta": EventClass.CONTENT,
     "response.text.delta": EventClass.CONTENT,
+    "response.content_part.delta": EventClass.CONTENT,
     "response.reasoning_summary_text.delta": EventClass.REASONING,
     "response.reasoning_text.delta": EventClass.REASONING,
     "response.reasoning_summary.delta": EventClass.REASONING,
@@ -82,13 +79,10 @@ _ENDS: Final = frozenset(
     }
 )  # fmt: skip
 _OVER: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
-"""Statuses of a response that is over."""
 _KEEPALIVES: Final = ("keepalive", "ping")
 
 
 class OpenAIResponses(ObjectReader):
-    """Reads one answer."""
-
     name = "openai.responses"
     fields = Fields(ResponseEvent)
     names_read: Final = frozenset(ResponseEvent.__struct_encode_fields__)
@@ -207,10 +201,8 @@ def _written(item: dict[str, Any]) -> str:
 
 
 def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done: bool = False) -> Delta:
-    """A response that is over, if `status` says how; with the pieces of output that it carries.
-
-    The finish reason is the status, and behind a colon why it is incomplete. `done`: its event ends a stream.
-    """
+    """Return the end of a response with its pieces. The finish reason is the status, and behind a colon why
+    it is incomplete. `done`: its event ends a stream."""
     beside = [EventClass.DONE] if done else []
     verdict: Verdict | None = None
     error = response.get("error")
@@ -304,23 +296,13 @@ _RECOVERABLE: Final = "invalid_request_error"
 
 
 class OpenAIRealtime(ObjectReader):
-    """Reads one session; an event is a message.
-
-    A session holds any number of responses. They share the one exchange of its tunnel: their events are timed
-    there, its tokens are the sum of theirs, and its finish reason and usage are those of the last. A request
-    that the server cannot follow is an error event and the session goes on, so the exchange did not fail.
-
-    Source: OpenAI's Realtime API reference (server events); openai/openai-python types/realtime.
-    """
+    """Reader of the events of one response of a session. The session survives an `invalid_request_error`, so
+    it is no failure of the exchange."""
 
     name = "openai.realtime"
     fields = Fields(_Event)
 
-    __slots__ = ("_counts",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counts = UsageCounts()
+    __slots__ = ()
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -338,8 +320,6 @@ class OpenAIRealtime(ObjectReader):
         delta = read_response_event(kind, said)
         if delta is None:
             return self._read_other(kind, said.session, data)
-        if delta.counts is not None:
-            self._counts = delta.counts = sum_counts([self._counts, delta.counts])
         return delta
 
     def read_body(self, body: bytes) -> Delta:

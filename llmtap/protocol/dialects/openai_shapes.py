@@ -35,9 +35,7 @@ INDEX_MAX: Final = 1 << 31
 (n and n + 2^61 - 1), so a set of chosen ones would take quadratic time."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 NO_RAW: Final = msgspec.Raw()
-"""Default of a raw field: it was absent."""
 _CODE_MAX: Final = 1 << 40
-"""Of an error's numeric code."""
 
 
 def read_frame(event: SseEvent) -> Delta:
@@ -51,6 +49,11 @@ def read_frame(event: SseEvent) -> Delta:
         return Delta(EventClass.DONE, done=True)
     if not data or event.event == b"ping":
         return Delta(EventClass.KEEPALIVE)
+    if data.startswith(b"[") and isinstance(value := read_json(data), list) and len(value) == 1:
+        error = value[0].get("error") if isinstance(value[0], dict) else None
+        if error:  # Google's services wrap their errors
+            kind, message = read_error(error)
+            return Delta(EventClass.ERROR, error_type=kind, error_message=message)
     return unknown(event.event)
 
 
@@ -62,18 +65,17 @@ def unknown(name: bytes | None = None) -> Delta:
 
 
 def is_object(data: bytes) -> bool:
-    """Return whether an event's data may be a JSON object."""
     return data.startswith(b"{") or data.lstrip().startswith(b"{")
 
 
 def read_json(data: bytes) -> Any:
-    """Any JSON value, read as leniently as the standard library does (NaN, lone surrogates); else None."""
+    """Any JSON value, read leniently (NaN, lone surrogates, bytes that are not UTF-8); else None."""
     try:
         return msgspec.json.decode(data)
     except BAD_JSON:
         pass
     try:
-        return _clean(json.loads(data))
+        return _clean(json.loads(data.decode("utf-8", "replace")))
     except BAD_JSON:
         return None
 
@@ -108,7 +110,6 @@ def count(value: Any) -> int | None:
 
 
 def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
-    """The counts of these values, of which None is one that is not told."""
     counts = UsageCounts(count(of_input), count(of_output), count(reasoning), count(cached))
     counts.refused = (
         (counts.input is None and of_input is not None)
@@ -120,8 +121,6 @@ def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: An
 
 
 def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
-    """The sum of several; None where none of them tells."""
-
     def total(values: Iterable[int | None]) -> int | None:
         told = [n for n in values if n is not None]
         return sum(told) if told else None
@@ -153,15 +152,12 @@ def read_usage(usage: Any) -> UsageCounts | None:
 
 
 def is_unused(usage: Any) -> bool:
-    """Return whether a usage says that no model read or wrote a token."""
     return isinstance(usage, dict) and not any(usage.get(n) for n in ("prompt_tokens", "completion_tokens"))
 
 
 def read_error(error: Any) -> tuple[str, str | None]:
-    """`(type, message)` of an error object, of the first in a list, or of the text that stands in for one.
-
-    The type is `code` where that is a word, else `type`, else a numeric `code`, else `"error"`.
-    """
+    """Return `(type, message)` of an error object, of the first in a list, or of a text. The type is `code`
+    where that is a word, else `type`, else a numeric `code`, else `"error"`."""
     if isinstance(error, list) and error:
         error = error[0]
     if isinstance(error, str):
@@ -176,18 +172,14 @@ def read_error(error: Any) -> tuple[str, str | None]:
 
 
 class RunningCount:
-    """Tokens per event, from the difference of a `usage` that runs along with the output.
-
-    A usage counts as running only if the stream's first chunk with a choice had one and did not end
-    the choice, and if it had counted the first text when that came: Gemini's totals run as well, but
-    count by another clock. Otherwise it is a total, whichever chunk it stands on.
-    """
+    """Tokens per event from the difference of a running `usage`. It is a running one if the first chunk with
+    a choice had it, did not end the choice, and the first text was counted (Gemini's totals count otherwise);
+    else a total."""
 
     __slots__ = ("_last", "running")
 
     def __init__(self) -> None:
         self.running: bool | None = None
-        """None until the first chunk with a choice was seen."""
         self._last: dict[int, int] = {}
 
     def added(
@@ -199,12 +191,9 @@ class RunningCount:
         text: bool = False,
         role: bool = False,
     ) -> int:
-        """Tokens since the last chunk of the same choice; 0 where nothing can be said.
-
-        `running` is whether this chunk looks like one of a running count, `text` whether it has output,
-        `role` whether it only names the speaker: what it counts comes with the next chunk. vLLM counts each
-        choice for itself, so a chunk of several choices says nothing.
-        """
+        """Return the tokens since the last chunk of the same choice; 0 if unknown, and for a chunk of several
+        choices. `running`: the chunk looks like one of a running count; `role`: what it counts comes with the
+        next chunk."""
         if self.running is None and choices:
             self.running = running
         if text and running and not (counts is not None and counts.output):
@@ -221,7 +210,6 @@ class RunningCount:
         return max(0, count - last)
 
     def runs(self, choice: int) -> bool:
-        """Return whether the count of a choice was told before."""
         return choice in self._last
 
     @property
@@ -231,10 +219,8 @@ class RunningCount:
 
 
 def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: RunningCount) -> None:
-    """llama.cpp's `timings` of an event; `choices` are those with output in it.
-
-    Where they run along with the output they stamp its tokens, and count them if nothing better does.
-    """
+    """Add llama.cpp's `timings`: they stamp the tokens of `choices`, and count them if nothing better
+    does."""
     delta.repeatable = False
     delta.server_times += object_times("timings", timings)
     if len(choices) != 1 or not isinstance(timings, dict):
@@ -249,10 +235,8 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
 
 
 def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
-    """llama.cpp's `timings` where an answer ends, as its usage: its chunks may each hold several tokens.
-
-    `prompt_n` is the prompt without its cached part.
-    """
+    """Add llama.cpp's `timings` at the end of an answer as its usage; `prompt_n` is the prompt without its
+    cached part."""
     if not isinstance(timings, dict) or delta.counts is not None or delta.finish_reason is None:
         return
     total, cached = count(timings.get("predicted_n")), count(timings.get("cache_n"))
@@ -306,7 +290,6 @@ class Findings:
         self._texts: dict[int, list[str]] = {}
         self._pieces = 0
         self.cut = False
-        """A bound was reached: not everything in the event was read."""
         self.railed = False
         """NeMo Guardrails stands beside the choices: a filtered answer is its own text."""
         self._carrying: dict[int, None] = {}
@@ -414,7 +397,6 @@ class Findings:
                 and bool(self._indexes)
                 and (delta.finish_reason is None or running.several)
             )
-        # Which count to believe: dialects.md section 5.
         if self._ids:
             delta.tokens, delta.token_source = self._ids, TokenSource.TOKEN_IDS
         elif self._logprobs:
@@ -455,5 +437,4 @@ class Findings:
 
     @property
     def empty(self) -> bool:
-        """Nothing was found: neither a choice nor anything beside one."""
         return not (self._indexes or self._mask)

@@ -28,17 +28,11 @@ class Dialect(Protocol):
     """Reads one answer; it may remember what earlier events said. Nothing in it raises at bad bytes."""
 
     @property
-    def name(self) -> str | None:
-        """As reported in `dialect`; None while nobody knows."""
-        ...
+    def name(self) -> str | None: ...
 
-    def read_event(self, event: SseEvent) -> Delta:
-        """What one event of a stream says."""
-        ...
+    def read_event(self, event: SseEvent) -> Delta: ...
 
-    def read_body(self, body: bytes) -> Delta:
-        """What a whole JSON answer says."""
-        ...
+    def read_body(self, body: bytes) -> Delta: ...
 
 
 DIALECTS: Final = (
@@ -57,9 +51,8 @@ DIALECTS: Final = (
     BedrockConverse,
     BedrockText,
 )
-"""`claim(value, path)` of each says how sure a first JSON object makes it that the answer is its own:
-3 the answer names itself (4 where others share its names, and the path tells), 2 its shape fits, 1 only the
-path speaks for it, 0 not ours."""
+"""`claim(value, path)` returns how sure a first JSON object makes it: 3 it names itself (4 where others share
+its names and the path decides), 2 its shape fits, 1 only the path, 0 not ours."""
 
 
 def choose(value: Any, path: str) -> Dialect | None:
@@ -74,10 +67,8 @@ def choose(value: Any, path: str) -> Dialect | None:
 
 
 class Undecided:
-    """Reads an answer until its first JSON tells the dialect, and from there lets that one read.
-
-    An answer of a dialect nobody knows stays undecided: its events count for timing, and as unparsed.
-    """
+    """Reader of an answer until its first JSON decides the dialect. Events of an unknown dialect count as
+    unparsed."""
 
     __slots__ = ("_path", "chosen")
 

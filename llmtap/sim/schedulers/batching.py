@@ -24,7 +24,6 @@ __all__ = [
 _STEP: Final = 4
 """alpha of Algorithm 2: by how much the interval is moved."""
 _CORRECTION: Final = 2
-"""delta of Algorithm 2."""
 _WEIGHT: Final = 0.2
 """Of the newest value in a moving average (5.3)."""
 _BUFFER: Final = 0.1

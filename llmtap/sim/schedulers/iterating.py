@@ -99,9 +99,7 @@ class DecodePrepone(ContinuousBatching):
         super().__init__(requests, setup)
         self._ahead = setup.serving.prepone
         self._prompts: list[tuple[int, int]] = []
-        """Seated, and not yet processed."""
         self._made = 0
-        """Tokens made ahead of them."""
         self._whole_ns = self._next_ns = 0
         """When they will be complete, and when the next token after that will be made."""
         self._all_left_ns = 0

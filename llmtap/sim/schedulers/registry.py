@@ -53,7 +53,6 @@ class SchedulerKind(NamedTuple):
     iterates: bool
     """It composes anew at every iteration; else it serves whole batches, as the multi-bin paper has it."""
     reads: frozenset[str] = ALL_OPTIONS
-    """Options that may change its runs."""
 
 
 def options_read(name: str, readings: ModelOptions, serving: Serving) -> frozenset[str]:

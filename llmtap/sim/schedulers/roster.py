@@ -92,7 +92,6 @@ class Waiting:
 @dataclass(slots=True)
 class _Seat:
     names: Sequence[int]
-    """Named blocks of its prompt."""
     tokens: int
     """Tokens that it held when it was seated."""
     rest: int
@@ -106,8 +105,6 @@ class _Seat:
 
 
 class Roster:
-    """Requests under way, and their memory."""
-
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
         """`ranks`: order of waiting requests (`Waiting`)."""
         serving = setup.serving
@@ -126,7 +123,6 @@ class Roster:
         self._waiting = Waiting(ranks)
         self._seats: dict[int, _Seat] = {}
         self._made: dict[int, int] = {}
-        """Tokens made by each preempted request."""
         self._preempted: set[int] = set()
         self._swapped: set[int] = set()
         self._swap_ns = 0
@@ -137,7 +133,6 @@ class Roster:
         self._ending: dict[int, list[int]] = {}
         """Requests whose last token a step makes, by step."""
         self._context = 0
-        """Tokens in memory of all that decode."""
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
         self._given_up: dict[int, GivenUp] = {}
 

@@ -1,4 +1,4 @@
-"""Content of an answer: faults, texts and their ends, prompt lengths. Pure."""
+"""Content of a simulated answer: injected faults, texts, finish reasons and prompt lengths. Pure."""
 
 import random
 from dataclasses import dataclass

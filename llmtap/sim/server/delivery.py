@@ -32,15 +32,12 @@ BREAKS: Final[frozenset[FaultKind]] = frozenset({"reset", "truncate", "unfinishe
 
 
 class Chunk(NamedTuple):
-    """Tokens that leave in one event."""
-
     due_ns: int
     choice: int
     first: int
     last: int
     """One past the last token."""
     final: bool
-    """The choice ends with it."""
     breaks: bool = False
     """Here the answer breaks off instead."""
 

@@ -1,4 +1,4 @@
-"""vLLM's engine service over gRPC (method Generate), served by the simulated engine.
+"""vLLM's and SGLang's engine services over gRPC (method Generate), served by the simulated engine.
 
 The metadata of a call stands for headers: `x-sim-*` change the options. gRPC's own threads write to the wire;
 the truth log has the time at which a message was given to the coroutine that passes it on to them.
@@ -11,12 +11,13 @@ INTERNAL. `unfinished` ends well, without a finish reason or usage.
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 
-from llmtap.protocol.vllm_grpc import METHOD, REQUEST_ID, SERVICE
+from llmtap.protocol.vllm_grpc import REQUEST_ID, SERVICE, SGLANG_SERVICE
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.shapes.grpc_inference import PREFIX, GrpcInference, read
 
@@ -95,7 +96,7 @@ class _Pipe:
 
 
 class GrpcService:
-    """A server of that one service. `start` within the loop that is to serve; `stop` there, too."""
+    """A server of both services. `start` and `stop` are called within the loop that serves."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
@@ -112,9 +113,11 @@ class GrpcService:
                 ("grpc.http2.max_concurrent_streams", 1 << 20),
             )
         )  # fmt: skip
-        method = grpc.unary_stream_rpc_method_handler(self._generate)  # bytes in, bytes out
-        service = grpc.method_handlers_generic_handler(SERVICE, {METHOD.rpartition("/")[2]: method})
-        server.add_generic_rpc_handlers((service,))
+        for name in (SERVICE, SGLANG_SERVICE):
+            # Without serializers: bytes in, bytes out.
+            method = grpc.unary_stream_rpc_method_handler(partial(self._generate, name))
+            service = grpc.method_handlers_generic_handler(name, {"Generate": method})
+            server.add_generic_rpc_handlers((service,))
         address = f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
         try:
             if tls is None:
@@ -136,16 +139,17 @@ class GrpcService:
         if server is not None:
             await server.stop(None)
 
-    async def _generate(self, request: bytes, context: Any) -> None:
+    async def _generate(self, service: str, request: bytes, context: Any) -> None:
         reception = self._reception
         accepted_ns = reception.clock.mono_ns()
         metadata: Mapping[str, str] = {
             key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
         }
         try:
-            asked, request_id = read(request)
+            asked, request_id = read(request, service)
             job = reception.take(
-                asked, GrpcInference, path=METHOD, headers=metadata, accepted_ns=accepted_ns,
+                asked, lambda answer: GrpcInference(answer, service, request_id),
+                path=f"/{service}/Generate", headers=metadata, accepted_ns=accepted_ns,
                 request_id=request_id or None,
             )  # fmt: skip
         except ValueError as exc:

@@ -268,7 +268,7 @@ def load_engine(
         raise ConfigError("--serving", str(exc), "llmtap sim serve --servings lists them") from None
     if predictor is not None:
         if predictor not in PREDICTORS:
-            raise ConfigError("--predictor", f"{predictor!r} is none of {', '.join(PREDICTORS)}")
+            raise ConfigError("--predictor", f"expected one of {', '.join(PREDICTORS)}, got {predictor!r}")
         if "predictor" in readings:
             raise ConfigError("--predictor", "is given by --reading predictor, too")
         readings, at["predictor"] = {**readings, "predictor": predictor}, "--predictor"
@@ -326,7 +326,7 @@ def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = N
     for key, value in values.items():
         place = places.get(key, key)
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1, 0.5)
+            near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else "llmtap sim serve --keys lists them"
             raise ConfigError(place, f"there is no key {key!r}", hint)
         table, _, name = key.rpartition(".")

@@ -1,25 +1,18 @@
-"""A session of OpenAI's Realtime over WebSocket, text only: any number of responses, one after another.
+"""A session of OpenAI's Realtime over WebSocket, text only: one response at a time.
 
-aiohttp opens the session, reads its messages and answers pings; what is due is written directly to the
-connection by a `ResponseSender`, as frames between whole frames of aiohttp's.
+A request has the id of its `response.create` event or, without one, of its response.
 
-The client's headers (`x-sim-*`) hold for every response of the session. A request has the id of its
-`response.create` event or, without one, of its response. Faults: a rejected request gets an `error` event and
-no response; `reset` and `truncate` end the session as they end a stream, and `unfinished` closes it properly
-in the middle of a response.
-
-Source: OpenAI's Realtime API reference; openai/openai-python types/realtime; RFC 6455.
+Source: OpenAI's Realtime API reference; openai/openai-python types/realtime.
 """
 
 import asyncio
 from typing import Any, Final, Literal
 
 import msgspec
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
 
 from llmtap.protocol.websocket import Opcode, frame
-from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
-from llmtap.sim.server.sender import ResponseSender
+from llmtap.sim.server.reception import Reception
 from llmtap.sim.server.shapes.openai import openai_error
 from llmtap.sim.server.shapes.shape import (
     BROKEN,
@@ -29,12 +22,10 @@ from llmtap.sim.server.shapes.shape import (
     SimulatedRequest,
     text_of,
 )
+from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
-__all__ = ["PATH", "OpenAIRealtimeShape", "SimulatedRealtimeSession"]
+__all__ = ["OpenAIRealtimeShape", "SimulatedRealtimeSession"]
 
-PATH: Final = "/v1/realtime"
-_MESSAGE_BYTES_MAX: Final = 64 << 20
-"""As for the body of a request."""
 _ITEMS_MAX: Final = 10_000
 """Of a conversation; one more is an error."""
 _AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")
@@ -121,15 +112,11 @@ class OpenAIRealtimeShape(Shape):
         self.item_id = f"item_sim{answer.number}"
         self._events = events
         self._event = events.event
-        self._conversation = conversation
+        self.conversation = conversation
         self._place = {
             "response_id": self.id, "item_id": self.item_id, "output_index": 0, "content_index": 0,
         }  # fmt: skip
         self._place_text = msgspec.json.encode(self._place)[1:-1]
-
-    @property
-    def said(self) -> str:
-        return self._said
 
     def _item(self, status: str) -> dict[str, Any]:
         content = [] if status == "in_progress" else [{"type": "output_text", "text": self.said}]
@@ -141,7 +128,7 @@ class OpenAIRealtimeShape(Shape):
     def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
         """Report a change of the response's item, and of the conversation if it is part of one."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
-        if self._conversation is not None:
+        if self.conversation is not None:
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
         return event
 
@@ -159,7 +146,7 @@ class OpenAIRealtimeShape(Shape):
         return {
             "object": "realtime.response", "id": self.id, "status": status, "status_details": details,
             "output": [item] if ended and sent else [],
-            "conversation_id": self._conversation, "output_modalities": ["text"],
+            "conversation_id": self.conversation, "output_modalities": ["text"],
             "max_output_tokens": self._asked.max_tokens or "inf",
             "usage": usage if ended else None, "metadata": None,
         }  # fmt: skip
@@ -204,59 +191,32 @@ class OpenAIRealtimeShape(Shape):
         return told + self._done("failed", {"type": "failed", "error": error})
 
 
-class SimulatedRealtimeSession:
+class SimulatedRealtimeSession(SimulatedSession):
+    path = "/v1/realtime"
+    protocols = ("realtime",)
+
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
-        self._reception = reception
-        self._id = f"sess_sim{number}"
-        self._request = request
+        super().__init__(reception, request, number)
         self._model = request.query.get("model", reception.options.model)
         self._events = _Events()
         self._settings = RealtimeSettings()
         self._items: list[Item] = []
-        self._socket = web.WebSocketResponse(
-            compress=False, protocols=("realtime",), max_msg_size=_MESSAGE_BYTES_MAX
-        )
-        self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._sender: ResponseSender | None = None
-        self._cancelled = False
 
-    async def run(self) -> web.StreamResponse:
-        socket = self._socket
-        if not socket.can_prepare(self._request).ok:
-            error = openai_error(426, "upgrade_required", f"{PATH} is for a WebSocket")
-            return web.json_response(error, status=426, headers={"Upgrade": "websocket"})
-        await socket.prepare(self._request)
-        self._transport = self._request.transport
+    def _greet(self) -> None:
         self._put("session.created", session=self._session())
-        try:
-            while (message := await socket.receive()).type in (WSMsgType.TEXT, WSMsgType.BINARY):
-                await self._receive(message.data, self._reception.clock.mono_ns())
-        finally:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
-        return socket
-
-    async def close(self) -> None:
-        await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
     def _put(self, kind: str, **fields: Any) -> None:
         self._write(self._events.event(kind, **fields))
 
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
     def _session(self) -> dict[str, Any]:
         return {
-            "type": "realtime", "object": "realtime.session", "id": self._id,
+            "type": "realtime", "object": "realtime.session", "id": f"sess_sim{self._number}",
             "model": self._model, "output_modalities": ["text"],
             "instructions": self._settings.instructions or "",
             "max_output_tokens": self._settings.max_output_tokens or "inf",
         }  # fmt: skip
 
-    async def _receive(self, data: str | bytes, now_ns: int) -> None:
+    def _receive(self, data: str | bytes, now_ns: int) -> None:
         event = _ClientEvent("")
         try:
             if isinstance(data, bytes):
@@ -269,20 +229,27 @@ class SimulatedRealtimeSession:
                 case "conversation.item.create":
                     self._add(event.item)
                 case "response.create":
-                    await self._create(event, now_ns)
+                    if self._under_way() is not None:
+                        raise BadRequest("the session has a response under way; one at a time")
+                    self._ask(event, now_ns)
                 case "response.cancel":
-                    if self._task is None or self._sender is None or self._sender.done.done():
+                    if (found := self._under_way()) is None or found[1].sender is None:
                         raise BadRequest("there is no response to cancel")
-                    self._cancelled = True
-                    self._task.cancel()
+                    found[1].cancelled = True
+                    found[0].cancel()
                 case kind if kind.startswith(_AUDIO):
                     raise BadRequest(f"{kind}: this engine does not hear")
                 case kind:
                     raise BadRequest(f"there is no event {kind!r} for a client to send")
         except ValueError as exc:
-            self._write(
-                self._events.error("invalid_request_error", "invalid_value", str(exc), event.event_id)
-            )
+            self._refuse(event, 400, BadRequest.code, str(exc))
+
+    def _under_way(self) -> "tuple[asyncio.Task[None], SessionTurn] | None":
+        """Return the response that is not sent completely, if any."""
+        for task, turn in self._running.items():
+            if turn.sender is None or not turn.sender.done.done():
+                return task, turn
+        return None
 
     def _add(self, item: Item | None) -> None:
         if item is None:
@@ -298,13 +265,7 @@ class SimulatedRealtimeSession:
         for kind in ("added", "done"):
             self._put(f"conversation.item.{kind}", previous_item_id=previous, item=shown)
 
-    async def _create(self, event: _ClientEvent, now_ns: int) -> None:
-        task, sender = self._task, self._sender
-        if task is not None and not task.done():
-            if sender is None or not sender.done.done():
-                raise BadRequest("the session has a response under way; one at a time")
-            await asyncio.wait((task,))  # it has sent all
-            now_ns = self._reception.clock.mono_ns()
+    def _plan(self, event: _ClientEvent) -> Plan:
         wanted = self._settings.changed(event.response)
         items = self._items if wanted.input is None else wanted.input
         limit = wanted.max_output_tokens
@@ -315,52 +276,24 @@ class SimulatedRealtimeSession:
             ignore_eos=bool(wanted.ignore_eos), seed=wanted.seed, include_usage=True,
         )  # fmt: skip
         conversation = None if wanted.conversation == "none" else "conv_sim"
-        job = self._reception.take(
-            asked, lambda answer: OpenAIRealtimeShape(answer, self._events, conversation), path=PATH,
-            headers=self._request.headers, accepted_ns=now_ns, request_id=event.event_id,
-        )  # fmt: skip
-        if job.door is None:
-            self._reception.ask(job)  # at once: the engine may be further when a task runs
-        task = asyncio.create_task(self._respond(job, event.event_id, conversation is not None))
-        # A task that is cancelled before it begins does not reach its own end.
-        task.add_done_callback(lambda _: self._reception.end(job))
-        self._task = task
+        return asked, lambda answer: OpenAIRealtimeShape(answer, self._events, conversation), event.event_id
 
-    async def _respond(self, job: ServerJob, about: str | None, remembered: bool) -> None:
-        reception = self._reception
-        assert isinstance(job.shape, OpenAIRealtimeShape)
-        try:
-            if (status := job.door) is not None:
-                if status == 400:
-                    await reception.filtered(job)
-                self._turn_away(job, status, about)
-                return
-            await self._stream(job, about)
-            if remembered and job.shape.said:
-                said = [{"type": "output_text", "text": job.shape.said}]
-                self._items.append(Item(id=job.shape.item_id, role="assistant", content=said))
-            if job.truth.outcome == "unfinished":
-                await self._socket.close()
-        except asyncio.CancelledError:
-            if not self._cancelled:
-                raise
-            self._cancelled = False
-            self._write(job.shape.cancelled())
-
-    async def _stream(self, job: ServerJob, about: str | None) -> None:
-        sender = self._sender = self._reception.sender(job)
-        try:
-            if not await self._reception.begins(job, sender):
-                self._turn_away(job, 503, about)
-            elif self._transport is not None:
-                sender.start(self._transport, framed=False)
-                await asyncio.shield(sender.done)
-        finally:
-            sender.abandon("cancelled" if self._cancelled else None)
-            self._sender = None
-
-    def _turn_away(self, job: ServerJob, status: int, about: str | None) -> None:
-        job.turned_away(status)
-        code, message = BUSY.get(status, ("content_filter", FILTERED))
+    def _refuse(self, event: _ClientEvent, status: int, code: str, message: str) -> None:
         kind = openai_error(status, code, message)["error"]["type"]
-        self._write(self._events.error(kind, code, message, about))
+        self._write(self._events.error(kind, code, message, event.event_id))
+
+    def _remember(self, turn: SessionTurn) -> None:
+        shape = turn.job.shape
+        assert isinstance(shape, OpenAIRealtimeShape)
+        if shape.conversation is not None and shape.said:
+            said = [{"type": "output_text", "text": shape.said}]
+            self._items.append(Item(id=shape.item_id, role="assistant", content=said))
+
+    async def _respond(self, turn: SessionTurn) -> None:
+        try:
+            await super()._respond(turn)
+        except asyncio.CancelledError:
+            if not turn.cancelled:
+                raise
+            assert isinstance(turn.job.shape, OpenAIRealtimeShape)
+            self._write(turn.job.shape.cancelled())

@@ -13,6 +13,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +23,14 @@ from aiohttp import HttpVersion11, web
 from llmtap.clock import Clock
 from llmtap.sim.server.delivery import BREAKS
 from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
-from llmtap.sim.server.realtime import PATH, SimulatedRealtimeSession
+from llmtap.sim.server.realtime import SimulatedRealtimeSession
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
+from llmtap.sim.server.responses_session import SimulatedResponsesSession
 from llmtap.sim.server.sender import reset
 from llmtap.sim.server.shapes import anthropic, ollama, openai
 from llmtap.sim.server.shapes.openai import openai_error
 from llmtap.sim.server.shapes.shape import BROKEN, Answer, Shape, SimulatedRequest
+from llmtap.sim.server.websocket import SimulatedSession
 
 __all__ = ["ENDPOINTS", "SimServer"]
 
@@ -42,7 +45,6 @@ class Endpoint:
     read: Callable[[bytes], SimulatedRequest]
     shape: Callable[[Answer], Shape]
     error: Callable[[int, str, str], dict[str, Any]]
-    """Makes the body of an error response from a status, a code and a message."""
     choices_max: int = 1
 
 
@@ -56,6 +58,7 @@ ENDPOINTS: Final = (
     Endpoint("/api/chat", ollama.read_chat, ollama.OllamaChat, ollama.ollama_error),
     Endpoint("/api/generate", ollama.read_generate, ollama.OllamaGenerate, ollama.ollama_error),
 )
+SESSIONS: Final[tuple[type[SimulatedSession], ...]] = (SimulatedRealtimeSession, SimulatedResponsesSession)
 
 
 class SimServer:
@@ -76,10 +79,10 @@ class SimServer:
         self.gauges = self.reception.gauges
         self._truths = self.reception.truths
         self.grpc_port: int | None = None
-        self._sessions: set[SimulatedRealtimeSession] = set()
+        self._sessions: set[SimulatedSession] = set()
         self._sessions_begun = 0
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
-        self.app.add_routes([web.post(api.path, self._handler(api)) for api in ENDPOINTS])
+        self.app.add_routes([web.post(api.path, partial(self._handle, api)) for api in ENDPOINTS])
         self.app.add_routes([
             web.get("/v1/models", self._models),
             web.get("/v1/models/{id:.+}", self._model),
@@ -87,15 +90,15 @@ class SimServer:
             web.get("/health", self._health),
             web.get("/metrics", self._metrics),
             web.get("/sim/truth", self._truth),
-            web.get(PATH, self._realtime),
+            *(web.get(kind.path, partial(self._session, kind)) for kind in SESSIONS),
             web.route("*", "/{path:.*}", self._unknown),
         ])  # fmt: skip
         self.app.on_shutdown.append(self._leave)
         self.app.on_cleanup.append(self._close)
 
     def serve_grpc(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> None:
-        """Also serve vLLM's engine service over gRPC, from when `app` starts to when it ends; `grpc_port` is
-        its port then. `tls`: certificate and key (PEM)."""
+        """Also serve vLLM's and SGLang's engine services over gRPC while `app` runs; `grpc_port` is the port
+        then. `tls`: certificate and key (PEM)."""
         from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
 
         service = GrpcService(self.reception)
@@ -146,13 +149,7 @@ class SimServer:
             return _json({"error": "since is the number of a request"}, 400)
         return _json(self._truths.since(int(since)))
 
-    def _handler(self, api: Endpoint) -> Callable[[web.Request], Any]:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._handle(request, api)
-
-        return handle
-
-    async def _handle(self, request: web.Request, api: Endpoint) -> web.StreamResponse:
+    async def _handle(self, api: Endpoint, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         accepted_ns = self._clock.mono_ns()
         reception = self.reception
@@ -241,9 +238,9 @@ class SimServer:
         truth.late_ns_max = now_ns - due_ns
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    async def _realtime(self, request: web.Request) -> web.StreamResponse:
+    async def _session(self, kind: type[SimulatedSession], request: web.Request) -> web.StreamResponse:
         self._sessions_begun += 1
-        session = SimulatedRealtimeSession(self.reception, request, self._sessions_begun)
+        session = kind(self.reception, request, self._sessions_begun)
         self._sessions.add(session)
         try:
             return await session.run()

@@ -43,7 +43,6 @@ class Truth(msgspec.Struct, kw_only=True):
     """One request. Lists hold one list per choice, with one item per token."""
 
     seq: int = 0
-    """In order of the end of requests, from 1."""
     id: str
     path: str
     model: str
@@ -55,7 +54,6 @@ class Truth(msgspec.Struct, kw_only=True):
     """When the engine made each token, without filters and buffers behind it."""
     due_ns: list[list[int]]
     sent_ns: list[list[int]]
-    """Just before it was written."""
     ended_ns: int = 0
     outcome: str = "client_left"
     """complete, refused (by a guardrail or the model), blocked, turned_away (no room in the scheduler's
@@ -65,9 +63,7 @@ class Truth(msgspec.Struct, kw_only=True):
     finish: list[str | None] = []
     """Finish reason of each choice; None if its end was not sent."""
     late_ns_max: int = 0
-    """Largest sent - due."""
     submitted: list[Submitted] = []
-    """Empty with a fixed schedule."""
 
 
 class TruthLog:

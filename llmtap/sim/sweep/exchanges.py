@@ -43,7 +43,6 @@ _BEFORE: Final = {
     GivenUp.QUEUE_FULL: "refused: the queue was full",
     GivenUp.LATE: "given up before its first token: late",
 }
-"""Error of a request without tokens, by reason."""
 _MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up midway: a token was late"}
 
 
@@ -52,8 +51,6 @@ def relay_name(scheduler: str) -> str:
 
 
 class ExchangeMaker:
-    """Makes Exchanges of the requests of one run."""
-
     def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
         """`record` of the run, for reasons of giving up and cached tokens; None: unknown."""
         self._arm = scheduler
@@ -128,7 +125,6 @@ class VirtualMeter:
         self.summary = Summary(objectives, reader)
         self._reader = reader
         self.slow = 0
-        """Requests with any gap above that."""
         self._make = maker.exchange
         self._gap_max_ns = gap_max_ns
         self._keep = keep

@@ -50,7 +50,6 @@ GAPS_MAX: Final = 200_000
 GAPS_MIN: Final = 30
 """With fewer, or all of one number of requests, whole answers are used instead."""
 ANSWERS_MIN: Final = 8
-"""Twice the number of constants."""
 TOKENS_MIN: Final = 8
 """Of an answer that is used as a whole, so that effects at its ends weigh little."""
 _ROUNDED_NS: Final = 2_000
@@ -74,10 +73,7 @@ class GridError(FitError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Quality of the fit of one part of a model."""
-
     source: str
-    """What it was fitted to."""
     points: int
     r2: float
     """1 - (sum of squared residuals) / (sum of squared distances from the mean)."""
@@ -143,8 +139,6 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BatchFit:
-    """A model of whole batches, and the quality of its fit."""
-
     model: LatencyModel
     part: Part
 
@@ -158,9 +152,11 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
         raise GridError("the grid needs at least two batch sizes and two lengths")
     alpha, beta, beta_gamma = solved
     if beta <= 0:
-        raise GridError("by this grid longer batches are not slower: the model does not fit it")
+        raise GridError("longer batches are not slower in this grid: the model does not fit")
     if alpha < 0 or beta_gamma < -beta:
-        raise GridError("by this grid some batches would take less than no time: the model does not fit it")
+        raise GridError(
+            "the fit would give some batches a negative duration: the model does not fit this grid"
+        )
     fitted = [alpha + beta * length + beta_gamma * share for _, length, share in rows]
     return BatchFit(LatencyModel(alpha * 1e9, beta * 1e9, beta_gamma / beta), part_of("grid", values, fitted))
 
@@ -178,7 +174,7 @@ def _grid_points(lines: Iterable[str]) -> Iterable[GridPoint]:
     for names in _COLUMNS:
         place = next((header.index(name) for name in names if name in header), None)
         if place is None:
-            raise GridError(f"line 1: no column is called {' or '.join(names)}")
+            raise GridError(f"line 1: expected a column {' or '.join(names)}")
         places.append(place)
     for row in reader:
         if not row:
@@ -187,9 +183,13 @@ def _grid_points(lines: Iterable[str]) -> Iterable[GridPoint]:
             b, length, seconds = (row[place].strip() for place in places)
             point = int(b), int(length), float(seconds)
         except (ValueError, IndexError):
-            raise GridError(f"line {reader.line_num}: expected two whole numbers and seconds") from None
+            raise GridError(
+                f"line {reader.line_num}: expected batch size and length as whole numbers, and seconds"
+            ) from None
         if point[0] < 1 or point[1] < 0 or not 0 < point[2] < float("inf"):
-            raise GridError(f"line {reader.line_num}: a batch of {b} with {length} tokens in {seconds} s")
+            raise GridError(
+                f"line {reader.line_num}: impossible: a batch of {b} with {length} tokens in {seconds} s"
+            )
         yield point
 
 
@@ -244,9 +244,9 @@ def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) ->
     rows = [row for row in map(_row, exchanges) if row is not None]
     answered = [row for row in rows if row.last_ns is not None]
     if not answered:
-        raise FitError("no row has an arrival, a first and a last token: was it streamed, and measured?")
+        raise FitError("no row has the times of arrival, first and last token: capture streamed answers")
     if all(row.prompt is None for row in answered):
-        raise FitError("no row has a count of input tokens: how long a prompt takes cannot be told")
+        raise FitError("no row has a count of input tokens, which the duration of a prompt is fitted to")
     load = _Load(rows)
     alone = _alone(answered, load, chunk)
     decode = _from_gaps(answered, load)
@@ -278,7 +278,6 @@ class _Row:
     prompt: int | None
     """Prompt tokens that were not cached."""
     context: int
-    """All prompt tokens."""
     output: int
     times_ns: list[int]
     """Of its tokens, one by one; empty if unknown."""
@@ -328,7 +327,6 @@ class _Load:
         self._tokens = sorted(t for row in running for t in row.times_ns)
         self._means = _Means(running)
         self.timed = all(row.times_ns for row in running)
-        """Whether all tokens have times."""
 
     def alone(self, row: _Row) -> bool:
         """Return whether no other request was under way from its arrival to its first token."""
@@ -464,15 +462,15 @@ def _from_answers(
         took.append((last_ns - first_ns) / n)
     if len(took) < ANSWERS_MIN:
         raise FitError(
-            f"{len(took)} answers have {TOKENS_MIN} tokens or more and their times, and too few gaps between "
-            "tokens were undisturbed: more traffic is needed"
+            f"only {len(took)} answers have {TOKENS_MIN} tokens or more with their times, and too few gaps "
+            "between tokens were undisturbed: capture more traffic"
         )
     shares = columns["step"]
     if "beta" not in known and max(shares) - min(shares) < _SAME:
         running = round(1 / (1 - shares[0]))
         raise FitError(
-            f"always {running} ran at a time: how much slower more of them are cannot be told; capture some "
-            "traffic one at a time, and some of many at a time"
+            f"the number of running requests was always {running}, so its effect cannot be fitted: capture "
+            "some requests one at a time, and some many at a time"
         )
     if "beta" in known:
         known = {"step": 0.0, "context": 0.0, **known}
@@ -483,7 +481,7 @@ def _from_answers(
     best = nearest(unknown, rest, [name for name in ("beta", "prefill") if name in unknown])
     if best is None:
         raise FitError(
-            "these answers do not tell how long a prompt and a token take, or the model does not fit them; "
+            "the durations of a prompt and of a token cannot be separated, or the model does not fit: "
             "capture some prompts of different lengths one at a time"
         )
     found, left = best

@@ -40,15 +40,13 @@ class Preset:
     about: str
     source: str
     axes: Mapping[str, tuple[Any, ...]]
-    """Values by name, as `grid.Axes` has them."""
     variants: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({},))
-    """Settings compared at each point."""
     best_of: str = ""
     """The preset whose axes are searched for BEST."""
     share_of: Mapping[str, Any] = field(default_factory=dict)
     """If loads are a `share`: the settings whose throughput, when all requests come at once, is 1."""
     objectives: str = ""
-    """Default objectives; with them runs are measured."""
+    follow: int | None = None
 
 
 _SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
@@ -100,6 +98,13 @@ PRESETS: Final[dict[str, Preset]] = {
         share_of={"scheduler": "continuous_batching"},
         objectives="ttft:1s tbc_max:200ms",
     ),
+    "chunking": Preset(
+        "one request with and without chunked prefill: when its tokens came; of long-chat, for one",
+        "smooth goodput paper, 5.3, figures 6 and 7",
+        {"requests": (200,), "share": (0.8,), "scheduler": ("continuous_batching", "chunked_prefill")},
+        share_of={"scheduler": "continuous_batching"},
+        follow=0,
+    ),
 }  # fmt: skip
 for _name, _scale_of in product(("grid", "methods"), (1, 10, 100)):
     _preset = PRESETS[_name]
@@ -114,7 +119,6 @@ SERVING: Final = frozenset(field.name for field in msgspec.structs.fields(Servin
 LOADS: Final = ("scale", "rate", "share")
 _OUTER: Final = ("requests", *LOADS, "seed", "servers")
 _DRAWN: Final = 10_000
-"""Requests of a synthetic workload, unless told."""
 _BEST_WITHIN: Final = 0.01
 _LAST_NS: Final = 1 << 62
 """No request arrives later: columns are of 64 bits, and what is done takes its time, too."""
@@ -124,7 +128,6 @@ Axes = Mapping[str, Sequence[Any]]
 """Values by name: `requests`, `seed` and `servers` are int, loads float, `scheduler`, readings and options
 of serving are text."""
 Point = dict[str, Any]
-"""One value by name."""
 Run = Callable[[Sequence[SweepJob]], Mapping[str, SweepAttempt]]
 """Runs jobs, or knows what came of them; attempts by job."""
 
@@ -154,7 +157,6 @@ class GridSource:
         self.name = name
         self.traces: dict[str, Trace] = {}
         self.remarks: list[str] = []
-        """Notes beside those of the rows."""
         self.drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
         """Whether it is a synthetic workload, which depends on the seed."""
         self._format = source_format
@@ -173,7 +175,7 @@ class GridSource:
         if key not in self._digests:
             if self.drawn:
                 if self._format is not None:
-                    raise ConfigError("--from", f"{self.name} is a workload that is drawn: it has no format")
+                    raise ConfigError("--from", f"{self.name} is a synthetic workload and has no format")
                 trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
             else:
                 if self.name == "-" and self._digests:
@@ -195,14 +197,13 @@ class GridSource:
             return None
         names = [name for name in workloads() if ":" not in name and "." not in name]
         near = difflib.get_close_matches(self.name, names, 1)
-        return f"did you mean {near[0]}?" if near else f"or a workload that is drawn: {', '.join(names)}"
+        return f"did you mean {near[0]}?" if near else f"or a synthetic workload: {', '.join(names)}"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepGrid:
     source: GridSource
     common: Mapping[str, Any]
-    """Fields of `SweepJob` that are the same for all."""
 
     def job(self, point: Point, capacity_rps: float | None = None) -> SweepJob:
         """Return the job at this point; a `share` is one of `capacity_rps`. Raises ConfigError."""
@@ -227,8 +228,9 @@ class SweepGrid:
         readings, serving = _options({k: v for k, v in point.items() if k in reads})
         drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
         return SweepJob(
-            trace=self.source.name, rows=digest, count=count,
-            scale=_scale(point, trace, count, capacity_rps), scheduler=name,
+            trace=self.source.name, rows=digest, count=count, scheduler=name,
+            scale=_scale(point, trace, count, capacity_rps),
+            asked=next((float(point[load]) for load in LOADS if load in point), None),
             servers=point.get("servers", 1), seed=seed if drawn else None, readings=readings,
             serving=settled(serving, name) if SCHEDULERS[name].iterates else serving, **self.common,
         )  # fmt: skip
@@ -271,7 +273,7 @@ class SweepGrid:
             only = {name: point[name] for name in ("requests", "seed", "servers") if name in point}
             job = self.job(only | {"scale": 1.0} | dict(share_of))
             span_ns = self.source.traces[job.rows].span_ns
-            plain = replace(job, measure=False, objectives="", capacity=None, capture=None)
+            plain = replace(job, measure=False, objectives="", capacity=None, capture=None, follow=None)
             jobs.append(replace(plain, scale=float(max(span_ns, 1))))
         told = run(list({job.id: job for job in jobs}.values()))
         return [_summary(told[job.id])["throughput_rps"] for job in jobs]

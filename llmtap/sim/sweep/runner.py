@@ -43,9 +43,7 @@ class Results:
         """Read the file, or create it. Raises ConfigError."""
         self.path = path
         self.done: dict[str, SweepAttempt] = {}
-        """Successful attempts by job."""
         self.torn = False
-        """Whether an incomplete last line was cut off."""
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (held open on purpose)
         except OSError as exc:
@@ -85,7 +83,9 @@ class Results:
             try:
                 self._keep(decode_json(line, SweepAttempt))
             except msgspec.DecodeError:
-                raise ConfigError(_PLACE, f"{self.path}, line {number}: is no result of a sweep") from None
+                raise ConfigError(
+                    _PLACE, f"{self.path}, line {number}: expected the result of a sweep"
+                ) from None
         if whole < len(data):
             if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
                 raise ConfigError(_PLACE, f"{self.path} is no file of results")
@@ -98,7 +98,6 @@ class Results:
 
 
 Traces = Mapping[str, Trace]
-"""By digest (`SweepJob.rows`)."""
 
 _DIED: Final = "its process died: killed, or out of memory"
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
@@ -215,7 +214,6 @@ def _signals_later() -> Iterator[None]:
 
 
 _traces: Traces = {}
-"""In a worker process."""
 
 
 def _begin(traces: Traces) -> None:

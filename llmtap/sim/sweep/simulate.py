@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.latency import DEFAULT_BENEFIT
+from llmtap.metrics.latency import DEFAULT_BENEFIT, output_times_ns
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by
 from llmtap.metrics.summary import Summary
@@ -34,6 +35,9 @@ from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS, options_read
 from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter, run_writer
 from llmtap.units import encode_seconds, to_seconds
 from llmtap.workload.requests import Requests
+
+if TYPE_CHECKING:
+    from llmtap.capture.store.parquet import RunWriter
 
 __all__ = ["SimulationResult", "capacity_rps", "simulate"]
 
@@ -47,21 +51,18 @@ class SimulationResult:
     model: LatencyModel
     servers: int
     seed: int | None
-    """None if nothing was drawn."""
     iterations: IterationModel = SEED_ITERATIONS
     serving: Serving = field(default_factory=Serving)
     iterates: bool = False
-    """Whether the scheduler composes a new batch at every iteration."""
     reads: frozenset[str] = ALL_OPTIONS
-    """Options that could have changed it."""
     state: IterationState | None = None
-    """Of such a scheduler, at the end."""
     summary: Summary | None = None
     """Of its exchanges, if it was measured."""
     slow: int | None = None
     """Requests with any gap between tokens outside the token SLA, if it was measured."""
     bins: list[tuple[int, int | None]] | None = None
     bin_limits: list[int] | None = None
+    followed: Exchange | None = None
 
     def latencies_ns(self) -> list[int]:
         """Return the times from arrival to completion of completed requests, ascending."""
@@ -150,6 +151,8 @@ class SimulationResult:
         if self.iterates:
             told["serving"] = self._told(self.serving)
             told["engine"] = None if self.state is None else _engine(self.state, n)
+        if self.followed is not None:
+            told["followed"] = _followed(self.followed)
         if self.summary is not None:
             measured = self.summary.to_dict(told["window"], to_seconds(window_ns), "open")
             for name in ("metrics", "tokens"):
@@ -223,6 +226,13 @@ def _engine(state: IterationState, n: int) -> dict[str, Any]:
     }
 
 
+def _followed(x: Exchange) -> dict[str, Any]:
+    """Return one request, with the seconds from its arrival to each of its tokens."""
+    t = x.timeline
+    times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]
+    return {"row": x.seq, "input": x.tokens.input, "output": x.tokens.output, "token_seconds": times}
+
+
 def _figures(ordered_ns: list[int], rule: str) -> dict[str, Any]:
     n = len(ordered_ns)
     if not n:
@@ -265,6 +275,7 @@ def simulate(
     objectives: Objectives | None = None,
     reader: Benefit = DEFAULT_BENEFIT,
     measure: bool | None = None,
+    follow: int | None = None,
     capture: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
@@ -275,6 +286,7 @@ def simulate(
         seed: None if nothing is drawn.
         measure: make Exchanges and sum them up, which takes ten times as long for whole batches. None: if the
             scheduler iterates, or objectives or a capture need them.
+        follow: row of a request, from 1, whose token times are reported; 0: the longest answer's.
         capture: folder or URL for a capture of its exchanges.
         progress: called now and then with the number of arrivals.
 
@@ -285,10 +297,11 @@ def simulate(
         raise ValueError(
             f"{name} has one server: its memory and its batch are one GPU's, got {servers} servers"
         )
+    exchanges_needed = objectives is not None or capture is not None or follow is not None
     if measure is None:
-        measure = kind.iterates or objectives is not None or capture is not None
-    elif not measure and (objectives is not None or capture is not None):
-        raise ValueError("objectives and captures are of exchanges: a run without measuring makes none")
+        measure = kind.iterates or exchanges_needed
+    elif not measure and exchanges_needed:
+        raise ValueError("objectives, captures and a followed request need exchanges: measuring is off")
     if readings.failed == "dropped":
         requests = requests.taken([row for row, made in enumerate(requests.output) if made])
         if not requests:
@@ -297,13 +310,23 @@ def simulate(
     serving = settled(Serving() if serving is None else serving, name)
     scheduler = kind.build(requests, ServingSetup(model, readings, iterations, serving))
     record = RunRecord.begun(len(requests), servers)
-    writer = meter = None
+    writer: RunWriter | None = None
+    meter = None
+    followed: list[Exchange] = []
+    if follow == 0:
+        follow = 1 + max(range(len(requests)), key=requests.output.__getitem__)
+
+    def keep(x: Exchange) -> None:
+        if writer is not None:
+            writer.add(x)
+        if x.seq == follow:
+            followed.append(x)
+
     if measure:
         writer = None if capture is None else run_writer(capture, name, requests)
         meter = VirtualMeter(
             ExchangeMaker(name, requests, record), objectives=objectives, reader=reader,
-            gap_max_ns=readings.token_sla,
-            keep=None if writer is None else writer.add,
+            gap_max_ns=readings.token_sla, keep=None if writer is None and follow is None else keep,
         )  # fmt: skip
     run_virtual(
         requests, Engine(scheduler, servers), servers=servers,
@@ -319,7 +342,7 @@ def simulate(
         state=getattr(scheduler, "state", None) if kind.iterates else None,
         summary=None if meter is None else meter.summary, slow=None if meter is None else meter.slow,
         bins=None if binned is None else binned.bins.spans,
-        bin_limits=None if binned is None else binned.limits,
+        bin_limits=None if binned is None else binned.limits, followed=next(iter(followed), None),
     )  # fmt: skip
 
 

@@ -38,7 +38,6 @@ CAPACITY_BY: Final = ("request", "token", "slo")
 """Bounds that a capacity can be searched by: request SLA, token SLA, or the objectives of `--slo`."""
 _MEASURED: Final = 100
 _SEARCH: Final = 15
-"""Runs needed to find a capacity."""
 _READINGS: Final = ModelOptions()
 _SERVING: Final = Serving()
 
@@ -48,13 +47,13 @@ class SweepJob:
     """One scheduler on one workload, with all options that decide the result."""
 
     trace: str
-    """Name given by the user."""
     rows: str
     """Digest of its rows (`rows_of`)."""
     count: int
     scale: float
-    """Factor on the rate of arrivals."""
     scheduler: str
+    asked: float | None = None
+    """The load as asked for: a scale, a rate, or a share of a capacity."""
     servers: int = 1
     seed: int | None = 42
     readings: ModelOptions = _READINGS
@@ -65,17 +64,14 @@ class SweepJob:
     """What the models were fitted to, and the quality of the fit."""
     objectives: str = ""
     reader: Benefit = DEFAULT_BENEFIT
-    """The reader of smooth goodput."""
     measure: bool | None = None
-    """As `simulate` takes it."""
+    follow: int | None = None
     capacity: float | None = None
     """Also find the rate at which this share of requests is outside their bounds."""
     capacity_by: tuple[str, ...] = ("request",)
-    """Bounds of the capacity, of CAPACITY_BY."""
     capture: str | None = None
     """Folder or URL in which the job's capture gets a folder of its own."""
     version: str = __version__
-    """Of the llmtap that must run it."""
 
     @cached_property
     def id(self) -> str:
@@ -131,10 +127,11 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         )  # fmt: skip
 
     result = run_at(
-        job.scale, objectives=objectives, reader=job.reader, measure=job.measure, progress=progress,
-        capture=None if folder is None else folder.begun(),
+        job.scale, objectives=objectives, reader=job.reader, measure=job.measure, follow=job.follow,
+        progress=progress, capture=None if folder is None else folder.begun(),
     )  # fmt: skip
-    told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
+    told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.asked}
+    told |= {"fit": job.fit, "job": job.id}
     if folder is not None:
         told["capture"] = folder.ended()
     if job.capacity is not None:

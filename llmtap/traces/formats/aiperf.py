@@ -4,7 +4,7 @@
 sent as it is), `messages` (with `tools`) and `text_input`; optional `output_length`, `hash_ids` (512-token
 blocks, only with a length), `timestamp` and `delay` in MILLISECONDS, `session_id`, and `extra`, merged into
 the body. Bodies become `request_body`: a payload unchanged, messages and text as the body that they stand
-for. A row with a body is written as `payload` (or as the style `content` says), others with their length; no
+for. A row with a body is written as `payload`, others with their length; no
 session may have both kinds.
 
 `aiperf-inputs` is its `inputs_json`: `{"data": [{"session_id": str, "payloads": [body, ...]}, ...]}`, bodies
@@ -138,7 +138,6 @@ def _columns(row: _Row, content: str | None, number: int) -> Json:
 
 
 def _write(writer: TraceWriter) -> None:
-    content = writer.options.choice("content", "payload", _CONTENTS)
     ids = BlockIds(writer, _SIZE)
     for batch in writer.outgoing((*_WANTED, *BLOCK_COLUMNS), (), reasons=_misfits()):
         bodies = batch.filter(pc.is_valid(batch.column("request_body")))
@@ -154,7 +153,7 @@ def _write(writer: TraceWriter) -> None:
                 parts.append(f'"timestamp":{decimal_text(arrival_ns, _MS)}')
             if think_us is not None:
                 parts.append(f'"delay":{decimal_text(think_us, 3)}')
-            parts += [f'"input_length":{read}'] if body is None else _body_fields(body, content)
+            parts.append(f'"input_length":{read}' if body is None else f'"payload":{_one_line(body)}')
             if made is not None:
                 parts.append(f'"output_length":{made}')
             if body is None and blocks is not None:
@@ -173,22 +172,6 @@ def _lengths_only(batch: pa.RecordBatch) -> pa.RecordBatch:
         blocks = pc.if_else(bare, pa.scalar(None, blocks.type), blocks)
         batch = replaced(batch, "blocks", blocks)
     return batch
-
-
-def _body_fields(body: str, content: str) -> list[str]:
-    if content == "payload":
-        return [f'"payload":{_one_line(body)}']
-    request = read_object(body, "request")
-    main = "messages" if content == "messages" else "prompt"
-    fits = isinstance(request.get(main), list if content == "messages" else str)
-    if not fits:
-        return [f'"payload":{_one_line(body)}']
-    parts = [f'"{content}":{compact(request.pop(main))}']
-    if content == "messages" and isinstance(request.get("tools"), list):
-        parts.append(f'"tools":{compact(request.pop("tools"))}')
-    if request:
-        parts.append(f'"extra":{compact(request)}')
-    return parts
 
 
 def _misfits() -> Callable[[pa.RecordBatch], list[str | None]]:
@@ -310,7 +293,6 @@ FORMATS: Final = (
             "prefix blocks": "blocks of 512 tokens, of rows without a body",
             **NO_FAILED,
         },
-        styles={"content": "where bodies go: payload (unchanged), messages or text_input"},
         sniff=_sniff,
         opens=_open,
         writes=_write,

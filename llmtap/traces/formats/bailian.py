@@ -122,11 +122,6 @@ class _Chats:
         return chat_id, parent_id, number
 
 
-def _sniff(head: bytes, name: str) -> bool:
-    objects = first_objects(head)
-    return bool(objects) and all({"chat_id", "timestamp", "input_length"} <= o.keys() for o in objects)
-
-
 FORMAT: Final = TraceFormat(
     name="bailian",
     title="Qwen-Bailian trace (JSON Lines)",
@@ -138,7 +133,10 @@ FORMAT: Final = TraceFormat(
         **NO_FAILED,
         "think time": "only the times of the turns themselves",
     },
-    sniff=_sniff,
+    sniff=lambda head, name: (
+        bool(objects := first_objects(head))
+        and all({"chat_id", "timestamp", "input_length"} <= o.keys() for o in objects)
+    ),
     info={"blocks": "trace", "block_unit": "tokens", "block_size": _SIZE},
     batches=_batches,
     writes=_write,

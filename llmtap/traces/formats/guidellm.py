@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, BinaryIO, Final
 
 from llmtap.traces.bodies import JOINED, prompt_columns, read_object, write_prompts
-from llmtap.traces.format import LENGTHS, NO_FAILED, FormatError, TraceFormat, TraceWriter
+from llmtap.traces.format import LENGTHS, NO_FAILED, FormatError, TraceFormat
 from llmtap.traces.formats.mooncake import LengthFields, looks
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, clipped, csv_header, first_objects, read_lines
 
@@ -90,12 +90,6 @@ def _count(row: Mapping[str, Any], names: tuple[str, ...], number: int) -> int |
     return int(text)
 
 
-def _write_dataset(writer: TraceWriter) -> None:
-    write_prompts(
-        writer, {"input_tokens": "prompt_tokens_count", "output_tokens": "output_tokens_count"}
-    )  # fmt: skip
-
-
 def _sniff_dataset(head: bytes, name: str) -> bool:
     # A count under one of its own names: a bare `prompt` could be anybody's.
     counts = {*_INPUTS, *_OUTPUTS}
@@ -132,6 +126,8 @@ FORMATS: Final = (
         sniff=_sniff_dataset,
         info={"level": "full"},
         rows=_read_dataset,
-        writes=_write_dataset,
+        writes=lambda writer: write_prompts(
+            writer, {"input_tokens": "prompt_tokens_count", "output_tokens": "output_tokens_count"}
+        ),
     ),
 )

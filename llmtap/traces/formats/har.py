@@ -3,7 +3,7 @@
 Read: entries that are LLM calls, their answers played through the observer. `startedDateTime` is the arrival,
 the end of `wait` the first byte, that of `receive` the end; events have times only in `_llmtap.chunks: [[ms,
 tokens, bytes], ...]`. Written: entries that any tool opens, and in `_llmtap.row` all that HAR has no field
-for (not with the style `llmtap=none`). The answer's content is rebuilt from its text.
+for. The answer's content is rebuilt from its text.
 
 A HAR holds headers, cookies and queries of people's sessions. None is written, and only the answer's
 X-Request-Id is read.
@@ -48,8 +48,6 @@ _EVENTS: Final = ("event_us", "event_tokens", "event_bytes", "event_class")
 _BESIDE: Final = frozenset({*_BODIES, *_EVENTS, "arrival"})
 """Columns that stand elsewhere in the entry than in `_llmtap.row`."""
 _ROW_NAMES: Final = tuple(name for name in SCHEMA.names if name not in _BESIDE)
-_PLAIN: Final = ("arrival_ns", "request_body", "response_text", "status", "response_end_us")
-"""Columns of HAR itself: all that is written with the style `llmtap=none`."""
 _US_PER_S: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -176,7 +174,8 @@ def _event_columns(ours: Any, explained: Explained | None) -> dict[str, Any]:
     if not isinstance(chunks, list) or not chunks:
         return {}
     for chunk in chunks:
-        if not isinstance(chunk, list) or len(chunk) < 3 or not _is_ms(chunk[0]):
+        is_ms = isinstance(chunk, list) and chunk and isinstance(chunk[0], int | float)
+        if not is_ms or len(chunk) < 3 or not 0 <= chunk[0] < 1e12:
             raise FormatError("_llmtap.chunks: expected [ms, tokens, bytes], and times that can be")
     row: dict[str, Any] = {
         "event_us": [round(chunk[0] * 1_000) for chunk in chunks],
@@ -191,10 +190,6 @@ def _event_columns(ours: Any, explained: Explained | None) -> dict[str, Any]:
         if first is not None:
             row["first_token_us"] = row["event_us"][first]
     return row
-
-
-def _is_ms(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1e12
 
 
 def _row_of_ours(entry: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +214,7 @@ def _arrival(ns: int) -> dict[str, Any]:
 
 
 def _write(writer: TraceWriter) -> None:
-    style, file = writer.options.choice("llmtap", "row", ("row", "none")), writer.out
+    file = writer.out
     opening = {
         "version": "1.2", "creator": {"name": "llmtap", "version": __version__}, "entries": [],
     }  # fmt: skip
@@ -229,11 +224,11 @@ def _write(writer: TraceWriter) -> None:
         dated = batch.filter(pc.is_valid(batch.column("arrival_ns")))
         if dated.num_rows < batch.num_rows:
             writer.drop("no arrival", batch.num_rows - dated.num_rows)
-        writer.count(dated if style == "row" else dated.select(_PLAIN))
+        writer.count(dated)
         for row in dated.to_pylist():
             endless += row["response_end_us"] is None
             file.write(b",\n" if writer.rows else b"\n")
-            file.write(msgspec.json.encode(_entry(row, style)))
+            file.write(msgspec.json.encode(_entry(row)))
             writer.rows += 1
     file.write(b"\n]}}\n")
     if writer.info.arrivals == "trace" and writer.rows:
@@ -241,7 +236,7 @@ def _write(writer: TraceWriter) -> None:
     writer.note(endless, "rows do not say when they ended: where HAR wants a time, they have 0")
 
 
-def _entry(row: dict[str, Any], style: str) -> dict[str, Any]:
+def _entry(row: dict[str, Any]) -> dict[str, Any]:
     timings = _timings(row)
     body = row["request_body"]
     path = row["path"] or ENDPOINTS.get(row["endpoint"] or "", "/")
@@ -258,7 +253,7 @@ def _entry(row: dict[str, Any], style: str) -> dict[str, Any]:
     if text is not None:
         content["text"] = _answer(row)
         content["size"] = len(content["text"].encode())
-    entry: dict[str, Any] = {
+    return {
         "startedDateTime": _date(row["arrival_ns"]),
         "time": sum(ms for ms in timings.values() if ms >= 0),
         "request": request,
@@ -269,10 +264,8 @@ def _entry(row: dict[str, Any], style: str) -> dict[str, Any]:
         },
         "cache": {},
         "timings": timings,
+        "_llmtap": _ours(row),
     }  # fmt: skip
-    if style == "row":
-        entry["_llmtap"] = _ours(row)
-    return entry
 
 
 def _ours(row: dict[str, Any]) -> dict[str, Any]:
@@ -347,7 +340,6 @@ FORMAT: Final = TraceFormat(
     extensions=(".har",),
     holds=frozenset(ASPECTS),
     needs=frozenset({"arrival"}),
-    styles={"llmtap": "row: all that HAR has no field for, in _llmtap; none: without it"},
     sniff=_sniff,
     info={"level": "full", "arrivals": "wall"},
     rows=_read,

@@ -5,21 +5,22 @@ The integrity of a capture needs the numbers of its rows and the ledger of its r
 ledger, are written without one and without their relays.
 """
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Final
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from llmtap import __version__
-from llmtap.capture.read.reader import read
-from llmtap.capture.schema import VERSION, CaptureInfo, CaptureLedger, CaptureVersionError, info_of, migrate
+from llmtap.capture.read.reader import CaptureError, read
+from llmtap.capture.schema import VERSION, CaptureLedger, CaptureVersionError
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import (
     ASPECTS,
-    ROWS_PER_BATCH,
     FormatError,
     TraceFormat,
     TraceSource,
@@ -29,14 +30,32 @@ from llmtap.traces.format import (
 
 __all__ = ["FORMAT", "read_many"]
 
-_BATCH_BYTES: Final = 16 << 20
-"""Rows read at once; those with bodies are fewer."""
 _MAGIC: Final = b"PAR1"
 
 
 def _read(file: BinaryIO) -> TraceSource:
-    parquet, info = _open(file)
-    return TraceSource(info, _batches(parquet, info))
+    """Read a stream by a copy on the disk, because Parquet is read from its end."""
+    copy: Any = tempfile.NamedTemporaryFile(suffix=".parquet")  # noqa: SIM115 (closed by its last row)
+    shutil.copyfileobj(file, copy)
+    copy.flush()
+
+    def batches(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with copy, _unnamed():
+            yield from given
+
+    with _unnamed():
+        source, _ = read_many(copy.name)
+    source.batches = batches(source.batches)
+    return source
+
+
+@contextmanager
+def _unnamed() -> Iterator[None]:
+    """Raise a CaptureError as a FormatError without the name of the copy."""
+    try:
+        yield
+    except CaptureError as exc:
+        raise FormatError(exc.problem) from None
 
 
 def read_many(
@@ -66,35 +85,6 @@ def read_many(
                 progress(size * rows // max(1, len(capture)), size)
 
     return TraceSource(info, batches()), size
-
-
-def _open(file: BinaryIO) -> tuple[pq.ParquetFile, CaptureInfo]:
-    try:
-        # Without read-ahead: a row group may be larger than what we want to hold.
-        parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
-        info = info_of(parquet.schema_arrow)
-    except (pa.ArrowException, OSError) as exc:
-        raise FormatError(f"cannot be read as Parquet: {str(exc).splitlines()[0]}") from None
-    except msgspec.MsgspecError as exc:
-        raise FormatError(f"what it says of itself is not as it should be: {exc}") from None
-    if info is None:
-        raise FormatError("is Parquet, but not a capture of llmtap's")
-    return parquet, info
-
-
-def _batches(parquet: pq.ParquetFile, info: CaptureInfo) -> Iterator[pa.RecordBatch]:
-    rows, size = parquet.metadata.num_rows, 0
-    for i in range(parquet.metadata.num_row_groups):
-        size += parquet.metadata.row_group(i).total_byte_size
-    # By what rows take on average, with room for those that take more.
-    wanted = max(64, min(ROWS_PER_BATCH, _BATCH_BYTES * max(1, rows) // max(1, size)))
-    try:
-        for batch in parquet.iter_batches(batch_size=wanted):
-            yield migrate(batch, info.schema_version)
-    except (pa.ArrowException, OSError) as exc:
-        raise FormatError(f"damaged Parquet: {str(exc).splitlines()[0]}") from None
-    except CaptureVersionError as exc:
-        raise FormatError(str(exc)) from None
 
 
 def _write(writer: TraceWriter) -> None:

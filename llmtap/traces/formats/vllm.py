@@ -46,11 +46,6 @@ def _write_custom(writer: TraceWriter) -> None:
     writer.note(uncounted, "rows have no output_tokens: vLLM needs --custom-output-len")
 
 
-def _sniff_custom(head: bytes, name: str) -> bool:
-    objects = first_objects(head)
-    return bool(objects) and all({"prompt"} <= o.keys() <= {"prompt", "output_tokens"} for o in objects)
-
-
 def _write_timed(writer: TraceWriter) -> None:
     _TIMED.write(writer)
     size = _TIMED.size_written(writer.info)
@@ -71,7 +66,10 @@ FORMATS: Final = (
             "input tokens": "counted anew by the tokenizer of the benchmark",
             **NO_FAILED,
         },
-        sniff=_sniff_custom,
+        sniff=lambda head, name: (
+            bool(objects := first_objects(head))
+            and all({"prompt"} <= o.keys() <= {"prompt", "output_tokens"} for o in objects)
+        ),
         info={"level": "full"},
         rows=_read_custom,
         writes=_write_custom,

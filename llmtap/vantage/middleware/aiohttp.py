@@ -2,16 +2,12 @@
 
     setup(app, socket="/run/llmtap/tap.sock")
 
-An aiohttp middleware does not see a streamed response before it is over. All responses go through the
-request's writer, which is public (`Request.writer`) and made for one request. So its methods `write_headers`,
-`write` and `write_eof` (`aiohttp.abc.AbstractStreamWriter`) are wrapped until the answer has ended;
-responses, payloads and handlers are left alone, and aiohttp's own answers to errors are measured, too.
+All responses, also aiohttp's own, go through the public writer of a request (`Request.writer`): its methods
+`write_headers`, `write` and `write_eof` are wrapped until the answer has ended.
 
-The request's body is read from where aiohttp keeps it once a handler has read it (`await request.json()`,
-`text`, `read`, `post` of a form); if a handler takes `request.content` itself, model and tenant are read from
-the head and the answer. A file that the kernel sends (`web.FileResponse`) is an answer without a body here.
-WebSockets pass unmeasured, counted as dropped for the reason `websocket`. Requests in `skip` pass
-unmeasured, counted as skipped.
+The request's body is known once a handler has read it (`json`, `text`, `read`, `post`), and not from
+`request.content`. A file that the kernel sends (`web.FileResponse`) is an answer without a body. WebSockets
+(dropped) and requests in `skip` pass unmeasured and are counted.
 """
 
 import asyncio
@@ -36,10 +32,7 @@ def setup(
 ) -> None:
     """Put the tap around an app, outside of all its middlewares, and end it with the app.
 
-    `socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: methods, and paths
-    with all below them, that are not measured (`llmtap.protocol.inference`); `tap_bytes`: maximum bytes of
-    frames that wait for the meter.
-    Raises ConfigError.
+    The options are those of `LlmtapMiddleware`. Raises ConfigError.
     """
     skips = SkipRules(skip)
     emitters = Emitters(socket, tap_bytes)

@@ -2,8 +2,8 @@
 
     app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock")
 
-Each message is forwarded unmodified, the same object, before it is reported. If other middleware compresses
-or rewrites answers, add this one last, which in Starlette makes it the outermost.
+Each message is forwarded unmodified before it is reported. Add this middleware last: in Starlette that makes
+it the outermost.
 
 | scope | effect |
 |---|---|
@@ -12,8 +12,7 @@ or rewrites answers, add this one last, which in Starlette makes it the outermos
 | either of the two, in `skip` | passes unmeasured, counted as skipped |
 | `lifespan` | passes; before the app's end the last frames go to the meter, which takes 2 s at most |
 
-A client's leaving is known when the app learns it: by `http.disconnect`, which it has to receive, or by an
-OSError of `send`. Otherwise, on a server that discards what it sends, its answer counts as complete.
+A client's leaving is known when the app learns it, by `http.disconnect` or an OSError of `send`.
 
 Source: the ASGI specification, version 3.0, HTTP and WebSocket 2.5, Lifespan 2.0.
 """

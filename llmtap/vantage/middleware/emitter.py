@@ -85,8 +85,11 @@ class Emitter(Reporter):
 
     def _warn_without_meter(self) -> None:
         if not self.tap.connected:
-            hint = f"llmtap meter --listen-socket {self._path}"
-            warn("event=no_meter socket=%s exchanges=unmeasured hint=%r", self._path, hint)
+            event, hint = "no_meter", f"llmtap meter --listen-socket {self._path}"
+            if _denied(self._path):
+                event = "meter_denied"
+                hint = f"run `llmtap meter` as the user of this application (uid {os.geteuid()})"
+            warn("event=%s socket=%s exchanges=unmeasured hint=%r", event, self._path, hint)
 
     def _on_report(self) -> None:
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
@@ -96,12 +99,17 @@ class Emitter(Reporter):
             self.failed(exc)
 
 
-class Emitters:
-    """An emitter for each event loop that the app runs on: nearly always one.
+def _denied(path: str) -> bool:
+    """Return whether permissions keep this user from a socket."""
+    try:
+        os.stat(path)
+    except OSError as exc:
+        return isinstance(exc, PermissionError)
+    return not os.access(path, os.W_OK, effective_ids=True)
 
-    Created where the app is put together, before there is a loop; the first request of a loop makes its
-    emitter.
-    """
+
+class Emitters:
+    """An emitter for each event loop that the app runs on, made by the first request of the loop."""
 
     def __init__(self, socket: str, tap_bytes: int) -> None:
         """Raises ConfigError: wrong settings are reported at the start, and never later."""

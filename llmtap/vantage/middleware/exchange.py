@@ -1,11 +1,8 @@
 """One exchange in the middleware, reported in the frames of a relay.
 
-Heads are written from the fields that the app's server passes, without Transfer-Encoding, because bodies have
-no chunks here. Credentials are in them as in a relay's frames; the meter hashes them.
-
-`arrival` is the call of the app, `request_end` and `submit` the last bytes of the request into the app. So
-TTFT has all that the app does and its own upstream takes, but not the network, the server's parsing, and the
-time that a request waits in a socket. `added` is our own work before a message, which delays the app.
+Heads have no Transfer-Encoding, because bodies have no chunks here. `arrival` is the call of the app,
+`request_end` and `submit` the last bytes of the request into the app: TTFT has the work of the app and its
+upstream, not the network. `added` is our own work before a message, which delays the app.
 """
 
 from collections.abc import Iterable
@@ -36,10 +33,7 @@ RESPONSE_END: Final = FrameKind.RESPONSE_END
 class AppExchange:
     """An exchange in an app. No method raises; an error of ours withdraws the exchange.
 
-    Args:
-        method: of the request, in capitals.
-        head: the request's, by `request_head`.
-        arrival_ns: when the app was called.
+    `head`: by `request_head`; `arrival_ns`: when the app was called.
     """
 
     __slots__ = (

@@ -2,9 +2,8 @@
 
 Bytes that were missed are a hole. A hole is final if the receiver acknowledged what is missing, if the ring
 has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under way are dropped,
-and the connection is followed again from a segment that begins a request: its sequence number is the place in
-the requests, and its acknowledgement the place in the answers. If a client has pipelined requests just then,
-one could get the answer of an earlier one; clients of LLM servers do not pipeline.
+and the connection is followed again from a segment that begins a request. If a client has pipelined requests
+just then, one could get the answer of an earlier one; clients of LLM servers do not pipeline.
 """
 
 import re

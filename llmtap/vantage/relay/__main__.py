@@ -1,4 +1,4 @@
-"""`python -m llmtap.vantage.relay`: see relay.py."""
+"""Entry point of a relay process: `python -m llmtap.vantage.relay`."""
 
 import sys
 

@@ -1,16 +1,12 @@
 """Experiments in the relay: the arm of a request, and the changes that the arm makes.
 
-A request is assigned to an arm once, as soon as its unit is known: from the head where that is enough,
-otherwise when the body is complete, which until then is held back, up to `body_bytes`. A request without a
-conversation or tenant is a unit of its own. Only POSTs and WebSockets take part: what lists models or asks
-for health is no traffic of the model.
+A POST or WebSocket is assigned to an arm as soon as its unit is known: from the head, or from the complete
+body, which is held back up to `body_bytes`. A request without a conversation or tenant is a unit of its own.
 
-A change that cannot be made (to a compressed body, say) is not made; the request goes as it came, stays in
-its arm, and is marked as excluded: leaving it out would compare other requests than those that were assigned.
-Only a body that finds no room (`held_bytes`) leaves the comparison: it goes the control arm's way.
+A request that cannot be changed (a compressed body) is forwarded unmodified, stays in its arm and is marked
+as excluded. A body that finds no room (`held_bytes`) takes the control arm's way.
 
-This is the only place of the relay where a request is changed. What is not named stays: header fields keep
-order, case and repeats; of the body, every other value keeps its bytes.
+This is the only place of the relay where a request is changed: all other fields and values keep their bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,9 +54,7 @@ class _Plan:
 class Assignment:
     """One request's place in the experiment.
 
-    Attributes:
-        holds: the body must be read before the request is sent (`settle`).
-        note: data of the frame that reports the arm, once there is one.
+    `holds`: the body must be read before the request is sent (`settle`). `note`: data of the ARM frame.
     """
 
     __slots__ = ("_held", "_plan", "_router", "_unit", "excluded", "head", "holds", "note")
@@ -154,13 +148,8 @@ class Assignment:
 class ExperimentRouter:
     """The experiment in one relay: which request gets which arm.
 
-    Args:
-        routes: by arm's name, the route of an arm with an upstream of its own.
-        short: called for each body that finds no room among the held ones.
-
-    Attributes:
-        on: requests are assigned, until the experiment's end.
-        room: what all held bodies may take together.
+    `routes`: route of each arm with an upstream of its own. `short` is called for a body that finds no room.
+    `room`: bytes left for held bodies.
     """
 
     def __init__(
@@ -299,8 +288,7 @@ def named_unit(headers: Headers, names: Sequence[str]) -> bytes | None:
 def opening_unit(body: bytes, sender: bytes) -> bytes | None:
     """Return the opening of the conversation in this JSON body, or None if there is none to be found.
 
-    It is the system prompt and the first message of the user, which every later request of the conversation
-    repeats. `sender` goes into it, so that two tenants who both begin with "hello" are not one conversation.
+    It is the sender, the system prompt and the first message of the user, which later requests repeat.
     """
     try:
         asked = _decode_body(body)

@@ -1,9 +1,8 @@
 """One exchange in the relay: request up (`upload.py`), answer down, and a frame for each read.
 
-The order of things at a read of the answer is the heart of the relay (`Flow.on_data`): the stamp is there
-already; find out whether the answer ends in these bytes; send them to the client; only then report them.
-Nothing here looks into a body. An exchange that is not measured needs no case of its own: the tap takes no
-frame of it.
+For each read of the answer (`Flow.on_data`), with its stamp: find out whether the answer ends in these bytes,
+send them to the client, then report them. Nothing here looks into a body. The tap takes no frame of an
+exchange that is not measured.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -58,15 +58,15 @@ class _UpstreamCheck:
 
     def __init__(self, origin: Origin, pool: Pool) -> None:
         self.up: bool | None = None
-        self._url = f"{'https' if origin.tls else 'http'}://{origin.authority.decode()}"
-        self._pool = pool
+        self.url = f"{'https' if origin.tls else 'http'}://{origin.authority.decode()}"
+        self.pool = pool
 
     def ask(self) -> None:
-        self._pool.connect(self)
+        self.pool.connect(self)
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         if self.up is False:
-            log.info("event=upstream_reachable upstream=%s", self._url)
+            log.info("event=upstream_reachable upstream=%s", self.url)
         self.up = True
         stream.close()
 
@@ -74,7 +74,7 @@ class _UpstreamCheck:
         if self.up is not False:
             log.warning(
                 "event=upstream_unreachable upstream=%s error=%r hint=%r",
-                self._url, failure_said(error), "is the gateway running, and relay.upstream right?",
+                self.url, failure_said(error), "is the gateway running, and relay.upstream right?",
             )  # fmt: skip
         self.up = False
 
@@ -198,10 +198,7 @@ class Relay:
         self.tap.connect()
         for sock in sockets:
             self._listeners.append(Listener(self.loop, sock, self._accept, self._accept_failed))
-        vital = [self._sweep_for_ever, self._report_for_ever]
-        if self.options.ready_needs_upstream:
-            vital.append(self._ask_for_ever)
-        for work in vital:
+        for work in (self._sweep_for_ever, self._report_for_ever, self._ask_for_ever):
             self._keep(work(), work.__name__).add_done_callback(self._vital_over)
 
     def _keep(self, coroutine: "asyncio._CoroutineLike[None]", name: str) -> asyncio.Task[None]:
@@ -250,8 +247,11 @@ class Relay:
             check.ask()
 
     async def _ask_for_ever(self) -> None:
+        """Connect to upstreams that are down; with `ready_needs_upstream` to all of them."""
         while True:
-            self.ask_upstreams()
+            for check in self._checks:
+                if self.options.ready_needs_upstream or check.pool.up is False:
+                    check.ask()
             await asyncio.sleep(ASK_S)
 
     def _counters(self) -> dict[str, Any]:
@@ -265,6 +265,7 @@ class Relay:
             "accepted": self._accepted,
             "refused": self.context.refused,
             "upstream_up": bool(self._checks[0].up) if self.options.ready_needs_upstream else None,
+            "upstreams": {check.url: check.pool.up for check in self._checks if check.pool.up is not None},
         }
 
     # ---------------------------------------------------------------- accepting

@@ -1,9 +1,8 @@
 """Fit prompts to exact lengths by any counter, with few counts.
 
-If each word is one token, the wanted length minus the overhead is the answer, and one count proves it.
-Otherwise the counts so far give the tokens per word for the next guess, and the rest is filled with a
-repeated atom, as in exo-bench's methodology. What cannot be fitted (a template longer than the prompt, a
-tokenizer with an atom of several tokens) comes as near as possible and states the difference.
+The counts so far give the tokens per word for the next guess, and the rest is filled with a repeated atom.
+What cannot be fitted (a template longer than the prompt, an atom of several tokens) comes as near as possible
+and states the difference.
 
 Source: exo-bench's methodology, "Prompt Construction", which searches by bisection over the atom alone.
 """

@@ -1,8 +1,7 @@
 """Messages of words: any number of tokens, each with a unique beginning.
 
-`text.say` has only some hundred starting points, so many texts would share a prefix by accident. Each text
-therefore opens with a sentence unique to its key. A shorter text of a key is a prefix of a longer one. Counts
-are by the project's tokenizer.
+Each text opens with a sentence unique to its key, so that texts share no prefix by accident. A shorter text
+of a key is a prefix of a longer one. Counts are by the project's tokenizer.
 """
 
 import functools

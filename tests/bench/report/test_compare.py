@@ -49,6 +49,17 @@ def test_ten_percent_more_are_found_where_they_were_planted_and_nowhere_else(tmp
     assert one(told, "output rate, mean of runs")["finding"] == "no difference shown"
 
 
+def test_intervals_of_what_the_test_is_about_hold_for_all_of_them_together(tmp_path: Path) -> None:
+    a, b, c = (results_folder(tmp_path / name, place_in_turn=i) for i, name in enumerate("abc"))
+    two, three = compare_results(a, [b]), compare_results(a, [b, c])
+    keys, more = one(two, "TTFT P50"), one(three, "TTFT P50")
+    assert (keys["level"], more["level"]) == (1 - 0.05 / 2, 1 - 0.05 / 4)
+    assert more["low"] < keys["low"] < keys["high"] < more["high"]
+    others = one(two, "TPOT P50"), one(three, "TPOT P50")
+    assert others[0]["level"] == others[1]["level"] == 0.95
+    assert others[0]["low"] == others[1]["low"]
+
+
 def test_gaps_are_what_the_itl_test_is_about(tmp_path: Path) -> None:
     a = results_folder(tmp_path / "a", test="itl")
     b = results_folder(tmp_path / "b", test="itl", gaps_slower=1.2, place_in_turn=1)
@@ -161,7 +172,7 @@ def test_a_load_of_other_requests_is_not_tested_and_others_are(tmp_path: Path) -
 def test_runs_that_are_not_valid_are_named_once(tmp_path: Path) -> None:
     late = {"step": "load", "what": "late", "says": "requests left late"}
     told = pair(tmp_path, changes={"verdict": {"valid": False, "findings": [late]}})
-    assert notes(told).count("b: not valid are its runs 1, 2, 3 of 3: requests left late") == 1
+    assert told["tests"][0]["invalid"] == ["b: not valid are its runs 1, 2, 3 of 3: requests left late"]
     assert [system["valid"] for system in told["tests"][0]["systems"]] == [True, False]
 
 
@@ -227,7 +238,7 @@ def test_tests_that_not_all_have_are_left_out_and_said(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     a = results_folder(tmp_path / "a", runs=1)
-    with pytest.raises(ConfigError, match="is no results folder"):
+    with pytest.raises(ConfigError, match="is not a results folder"):
         compare_results(a, [tmp_path])
     with pytest.raises(ConfigError, match="is named twice"):
         compare_results(a, [tmp_path / "a/../a"])

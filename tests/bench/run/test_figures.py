@@ -68,11 +68,6 @@ def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
     assert widths[0] > 2 * widths[1]
 
 
-def test_one_group_alone_has_values_and_no_interval() -> None:
-    row = clustered_row([[0.1, 0.2, 0.3]], {"p50": 0.5})
-    assert row["p50"] == {"value": 0.2, "low": None, "high": None, "n": 3, "level": 0.95}
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

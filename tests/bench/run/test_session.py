@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from llmtap.bench.run.loads import Load, make_load
+from llmtap.metrics.deadlines import Benefit
 from tests.bench.support import session_to, sim, truths
 from tests.support.servers.peer import play
 
@@ -42,6 +44,21 @@ def test_the_cache_is_primed_after_the_warm_up_and_just_before_the_load(tmp_path
         told = sorted(truths(url), key=lambda one: int(one["accepted_ns"]))
     assert [len(one["sent_ns"][0]) for one in told] == [2] * 3 + [3] * 2 + [5] * 4
     assert (found.n, found.result["primed"], found.result["warmup"]["requests"]) == (4, 2, 3)
+
+
+def test_a_load_is_judged_for_the_reader_and_measured_again_for_another(tmp_path: Path) -> None:
+    def smooth(reader: Benefit) -> tuple[bool, dict[str, Any]]:
+        session = session_to(url, tmp_path, warmup="none")
+        session.reader = reader
+        found = play(session.measure("load", load_of(tmp_path, 20, 3)), limit_s=250)
+        return found.cached, found.result["smooth_goodput"]
+
+    with sim("--ttft", "5ms", "--itl", "1ms") as url:
+        default = smooth(Benefit())
+        slow, again = (smooth(Benefit.at_speed(10, alpha=2)) for _ in range(2))
+    assert (default[0], slow[0], again[0]) == (False, False, True)
+    assert [told["speed_tokens_per_second"] for _, told in (default, slow, again)] == [20, 10, 10]
+    assert (default[1]["alpha"], slow[1]["alpha"]) == (5, 2)
 
 
 def test_a_result_names_the_place_where_its_capture_lies_in_the_end(tmp_path: Path) -> None:

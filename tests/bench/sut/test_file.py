@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llmtap import __version__
 from llmtap.bench.compliance.judge import judge
@@ -122,17 +120,17 @@ def test_a_key_that_nobody_knows_is_named_with_the_nearest(
     ("text", "place", "problem"),
     [
         ("[tests.ttft]\nrequests = 0\n", "tests.ttft.requests", "expected a whole number >= 1, got 0"),
-        ('[tests.ttft]\nrequests = "7"\n', "tests.ttft.requests", "'7' is no whole number"),
-        ("[tests.ttft]\nrate = inf\n", "tests.ttft.rate", "inf is no number that can be used"),
+        ('[tests.ttft]\nrequests = "7"\n', "tests.ttft.requests", "expected a whole number, got '7'"),
+        ("[tests.ttft]\nrate = inf\n", "tests.ttft.rate", "expected a finite number, got inf"),
         ("[tests.ttft]\nrate = -1.0\n", "tests.ttft.rate", "> 0"),
         ('[tests.throughput]\nduration = "soon"\n', "tests.throughput.duration", "a duration"),
-        ("[target]\nheaders = { a = 1 }\n", "target.headers[...]", "a whole number is no text"),
-        ('[target]\nendpoint = "foo"\n', "target.endpoint", f"'foo' is none of {ENDPOINTS}"),
+        ("[target]\nheaders = { a = 1 }\n", "target.headers[...]", "expected text, got a whole number"),
+        ('[target]\nendpoint = "foo"\n', "target.endpoint", f"expected one of {ENDPOINTS}, got 'foo'"),
         ('[target]\nserver = "tgi"\n', "target.server", "'auto', 'openai', 'vllm', 'sglang'"),
-        ('[sut]\nboundary = "gatewy"\n', "sut.boundary", "'gatewy' is none of 'model engine', 'app"),
-        ('[sut]\nprefix_cache = "yes"\n', "sut.prefix_cache", "'yes' is neither true nor false"),
-        ("[sut]\nboundary = 3\n", "sut.boundary", "3 is none of 'model engine', 'application"),
-        ('[tests.fairness]\nclasses = "short"\n', "tests.fairness.classes", "'short' is no list"),
+        ('[sut]\nboundary = "gatewy"\n', "sut.boundary", "expected one of 'model engine', 'app"),
+        ('[sut]\nprefix_cache = "yes"\n', "sut.prefix_cache", "expected true or false, got 'yes'"),
+        ("[sut]\nboundary = 3\n", "sut.boundary", "expected one of 'model engine', 'application"),
+        ('[tests.fairness]\nclasses = "short"\n', "tests.fairness.classes", "expected a list, got 'short'"),
         ("[[tests.fairness.classes]]\n", "tests.fairness.classes[0]", "name is missing"),
         ("[sut.hardware]\ncount = -1\n", "sut.hardware.count", ">= 0"),
     ],
@@ -214,12 +212,12 @@ def test_a_flag_reads_numbers_lists_and_none_by_the_type_of_its_parameter(tmp_pa
         ("requests", "--set", "expected NAME=VALUE"),
         ("reqests=1", "--set reqests", "there is no such parameter"),
         ("throughput.reqests=1", "--set throughput.reqests", "there is no such parameter"),
-        ("requests=many", "--set requests", "'many' is no whole number"),
+        ("requests=many", "--set requests", "expected a whole number, got 'many'"),
         ("requests=0", "--set requests", "expected a whole number >= 1, got '0'"),
-        ("rate=abc", "--set rate", "'abc' is no number"),
-        ("rate=inf", "--set rate", "'inf' is no number that can be used"),
-        ("target.endpoint=foo", "--set target.endpoint", f"'foo' is none of {ENDPOINTS}"),
-        ("sut.boundary=foo", "--set sut.boundary", "'foo' is none of 'model engine', 'application gate"),
+        ("rate=abc", "--set rate", "expected a number, got 'abc'"),
+        ("rate=inf", "--set rate", "expected a finite number, got 'inf'"),
+        ("target.endpoint=foo", "--set target.endpoint", f"expected one of {ENDPOINTS}, got 'foo'"),
+        ("sut.boundary=foo", "--set sut.boundary", "expected one of 'model engine', 'application gate"),
         ("target.modle=x", "--set target.modle", "there is no such parameter"),
         ("workload.x=1", "--set workload.x", "is no table"),
         ("duration=90s", "--set duration", "there is no such parameter"),
@@ -229,11 +227,6 @@ def test_a_flag_that_does_not_fit_is_named(given: str, place: str, problem: str)
     found = refused(None, given)
     assert found.place == place
     assert problem in found.problem
-
-
-@given(st.floats(min_value=1e-6, max_value=1e6))
-def test_a_number_is_the_same_by_flag_and_by_file(rate: float) -> None:
-    assert params(flags(f"rate={rate!r}")).rate == rate
 
 
 def test_results_have_no_keys_in_them() -> None:

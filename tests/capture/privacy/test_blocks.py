@@ -43,13 +43,6 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))))
 
 
-def test_exact_blocks_in_one_message_give_one_id_each() -> None:
-    text = "".join(f"{i:0>2048}" for i in range(5))
-    assert len(ids(prompt(("user", text)), 2048)) == 5
-    assert len(ids(prompt(("user", text + "x")), 2048)) == 6
-    assert ids(prompt(("user", text + "x")), 2048)[:5] == ids(prompt(("user", text)), 2048)
-
-
 @pytest.mark.parametrize(
     ("asked", "count"),
     [

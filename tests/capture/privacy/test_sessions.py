@@ -81,6 +81,34 @@ def test_a_conversation_is_linked_turn_by_turn_with_its_think_times() -> None:
     assert three == Turn(one.session, "prefix", 2, "r0-2", S // 2, "human")
 
 
+def test_a_subagents_first_request_follows_the_request_that_started_it() -> None:
+    names = ("x-claude-code-agent-id", "x-claude-code-session-id", "thread-id")
+    parents = ("x-claude-code-parent-agent-id", "x-claude-code-session-id", "x-codex-parent-thread-id")
+    client = Client(headers=names, parents=parents)
+
+    def send(at_s: float, **about: str) -> Turn:
+        headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in about.items()]
+        prompt = read_prompt(json.dumps({"messages": [user(f"{at_s}")]}).encode(), None)
+        turn = client.sessions.turn(client.exchange(at_s, at_s + 1), client.sessions.keys(headers, prompt))
+        assert turn is not None
+        return turn
+
+    root = send(0, x_claude_code_session_id="s")
+    child = send(2, x_claude_code_session_id="s", x_claude_code_agent_id="a")
+    again = send(4, x_claude_code_session_id="s", x_claude_code_agent_id="a")
+    inner = send(
+        6, x_claude_code_session_id="s", x_claude_code_agent_id="b", x_claude_code_parent_agent_id="a"
+    )
+    back = send(8, x_claude_code_session_id="s")
+    assert [(t.number, t.parent) for t in (root, child, again, inner, back)] == [
+        (0, None), (0, "r0-1"), (1, "r0-2"), (0, "r0-3"), (1, "r0-1"),
+    ]  # fmt: skip
+    assert len({t.session for t in (root, child, inner)}) == 3
+    assert (child.session, root.session, child.think_ns) == (again.session, back.session, S)
+    lost = send(10, thread_id="c", x_codex_parent_thread_id="nobody")
+    assert (lost.number, lost.parent, lost.think_ns) == (0, None, None)
+
+
 def test_the_longest_beginning_is_the_parent() -> None:
     client = Client()
     client.send(0, 1, HELLO)

@@ -40,7 +40,11 @@ CASES: list[tuple[str, list[CaptureLedger], list[list[int]], dict[str, object]]]
     ("drops of a relay explain as many", [ledger(9, dropped={"overflow": 2, "no_meter": 1})],
      [[1, 2, 3, 5, 7]], {"missing": 4, "unexplained": 1, "exact": True}),
     ("exchanges under way may explain", [UNDER_WAY], [[1, 2, 3, 5]],
-     {"missing": 5, "unexplained": 2, "exact": False}),
+     {"missing": 2, "running": 3, "unexplained": 2, "exact": False}),
+    ("a running capture that lacks only running streams is whole", [ledger(5, unsettled=2)], [[1, 3, 4]],
+     {"missing": 0, "running": 2, "ranges": [(2, 2), (5, 5)], "ok": True}),
+    ("nothing runs in a closed capture", [ledger(5, unsettled=2, closed=True)], [[1, 3, 4]],
+     {"missing": 2, "running": 0, "unexplained": 0}),
     ("those begun after the last report, too", [ledger(4)], [[1, 2, 3, 4, 6, 9]],
      {"opened": 9, "ranges": [(5, 5), (7, 8)], "since": 3, "exact": False, "ok": True}),
     ("a range across the last report counts from there", [ledger(5)], [[1, 2, 3, 8]],
@@ -139,7 +143,8 @@ def test_numbers_add_up(
     missing = {n for first, last in relay.ranges for n in range(first, last + 1)}
     known = max([opened, *seqs])
     assert missing == set(range(1, known + 1)) - set(seqs)
-    assert relay.opened == known == relay.present + relay.missing
+    assert relay.opened == known == relay.present + relay.missing + relay.running
+    assert relay.running == min(unsettled, len(missing))
     assert relay.duplicates == len(seqs) - len(set(seqs))
     assert relay.since == len([n for n in missing if n > opened])
     assert capture.unexplained == max(0, len(missing) - dropped - unsettled - relay.since - lost)

@@ -11,7 +11,7 @@ import pytest
 
 import llmtap
 from llmtap.capture.read.reader import CaptureError, read
-from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, CaptureVersionError, info_of
+from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, CaptureVersionError
 from tests.support.storage.captures import ledger, write_capture
 from tests.support.traffic.exchanges import streamed
 
@@ -46,6 +46,8 @@ def test_a_file_a_pattern_and_several_places_are_read(folder: Path) -> None:
     assert seqs(str(folder.parent / (folder.name[:-1] + "[0-9]") / "*.parquet")) == [1, 2, 3]
     assert seqs([folder / "llmtap-2.parquet", str(folder / "llmtap-1.parquet")]) == [3, 1, 2]
     assert seqs([folder / "llmtap-2.parquet", folder]) == [3, 1, 2]  # each file once
+    (folder / "llmtap-2.parquet").rename(folder / "odd[1].parquet")
+    assert seqs(folder / "odd[1].parquet") == [3]
 
 
 def test_only_where_no_name_is_ours_other_names_are_read(folder: Path, tmp_path: Path) -> None:
@@ -233,10 +235,6 @@ def test_a_url_that_cannot_be_is_an_error_without_its_keys() -> None:
     assert "s3cr3t" not in str(error.value)
     with pytest.raises(CaptureError, match="nothing to read"):
         read([])
-
-
-def test_a_file_without_metadata_of_ours_tells_none() -> None:
-    assert info_of(pa.schema([])) is None
 
 
 # ---------------------------------------------------------------- the package

@@ -94,12 +94,6 @@ def test_a_spool_that_is_a_file_already_is_not_read_again(tmp_path: Path) -> Non
     assert [file.spool for file in read([tmp_path / ".spool", tmp_path]).files] == [False]
 
 
-def test_rows_stand_in_the_order_of_the_names_whether_spooled_or_not(tmp_path: Path) -> None:
-    spools = [lay(tmp_path / ".spool", n, 10 * n) for n in (1, 2, 3)]
-    finish(spools[1], tmp_path)
-    assert seqs(read(tmp_path)) == [10, 11, 12, 20, 21, 22, 30, 31, 32]
-
-
 def test_what_was_read_stays_the_same_when_its_spool_becomes_a_file(tmp_path: Path) -> None:
     spool = lay(tmp_path / ".spool", 1, 1, 4)
     capture = read(tmp_path)

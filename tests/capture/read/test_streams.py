@@ -2,8 +2,6 @@ import gzip
 import os
 import random
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -149,26 +147,3 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     ):
         pytest.fail("it is told before anything is written")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
-
-
-FULL = """
-import os, resource, sys
-from llmtap.capture.read.streams import new_file
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    with new_file(sys.argv[1], replace=False) as out:
-        while True:
-            out.stream.write(os.urandom(100_000))
-except OSError:
-    sys.exit(7)
-"""
-
-
-@pytest.mark.parametrize("ending", PACKED)
-def test_a_file_that_cannot_grow_leaves_nothing_and_says_nothing_on_its_own(
-    ending: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-c", FULL, str(tmp_path / f"out{ending}")]
-    done = subprocess.run(command, capture_output=True, timeout=200)
-    assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")
-    assert os.listdir(tmp_path) == []

@@ -2,7 +2,6 @@
 
 import errno
 import io
-from itertools import pairwise
 
 import duckdb
 import polars
@@ -63,22 +62,11 @@ def test_duckdb_reads_equal_rows(tmp_path):
             "SELECT * EXCLUDE (arrival), epoch_us(arrival) AS arrival FROM read_parquet(?)",
             params=[str(path)],
         ).to_arrow_table()
-        gaps = db.execute(
-            "SELECT max(list_max([event_us[i] - event_us[i - 1] for i in range(2, len(event_us) + 1)]))"
-            " FROM read_parquet(?)",
-            [str(path)],
-        ).fetchone()
-        kinds = db.execute(
-            "SELECT DISTINCT unnest(event_class) AS c FROM read_parquet(?) ORDER BY c", [str(path)]
-        ).fetchall()
     sent = pa.Table.from_batches(batches)
     sent = sent.set_column(
         sent.schema.get_field_index("arrival"), "arrival", sent["arrival"].cast(pa.int64())
     )
     assert got.select(sent.schema.names).to_pylist() == sent.to_pylist()
-    lists = [us for us in sent["event_us"].to_pylist() if us]
-    assert gaps == (max(b - a for us in lists for a, b in pairwise(us)),)
-    assert [c for (c,) in kinds] == ["content", "done", "metadata", "role", "usage"]
 
 
 def test_no_column_has_a_type_or_an_encoding_that_older_readers_lack(tmp_path):

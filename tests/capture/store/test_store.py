@@ -117,19 +117,6 @@ def test_names_are_sorted_by_time_and_never_used_twice(tmp_path):
     assert times == sorted(times)
 
 
-def test_spools_that_a_crash_left_become_files_of_their_own_names(tmp_path):
-    names = [f"llmtap-2023010{i}T000000000Z-c0-0001-000{i}" for i in (1, 2)]
-    for i, name in enumerate(names):
-        left_spool(tmp_path, f"{name}.spool", [thin(1 + 10 * i), thin(6 + 10 * i)])
-    at = store(tmp_path)
-    append(at, thin(100))
-    at.close(10)
-    assert [p.stem for p in files_in(tmp_path)][:2] == names
-    assert numbers(tmp_path) == [*range(1, 21), *range(100, 105)]
-    assert at.state().recovered == 20
-    assert at.state().rows_written == 5
-
-
 def test_a_kill_between_the_file_and_the_end_of_its_spool_leaves_each_row_once(tmp_path):
     path = left_spool(tmp_path, "llmtap-20230101T000000000Z-c0-0001-0001.spool", [thin(1)])
     saved = path.read_bytes()

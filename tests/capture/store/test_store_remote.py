@@ -97,23 +97,6 @@ def test_a_file_of_many_parts_arrives_whole(server, wire, tmp_path):
         assert file.read() == made.read_bytes()
 
 
-def test_a_slow_store_gets_each_file_once(server, wire):
-    wire.put_delay_s = 0.5
-    at = store(_url(wire.port, "slow"))
-    append(at, thin(1))
-    at.rotate()
-    append(at, thin(6))
-    # Rows are taken while the upload hangs.
-    assert at.state().files == 0
-    until(lambda: at.state().files == 1)
-    wire.put_delay_s = 0.0
-    at.close(100)
-    found = _there(server, "slow")
-    assert _rows(found) == list(range(1, 11))
-    assert len(found) == 2 == wire.puts
-    assert at.state().failures == 0
-
-
 @pytest.mark.parametrize("fault", ["503", "gone"])
 def test_what_a_failing_store_does_not_take_waits_and_is_there_once_in_the_end(server, wire, caplog, fault):
     caplog.set_level(logging.INFO)

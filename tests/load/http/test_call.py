@@ -24,7 +24,11 @@ from tests.support.servers.upstream import (
 COMPLETE, ERROR = Outcome.COMPLETE, Outcome.UPSTREAM_ERROR
 CUT, GONE, LATE = Outcome.TRUNCATED, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT
 
-JSON = b'{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":3}}'  # fmt: skip  # noqa: E501
+JSON = (
+    b'{"id":"c","object":"chat.completion","model":"m",'
+    b'"choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":3,"completion_tokens":3}}'
+)
 STREAM = streamed_answer(3)
 SSE = b"Content-Type: text/event-stream\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\n" + SSE

@@ -1,4 +1,4 @@
-"""A sender beyond plain sockets of IPv4: TLS, IPv6, other people's servers; and what it knows of bodies."""
+"""A sender over TLS, and what it knows of bodies."""
 
 import asyncio
 import ssl
@@ -95,12 +95,6 @@ def test_tls(papers: Papers) -> None:
             assert to.sender.pool.connects == 2
 
     play()
-
-
-# ---------------------------------------------------------------- IPv6
-
-
-# ---------------------------------------------------------------- other people's servers
 
 
 # ---------------------------------------------------------------- what is known of bodies

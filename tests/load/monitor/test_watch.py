@@ -1,11 +1,9 @@
-"""A run against a real `llmtap sim serve`, watched: what the server did stands in both kinds of samples."""
+"""Metrics of each kind of server have our names; scrapes are repeated, stamped, and counted if they fail."""
 
 import asyncio
 import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -17,24 +15,6 @@ from llmtap.clock import SystemClock
 from llmtap.load.monitor.watch import ServerScraper
 from llmtap.net.server_metrics import SERIES, read_metrics
 from tests.support.servers.peer import scene, wait_until
-
-SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
-
-
-@contextmanager
-def sim(*args: str) -> Iterator[tuple[str, int]]:
-    """A simulated server: its URL and pid."""
-    with subprocess.Popen(
-        [*SERVE, *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert "http://" in line, line
-            yield line[line.index("http://") :].split("/v1")[0], process.pid
-        finally:
-            process.terminate()
-
 
 QUICK_NS = 10_000_000
 PATIENT_NS = 300_000_000

@@ -177,6 +177,7 @@ def test_a_replay_of_twenty_requests(spoken: str, workload: str, tmp_path: Path)
         truth = books[row["request_id"]]
         assert row["output_tokens"] == len(truth.sent_ns[0])
         assert row["input_tokens"] == truth.prompt_tokens
+        assert row["scheduled_us"] is not None and row["dispatch_late_us"] >= 0
         # No TTFT is shorter than the server's, but for what the exchange says it is uncertain of, and the
         # microseconds to which a capture rounds.
         true_us = (truth.sent_ns[0][0] - truth.accepted_ns) / 1e3

@@ -39,7 +39,9 @@ def test_a_trace_as_it_is(trace: str) -> None:
     assert list(plan.requests.input) == [i for _, i, _ in ROWS]
     assert list(plan.requests.output) == [o for _, _, o in ROWS]
     assert plan.needs_model
-    assert plan.describe()["arrivals"] == {"arrivals": "recorded", "scale": 1.0, "rate_rps": 7.5}
+    assert plan.describe()["arrivals"] == {
+        "arrivals": "recorded", "scale": 1.0, "speed": None, "recorded_rps": 7.5, "rate_rps": 7.5,
+    }  # fmt: skip
 
 
 def test_speed_and_rate_scale_and_keep_ties(trace: str) -> None:

@@ -1,6 +1,7 @@
 """What a distribution is drawn from is the distribution: its quantiles by the rule that holds everywhere."""
 
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.replay.result import PERIODS_MAX, QUANTILES, ObservedLengths, RunObservations, timeline_of
+from llmtap.load.replay.tasks import TURNS_MAX, TaskTimes
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S
@@ -110,6 +112,39 @@ def test_who_was_sent_again_is_as_late_as_the_first_time() -> None:
     assert isinstance(arrivals["punctuality"], dict)
     assert arrivals["punctuality"]["lateness"]["max"] == 0.001
     assert seen.in_time(BEGAN_NS, offsets[-1] + 10_000_000) == 4
+
+
+def test_a_task_is_measured_from_its_first_submit_to_its_last_end() -> None:
+    """Two conversations, the second with a fork and a turn that failed."""
+    after = array("q", [-1, 0, -1, 2, 2])
+    zeros = array("q", [0] * 5)
+    requests = Requests(zeros, zeros, zeros, after=after, think_ns=zeros)
+    seen = RunObservations(requests, zeros)
+    for row, (at_ms, words) in enumerate([(0, 2), (500, 4), (100, 3), (600, 3), (700, 5)]):
+        x = streamed(row + 1, words, at_ms=at_ms, gap_ms=10)
+        if row == 3:
+            x.outcome = Outcome.TRUNCATED
+        seen.add(row, x)
+    assert seen.tasks is not None
+    told: dict[str, Any] = seen.tasks.to_dict()
+    # `streamed` submits after 1 ms, has its first word after 100 ms, and ends 1 ms after its last word.
+    last_ms = 500 + 100 + 3 * 10 + 1
+    assert (told["n"], told["duration"]["n"]) == (2, 1)
+    assert told["duration"]["p50"] == pytest.approx((last_ms - 1) / 1e3, rel=RELATIVE_ERROR)
+    assert [(t["turn"], t["ttft"]["n"], t["e2e"]["n"], t["and_later"]) for t in told["turns"]] == [
+        (0, 2, 2, False), (1, 3, 2, False),
+    ]  # fmt: skip
+    assert told["turns"][1]["ttft"]["p50"] == pytest.approx(0.099, rel=RELATIVE_ERROR)
+
+
+def test_late_turns_share_a_row() -> None:
+    after = array("q", [-1, *range(TURNS_MAX + 2)])
+    tasks = TaskTimes(after)
+    for row in range(len(after)):
+        tasks.add(row, streamed(row + 1, 3, at_ms=1_000 * row))
+    turns: Any = tasks.to_dict()["turns"]
+    assert [turn["e2e"]["n"] for turn in turns] == [1] * (TURNS_MAX - 1) + [4]
+    assert turns[-1]["and_later"]
 
 
 S = NS_PER_S

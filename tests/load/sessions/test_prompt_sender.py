@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.exchange.exchange import OUTPUT, Exchange
-from llmtap.exchange.outcome import TokenSource
+from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import prepare
 from llmtap.load.http import SenderOptions
-from llmtap.load.sessions.prompt_sender import PromptMaker, protocol_of
+from llmtap.load.sessions.prompt_sender import PromptMaker
+from llmtap.load.target import protocol_of
 from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.worker_handle import Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
@@ -116,55 +116,6 @@ async def sent(
             finally:
                 out = await running
             return Sent(out, list(crew.exchanges()), told)
-
-
-@pytest.mark.parametrize("spoken", SPOKEN)
-@pytest.mark.parametrize("processes", [1, 2])
-def test_each_row_once_at_its_time_with_its_tokens(spoken: str, processes: int) -> None:
-    n = 20
-    r = requests([10 * row for row in range(n)])
-
-    async def work() -> tuple[Sent, list[Any]]:
-        async with serving(spoken) as server:
-            found = await sent(server, r, processes=processes, request_ids="run", open=4)
-            await wait_until(lambda: len(server.truths()) == n)
-            return found, server.truths()
-
-    found, truths = play(work())
-    out = found.out
-    assert Counter(truth.id for truth in truths) == Counter(f"run-{row}" for row in range(n))
-    assert sorted(row for row, _ in found.exchanges) == list(range(n))
-    assert len({x.id for _, x in found.exchanges}) == n
-    books = {truth.id: truth for truth in truths}
-    for row, x in found.exchanges:
-        truth = books[x.request_id or ""]
-        assert (x.request_id, x.outcome.value, x.error) == (f"run-{row}", "complete", None)
-        assert (x.tokens.input, x.tokens.output, x.tokens.source) == (
-            r.input[row], r.output[row], TokenSource.USAGE,
-        )  # fmt: skip
-        assert x.scheduled_ns == out.began_ns + r.arrival_ns[row]
-        assert x.dispatch_late_ns == x.timeline.arrival_ns - x.scheduled_ns >= 0
-        assert x.uncertainty_ns > 0
-        # TTFT is the engine's, as its books have it, but for what stamps are unsure of on either side: we
-        # submit no later than it accepts, and read no earlier than it has sent.
-        t, log = x.timeline, x.timeline.events
-        assert t.submit_ns is not None and t.first_content_ns is not None
-        assert truth.accepted_ns >= t.arrival_ns
-        stamps = [at for at, flags in zip(log.t_ns, log.flags, strict=True) if flags & OUTPUT]
-        assert len(stamps) == len(truth.sent_ns[0]) == r.output[row]
-        for at, one in zip(stamps, truth.sent_ns[0], strict=True):
-            assert at >= one - x.uncertainty_ns
-        # From above by its own measure: the server's, and what lies between its send and our read.
-        true_ns = truth.sent_ns[0][0] - truth.accepted_ns
-        assert t.first_content_ns - t.submit_ns >= true_ns - x.uncertainty_ns
-    plan = out.tally.plan_dict()
-    assert (plan["planned"], plan["sent"], plan["unsent"]) == (n, n, 0)
-    lateness = plan["lateness"]
-    assert isinstance(lateness, dict) and lateness["n"] == n
-    assert (out.lost, out.stopped, len(out.done)) == ([], None, processes)
-    assert all(done.cpu_ns > 0 for done in out.done)
-    assert sum(done.connects + done.reuses for done in out.done) >= n
-    assert (found.told[-1].ended, found.told[-1].tokens) == (n, sum(r.output))
 
 
 @pytest.mark.parametrize("spoken", SPOKEN)

@@ -16,7 +16,6 @@ import pytest
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.workload.requests import Requests
@@ -124,34 +123,6 @@ def test_each_row_once_at_its_time(processes: int) -> None:
     }  # fmt: skip
     assert load.told[-1].ended == load.told[-1].sent == n
     assert load.told[-1].left == 0
-
-
-# ---------------------------------------------------------------- stopped
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_stopped_once_it_drains_and_twice_it_cuts(cut: bool) -> None:
-    go = asyncio.Event()
-
-    async def script(call: Call) -> str | None:
-        await call.body()
-        await go.wait()
-        await call.say(*streamed_answer(2))
-        return None
-
-    async def meanwhile(load: Load) -> None:
-        await wait_until(lambda: len(load.server.calls) == 4)
-        load.crew.stop()
-        if cut:
-            load.crew.stop()
-        else:
-            go.set()
-
-    load = Load(script, requests([0, 0, 0, 0, HOUR_MS, HOUR_MS]), processes=2)
-    out = play(load.run(meanwhile))
-    assert load.outcomes() == {"client_cancelled" if cut else "complete": 4}
-    assert out.stopped == crews.STOPPED
-    assert (plan(out)["sent"], plan(out)["unsent"]) == (4, 2)
 
 
 # ---------------------------------------------------------------- lost

@@ -146,14 +146,6 @@ STRANGERS = [
 ]  # fmt: skip
 
 
-ACTING = [(route.method, route.path) for route in ROUTES if route.method not in ("get", "head")]
-STRANGERS = [
-    {"Origin": "https://evil.test"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"},
-    {"Sec-Fetch-Site": "same-site"}, {"Content-Type": "text/plain"},
-    {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "multipart/form-data"},
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("token", [None, TOKEN], ids=["open", "with a token"])
 @pytest.mark.parametrize("headers", STRANGERS, ids=lambda headers: next(iter(headers.values())))
 def test_what_acts_is_closed_to_other_sites_and_to_forms(headers: dict[str, str], token: str | None) -> None:

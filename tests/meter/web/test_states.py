@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -10,6 +11,7 @@ from aiohttp.typedefs import Handler
 
 from llmtap import native
 from llmtap.clock import ManualClock
+from llmtap.exchange.outcome import Outcome
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
@@ -132,6 +134,37 @@ def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeli
         tally.experiments.assigned(arm, x.unit, False)
         tally.ended(x)
     return tally
+
+
+def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_differences() -> None:
+    experiment = an_experiment(stop_worse=("failed",), covariate="request_bytes")
+    tally = an_empty_tally(experiment)
+    for seq in range(1, 385):
+        x = streamed(100, 140 + seq % 5, seq=seq)
+        x.arm, x.unit = ("marked", "control")[seq % 2], f"{seq:016x}"
+        x.request_bytes = 100 + 10 * (seq % 7)
+        x.outcome = Outcome.TRUNCATED if x.arm == "marked" else x.outcome
+        tally.opened()
+        tally.experiments.assigned(x.arm, x.unit, False)
+        tally.ended(x)
+    told: Any = tally.experiments.results()()
+    unadjusted = told["differences"]["marked"]["tbc"]["mean"]["unadjusted_difference"]
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await page.until("document.querySelector('main [role=alert]')")
+        alarm = await page.look("document.querySelector('main [role=alert]').textContent")
+        assert f"Stopped at {told['stopped']['at']}: marked is worse than control in failed, by 100" in alarm
+        words = await shown(page)
+        assert "means adjusted by request_bytes" in words
+        assert "curl -X POST" not in words
+        row = "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
+        row += ".find((row) => row.children[1].textContent === 'tbc')"
+        cells = await page.look(f"[...{row}.children].map((cell) => cell.textContent)")
+        assert cells[4].startswith(f"{1e6 * unadjusted:.0f} µs (")
+        assert page.problems == []
+
+    play(scene, tally)
 
 
 def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:

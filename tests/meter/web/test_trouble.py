@@ -3,15 +3,11 @@
 And figures that would flatter, or would be taken for more than they are.
 """
 
-import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
-from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import EventLog
@@ -34,13 +30,6 @@ async def choose(page: Page, select: str, value: str) -> None:
     await page.look(
         f"(() => {{ const choice = document.getElementById('{select}'); choice.value = '{value}';"
         " choice.dispatchEvent(new Event('change')); })()"
-    )
-
-
-async def give(page: Page, token: str) -> None:
-    await page.look(
-        f"document.getElementById('token').value = {json.dumps(token)};"
-        " document.getElementById('token-form').requestSubmit()"
     )
 
 
@@ -82,26 +71,6 @@ def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
     play(scene, tally)
 
 
-def test_a_feed_that_breaks_off_is_told_in_words_of_our_own() -> None:
-    @web.middleware
-    async def breaks(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path != "/api/v1/live":
-            return await handler(request)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b": hello\n\n")
-        await asyncio.sleep(0.05)
-        assert request.transport is not None
-        request.transport.abort()
-        return response
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await page.until(f"{STATUS}.innerText.includes('the connection to the tap broke')")
-
-    play(scene, None, None, breaks)
-
-
 def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
@@ -127,22 +96,6 @@ def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> Non
         assert page.problems == []
 
     play(scene)
-
-
-def test_a_token_that_no_header_can_carry_is_refused_and_another_is_taken() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await page.until("document.getElementById('token-dialog')?.open")
-        await give(page, "wr\N{LATIN SMALL LETTER O WITH DIAERESIS}ng\N{EURO SIGN}")
-        await page.until("document.getElementById('token-problem').textContent.includes('refused')")
-        await page.until(f"{STATUS}.innerText.trim() === 'the tap refuses this token'")
-        await page.open(url + "?again")
-        await page.until("document.getElementById('token-problem')?.textContent.includes('refused')")
-        await give(page, "  s3cret ")
-        await reads(page, "n 200")
-        assert [problem for problem in page.problems if "401" not in problem] == []
-
-    play(scene, None, "s3cret")
 
 
 def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:

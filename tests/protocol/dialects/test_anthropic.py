@@ -155,13 +155,6 @@ def test_bedrock_tells_how_long_it_took() -> None:
     assert told(acted)["is"] == "guardrail"
 
 
-def test_an_error_may_be_a_filters() -> None:
-    said = "Output blocked by content filtering policy"
-    (delta,) = read({"type": "error", "error": {"type": "invalid_request_error", "message": said}})
-    assert delta.verdict is not None
-    assert (told(delta)["is"], told(delta)["also"], delta.verdict.phase) == ("guardrail", ["error"], "output")
-
-
 def test_a_whole_message() -> None:
     body = {
         "id": "m", "type": "message", "role": "assistant", "model": "c", "stop_reason": "tool_use",

@@ -63,11 +63,6 @@ def test_what_an_event_says(value: Any, said: dict[str, Any]) -> None:
     assert told(Cohere().read_event(event(value))) == said
 
 
-def test_a_toxic_answer_is_a_guardrails() -> None:
-    end = {"type": "message-end", "delta": {"finish_reason": "ERROR_TOXIC"}}
-    assert told(Cohere().read_event(event(end)))["is"] == "guardrail"
-
-
 def test_billed_tokens_stand_in_where_there_are_no_others() -> None:
     end = {"type": "message-end", "delta": {"usage": {"billed_units": {"output_tokens": 4}}}}
     assert told(Cohere().read_event(event(end)))["counts"]["output"] == 4

@@ -37,6 +37,26 @@ BLOCKS = [
     {"type": "thinking", "thinking": "b"},
 ]
 SAMPLES: dict[str, list[dict[str, Any]]] = {
+    "openai.chat": [
+        {"object": "chat.completion.chunk", "model": "m", "choices": [
+            {"index": 1, "finish_reason": "stop", "token_ids": [1], "logprobs": {"content": [{"token": "a"}]},
+             "content_filter_results": {"hate": {"filtered": True}},
+             "delta": {"content": "a", "role": "assistant", "reasoning_details": [{"text": "b"}],
+                       "refusal": "n", "audio": {"transcript": "t"}, "token_id": 1,
+                       "extra_content": {"google": {"thought": True}},
+                       "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}}]},
+        {"choices": [{"delta": {"content": [{"type": "thinking", "thinking": [{"text": "b"}]},
+                                            {"type": "text", "text": "a"}]}}], "timings": {"predicted_n": 1}},
+        {"choices": [{"message": {"content": "a"}, "usage": {"completion_tokens": 1}}],
+         "x_groq": {"usage": {"queue_time": 1}}, "moderation": {"output": {"results": [{"flagged": True}]}}},
+        {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2, "prompt_tokens_details": {
+            "cached_tokens": 1}}, "amazon-bedrock-invocationMetrics": {"inputTokenCount": 1}},
+    ],
+    "openai.completions": [
+        {"object": "text_completion", "model": "m", "choices": [
+            {"index": 1, "text": "a", "finish_reason": "stop", "logprobs": {"tokens": ["a"]},
+             "token_ids": [1], "stop_reason": "s", "content_filter_results": {"hate": {"filtered": True}}}]},
+    ],
     "anthropic": [
         {"type": "message_start", "message": {"id": "1", "model": "m", "usage": USAGE}},
         {"type": "content_block_start", "content_block": {"type": "tool_use", "name": "f"}},
@@ -165,8 +185,8 @@ def check(delta: Delta) -> None:
     assert all(type(t.ms) is float or type(t.ms) is int for t in delta.server_times)
 
 
-def test_there_is_a_sample_of_each_dialect_that_is_not_openais() -> None:
-    assert BY_NAME.keys() - SAMPLES.keys() == {"openai.chat", "openai.completions"}
+def test_there_is_a_sample_of_each_dialect() -> None:
+    assert BY_NAME.keys() == SAMPLES.keys()
     for name, samples in SAMPLES.items():
         chosen = choose(samples[0], "/x")
         assert chosen is not None and chosen.name == name

@@ -63,20 +63,6 @@ def test_what_an_event_says(value: Any, said: dict[str, Any]) -> None:
     assert told(LlamaCpp().read_event(event(value))) == said
 
 
-def test_the_field_of_old_servers_is_an_error() -> None:
-    delta = LlamaCpp().read_event(event({"code": 500, "type": "server_error", "message": "m"}, b"error"))
-    assert told(delta) == {"is": "error", "error_type": "server_error", "error_message": "m"}
-
-
-def test_the_last_event_tells_the_time() -> None:
-    delta = LlamaCpp().read_event(event(part("", **LAST, stop_type="eos", timings=TIMINGS)))
-    assert [(t.name, t.ms, t.path) for t in delta.server_times] == [
-        ("prefill", 20.5, "timings.prompt_ms"), ("decode", 60.25, "timings.predicted_ms"),
-    ]  # fmt: skip
-    assert delta.usage == TIMINGS
-    assert delta.counts is not None and delta.counts.cached == 4
-
-
 def test_a_running_clock_and_count() -> None:
     dialect = LlamaCpp()
     deltas = [

@@ -45,14 +45,6 @@ def test_what_an_event_says(kind: str, fields: dict[str, Any], said: dict[str, A
     assert told(LmStudio().read_event(event(fields, kind.encode()))) == said
 
 
-def test_the_end_counts_and_tells_the_time() -> None:
-    end = {"type": "chat.end", "result": {"model_instance_id": "m", "stats": STATS, "output": []}}
-    delta = LmStudio().read_event(event(end))
-    assert [(t.name, t.ms, t.where) for t in delta.server_times] == [("ttft", 195.0, "result.stats")]
-    said = told(delta)
-    assert (said["is"], said["also"], said["counts"], said["model"]) == ("done", ["usage"], COUNTS, "m")
-
-
 def test_a_whole_answer() -> None:
     output = [
         {"type": "reasoning", "content": "hm"}, {"type": "tool_call", "tool": "tide", "output": "3 m"},

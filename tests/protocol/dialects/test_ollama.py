@@ -17,8 +17,6 @@ TEXT = {"is": "content", "output": True, "content": True, "choices": (0,), "text
 THOUGHT = {"is": "reasoning", "output": True, "reasoning": True, "choices": (0,), "text": "hm"}
 CALL = {"is": "tool_call", "output": True, "tool_call": True, "choices": (0,)}
 COUNTED = {"prompt_eval_count": 11, "eval_count": 7}
-TIMES = {"total_duration": 522_000_000, "load_duration": 0, "prompt_eval_duration": 290_000_000,
-         "eval_duration": 118_500_000}  # fmt: skip
 COUNTS = {"input": 11, "output": 7, "reasoning": None, "cached": None}
 
 
@@ -60,11 +58,3 @@ COUNTS = {"input": 11, "output": 7, "reasoning": None, "cached": None}
 def test_what_a_line_says(value: Any, said: dict[str, Any]) -> None:
     assert told(Ollama().read_event(event(value))) == said
     assert told(Ollama().read_body(encode(value))) == said or not encode(value)
-
-
-def test_the_last_line_tells_the_time() -> None:
-    delta = Ollama().read_event(event(chat() | {"done": True, **TIMES}))
-    assert [(t.name, t.ms, t.where, t.unit) for t in delta.server_times] == [
-        ("total", 522.0, "total_duration", "ns"), ("load", 0.0, "load_duration", "ns"),
-        ("prefill", 290.0, "prompt_eval_duration", "ns"), ("decode", 118.5, "eval_duration", "ns"),
-    ]  # fmt: skip

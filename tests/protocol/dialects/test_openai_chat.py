@@ -11,18 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.protocol.delta import Delta, EventClass, ServerTime, TokenSource, UsageCounts, Verdict
+from llmtap.protocol.delta import Delta, EventClass, UsageCounts, Verdict
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
-from llmtap.protocol.sse import SseEvent
+from tests.protocol.dialects.events import event
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 C = EventClass
-
-
-def event(value: Any, name: bytes | None = None) -> SseEvent:
-    data = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return SseEvent(0, len(data) + 8, data, name)
 
 
 TOP = (
@@ -302,14 +297,6 @@ def test_a_whole_answer_with_thinking_inside() -> None:
     assert (delta.event_class, delta.also, delta.text) == (C.CONTENT, (C.REASONING,), "so")
 
 
-def test_geminis_thoughts_by_their_mark() -> None:
-    marked = {"content": "hm", "extra_content": {"google": {"thought": True}}}
-    for values in ([chunk(marked)], [ROLE, chunk({"content": "a"}), chunk(marked)]):
-        delta = read(*values)
-        assert (delta.event_class, delta.reasoning, delta.content) == (C.REASONING, True, False)
-    assert read(chunk(marked), chunk({"content": "so"})).event_class is C.CONTENT
-
-
 # One text, told twice; one answer, begun twice.
 
 
@@ -344,48 +331,6 @@ def test_another_role_with_another_id_or_model_is_another_attempt() -> None:
 # What servers tell of themselves.
 
 
-def test_usage_and_errors_of_groq() -> None:
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "queue_time": 0.0181, "total_time": 0.0093}
-    delta = read(ROLE, chunk({}, finish_reason="stop", x_groq={"id": "r", "usage": usage}))
-    assert (delta.event_class, delta.counts, delta.usage) == (C.USAGE, UsageCounts(3, 2), usage)
-    assert delta.server_times == (
-        ServerTime("queue", 18.1, "x_groq.usage", "x_groq.usage.queue_time", "s"),
-        ServerTime("total", 9.3, "x_groq.usage", "x_groq.usage.total_time", "s"),
-    )
-    failed = read(ROLE, {"choices": [], "x_groq": {"id": "r", "error": "over capacity"}})
-    assert (failed.event_class, failed.error_message) == (C.ERROR, "over capacity")
-
-
-def test_llamacpps_timings_stamp_and_count_tokens() -> None:
-    def step(n: int, ms: float, **beside: Any) -> dict[str, Any]:
-        return chunk({"content": "x"}, timings={"predicted_n": n, "predicted_ms": ms}, **beside)
-
-    short, long = (
-        read(ROLE, step(1, 0.02), step(3, 31.02)),
-        read(ROLE, step(1, 0.02), step(3, 31.02, moderation={})),
-    )
-    assert short == long
-    assert (short.tokens, short.token_source, short.server_clock_ns) == (
-        2,
-        TokenSource.RUNNING_USAGE,
-        31_020_000,
-    )
-    end = read(
-        ROLE, step(1, 0.02), chunk({}, finish_reason="stop", timings={"predicted_n": 2, "predicted_ms": 40})
-    )
-    assert (end.tokens, end.output, end.server_clock_ns) == (1, True, 40_000_000), "the end token"
-    assert [t.ms for t in end.server_times] == [40.0]
-
-
-@pytest.mark.parametrize("model", ["gemini-2.5-flash", "google/gemini-3-pro"])
-def test_geminis_totals_are_no_running_count(model: str) -> None:
-    def step(n: int) -> dict[str, Any]:
-        return chunk({"content": "a"}, usage={"prompt_tokens": 1, "completion_tokens": n}, model=model)
-
-    delta = read(step(1), step(4))
-    assert (delta.tokens, delta.usage_running, delta.counts) == (-1, False, UsageCounts(1, 4))
-
-
 def test_a_total_that_has_not_counted_the_first_text_does_not_run_with_it() -> None:
     def step(n: int) -> dict[str, Any]:
         return chunk({"content": "a"}, usage={"prompt_tokens": 1, "completion_tokens": n})
@@ -410,50 +355,12 @@ def test_two_choices_in_one_chunk() -> None:
     assert (delta.content, delta.blank, delta.finish_reason) == (True, False, "length")
 
 
-def test_tokens_from_ids_logprobs_and_a_running_count() -> None:
-    ids = read(chunk({"content": "a b"}, token_ids=[1, 2]))
-    assert (ids.tokens, ids.token_source, ids.event_class) == (2, TokenSource.TOKEN_IDS, C.CONTENT)
-    bare = read(ROLE, chunk({}, token_ids=[7]))
-    assert (bare.tokens, bare.event_class, bare.output, bare.content) == (1, C.METADATA, True, False)
-    together = read(ROLE, chunk({"content": "a", "token_id": 5}))
-    assert (together.tokens, together.token_source) == (1, TokenSource.TOKEN_IDS)
-    logprobs = read(ROLE, chunk({"content": "a b"}, logprobs={"content": [{"token": "a"}, {"token": " b"}]}))
-    assert (logprobs.tokens, logprobs.token_source) == (2, TokenSource.LOGPROBS)
-    refused = read(ROLE, chunk({"refusal": "no"}, logprobs={"content": None, "refusal": [{}]}))
-    assert (refused.tokens, refused.token_source) == (1, TokenSource.LOGPROBS)
-    one, two = (chunk({"content": "x"}, usage={"prompt_tokens": 1, "completion_tokens": n}) for n in (1, 4))
-    running = read(one, two)
-    assert (running.tokens, running.token_source, running.usage_running) == (
-        3,
-        TokenSource.RUNNING_USAGE,
-        True,
-    )
-    total = read(ROLE, two)
-    assert (total.tokens, total.usage_running) == (-1, False)
-    assert total.also == (C.USAGE,)
-    late = read(chunk({"content": "a"}), two)
-    assert (late.tokens, late.usage_running) == (-1, False), "the first chunk had none"
-
-
 def test_the_last_count_of_a_running_usage_is_the_total_for_a_single_choice_only() -> None:
     def step(n: int, index: int = 0, reason: str | None = None) -> dict[str, Any]:
         return chunk({"content": "x"}, index=index, usage={"completion_tokens": n}, finish_reason=reason)
 
     assert not read(step(1), step(2, reason="stop")).usage_running
     assert read(step(1), step(1, 1), step(2, reason="stop")).usage_running
-
-
-def test_a_whole_answer() -> None:
-    body = {
-        "object": "chat.completion",
-        "model": "m",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
-    }
-    delta = OpenAIChat().read_body(json.dumps(body).encode())
-    assert (delta.event_class, delta.also, delta.text) == (C.CONTENT, (C.USAGE, C.ROLE), "hi")
-    assert (delta.counts, delta.usage_running, delta.tokens) == (UsageCounts(3, 2), False, -1)
-    assert (delta.model, delta.finish_reason) == ("m", "stop")
 
 
 def test_the_text_of_a_whole_answer_that_was_filtered_is_still_content() -> None:
@@ -476,56 +383,6 @@ def test_the_text_of_a_whole_answer_that_was_filtered_is_still_content() -> None
 def test_a_chunk_that_does_not_quite_fit_is_read_as_far_as_it_does(data: bytes, text: str) -> None:
     delta = OpenAIChat().read_event(event(data))
     assert (delta.event_class, delta.text, delta.parsed) == (C.CONTENT, text, True)
-
-
-def test_named_events() -> None:
-    dialect = OpenAIChat()
-    assert dialect.read_event(event({"type": "ping"}, b"ping")).event_class is C.KEEPALIVE
-    failed = dialect.read_event(event({"message": "m"}, b"error"))
-    assert (failed.event_class, failed.error_type) == (C.ERROR, "error")
-    failed = dialect.read_event(event({"error": {"type": "t"}}, b"error"))
-    assert (failed.event_class, failed.error_type) == (C.ERROR, "t")
-
-
-FIELDS = [
-    "choices", "model", "usage", "error", "moderation", "object", "message", "index", "delta", "content",
-    "role", "reasoning_content", "reasoning", "tool_calls", "function", "function_call", "arguments", "name",
-    "refusal", "audio", "data", "transcript", "finish_reason", "logprobs", "token_ids", "token_id",
-    "completion_tokens", "prompt_tokens", "completion_tokens_details", "reasoning_tokens", "results",
-    "flagged", "text", "thinking", "id", "code", "type", "errors", "metadata", "reasons", "innererror",
-    "content_filter_results", "content_filter_result", "prompt_filter_results", "filtered", "detected",
-    "hook_results", "before_request_hooks", "after_request_hooks", "verdict", "warnings", "detections",
-    "output", "detection_type", "x_groq", "timings", "predicted_n", "predicted_ms", "metrics", "mean_itl_ms",
-    "time_info", "perf_metrics", "nvext", "timing", "promptFeedback", "blockReason", "extra_content",
-    "google", "thought", "amazon-bedrock-guardrailAction", "amazon-bedrock-invocationMetrics",
-    "latency_checkpoint",
-]  # fmt: skip
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-9, 99)
-    | st.floats()
-    | st.sampled_from(
-        ["", " ", "a", "<think>", "</th", "content_filter", "guardrail_intervened", "0.5", "1e999"]
-    )
-    | st.sampled_from(
-        ["UNSUITABLE_OUTPUT", "hooks_failed", "guardrails_violation", "INTERVENED", "was flagged"]
-    ),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=6),
-    max_leaves=25,
-)
-
-
-@UNTIMED
-@given(st.lists(json_values | st.binary(max_size=12), max_size=4))
-def test_nothing_in_a_stream_raises(values: list[Any]) -> None:
-    dialect = OpenAIChat()
-    for value in values:
-        delta = dialect.read_event(event(value))
-        assert delta.blank + delta.content <= 1
-        assert delta.output <= bool(delta.choices)
-        assert delta.event_class not in delta.also
-        dialect.read_body(event(value).data or b"")
 
 
 deltas = st.fixed_dictionaries(

@@ -11,8 +11,11 @@ import pytest
 
 from llmtap.exchange.answer import AnswerReader
 from llmtap.protocol.delta import Delta
+from llmtap.protocol.dialects.openai_completions import OpenAICompletions
+from tests.protocol.dialects.events import encode
 
 CHAT, INVOKE = "/v1/chat/completions", "/model/x/invoke-with-response-stream"
+COMPLETIONS = "/v1/completions"
 GEMINI = "/v1beta/models/g:streamGenerateContent"
 
 
@@ -26,6 +29,10 @@ def word(delta: Delta) -> str:
 def chunk(delta: dict[str, Any], reason: str | None = None, **beside: Any) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "finish_reason": reason}
     return {"object": "chat.completion.chunk", "choices": [choice], **beside}
+
+
+def text(piece: str | None, **choice: Any) -> dict[str, Any]:
+    return {"object": "text_completion", "choices": [{"index": 0, "text": piece, **choice}]}
 
 
 def counted(n: int, prompt: int = 9) -> dict[str, Any]:
@@ -47,24 +54,43 @@ def part(**content: Any) -> dict[str, Any]:
 ROLE = chunk({"role": "assistant", "content": ""})
 A, B, END = chunk({"content": "A"}), chunk({"content": "B"}), chunk({}, "stop")
 INTERVENED = {"amazon-bedrock-guardrailAction": "INTERVENED"}
+MARKED = chunk({"content": "A", "extra_content": {"google": {"thought": True}}})
+BY_GEMINI = {"model": "google/gemini-3-pro"}
+METRICS = "amazon-bedrock-invocationMetrics"
 LLAMA = {"prompt_token_count": None, "stop_reason": None}
 
 
 @pytest.mark.parametrize(
     ("path", "events", "words"),
     [
+        (COMPLETIONS, [text("hi"), text(" \n"), text(""), text(None), text("", finish_reason="stop")],
+         "content:hi* content: \n* metadata metadata metadata"),
+        (COMPLETIONS, [text("canned", finish_reason="content_filter")], "guardrail"),
+        (COMPLETIONS, [text("a"), text("b", finish_reason="content_filter")], "content:a* guardrail*"),
+        (COMPLETIONS, [text("a b", logprobs={"tokens": ["a", " b"]}), text("a", token_ids=[4, 5]),
+                       text("c", content_filter_results={"hate": {"filtered": True}})],
+         "content:a b=2* content:a=2* content:c*"),
+        (COMPLETIONS, [text("a") | counted(0), counted(2), {"error": {"message": "m"}}, "[DONE]"],
+         "content:a* usage error done"),
+        (COMPLETIONS, [b'{"choices":[{"index":"0","text":"a"}]}',
+                       b'{"choices":[{"text":"a","logprobs":[],"finish_reason":1}],"model":3,"usage":[]}',
+                       b'{"choices":[{"text":"a","token_ids":"x"},3],"object":{}}'],
+         "content:a* content:a* content:a*"),
         # A count that runs along tells tokens that have no text; the role has none.
         (CHAT, [{**ROLE, **counted(1)}, {**A, **counted(1)}, chunk({}, **counted(3)), {**END, **counted(4)}],
          "usage content:A=1* usage=2* usage=1*"),
         (CHAT, [{**A, **counted(0)}, {**B, **counted(0)}, {**END, **counted(3)}],
          "content:A* content:B* usage"),
+        (CHAT, [{**A, **counted(1), **BY_GEMINI}, {**B, **counted(4), **BY_GEMINI}],
+         "content:A* content:B*"),
         (CHAT, [ROLE, {**A, **predicted(1)}, {**B, **predicted(4)}, {**END, **predicted(5)}],
          "role content:A=1* content:B=3* metadata=1*"),
         (CHAT, [ROLE, A, B, {**END, **predicted(5)}], "role content:A* content:B* metadata"),
         ("/completion", [native("A", 1), native("BC", 3), native("", 4, stop_type="eos")],
          "content:A=1* content:BC=2* metadata=1*"),
-        (CHAT, [A, {"type": "ping"}, {"choices": [{"delta": {}, "finish_reason": "stop", **counted(3)}]}],
-         "content:A* keepalive usage"),
+        (CHAT, [A, {"type": "ping"}, ("ping", {"at": 1}),
+                {"choices": [{"delta": {}, "finish_reason": "stop", **counted(3)}]}],
+         "content:A* keepalive keepalive usage"),
         # What acts beside a piece of text is seen, and canned text is no content.
         (CHAT, [A, {**B, "x_groq": {"error": "over capacity"}}], "content:A* error*"),
         (CHAT, [A, {**B, **INTERVENED}], "content:A* guardrail"),
@@ -84,6 +110,25 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
          "content:A=1* metadata=1*"),
         (INVOKE, [{"outputs": [{"text": "A", "stop_reason": None}]}, {"outputText": "x", **INTERVENED}],
          "content:A* guardrail"),
+        (INVOKE, [{"choices": [{"text": "A", "stop_reason": None}]},
+                  {"choices": [{"text": "", "stop_reason": "stop"}], METRICS: {"outputTokenCount": 2}}],
+         "content:A* usage"),
+        (INVOKE, [A, {**END, METRICS: {"inputTokenCount": 3, "outputTokenCount": 2}}], "content:A* usage"),
+        # Thinking in every spelling; what is encrypted is no text.
+        (CHAT, [chunk({"reasoning_text": "A"}), chunk({"thinking": "B"}),
+                chunk({"reasoning": None, "reasoning_details": [{"text": "C"}, {"summary": "D"}, 3]}),
+                chunk({"reasoning": "E", "reasoning_details": [{"text": "E"}]}),
+                chunk({"content": "", "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]})],
+         "reasoning:A* reasoning:B* reasoning:CD* reasoning:E* metadata"),
+        (CHAT, [MARKED, A, MARKED], "reasoning:A* content:A* reasoning:A*"),
+        # A tool that is no function has an input; a text that is not UTF-8 is text; an error may be wrapped.
+        (CHAT, [chunk({"tool_calls": [{"type": "custom", "custom": {"name": "f", "input": ""}}]}),
+                chunk({"tool_calls": [{"custom": {"input": "A"}}]}), [{"error": {"code": 503}}]],
+         "tool_call* tool_call:A* error"),
+        (CHAT, [A, b'{"choices":[{"delta":{"content":"\xff"}}]}'], "content:A* content:\ufffd*"),
+        ("/v1/messages", [{"type": "content_block_delta",
+                            "delta": {"type": "compaction_delta", "text": "A"}}],
+         "metadata"),
         ("/v2/chat", [{"type": "message-end", "delta": {"finish_reason": "TIMEOUT"}}], "error"),
     ],
 )  # fmt: skip
@@ -93,7 +138,7 @@ def test_what_a_stream_says(path: str, events: list[Any], words: str) -> None:
     for value in events:
         name, said = value if isinstance(value, tuple) else (None, value)
         body += b"event: %b\n" % name.encode() if name else b""
-        body += b"data: %b\n\n" % json.dumps(said).encode()
+        body += b"data: %b\n\n" % (said.encode() if isinstance(said, str) else encode(said))
     deltas = reader.feed(body)
     assert " ".join(map(word, deltas)) == words
     first = next((d for d in deltas if d.output), None)
@@ -125,8 +170,26 @@ def test_a_whole_answer_of_a_guardrail_is_no_content() -> None:
     assert word(delta) == "guardrail"
 
 
+def test_a_whole_completion() -> None:
+    body = text("hi there", finish_reason="stop") | {"usage": {"completion_tokens": 2}, "model": "m"}
+    delta = OpenAICompletions().read_body(encode(body))
+    assert (word(delta), delta.model, delta.finish_reason) == ("content:hi there*", "m", "stop")
+    assert (delta.counts and delta.counts.output, delta.usage_running) == (2, False)
+
+
 def test_the_last_of_geminis_totals_counts_where_a_stream_is_cut() -> None:
     usage = {"usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 7}}
     reader = AnswerReader(b"text/event-stream", GEMINI)
     (delta,) = reader.feed(b"data: %b\n\n" % json.dumps(part(text="A") | usage).encode())
     assert (delta.counts and delta.counts.output, delta.usage_running) == (7, False)
+
+
+def test_the_output_counted_last_is_that_of_a_message_whose_end_counts_none() -> None:
+    reader = AnswerReader(b"text/event-stream", "/v1/messages")
+    ends = [
+        {"delta": {"stop_reason": None}, "usage": {"output_tokens": 3}},
+        {"delta": {"stop_reason": "end_turn"}},
+    ]
+    events = [*({"type": "message_delta", **end} for end in ends), {"type": "message_stop"}]
+    *_, stop = reader.feed(b"".join(b"data: %b\n\n" % encode(e) for e in events))
+    assert (stop.done, stop.counts and stop.counts.output, stop.usage_running) == (True, 3, False)

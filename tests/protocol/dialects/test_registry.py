@@ -1,24 +1,15 @@
 """Invariant: the answer says which dialect it is; the path only breaks a tie, and nobody is guessed."""
 
-import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llmtap.protocol.delta import EventClass
 from llmtap.protocol.dialects.registry import DIALECTS, Undecided, choose
 from llmtap.protocol.sse import SseEvent
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
+from tests.protocol.dialects.events import event
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-def event(value: Any, name: bytes | None = None) -> SseEvent:
-    data = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return SseEvent(0, len(data), data, name)
 
 
 @pytest.mark.parametrize(
@@ -126,18 +117,3 @@ def test_an_error_is_an_error_in_any_dialect() -> None:
     assert (delta.event_class, delta.error_type, delta.parsed) == (EventClass.ERROR, "overloaded_error", True)
     delta = Undecided("/v1/models").read_body(b'{"error": "nope"}')
     assert (delta.event_class, delta.error_message) == (EventClass.ERROR, "nope")
-
-
-def test_a_whole_answer() -> None:
-    reader = Undecided("/proxy/v1/chat/completions")
-    assert reader.read_body(b'{"choices":[{"message":{"content":"hi"}}]}').text == "hi"
-    assert reader.name == "openai.chat"
-    assert not Undecided(CHAT).read_body(b'{"object":"list","data":[]}').parsed
-    assert not Undecided(CHAT).read_body(b"<html>").parsed
-
-
-@UNTIMED
-@given(st.binary(max_size=40), st.sampled_from([CHAT, COMPLETIONS, "/"]))
-def test_no_bytes_raise(data: bytes, path: str) -> None:
-    Undecided(path).read_body(data)
-    Undecided(path).read_event(event(data))

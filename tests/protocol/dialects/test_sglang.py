@@ -70,20 +70,6 @@ def test_what_an_event_says(value: Any, said: dict[str, Any]) -> None:
     assert told(SGLang().read_event(event(value))) == said
 
 
-def test_the_last_event_counts_and_tells_the_time() -> None:
-    meta = {
-        "finish_reason": {"type": "stop", "matched": 2}, "prompt_tokens": 4, "completion_tokens": 6,
-        "cached_tokens": 3, "e2e_latency": 0.098, "output_token_logprobs": [["text"]],
-    }  # fmt: skip
-    (delta,) = read({"text": "Hi", "meta_info": meta})
-    assert [(t.name, t.ms, t.where) for t in delta.server_times] == [("total", 98.0, "meta_info.e2e_latency")]
-    said = told(delta)
-    assert (said["counts"], said["also"]) == (
-        {"input": 4, "output": 6, "reasoning": None, "cached": 3}, ["usage"],
-    )  # fmt: skip
-    assert "output_token_logprobs" not in said["usage"]
-
-
 def test_whole_answers() -> None:
     one = ev("Hi", 6, {"type": "stop"})
     said = told(SGLang().read_body(encode(one)))

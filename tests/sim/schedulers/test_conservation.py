@@ -228,16 +228,6 @@ def test_whoever_leaves_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("scheduler", _ITERATING)
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_under_pressure_everybody_is_served(scheduler: str, preemption: str) -> None:
-    rows = [(i * 10, 20 + i * 7 % 50, 5 + i * 13 % 90) for i in range(150)]
-    served = simulated(scheduler, rows, MODEL, {"kv_tokens": "300", "block": "4", "preemption": preemption})
-    assert served.complete == set(range(150))
-    assert served.state.preempted > 5
-    assert (served.state.preempted_tokens > 0) == (preemption == "recompute")
-
-
-@pytest.mark.parametrize("scheduler", _ITERATING)
 def test_a_prefix_cache_brings_first_tokens_forward(scheduler: str) -> None:
     rows: list[Row] = [(i * 30, 200, 5) for i in range(40)]
     requests = workload(rows, [tuple(range(8))] * 40, 20)

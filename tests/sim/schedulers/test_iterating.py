@@ -284,13 +284,10 @@ class Told:
     def __init__(self) -> None:
         self.state = IterationState()
         self.gone: dict[int, GivenUp] = {}
-        self.asked: list[str] = []
 
-    def arrived(self, now_ns: int, request: int) -> None:
-        self.asked.append(f"arrived {now_ns} {request}")
+    def arrived(self, now_ns: int, request: int) -> None: ...
 
-    def closed(self, now_ns: int) -> None:
-        self.asked.append(f"closed {now_ns}")
+    def closed(self, now_ns: int) -> None: ...
 
     def form(self, now_ns: int) -> Any | None:
         return f"work at {now_ns}"
@@ -298,8 +295,7 @@ class Told:
     def done(self, now_ns: int, work: EngineOutput) -> EngineOutput:
         return work
 
-    def left(self, now_ns: int, request: int) -> None:
-        self.asked.append(f"left {now_ns} {request}")
+    def left(self, now_ns: int, request: int) -> None: ...
 
     def given_up(self) -> Mapping[int, GivenUp]:
         return self.gone

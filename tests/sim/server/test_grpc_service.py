@@ -1,8 +1,10 @@
-"""vLLM's engine service, by grpc.aio as anybody would use it: channel, stub, metadata."""
+"""vLLM's and SGLang's engine services, by grpc.aio as anybody would use it: channel, stub, metadata."""
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 import grpc
@@ -109,6 +111,35 @@ async def test_what_goes_wrong_is_told_by_the_status(
         assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
     if outcome is None:
         assert "x-sim-itl" in (raised.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "limit"),
+    [("vllm_engine", "VllmEngine", "max_tokens"), ("sglang_scheduler", "SglangScheduler", "max_new_tokens")],
+)
+@scene
+async def test_the_packages_own_client_gets_an_answer(module: str, name: str, limit: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package is generated for an older protobuf
+        pb = import_module(f"smg_grpc_proto.generated.{module}_pb2")
+        services = import_module(f"smg_grpc_proto.generated.{module}_pb2_grpc")
+    params = pb.SamplingParams(**{limit: 3})
+    request = pb.GenerateRequest(request_id="mine", sampling_params=params, stream=True)
+    request.tokenized.input_ids.extend((3, 1, 4, 1))
+    async with grpc_engine() as e, grpc.aio.insecure_channel(e.address) as channel:
+        stub = getattr(services, f"{name}Stub")(channel)
+        *chunks, last = [message async for message in stub.Generate(request, timeout=100)]
+        (truth,) = await e.truths()
+    assert [len(message.chunk.token_ids) for message in chunks] == [1, 1, 1]
+    done = last.complete
+    assert (done.finish_reason, done.prompt_tokens, done.completion_tokens) == ("length", 4, 3)
+    assert truth.id == "mine" == getattr(last, "request_id", "mine")
+    # The path is the one at which the package's servicer would be called.
+    server = grpc.aio.server()
+    found: list[Any] = []
+    server.add_generic_rpc_handlers = found.extend
+    getattr(services, f"add_{name}Servicer_to_server")(getattr(services, f"{name}Servicer")(), server)
+    assert found[0].service_name() == truth.path.split("/")[1]
 
 
 @scene

@@ -269,23 +269,6 @@ def test_it_asks_to_be_brought_up_to_date_when_a_run_is_past() -> None:
     assert one.tokens == [first_ns, first_ns + 5_742_000], "the engine was not late, only the look"
 
 
-def test_who_leaves_gives_the_memory_back_and_what_is_waiting_begins() -> None:
-    live, _ = simple("continuous_batching", seqs_max="1")
-    gone, next_ = Heard(), Heard()
-    first = Ticket(gone, 0, 611, 10_000)
-    live.submit(0, 0, [first])
-    live.submit(1, 1, [Ticket(next_, 0, 611, 1)])
-    live.advance(300 * MS)
-    state = live.state()
-    assert (state.running, state.waiting) == (1, 1)
-    told = len(gone.tokens)
-    live.leave(300 * MS, [first])
-    live.leave(301 * MS, [first])
-    live.advance(NEVER - 1)
-    assert (len(gone.tokens), len(next_.tokens)) == (told, 1)
-    assert (live.state().running, live.state().kv_used) == (0, 0)
-
-
 @pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])
 def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
     setup = ServingSetup(readings=read_model_options({"predictor": predictor}), serving=Serving())

@@ -155,12 +155,12 @@ def one(at_s: float, given: int | None, *token_s: float) -> Exchange:
 
 SAME = [one(10 * i, 100, *(10 * i + 1 + k / 100 for k in range(20))) for i in range(20)]
 UNTELLING: list[tuple[list[Exchange], str]] = [
-    ([], "no row has an arrival, a first and a last token"),
-    ([one(0, 5)], "no row has an arrival, a first and a last token"),
+    ([], "no row has the times of arrival, first"),
+    ([one(0, 5)], "no row has the times of arrival, first"),
     ([one(0, None, 1, 2, 3)], "no row has a count of input tokens"),
     ([one(0, 5, 1, 2, 3)], "0 answers have 8 tokens or more"),
     (SAME[:5], "5 answers have 8 tokens or more"),
-    (SAME, "always 1 ran at a time"),
+    (SAME, "was always 1, so its effect"),
 ]
 
 
@@ -178,7 +178,7 @@ def test_prompts_of_one_length_do_not_tell_what_a_token_of_them_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("lengths.jsonl", "no row has an arrival, a first"), ("gone", "cannot be read")]
+    ("name", "problem"), [("lengths.jsonl", "no row has the times of arrival"), ("gone", "cannot be read")]
 )
 def test_a_place_that_tells_nothing_is_named(name: str, problem: str, tmp_path: Path) -> None:
     captured(tmp_path / "runs", work(20, 5))
@@ -315,12 +315,12 @@ def test_a_grid_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "line 1: no column is called batch_size or b"),
-        ("b,L\n1,2\n", "line 1: no column is called mean_latency_sec or seconds or latency_s"),
+        ("", "line 1: expected a column batch_size or b"),
+        ("b,L\n1,2\n", "line 1: expected a column mean_latency_sec or seconds or latency_s"),
         ("b,L,seconds\n1,2\n", "line 2: expected"),
         ("b,L,seconds\n1,2,3\nx,2,3\n", "line 3: expected"),
-        ("b,L,seconds\n0,2,3\n", "line 2: a batch of 0"),
-        ("b,L,seconds\n1,2,nan\n", "line 2: a batch of 1"),
+        ("b,L,seconds\n0,2,3\n", "line 2: impossible: a batch of 0"),
+        ("b,L,seconds\n1,2,nan\n", "line 2: impossible: a batch of 1"),
     ],
 )
 def test_a_grid_that_is_none_is_refused_with_the_line(text: str, problem: str, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 import llmtap
 from llmtap.cli.main import main
-from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.sim.model_options import ModelOptions, read_serving
 from llmtap.sim.sweep.exchanges import ExchangeMaker, run_writer
@@ -105,20 +104,3 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     assert told["engine"]["prefix_hits"] == sum(cached.values())
     # And the capture is a trace with the same blocks again.
     assert load_trace(str(tmp_path / "c")).requests.blocks == requests.blocks
-
-
-PLACES = [
-    ("s3:/bucket/x", "begins no URL"),
-    ("no/dir", "Not a directory"),
-]
-
-
-@pytest.mark.parametrize(("to", "problem"), PLACES)
-def test_a_place_that_cannot_be_is_told_before_the_run(
-    to: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "no").write_text("a file")
-    with pytest.raises(ConfigError, match=problem) as caught:
-        run_writer(to, "x", work(1))
-    assert caught.value.place == to

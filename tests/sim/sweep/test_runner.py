@@ -61,9 +61,9 @@ def test_wherever_a_line_was_torn_it_is_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"timestamp,model\n1,2\n", "line 1: is no result of a sweep"),
-        (b'{"id":"1"}\n[]\n', "line 2: is no result of a sweep"),
-        (b'{"id":"1"}\n{"id":2}\n{"id', "line 2: is no result of a sweep"),
+        (b"timestamp,model\n1,2\n", "line 1: expected the result of a sweep"),
+        (b'{"id":"1"}\n[]\n', "line 2: expected the result of a sweep"),
+        (b'{"id":"1"}\n{"id":2}\n{"id', "line 2: expected the result of a sweep"),
         (b"my only copy", "is no file of results"),
     ],
 )

@@ -235,8 +235,8 @@ def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -
     ("asked", "problem"),
     [
         ({"servers": 2}, "one server"),
-        ({"measure": False, "objectives": OBJECTIVES}, "without measuring"),
-        ({"measure": False, "capture": "x"}, "without measuring"),
+        ({"measure": False, "objectives": OBJECTIVES}, "measuring is off"),
+        ({"measure": False, "capture": "x"}, "measuring is off"),
     ],
 )
 def test_what_cannot_be_run_is_refused(asked: dict[str, Any], problem: str) -> None:

@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "rows": rows_of(trace(39)).digest,
     "count": 41,
     "scale": 2.0,
+    "asked": 3.0,
     "scheduler": "dynamic_no_bins",
     "servers": 2,
     "seed": 43,
@@ -37,6 +38,7 @@ OTHER: dict[str, Any] = {
     "objectives": "ttft:1s",
     "reader": Benefit(alpha=4.0),
     "measure": True,
+    "follow": 3,
     "capacity": 0.01,
     "capacity_by": ("token",),
     "capture": "somewhere",
@@ -89,7 +91,7 @@ def test_a_job_tells_the_figures_of_its_run_and_its_own_parameters() -> None:
     assert {name: told[name] for name in result} == result
     assert (told["trace"], told["scale"], told["fit"]) == ("a.csv", 5.0, None)
     assert len(told["bins"]) == 3
-    assert set(told) - set(result) == {"trace", "scale", "fit", "job"}
+    assert set(told) - set(result) == {"trace", "scale", "asked_load", "fit", "job"}
 
 
 def test_an_error_is_what_came_of_a_job() -> None:

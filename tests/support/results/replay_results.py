@@ -50,7 +50,9 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         seen,
         plan={
             "trace": "trace.csv", "format": "azure", "rows": n, "requests": n, "seed": 42,
-            "arrivals": None if closed else {"arrivals": "recorded", "scale": 2.0, "rate_rps": 20.0},
+            "arrivals": None if closed else {
+                "arrivals": "recorded", "scale": 2.0, "speed": 2.0, "recorded_rps": 10.0, "rate_rps": 20.0,
+            },
             "conversations": None, "target": "http://host:8000", "connections": "kept",
             "body": {"endpoint": "chat.completions", "model": "tiny", "stream": True, "temperature": 0.0},
             "prompts": {"n": n, "exact": n, "missed_min": 0, "missed_max": 0, "ways": {"tokenizer": n}},

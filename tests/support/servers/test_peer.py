@@ -10,11 +10,7 @@ import pytest
 from tests.support.servers.peer import (
     Ending,
     Gone,
-    Head,
     Peer,
-    chunk,
-    chunked,
-    fields_of,
     play,
     scene,
     wait_until,
@@ -32,44 +28,6 @@ async def pair() -> AsyncIterator[tuple[Peer, Peer]]:
     finally:
         for peer in peers:
             peer.close()
-
-
-def test_a_head_is_cut_into_lines_and_fields() -> None:
-    head = Head.parse(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\r\nx:\t2 \r\n\r\n")
-    assert head.line == b"GET / HTTP/1.1"
-    assert head.fields == [(b"Host", b"a"), (b"X", b"1"), (b"x", b"2")]
-    assert (head.get("host"), head.get("none"), head.all("X")) == (b"a", None, [b"1", b"2"])
-    with pytest.raises(AssertionError):
-        head.get("x")
-    assert fields_of([b"A: b:c"]) == [(b"A", b"b:c")]
-
-
-def test_chunks_are_written_as_the_standard_says() -> None:
-    assert chunk(b"x" * 26) == b"1a\r\n" + b"x" * 26 + b"\r\n"
-    assert chunked() == b"0\r\n\r\n"
-    assert chunked(b"a", b"", b"bc", trailers=b"T: 1\r\n") == b"1\r\na\r\n2\r\nbc\r\n0\r\nT: 1\r\n\r\n"
-
-
-@scene
-async def test_what_is_not_used_is_kept_for_the_next_question() -> None:
-    async with pair() as (near, far):
-        await far.send(b"line\r\n12345rest", b" of it")
-        assert await near.until(b"\r\n") == b"line\r\n"
-        assert await near.exactly(5) == b"12345"
-        assert await near.exactly(10) == b"rest of it"
-        assert await near.silent_for(0.01)
-        far.half_close()
-        assert await near.to_end() == (b"", Ending.FIN)
-
-
-@scene
-async def test_a_chunked_body_is_read_with_its_very_bytes() -> None:
-    raw = b"5;x=y\r\nhello\r\n01\r\n!\r\n0\r\nT: 1\r\n\r\n"
-    async with pair() as (near, far):
-        await far.send(*[raw[i : i + 1] for i in range(len(raw))], b"next")
-        payload = await near.chunked_payload()
-        assert (payload.data, payload.raw, payload.trailers) == (b"hello!", raw, [(b"T", b"1")])
-        assert await near.exactly(4) == b"next"
 
 
 @pytest.mark.parametrize("how", list(Ending))

@@ -19,7 +19,7 @@ from llmtap.exchange.exchange import (
 )
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
 
-__all__ = ["US", "WALL_NS", "any_exchange", "streamed"]
+__all__ = ["MS", "US", "WALL_NS", "any_exchange", "streamed"]
 
 US = 1_000
 MS = 1_000_000

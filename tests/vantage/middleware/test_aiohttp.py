@@ -362,24 +362,6 @@ async def test_skipped_requests_are_counted_by_rule_and_not_measured() -> None:
         assert app.meter.statuses[-1].skipped == {"/gzip": 2, "/raises": 1}
 
 
-@scene
-async def test_two_hundred_streams_at_once() -> None:
-    async with running() as app:
-        answers = await asyncio.gather(*(app.ask(request("GET", "/stream")) for _ in range(200)))
-        assert {a.data for a in answers} == {b"".join(EVENTS)}
-        await wait_until(lambda: app.meter.statuses and app.meter.statuses[-1].measured == 200)
-        assert {app.meter.exchange(seq).data(BODY) for seq in range(1, 201)} == {b"".join(EVENTS)}
-
-
-@scene
-async def test_at_the_apps_end_the_meter_has_everything_first() -> None:
-    async with running() as app:
-        await app.ask(ASKED)
-        meter = app.meter
-    assert meter.statuses[-1].draining
-    assert meter.exchange(1).closing.outcome == Outcome.COMPLETE
-
-
 @settings(max_examples=25)
 @given(body=st.lists(st.binary(min_size=1, max_size=50), max_size=6))
 def test_what_the_client_gets_is_what_it_would_get_without(body: list[bytes]) -> None:

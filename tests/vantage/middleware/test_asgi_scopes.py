@@ -1,14 +1,18 @@
 """Other scopes than requests, mistakes of apps and of ours: what must never reach the app."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmtap.errors import ConfigError
+from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.vantage.middleware.asgi import LlmtapMiddleware, Message, Receive, Scope, Send
 from llmtap.vantage.middleware.emitter import Emitters
 from tests.support.servers.peer import play, scene, wait_until
@@ -157,22 +161,42 @@ def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCa
     assert "planted" not in lines[0], "an error's text may quote a header"
 
 
-def test_a_missing_meter_is_reported_once_with_prefix_and_time() -> None:
-    program = (
-        "import asyncio\n"
-        "from llmtap.vantage.middleware import emitter\n"
-        "emitter.NO_METER_S = emitter.STATUS_S = 0.01\n"
-        "async def run():\n"
-        "    emitters = emitter.Emitters('/nowhere/tap.sock', 1 << 20)\n"
-        "    emitters.here()\n"
-        "    await asyncio.sleep(0.2)\n"
-        "    await emitters.close()\n"
-        "asyncio.run(run())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+WITHOUT_A_METER = """
+import asyncio, os, sys
+from llmtap.vantage.middleware import emitter
+emitter.NO_METER_S = emitter.STATUS_S = 0.01
+async def run():
+    emitters = emitter.Emitters(sys.argv[1], 1 << 20)
+    emitters.here()
+    await asyncio.sleep(0.2)
+    await emitters.close()
+os.seteuid(int(sys.argv[2]))
+asyncio.run(run())
+"""
+
+
+def warning_without_a_meter(path: Path, uid: int) -> str:
+    args = [sys.executable, "-c", WITHOUT_A_METER, str(path), str(uid)]
+    done = subprocess.run(args, capture_output=True, text=True, timeout=60)
     (line,) = done.stderr.splitlines()
-    assert re.match(r"llmtap \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING event=no_meter ", line)
-    assert "socket=/nowhere/tap.sock" in line
+    told = re.match(r"llmtap \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING event=(\w+) ", line)
+    assert told is not None, line
+    assert f"socket={path} " in line
+    return told[1]
+
+
+def test_a_missing_meter_is_reported_once_with_prefix_and_time() -> None:
+    assert warning_without_a_meter(Path("/nowhere/tap.sock"), os.geteuid()) == "no_meter"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_meter_of_another_user_is_reported_as_such(mode: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, path = Path(name), Path(name) / "tap.sock"
+        folder.chmod(mode)
+        with listen_on(str(path)):
+            assert warning_without_a_meter(path, 65_534) == "meter_denied"
 
 
 def _ends(server: Server) -> tuple[Receive, Send]:

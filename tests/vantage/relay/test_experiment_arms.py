@@ -410,17 +410,6 @@ async def test_a_header_names_the_unit(
             assert not msgspec.json.decode(frame.data, type=Assigned).single
 
 
-@scene
-async def test_headers_can_be_chosen() -> None:
-    experiment = an_experiment(unit="tenant", tenant_headers=("X-Team",))
-    async with stage(experiment=experiment) as (up, tap):
-        path = up.on(answers())
-        teams = ["a", "b", "a"]
-        raws = [request("POST", path, f"x-team: {t}", f"Authorization: {i}") for i, t in enumerate(teams)]
-        a, b, c = await arms_of(tap, raws, 1)
-        assert a.unit == c.unit != b.unit
-
-
 @pytest.mark.parametrize(
     ("unit", "raw"),
     [

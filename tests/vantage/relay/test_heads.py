@@ -9,7 +9,7 @@ from llmtap.protocol.http1 import RequestHead, parse_request_head, parse_respons
 from llmtap.vantage.relay.heads import added_fields, own_answer, request_lines, response_lines, target_of
 from llmtap.vantage.relay.options import RelayOptions
 from tests.support.servers.peer import scene
-from tests.support.servers.proxy import stage, tapped
+from tests.support.servers.proxy import stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import answers, says, upstream
 
@@ -364,15 +364,6 @@ async def test_the_absolute_form_goes_to_the_upstream_only() -> None:
         assert elsewhere.connections == 0
         assert up.call(path).target == f"{path}?x=1".encode()
         assert up.call(path).head.get("host") == b"127.0.0.1:%d" % up.port
-
-
-@scene
-async def test_a_prefix_is_put_before_the_path_and_the_clients_host_kept_if_asked_for() -> None:
-    async with upstream() as up, tapped(up.url + "/base/", host="client") as tap:
-        path = up.on(answers(b"found"))
-        assert (await (await tap.client()).get(path + "?q")).data == b"found"
-        assert up.call(path).target == b"/base" + path.encode() + b"?q"
-        assert up.call(path).head.get("host") == b"client.test"
 
 
 @scene

@@ -163,19 +163,6 @@ async def test_a_fault_of_every_sweep_fills_no_log(caplog: pytest.LogCaptureFixt
 
 
 @scene
-async def test_a_relay_whose_reports_fail_says_that_it_is_broken(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with stage() as (_, tap):
-        with monkeypatch.context() as patched:
-            patched.setattr(tap.relay.reporter, "status", fail)
-            await tap.relay.broken
-    (told,) = [r for r in caplog.records if "event=relay_broken" in r.getMessage()]
-    assert (told.levelno, told.exc_info is not None) == (logging.CRITICAL, True)
-    assert "task=_report_for_ever" in told.getMessage()
-
-
-@scene
 async def test_a_relay_that_ends_in_order_is_not_broken() -> None:
     async with stage() as (_, tap):
         await tap.drain()

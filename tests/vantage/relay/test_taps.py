@@ -18,6 +18,7 @@ from llmtap.metrics.latency import metrics_of
 from llmtap.net.listener import keep_port
 from llmtap.net.stream import PlainStream
 from llmtap.protocol.inference import NOT_INFERENCE
+from llmtap.vantage.relay import relay as relay_module
 from tests.meter.pipeline.test_assembler import Ear
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock
 from tests.support.servers.peer import Payload, chunk, chunked, scene, wait_until
@@ -352,11 +353,29 @@ async def test_an_upstream_that_is_away_is_reported(caplog: pytest.LogCaptureFix
         async with tapped(f"http://127.0.0.1:{away.getsockname()[1]}", ready_needs_upstream=True) as tap:
             await wait_until(lambda: "event=upstream_unreachable" in caplog.text)
             assert tap.relay.reporter.status().upstream_up is False
+            assert tap.relay.reporter.status().upstreams == {tap.relay.options.upstream: False}
     assert caplog.text.count("event=upstream_unreachable") == 1
     async with stage(ready_needs_upstream=True) as (_, tap):
         await wait_until(lambda: tap.relay.reporter.status().upstream_up)
-    async with stage() as (_, tap):
+    async with stage() as (up, tap):
         assert tap.relay.reporter.status().upstream_up is None
+        assert tap.relay.reporter.status().upstreams == {}, "no connection yet"
+        path = up.on(answers(b"{}"))
+        await (await tap.client()).get(path)
+        assert tap.relay.reporter.status().upstreams == {tap.relay.options.upstream: True}
+
+
+@scene
+async def test_an_upstream_that_a_request_found_down_is_asked_until_it_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "ASK_S", 0.02)
+    with keep_port() as away:
+        async with tapped(f"http://127.0.0.1:{away.getsockname()[1]}") as tap:
+            assert (await (await tap.client()).get("/v1/models")).status == 502
+            assert list(tap.relay.reporter.status().upstreams.values()) == [False]
+            away.listen()
+            await wait_until(lambda: list(tap.relay.reporter.status().upstreams.values()) == [True])
 
 
 @scene

@@ -66,7 +66,8 @@ export class Experiment {
         "Begin with aa = true: the same in both arms, to see that no difference is found."));
       return;
     }
-    refill(this.head, about(e), e.state === "off" ? switchedOff() : null, ratio(e.sample_ratio), bursts(e));
+    const stop = e.state === "off" && !e.stopped ? switchedOff() : stopped(e);
+    refill(this.head, about(e), stop, ratio(e.sample_ratio), bursts(e));
     this.renderArms(e);
     const findings = e.findings.map((one) => `${one.arm} ${one.metric}`);
     say(this.tests, `Findings in ${e.comparisons} comparisons: ${findings.join(", ") || "none"}.`);
@@ -172,10 +173,22 @@ export class Experiment {
 /** What runs, since when and by whom. */
 function about(e) {
   const state = STATES[e.state] ?? e.state;
-  const words = ` ${state}${e.aa ? " as an A/A test" : ""} · unit ${e.unit}`;
+  let words = ` ${state}${e.aa ? " as an A/A test" : ""} · unit ${e.unit}`;
+  if (e.stop_worse?.length) words += ` · stops if an arm is worse in ${e.stop_worse.join(", ")}`;
+  if ((e.covariate ?? "none") !== "none") words += ` · means adjusted by ${e.covariate}`;
   const by = ` · switched by ${e.switched_by}${e.until ? ` · until ${e.until}` : ""}`;
   const title = `α = ${e.alpha}: risk of a false finding. Fingerprint of the key: ${e.key_fingerprint}`;
   return el("p", { title }, el("b", { class: "has-tip" }, e.name), `${words}${by}`);
+}
+
+/** The arm that ended the experiment because it was worse; null: none did. */
+function stopped(e) {
+  if (!e.stopped) return null;
+  const { arm, figure, at, difference, anytime_interval: bounds } = e.stopped;
+  const metric = figure.split(".")[0];
+  return el("p", { class: "banner bad", role: "alert" },
+    `Stopped at ${at}: ${arm} is worse than ${e.control} in ${figure}, by ${inUnit(metric, difference)}`
+    + ` ${interval(metric, bounds)}. All traffic goes to ${e.control}.`);
 }
 
 function switchedOff() {
@@ -257,6 +270,13 @@ const DIFFERENCES = [
   {
     id: "difference", head: "difference",
     text: (row) => inUnit(row.metric, row.d.difference), value: (row) => row.d.difference,
+  },
+  {
+    id: "unadjusted", head: "unadjusted",
+    title: "difference before the adjustment by the covariate, and the share of its variance that is left",
+    text: (row) => (row.d.unadjusted_difference === undefined ? NONE
+      : `${inUnit(row.metric, row.d.unadjusted_difference)} (${share(row.d.variance_left)})`),
+    value: (row) => row.d.unadjusted_difference ?? null,
   },
   {
     id: "interval", head: "interval", title: "valid for one look",

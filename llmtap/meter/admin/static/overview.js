@@ -24,6 +24,8 @@ const RATES = [["c6", "all exchanges"], ["c2", "met every objective"]];
 const SMOOTH = [["c2", "smooth goodput"]];
 const ITL_OPTIONS = "A: time between chunks. B-even: the gap before a chunk, divided among its tokens."
   + " C: timestamps of the server.";
+const NOT_COUNTED = "Not counted: errors of clients (4xx), requests that llmtap rejected, refusals without output,"
+  + " and clients that left before a limit was missed. Errors of the upstream are bad.";
 const USER_IDLE = "total time that a reader waits with nothing to read, from submit";
 const CLOCK = { tickformat: "%H:%M:%S", tickangle: 0 };
 const TICK_PX = 90;
@@ -263,7 +265,7 @@ export class Overview {
         ...of((part) => part.metrics.user_idle.p99), ...few((part) => part.metrics.user_idle),
       },
       {
-        id: "met", head: "met", title: "share that met its objectives",
+        id: "met", head: "met", title: `share of the counted exchanges that met every objective. ${NOT_COUNTED}`,
         text: (row) => share(row.part.goodput?.attainment),
         value: (row) => row.part.goodput?.attainment ?? null,
       },
@@ -340,7 +342,6 @@ function begun(window) {
   return el("p", { class: "soft" }, words);
 }
 
-/** What the figures lack. */
 /** A banner if a tenth of the window's exchanges failed at the upstream, and at least FAILED_MIN. */
 function failing(s) {
   const n = UPSTREAM.reduce((sum, name) => sum + (s.outcomes[name] ?? 0), 0);
@@ -350,6 +351,7 @@ function failing(s) {
     el("a", { href: "#exchanges" }, "exchanges"));
 }
 
+/** What the figures lack. */
 function unmeasured(relays) {
   const n = losses(relays).reduce((sum, [, lost]) => sum + lost, 0);
   if (!n) return null;
@@ -365,7 +367,7 @@ function goodput(good, window, classes) {
   const several = good.objectives.startsWith("several");
   const met = several ? "the objectives of their class" : good.objectives;
   return card("Goodput", `${number(good.requests_per_second)}/s`, `${share(good.attainment)} met ${met}`,
-    basis(good.counted, window));
+    basis(good.counted, window), NOT_COUNTED);
 }
 
 /** p50 and p99 of a latency with their basis; `formula` is the tooltip. */

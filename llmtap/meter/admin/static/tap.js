@@ -111,6 +111,9 @@ function passed(relays) {
 function complaints(s, relays, lost) {
   const bad = [];
   if (!relays.some(({ relay }) => relay.connected)) bad.push("No relay is connected: nothing is measured.");
+  const down = relays.flatMap(({ relay }) => Object.entries(relay.connected && relay.upstreams || {})
+    .filter(([, up]) => !up).map(([url]) => url));
+  bad.push(...[...new Set(down)].map((url) => `${url} accepts no connection: clients get 502 or 504.`));
   if (lost.length) {
     const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
     bad.push(`Not measured since the relays started: ${why}. Their traffic was forwarded.`);

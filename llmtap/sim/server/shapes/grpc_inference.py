@@ -1,4 +1,4 @@
-"""Answers of vLLM's engine service over gRPC (`llmtap/protocol/vllm_grpc.py`).
+"""Answers of vLLM's and SGLang's engine services over gRPC (`llmtap/protocol/vllm_grpc.py`).
 
 Messages are preceded by their length as on the wire, because several may be written together.
 
@@ -15,13 +15,12 @@ from llmtap.workload.prompts.text import token_ids
 __all__ = ["PREFIX", "GrpcInference", "read"]
 
 PREFIX: Final = struct.Struct("!BI")
-"""Compression flag (0) and length."""
 
 
-def read(data: bytes) -> tuple[SimulatedRequest, str]:
+def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:
     """Return a request and its id. Raises BadRequest."""
     try:
-        r = read_request(data)
+        r = read_request(data, service)
     except ValueError as exc:
         raise BadRequest(str(exc)) from None
     asked = SimulatedRequest(
@@ -37,21 +36,22 @@ class GrpcInference(Shape):
 
     media_type = ""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, service: str, request_id: str) -> None:
         super().__init__(answer, "generate-sim")
+        self._service = service
+        self._request_id = request_id or self.id
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         self._answer.sent[index] = last
         if first == last:
             return b""
-        return _framed(GrpcChunk([token_ids(piece)[0] for piece in self._choice.pieces[first:last]]))
+        return self._framed(GrpcChunk([token_ids(piece)[0] for piece in self._choice.pieces[first:last]]))
 
     def ending(self) -> bytes:
         answer = self._answer
         usage = GrpcUsage(answer.prompt_tokens, answer.sent[0], answer.cached_tokens or 0)
-        return _framed(GrpcChunk(finish=self._choice.finish, usage=usage))
+        return self._framed(GrpcChunk(finish=self._choice.finish, usage=usage))
 
-
-def _framed(chunk: GrpcChunk) -> bytes:
-    message = write_chunk(chunk)
-    return PREFIX.pack(0, len(message)) + message
+    def _framed(self, chunk: GrpcChunk) -> bytes:
+        message = write_chunk(chunk, self._service, self._request_id)
+        return PREFIX.pack(0, len(message)) + message

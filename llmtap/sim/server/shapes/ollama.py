@@ -64,8 +64,6 @@ def ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
 
 
 class OllamaChat(Shape):
-    """Writes one answer of `/api/chat`."""
-
     media_type = "application/x-ndjson"
 
     def __init__(self, answer: Answer) -> None:

@@ -236,6 +236,10 @@ class OpenAIResponsesShape(Shape):
         kind = kind if kind == "error" else f"response.{kind}"
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
+        return self._sent_as(event, kind)
+
+    def _sent_as(self, event: dict[str, Any], kind: str) -> bytes:
+        """Return the bytes of an event: server-sent here, a message over WebSocket."""
         return sse(event, kind)
 
     def _response(self, status: str, reason: str | None = None) -> dict[str, Any]:
@@ -257,7 +261,7 @@ class OpenAIResponsesShape(Shape):
         }  # fmt: skip
 
     def _item(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self._part(self._said)]
+        content = [] if status == "in_progress" else [self._part(self.said)]
         return {
             "id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content,
         }  # fmt: skip
@@ -282,7 +286,7 @@ class OpenAIResponsesShape(Shape):
         if last > first:
             events = self._event(f"{kind}.delta", **self._place, delta=text, **more)
         if final and last:
-            said = self._said
+            said = self.said
             whole: dict[str, Any] = {"refusal" if refused else "text": said, **more}
             events += self._event(f"{kind}.done", **self._place, **whole)
             events += self._event("content_part.done", **self._place, part=self._part(said))

@@ -18,6 +18,8 @@ BROKEN: Final = "the engine broke down"
 class BadRequest(ValueError):
     """The body of a request does not fit; the client gets this message."""
 
+    code = "invalid_value"
+
 
 @dataclass(slots=True)
 class SimulatedRequest:
@@ -63,11 +65,9 @@ class Choice:
 
     pieces: list[str]
     finish: str = "stop"
-    """`stop`, `length` or `content_filter`."""
     refused: bool = False
     """The text is a refusal, and goes in the field for it where the API has one."""
     stop_text: str | None = None
-    """The stop string that ended it."""
 
     @property
     def text(self) -> str:
@@ -84,7 +84,6 @@ class Answer:
     choices: list[Choice]
     dialect: str = "openai"
     sent: list[int] = field(default_factory=list)
-    """Tokens of each choice sent so far."""
     prompt_ns: int = 0
     """Duration of the prompt, for APIs that report it at the end."""
     output_ns: int = 0
@@ -143,7 +142,8 @@ class Shape:
         return pieces[first] if last == first + 1 else "".join(pieces[first:last])
 
     @property
-    def _said(self) -> str:
+    def said(self) -> str:
+        """The text of the first choice that was sent so far."""
         return "".join(self._choice.pieces[: self._answer.sent[0]])
 
     def _status(self) -> tuple[str, str | None]:

@@ -1,10 +1,13 @@
-"""Client of OpenAI's Realtime over WebSocket: sessions, and a target that sends responses over them.
+"""Client of OpenAI's Responses and Realtime APIs over WebSocket: sessions, and a target that uses them.
 
-Long because target and session are one subject. A request is one message,
-`response.create` with its own input and outside any conversation, so that sessions can be reused. Its last
-byte is T_submit (IETF draft, B.1.1); connecting and upgrading come before and count only as dispatch
-lateness. Received data goes to the tap's Observer first, then it is parsed here for the end of the answer and
-for pings. Sessions are kept by tenant, because a header of the upgrade names the tenant.
+Long because target and session are one subject. A request is one message, `response.create`, with its whole
+input and outside any conversation, so that sessions can be reused. Its last byte is T_submit (IETF draft,
+B.1.1); connecting and upgrading come before and count only as dispatch lateness. As at the tap, an Exchange
+is one response and its events (`exchange/session.py`). Sessions are kept by tenant, because a header of the
+upgrade names the tenant.
+
+Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
+events.
 """
 
 import asyncio
@@ -23,16 +26,17 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.sending import Lateness, PromptRequest
+from llmtap.load.target import protocol_of
 from llmtap.net.failures import failure_said
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.protocol.http1 import header_value
 from llmtap.protocol.http1_response import next_response_head
-from llmtap.protocol.websocket import MessageParser, Opcode, accept_key, frame
+from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage, accept_key, frame
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = ["OpeningFailed", "RealtimeAnswer", "RealtimeSession", "RealtimeTarget", "parse_realtime"]
+__all__ = ["OpeningFailed", "ResponseWait", "WebSocketSession", "WebSocketTarget", "parse_websocket"]
 
 
 HEAD_BYTES_MAX: Final = 1 << 18
@@ -40,6 +44,9 @@ QUIET_NS: Final = 200_000_000
 """Time without a byte after which a session is checked: the loop may have stopped watching it."""
 NORMAL: Final = (1000).to_bytes(2, "big")
 """RFC 6455 7.4.1: normal closure."""
+_ENDS: Final = frozenset(
+    f"response.{how}" for how in ("completed", "incomplete", "failed", "cancelled", "done")
+)
 
 mono_ns = SystemClock.mono_ns
 
@@ -69,7 +76,7 @@ class _Event(msgspec.Struct):
 _read = msgspec.json.Decoder(_Event).decode
 
 
-class RealtimeAnswer:
+class ResponseWait:
     """One request in flight; `done` is set at its end."""
 
     def __init__(self, observer: Observer, request_id: str) -> None:
@@ -79,7 +86,7 @@ class RealtimeAnswer:
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self.refused: str | None = None
-        """Kind of an error sent instead of a response."""
+        """Kind of an error sent in place of a response; the session goes on."""
         self.status: int | None = 101
         self.submit_ns: int | None = None
         self.submit_width_ns = 0
@@ -103,13 +110,22 @@ class RealtimeAnswer:
             self.done.set_result(None)
 
 
-class RealtimeSession:
+class WebSocketSession:
     """One WebSocket: `open`, then `send` and `listen`, one answer at a time."""
 
     def __init__(
-        self, pool: Pool, upgrade: bytes, key: bytes, tenant: str | None, all_of_them: "set[RealtimeSession]"
+        self,
+        pool: Pool,
+        upgrade: bytes,
+        key: bytes,
+        tenant: str | None,
+        all_of_them: "set[WebSocketSession]",
+        *,
+        realtime: bool,
     ) -> None:
-        """`upgrade`: head of the opening request, with `key`."""
+        """`upgrade`: head of the opening request, with `key`. `realtime`: the server greets, and a response
+        goes on after an error."""
+        self._realtime = realtime
         self.upgrade = upgrade
         self.tenant = tenant
         self._pool = pool
@@ -124,7 +140,7 @@ class RealtimeSession:
         self._fed = 0
         """Bytes given to the parser and bytes of whole messages: equal between two messages."""
         self._whole = 0
-        self._answer: RealtimeAnswer | None = None
+        self._answer: ResponseWait | None = None
         self._began_ns = 0
         self._submit_ns: int | None = None
         self._broken: str | None = None
@@ -167,10 +183,10 @@ class RealtimeSession:
         except OSError as exc:
             self._broken = f"the session broke as we wrote ({failure_said(exc)})"
 
-    def listen(self, answer: RealtimeAnswer) -> None:
+    def listen(self, answer: ResponseWait) -> None:
         """Assign all data from now on to `answer`."""
         self._answer = answer
-        answer.observer.upgraded(self._began_ns)
+        answer.observer.begin_response(b"", self._began_ns, 0)
         if self._submit_ns is not None:
             # The earlier end, as over HTTP: a server on this host may answer before we have the CPU back.
             answer.submitted(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
@@ -233,11 +249,10 @@ class RealtimeSession:
         answer = self._answer
         if answer is not None and not answer.done.done():
             answer.response_bytes += len(data)
-            answer.observer.tunnel(None, data, t_ns, 0)
         self._fed += len(data)
         for message in self._parser.feed(data):
             self._whole += message.size
-            self._hear(message.opcode, message.payload or b"", t_ns)
+            self._hear(message, t_ns)
         if self._parser.broken is not None:
             self._end(Outcome.UPSTREAM_ERROR, f"the server broke WebSocket: {self._parser.broken}")
 
@@ -273,10 +288,13 @@ class RealtimeSession:
         if header_value(head.headers, b"sec-websocket-accept") != accept_key(self._key):
             self._fail_opening(Outcome.UPSTREAM_ERROR, "the server accepted another WebSocket's key")
             return b""
+        if not self._realtime and not self._opened.done():
+            self._opened.set_result(None)
         return data[end:]
 
-    def _hear(self, opcode: Opcode, payload: bytes, t_ns: int) -> None:
-        match opcode:
+    def _hear(self, message: WebSocketMessage, t_ns: int) -> None:
+        payload = message.payload or b""
+        match message.opcode:
             case Opcode.PING:
                 self._say(Opcode.PONG, payload)
             case Opcode.CLOSE:
@@ -286,6 +304,7 @@ class RealtimeSession:
                 if not self._opened.done():
                     self._opened.set_result(None)  # the greeting
                 elif self._answer is not None and not self._answer.done.done():
+                    self._answer.observer.message(message, t_ns, 0)
                     self._read_event(self._answer, payload, t_ns)
 
     def _say(self, opcode: Opcode, payload: bytes) -> None:
@@ -295,7 +314,7 @@ class RealtimeSession:
             except OSError:
                 pass  # the reader will be told
 
-    def _read_event(self, answer: RealtimeAnswer, payload: bytes, t_ns: int) -> None:
+    def _read_event(self, answer: ResponseWait, payload: bytes, t_ns: int) -> None:
         try:
             event = _read(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -303,9 +322,9 @@ class RealtimeSession:
         match event.type:
             case "response.created":
                 answer.created = True
-            case "response.done":
+            case kind if kind in _ENDS:
                 answer.end(t_ns)
-            case "error" if not answer.created:
+            case "error" if not answer.created or not self._realtime:
                 error = event.error or _Error()
                 if error.event_id in (None, answer.request_id):
                     answer.refused = str(error.code or error.type or "error")[:64]
@@ -328,7 +347,7 @@ class RealtimeSession:
         self.drop()
 
 
-PATH: Final = "/v1/realtime"
+_PATH: Final = "/v1/realtime"
 TIMEOUT_NS: Final = 600 * NS_PER_S
 CONNECT_TIMEOUT_NS: Final = 10 * NS_PER_S
 SWEEP_S: Final = 0.1
@@ -336,7 +355,7 @@ SWEEP_S: Final = 0.1
 _encode = msgspec.json.Encoder().encode
 
 
-class RealtimeTarget:
+class WebSocketTarget:
     """Sends requests to one server. Create, use and close it within one running loop."""
 
     def __init__(
@@ -353,18 +372,21 @@ class RealtimeTarget:
         tls: ssl.SSLContext | None = None,
         name: str = "load",
     ) -> None:
-        """Target of `ws://host:port[/path][?model=NAME]`; the default path is OpenAI's.
+        """Target of `ws://host:port[/path][?model=NAME]`; the default path is that of Realtime.
+
+        A path that ends in `/responses` is the Responses API.
 
         `headers` go only with the upgrade: they may be secret. `exact_output` also sends `ignore_eos` and
         `min_tokens`, which only some servers know. Raises ConfigError naming `--target`.
         """
-        origin, path, named = parse_realtime(url)
+        origin, path, named = parse_websocket(url)
         self.model = model or named
         if origin.tls and tls is None:
             raise ConfigError("--target", "wss needs a TLS context")
         kernel = clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
-        query = f"?{urlencode({'model': self.model})}" if self.model else ""
+        self._realtime = protocol_of(url) == "realtime"
+        query = f"?{urlencode({'model': self.model})}" if self.model and self._realtime else ""
         self._path = (path + query).encode()
         self._authority = origin.authority
         self._headers = list(headers)
@@ -380,9 +402,9 @@ class RealtimeTarget:
             loop, origin, self.lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
             connect_ns=connect_timeout_ns, tls=tls, server_name=None,
         )  # fmt: skip
-        self._idle: dict[str | None, list[RealtimeSession]] = {}
-        self._sessions: set[RealtimeSession] = set()
-        self._under_way: dict[str, tuple[RealtimeSession, RealtimeAnswer]] = {}
+        self._idle: dict[str | None, list[WebSocketSession]] = {}
+        self._sessions: set[WebSocketSession] = set()
+        self._under_way: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
         self.connects = 0
         self.reuses = 0
         self._timer = loop.call_later(SWEEP_S, self._sweep)
@@ -419,7 +441,7 @@ class RealtimeTarget:
             session.upgrade, self.clock,
         )  # fmt: skip
         observer.request_end(began_ns)
-        answer = RealtimeAnswer(observer, request_id)
+        answer = ResponseWait(observer, request_id)
         self._under_way[request_id] = (session, answer)
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
@@ -467,29 +489,27 @@ class RealtimeTarget:
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def _finished(
-        self, answer: RealtimeAnswer, began_ns: int, tenant: str | None, request_bytes: int
+        self, answer: ResponseWait, began_ns: int, tenant: str | None, request_bytes: int
     ) -> Exchange:
         x = answer.observer.finish(
             None, answer.outcome.value, answer.status, answer.error, 0, self.lateness.worst_since(began_ns),
             request_bytes, answer.response_bytes,
         )  # fmt: skip
-        if answer.refused is not None and x.outcome is Outcome.COMPLETE:
+        if answer.refused is not None and x.outcome in (Outcome.COMPLETE, Outcome.TRUNCATED):
             x.outcome = Outcome.UPSTREAM_ERROR
-            x.error = f"upstream sent an error in its answer ({answer.refused})"
+            x.error = f"upstream sent an error in place of a response ({answer.refused})"
         x.uncertainty_ns = max(x.uncertainty_ns, answer.submit_width_ns)
         x.request_id, x.anchor = answer.request_id, self.lateness.timebase.steps
         x.model = self.model or x.response_model
-        x.tenant = tenant or x.tenant
-        # The tunnel is no answer to the request that opened it; this exchange is the answer to our message.
-        x.stream = True
-        x.timeline.head_ns = None
+        x.tenant, x.stream = tenant or x.tenant, True
+        x.timeline.submit_ns = answer.submit_ns
         if x.tokens.output is None:
             chunks = sum(flags & OUTPUT > 0 for flags in x.timeline.events.flags)
             if chunks:
                 x.tokens.output, x.tokens.source = chunks, TokenSource.CHUNKS
         return x
 
-    def _take(self, tenant: str | None) -> RealtimeSession | None:
+    def _take(self, tenant: str | None) -> WebSocketSession | None:
         idle = self._idle.get(tenant, [])
         while idle:
             session = idle.pop()
@@ -498,10 +518,10 @@ class RealtimeTarget:
             session.drop()
         return None
 
-    def _give_back(self, session: RealtimeSession) -> None:
+    def _give_back(self, session: WebSocketSession) -> None:
         self._idle.setdefault(session.tenant, []).append(session)
 
-    def _new(self, tenant: str | None) -> RealtimeSession:
+    def _new(self, tenant: str | None) -> WebSocketSession:
         key = base64.b64encode(os.urandom(16))
         lines = [
             b"GET " + self._path + b" HTTP/1.1", b"Host: " + self._authority, b"Upgrade: websocket",
@@ -511,36 +531,40 @@ class RealtimeTarget:
         if self._tenant_header is not None and tenant is not None:
             lines.append(self._tenant_header + b": " + tenant.encode())
         self.connects += 1
-        session = RealtimeSession(self._pool, b"\r\n".join((*lines, b"", b"")), key, tenant, self._sessions)
+        upgrade = b"\r\n".join((*lines, b"", b""))
+        session = WebSocketSession(self._pool, upgrade, key, tenant, self._sessions, realtime=self._realtime)
         self._sessions.add(session)
         return session
 
     def _message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
         if prompt.ids:
-            raise ConfigError("--target", "Realtime takes text, and the workload prescribes tokens")
+            raise ConfigError("--target", "a WebSocket target takes text, and the workload prescribes tokens")
         said = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
-        response: dict[str, Any] = {
-            "conversation": "none", "output_modalities": ["text"], "input": _items(said),
-            "max_output_tokens": max(1, output_tokens),
-        }  # fmt: skip
+        asked: dict[str, Any] = {"input": _items(said), "max_output_tokens": max(1, output_tokens)}
         if prompt.system:
-            response["instructions"] = prompt.system
+            asked["instructions"] = prompt.system
         if self._exact:
-            response |= {"ignore_eos": True, "min_tokens": max(1, output_tokens)}
-        return _encode({"type": "response.create", "event_id": request_id, "response": response})
+            asked["ignore_eos"] = True
+        if not self._realtime:
+            model = {"model": self.model} if self.model else {}
+            return _encode({"type": "response.create", **model, **asked})
+        if self._exact:
+            asked["min_tokens"] = max(1, output_tokens)
+        asked |= {"conversation": "none", "output_modalities": ["text"]}
+        return _encode({"type": "response.create", "event_id": request_id, "response": asked})
 
 
-def parse_realtime(url: str) -> tuple[Origin, str, str | None]:
+def parse_websocket(url: str) -> tuple[Origin, str, str | None]:
     """Return origin, path and model of `ws://host:port[/path][?model=NAME]`. Raises ConfigError naming
     `--target`."""
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ConfigError(
-            "--target", f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000"
+            "--target", f"expected the URL of a WebSocket, got {url!r}", "such as ws://127.0.0.1:8000"
         )
     scheme = "https" if parts.scheme == "wss" else "http"
     origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), "--target")
-    return origin, parts.path.rstrip("/") or PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
+    return origin, parts.path.rstrip("/") or _PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 
 def _items(said: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:

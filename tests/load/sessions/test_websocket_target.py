@@ -1,37 +1,43 @@
-"""Load over Realtime, against the simulated engine on a real socket: exchanges as its books have them."""
+"""Load over WebSockets: Realtime against the simulated engine, exchanges as its books have them; Responses
+against a server that plays recorded answers."""
 
 import asyncio
+import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
+from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.sending import PromptRequest
-from llmtap.load.sessions.realtime import RealtimeTarget
+from llmtap.load.sessions.websocket import WebSocketTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
+from tests.support.data import CORPUS
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import Engine, engine
 
 MS = 1_000_000
+mono_ns = SystemClock.mono_ns
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
 HI = Prompt(text="hi")
 
 
 @asynccontextmanager
-async def target_of(e: Engine, **sim: str) -> AsyncIterator[RealtimeTarget]:
+async def target_of(e: Engine, **sim: str) -> AsyncIterator[WebSocketTarget]:
     headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in sim.items()]
     url = e.url.replace("http", "ws")
-    target = RealtimeTarget(url, model="m", headers=headers, exact_output=True, tenant_header="x-tenant")
+    target = WebSocketTarget(url, model="m", headers=headers, exact_output=True, tenant_header="x-tenant")
     try:
         yield target
     finally:
@@ -46,7 +52,7 @@ async def ended(e: Engine, count: int = 1) -> list[dict[str, Any]]:
 
 
 async def ask(
-    target: RealtimeTarget,
+    target: WebSocketTarget,
     prompt: Prompt = HI,
     output: int = 8,
     *,
@@ -60,7 +66,7 @@ async def ask(
 @scene
 async def test_an_exchange_is_what_the_engine_did(clock: str) -> None:
     async with engine(TIMED) as e:
-        target = RealtimeTarget(e.url.replace("http", "ws"), model="m", clock=clock)
+        target = WebSocketTarget(e.url.replace("http", "ws"), model="m", clock=clock)
         found = [await ask(target, due=5) for _ in range(3)]
         await target.close()
         truths = await ended(e, 3)
@@ -150,36 +156,114 @@ async def test_a_session_that_breaks_off_is_not_used_again(fault: str, outcome: 
 
 
 @scene
-async def test_pings_are_answered_and_are_keepalives() -> None:
-    async with (
-        engine(SimOptions(ttft=Duration(100 * MS), tokens=1)) as e,
-        target_of(e, x_sim_keepalive_ms="3") as target,
-    ):
-        for again in range(5, -1, -1):
-            x = await ask(target, output=1)
-            assert x.timeline.first_any_ns is not None and x.timeline.first_token_ns is not None
-            assert x.timeline.first_any_ns <= x.timeline.first_token_ns
-            # On a busy machine all may be read at once: then nothing tells a ping from the token.
-            if x.timeline.first_any_ns < x.timeline.first_token_ns:
-                break
-            assert again, "pings were never read before the token"
-
-
-@scene
 async def test_no_server_and_no_websocket_are_told() -> None:
     port = port_free()
-    target = RealtimeTarget(f"ws://127.0.0.1:{port}")
+    target = WebSocketTarget(f"ws://127.0.0.1:{port}")
     x = await ask(target)
     assert (x.outcome, x.status, x.timeline.submit_ns) == (Outcome.UPSTREAM_ERROR, None, None)
     assert "cannot connect" in (x.error or "")
     assert await target.open(1) == 0
     await target.close()
     async with engine() as e:
-        target = RealtimeTarget(e.url.replace("http", "ws") + "/v1/models")
+        target = WebSocketTarget(e.url.replace("http", "ws") + "/v1/models")
         x = await ask(target)
         await target.close()
     assert (x.outcome, x.status) == (Outcome.UPSTREAM_ERROR, 200)
     assert x.error == "the server answered 200 in place of a WebSocket"
+
+
+@asynccontextmanager
+async def served(path: str, handler: Handler) -> AsyncIterator[str]:
+    """Yield the URL of a server."""
+    app = web.Application()
+    app.add_routes([web.get(path, handler)])
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    sock = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, sock).start()
+    try:
+        yield f"ws://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        await runner.cleanup()
+
+
+class ResponsesServer:
+    """Plays a recorded answer, event by event, to each message of a session."""
+
+    def __init__(self, name: str) -> None:
+        lines = (CORPUS / f"{name}.sse").read_text().splitlines()
+        self.events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        self.expected = json.loads((CORPUS / f"{name}.json").read_text())["expect"]
+        self.sessions: list[Mapping[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self.received_ns: list[int] = []
+        self.sent_ns: list[list[int]] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.sessions.append(request.headers)
+        assert not request.query
+        session = web.WebSocketResponse(autoping=False)
+        await session.prepare(request)
+        async for message in session:
+            self.received_ns.append(mono_ns())
+            self.messages.append(json.loads(message.data))
+            await session.ping(b"alive?")
+            pong = await session.receive()
+            assert (pong.type, pong.data) == (WSMsgType.PONG, b"alive?")
+            self.sent_ns.append([])
+            for event in self.events:
+                self.sent_ns[-1].append(mono_ns())
+                await session.send_str(event)
+        return session
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("responses_basic", Outcome.COMPLETE), ("responses_incomplete_filter", Outcome.REFUSED),
+        ("responses_failed_invalid_prompt", Outcome.REFUSED),
+        ("responses_error_nested", Outcome.UPSTREAM_ERROR),
+    ],
+)  # fmt: skip
+@scene
+async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Outcome) -> None:
+    server = ResponsesServer(name)
+    prompt = Prompt(text="more", system="Be brief.", history=(("user", "hi"), ("assistant", "hello")))
+    async with served("/v1/responses", server.handle) as url:
+        target = WebSocketTarget(
+            f"{url}/v1/responses", model="m", headers=[(b"authorization", b"Bearer k")],
+            tenant_header="x-tenant",
+        )  # fmt: skip
+        found = [await ask(target, prompt, 7, due=5, who="a") for _ in range(2)]
+        await target.close()
+    assert [(s["authorization"], s["x-tenant"]) for s in server.sessions] == [("Bearer k", "a")]
+    assert (target.connects, target.reuses) == (1, 1)
+    for message in server.messages:
+        assert message == {
+            "type": "response.create", "model": "m", "instructions": "Be brief.", "max_output_tokens": 7,
+            "input": [
+                {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+                for role, kind, text in (
+                    ("user", "input_text", "hi"), ("assistant", "output_text", "hello"),
+                    ("user", "input_text", "more"),
+                )
+            ],
+        }  # fmt: skip
+    expected = server.expected
+    for x, got_ns, sent_ns in zip(found, server.received_ns, server.sent_ns, strict=True):
+        assert (x.outcome, x.dialect, x.endpoint) == (outcome, "openai.responses", "responses")
+        assert (x.status, x.tenant, x.model, x.stream, x.unparsed_events) == (101, "a", "m", True, 0)
+        assert x.finish_reason == expected["finish_reason"]
+        assert (x.tokens.output or 0) == expected["output_tokens"]
+        t = x.timeline
+        assert (len(t.events), t.head_ns, x.scheduled_ns) == (len(server.events), None, 5)
+        assert t.submit_ns is not None and t.response_end_ns is not None
+        assert t.submit_ns <= got_ns < sent_ns[-1] <= t.response_end_ns + x.uncertainty_ns
+        stamps = [at for at, flags in zip(t.events.t_ns, t.events.flags, strict=True) if flags & OUTPUT]
+        texts = [i for i, event in enumerate(server.events) if '"response.output_text.delta"' in event]
+        assert len(stamps) == len(texts)
+        assert all(at >= sent_ns[i] - x.uncertainty_ns for at, i in zip(stamps, texts, strict=True))
+        assert (t.first_content_ns, t.last_token_ns) == ((stamps[0], stamps[-1]) if stamps else (None, None))
 
 
 @scene
@@ -191,16 +275,8 @@ async def test_a_server_that_accepts_another_key_is_none() -> None:
         await asyncio.sleep(5)
         return web.Response()
 
-    app = web.Application()
-    app.add_routes([web.get("/v1/realtime", impostor)])
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    sock = socket.create_server(("127.0.0.1", 0))
-    await web.SockSite(runner, sock).start()
-    target = RealtimeTarget(f"ws://127.0.0.1:{sock.getsockname()[1]}")
-    try:
+    async with served("/v1/realtime", impostor) as url:
+        target = WebSocketTarget(url)
         x = await ask(target)
-    finally:
         await target.close()
-        await runner.cleanup()
     assert x.error == "the server accepted another WebSocket's key"

@@ -1,0 +1,102 @@
+"""Coarse sizes and times, for the level `coarse`: against guesses of a text by token lengths or keystrokes.
+
+- Offsets and think times are rounded down to steps of `time_us`, arrivals to steps of `arrival_us`.
+- Sizes and token counts are rounded up to a multiple of half of their power of two, and of `bytes` or
+  `tokens`: at most 50 % or one such step more, and at most two values between a size and its double.
+- Events of one class in one step are one event; its size is that of all.
+- Exact copies of these values (counts of events and reads, usage, times of the server) are left out.
+
+`benchmarks/privacy` measures what an attacker still learns.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["STEPS", "coarsen", "floor_divide"]
+
+STEPS: Final = {"arrival_us": 1_000_000, "time_us": 100_000, "bytes": 1_024, "tokens": 16}
+"""Powers of two where sizes are concerned; the metadata of a file repeat them."""
+
+_TIMES: Final = (
+    "scheduled_us", "request_end_us", "submit_us", "head_us", "first_byte_us", "first_any_us",
+    "first_token_us", "first_reasoning_us", "first_tool_call_us", "first_refusal_us", "first_content_us",
+    "last_token_us", "response_end_us", "delivered_us", "paused_us", "think_us",
+)  # fmt: skip
+_SIZES: Final = {
+    **dict.fromkeys(("prompt_bytes", "request_bytes", "response_bytes"), STEPS["bytes"]),
+    **dict.fromkeys(("input_tokens", "output_tokens", "reasoning_tokens", "cached_tokens"), STEPS["tokens"]),
+}
+_EXACT: Final = ("event_tokens", "server_gap_us", "reads", "usage", "server_timing")
+_SIZE_MAX: Final = 1 << 60
+_BLANK: Final = 1
+
+
+def coarsen(columns: dict[str, pa.Array]) -> None:
+    """Replace the columns of new rows at the level `shape` by coarse ones."""
+    step = STEPS["time_us"]
+    for name in _TIMES:
+        columns[name] = _floored(columns[name], step)
+    for name, least in _SIZES.items():
+        columns[name] = _padded(columns[name], least)
+    for name in _EXACT:
+        columns[name] = pa.nulls(len(columns[name]), columns[name].type)
+    columns["arrival_ns"] = _floored(columns["arrival_ns"], STEPS["arrival_us"] * 1_000)
+    us = pc.divide(columns["arrival_ns"], 1_000)
+    columns["arrival"] = us.cast(pa.timestamp("us", "UTC"))
+    columns["uncertainty_us"] = pc.add(columns["uncertainty_us"], step)
+    columns["uncertain"] = pa.array([True] * len(us))
+    messages = columns["message_bytes"]
+    columns["message_bytes"] = pa.ListArray.from_arrays(
+        messages.offsets, _padded(messages.values, STEPS["bytes"]), mask=messages.is_null()
+    )
+    _merge_events(columns)
+
+
+def floor_divide(values: pa.Array, step: int) -> pa.Array:
+    """Divide integers and round down; Arrow rounds towards 0."""
+    quotients = pc.divide(values, step)
+    least = pc.min(values).as_py()
+    if least is not None and least < 0:
+        below = pc.divide(pc.subtract(values, step - 1), step)
+        quotients = pc.if_else(pc.less(values, 0), below, quotients)
+    return quotients
+
+
+def _floored(values: pa.Array, step: int) -> pa.Array:
+    return pc.multiply(floor_divide(values, step), step)
+
+
+def _padded(sizes: pa.Array, least: int) -> pa.Array:
+    sizes = pc.min_element_wise(sizes, pa.scalar(_SIZE_MAX, pa.int64()), skip_nulls=False)
+    magnitude = pc.floor(pc.log2(pc.max_element_wise(sizes, 1, skip_nulls=False).cast(pa.float64())))
+    digits = pc.max_element_wise(pc.subtract(magnitude.cast(pa.int64()), 1), least.bit_length() - 1)
+    unit = pc.shift_left(pa.scalar(1, pa.int64()), digits)
+    return pc.multiply(pc.divide(pc.add(sizes, pc.subtract(unit, 1)), unit), unit)
+
+
+def _merge_events(columns: dict[str, pa.Array]) -> None:
+    times, classes = columns["event_us"], columns["event_class"]
+    if not len(times.values):
+        return
+    rows = pc.list_parent_indices(times).to_numpy()
+    kinds = classes.values.dictionary_encode().indices.to_numpy()
+    us = _floored(times.values, STEPS["time_us"]).to_numpy()
+    first = np.ones(len(rows), bool)
+    first[1:] = np.any([np.diff(part) != 0 for part in (rows, us, kinds)], axis=0)
+    starts = np.flatnonzero(first)
+    flags = columns["event_flags"].values.to_numpy()
+    blank = np.bitwise_and.reduceat(flags, starts) & _BLANK
+    sizes = np.add.reduceat(columns["event_bytes"].values.to_numpy(), starts)
+    counts = np.bincount(rows[starts], minlength=len(times))
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
+    merged: dict[str, Any] = {
+        "event_us": us[starts],
+        "event_class": classes.values.take(pa.array(starts)),
+        "event_bytes": _padded(pa.array(sizes), STEPS["bytes"]),
+        "event_flags": np.bitwise_or.reduceat(flags, starts) & ~np.uint8(_BLANK) | blank,
+    }
+    for name, values in merged.items():
+        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values))

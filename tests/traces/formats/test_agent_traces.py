@@ -1,0 +1,120 @@
+"""Traces of agents by Weka and OpenTelemetry: lengths, times, and the tree of requests."""
+
+import json
+from typing import Any
+
+import pytest
+
+from llmtap.traces.format import FormatError
+from llmtap.traces.registry import by_name
+from tests.support.workloads.trace_files import read, rows
+
+WEKA, OTLP = by_name("weka"), by_name("otlp")
+TREE = ("id", "session", "turn", "parent", "think_us")
+
+
+def asked(t: float, *ids: int, **more: Any) -> dict[str, Any]:
+    return {"t": t, "type": "n", "model": "m", "in": 100, "out": 5, "hash_ids": ids, "stop": "", **more}
+
+
+def conversation(name: str, **more: Any) -> dict[str, Any]:
+    agent = {"type": "subagent", "agent_id": "agent_001", "subagent_type": "Explore", "duration_ms": 9}
+    return {
+        "id": name, "models": ["m"], "block_size": 64, "hash_id_scope": "local", "tool_tokens": 8,
+        "requests": [
+            asked(0.0, 1, 2, type="s", ttft=0.25, api_time=1.5, think_time=0.0, stop="tool_use"),
+            {**agent, "t": 2.5, "requests": [asked(2.5, 3), asked(4.125, 3, 4, think_time=0.125)]},
+            asked(32.0, 1, 2, 5),
+        ], **more,
+    }  # fmt: skip
+
+
+def test_a_weka_trace_is_a_tree_of_sessions_with_lengths_and_blocks() -> None:
+    data = b"".join(json.dumps(conversation(name)).encode() + b"\n" for name in "ab")
+    source, batches = read(WEKA, data)
+    assert (source.info.arrivals, source.info.block_unit) == ("trace", "tokens")
+    assert rows(batches, *TREE)[:4] == [
+        ("a#0", "a", 0, None, 0), ("a/agent_001#0", "a/agent_001", 0, "a#0", None),
+        ("a/agent_001#1", "a/agent_001", 1, "a/agent_001#0", 125_000), ("a#1", "a", 1, "a#0", None),
+    ]  # fmt: skip
+    columns = ("arrival_ns", "input_tokens", "output_tokens", "stream", "first_token_us", "response_end_us")
+    assert rows(batches, *columns)[0] == (0, 100, 5, True, 250_000, 1_500_000)
+    assert rows(batches, "arrival_ns")[2] == (4_125_000_000,)
+    blocks = [ids for (ids,) in rows(batches, "blocks")]
+    assert len(set(blocks[0]) & set(blocks[3])) == 2 and not set(blocks[0]) & set(blocks[4])
+    shared = read(WEKA, data.replace(b'"local"', b'"global"'))[1]
+    assert rows(shared, "blocks")[0] == rows(shared, "blocks")[4] == ([1, 2],)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"), [({"block_size": 0}, "block_size"), ({"requests": [asked(-1.0)]}, "requests")]
+)
+def test_a_field_of_a_weka_trace_that_does_not_fit_is_named(change: dict[str, Any], place: str) -> None:
+    with pytest.raises(FormatError, match=rf"line 1: {place}"):
+        read(WEKA, json.dumps(conversation("a", **change)).encode())
+
+
+S = 1_000_000_000
+
+
+def span(name: str, parent: str, start_s: float, end_s: float, **attributes: Any) -> dict[str, Any]:
+    kinds = {str: "stringValue", float: "doubleValue", bool: "boolValue"}
+    values = [
+        {"key": key.replace("__", "."), "value": {"intValue": str(value)}
+         if type(value) is int else {kinds[type(value)]: value}}
+        for key, value in attributes.items()
+    ]  # fmt: skip
+    return {
+        "traceId": "t1", "spanId": name, "parentSpanId": parent, "name": "x", "kind": 3,
+        "startTimeUnixNano": str(round(start_s * S)), "endTimeUnixNano": str(round(end_s * S)),
+        "attributes": values, "status": {},
+    }  # fmt: skip
+
+
+def chat(name: str, parent: str, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+    return span(
+        name, parent, start_s, end_s, gen_ai__operation__name="chat", gen_ai__request__model="m",
+        gen_ai__usage__input_tokens=100, gen_ai__usage__output_tokens=5, **more,
+    )  # fmt: skip
+
+
+def agent(name: str, parent: str, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+    return span(name, parent, start_s, end_s, gen_ai__operation__name="invoke_agent", **more)
+
+
+def line(*spans: dict[str, Any]) -> bytes:
+    return (
+        json.dumps({"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": spans}]}]}).encode() + b"\n"
+    )
+
+
+def test_spans_are_rows_and_agents_their_tree() -> None:
+    first = chat("c1", "root", 1, 2, gen_ai__response__time_to_first_chunk=0.25)
+    data = line(chat("s1", "sub", 3, 4), chat("s2", "sub", 5, 6), first) + line(
+        agent("sub", "tool", 2.5, 7), span("tool", "root", 2.5, 7, gen_ai__operation__name="execute_tool"),
+        chat("c2", "root", 8, 9), agent("root", "", 0, 10, gen_ai__conversation__id="talk"),
+        {**chat("lone", "", 20, 21, llmtap__tenant="acme"), "status": {"code": 2}},
+        span("vllm", "", 30, 31, gen_ai__usage__prompt_tokens=7, gen_ai__latency__time_to_first_token=0.5),
+    )  # fmt: skip
+    source, batches = read(OTLP, data)
+    assert rows(batches, *TREE) == [
+        ("c1", "talk", 0, None, None), ("s1", "talk/sub", 0, "c1", 1_000_000),
+        ("s2", "talk/sub", 1, "s1", 1_000_000), ("c2", "talk", 1, "c1", 6_000_000),
+        ("lone", None, None, None, None), ("vllm", None, None, None, None),
+    ]  # fmt: skip
+    columns = ("arrival_ns", "model", "input_tokens", "output_tokens", "first_token_us", "response_end_us")
+    assert rows(batches, *columns)[0] == (S, "m", 100, 5, 250_000, 1_000_000)
+    assert rows(batches, "input_tokens", "first_token_us", "outcome")[5] == (7, 500_000, "complete")
+    assert rows(batches, "tenant", "outcome")[4] == ("acme", "upstream_error")
+    assert source.notes == ["3 spans are no inferences: left out"]
+
+
+def test_a_time_that_is_none_is_named() -> None:
+    with pytest.raises(FormatError, match="line 2: a time of a span"):
+        read(OTLP, line() + line({**chat("a", "", 1, 2), "startTimeUnixNano": "soon"}))
+
+
+def test_they_cannot_be_written() -> None:
+    for name in ("weka", "otlp"):
+        with pytest.raises(FormatError, match=f"{name} can only be read"):
+            by_name(name, writing=True)
