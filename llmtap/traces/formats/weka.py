@@ -61,9 +61,9 @@ def _session(
     trace: _Trace, entries: list[_Entry], session: str, parent: str | None, number: int, shift: int
 ) -> Iterator[dict[str, Any]]:
     turn = 0
-    for entry in entries:
+    for i, entry in enumerate(entries):
         if entry.type == "subagent":
-            child = f"{session}/{entry.agent_id}"
+            child = f"{session}/{entry.agent_id or i}"
             yield from _session(trace, entry.requests, child, parent, number, shift)
             continue
         name = f"{session}#{turn}"

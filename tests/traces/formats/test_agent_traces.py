@@ -42,6 +42,8 @@ def test_a_weka_trace_is_a_tree_of_sessions_with_lengths_and_blocks() -> None:
     assert rows(batches, "arrival_ns")[2] == (4_125_000_000,)
     blocks = [ids for (ids,) in rows(batches, "blocks")]
     assert len(set(blocks[0]) & set(blocks[3])) == 2 and not set(blocks[0]) & set(blocks[4])
+    unnamed = read(WEKA, data.replace(b'"agent_id": "agent_001"', b'"agent_id": null'))[1]
+    assert rows(unnamed, "session")[1] == ("a/1",)
     shared = read(WEKA, data.replace(b'"local"', b'"global"'))[1]
     assert rows(shared, "blocks")[0] == rows(shared, "blocks")[4] == ([1, 2],)
 
