@@ -44,7 +44,7 @@ def test_a_link_to_nothing_ends_the_build() -> None:
 def test_every_link_leads_to_a_file_of_the_repository() -> None:
     sources = repository.sources()
     places = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *sources)]
-    for page in [*pages(), *places, *(ROOT / "benchmarks").rglob("*.md")]:
+    for page in [*pages(), *places, *ROOT.glob("benchmarks/*.md"), *ROOT.glob("benchmarks/*/*.md")]:
         assert repository.relinked(page.read_text(), str(page.relative_to(ROOT)), sources)
 
 
