@@ -3,8 +3,9 @@
 A request holds the memory of its prompt from when it is seated, and one block more whenever its next token
 begins one. No request is seated that would take the blocks of the next step from running ones. If the memory
 becomes full all the same, the request seated last is preempted: its KV is discarded and recomputed later
-(`recompute`), or swapped out and in (`swap`). It waits before all that never ran. The request seated first is
-never preempted, so all are served in the end; a request larger than the memory is given up on arrival.
+(`recompute`), or swapped out and in (`swap`; a prompt that is not complete is always recomputed). It waits
+before all that never ran. The request seated first is never preempted, so all are served in the end; a
+request larger than the memory is given up on arrival.
 
 All decoding requests are part of every iteration that decodes. So the steps of a request's last token and of
 its next block are known when it begins, and a step costs nothing per request.
