@@ -104,7 +104,7 @@ def _run(
         Path | None,
         option(
             "FILE",
-            "Bench file of a second system: runs of both alternate, 3 of each or more, and the "
+            "Bench file of a second system: both are tested in turn, at least 3 runs each, and the "
             "report compares them. The results folder has a folder of each system.",
         ),
     ] = None,

@@ -110,16 +110,14 @@ def replay(
         option("FROM[+FOR]", "Time range of the trace to send: start and length, for example 10m+5m."),
     ] = None,
     share: Annotated[
-        float | None, option("SHARE", "Fraction of the conversations to send, for example 0.1.")
+        float | None, option("SHARE", "Fraction of the trace to send, such as 0.1; conversations stay whole.")
     ] = None,
     speed: Annotated[
         float | None, option("X", "Factor by which the trace is sent faster; the shape of bursts is kept.")
     ] = None,
     rate: Annotated[
         float | None,
-        option(
-            "RPS", "Mean request rate to scale the trace to; for conversations, the mean rate of first turns."
-        ),
+        option("RPS", "Mean request rate to scale the trace to; of conversations, the rate of first turns."),
     ] = None,
     arrivals: Annotated[
         str | None,
@@ -247,7 +245,7 @@ def replay(
         option(
             "URL|none",
             "URL of the server's metrics, or none (default: /metrics of the server, if "
-            "available). Requests outside the load have the User-Agent llmtap-replay/VERSION.",
+            "available). llmtap's own requests have the User-Agent llmtap-replay/VERSION.",
         ),
     ] = None,
     reader_speed: ReaderSpeed = None,
@@ -375,7 +373,7 @@ async def _run(one: "Replay", audience: "ReplayLines", heard: Heard, *, selftest
 def selftest(
     streams: Annotated[int, option("N", "Number of concurrent streams.", min=1, max=10_000)] = 32,
     itl: Annotated[str, option("TIME", "Time between the tokens of a stream (varies by 30 %).")] = "20ms",
-    duration: Annotated[str, option("TIME", "Approximate duration; answers take about 1 s.")] = "3s",
+    duration: Annotated[str, option("TIME", "Approximate duration; each answer takes about 1 s.")] = "3s",
     processes: Annotated[int, option("N", "Number of sending processes.", min=1, max=256)] = 1,
     json: Json = None,
 ) -> None:

@@ -89,7 +89,7 @@ def report(
     ],
     as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
     integrity: Annotated[
-        bool, flag("--integrity", "List missing exchanges; exit with 1 if some are unaccounted for.")
+        bool, flag("--integrity", "List missing exchanges; exit code 1 if the reason of some is unknown.")
     ] = False,
     by: Annotated[
         list[str] | None,
@@ -134,6 +134,10 @@ def report(
         return
     _refuse_bench(places)
     result = load_result(places[0]) if len(places) == 1 else None
+    if len(places) > 1 and (stored := [place for place in places if load_result(place) is not None]):
+        raise ConfigError(
+            stored[0], "is a stored result, and a report shows one result only", f"llmtap report {stored[0]}"
+        )
     if result is not None:
         for option, refused in (
             ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--config", config),

@@ -383,7 +383,7 @@ Alpha = Annotated[
     float | None,
     option(
         "NUMBER",
-        "Tokens that smooth goodput subtracts for one unit (--idle-cost) of user idle latency; default 5.",
+        "Penalty of smooth goodput, in tokens for each unit (--idle-cost) that the reader waits; default 5.",
     ),
 ]
 IdleCost = Annotated[
@@ -397,7 +397,7 @@ ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Number of tokens whose reading time is added to every deadline; default 0.",
+        "Extra time before a token counts as late, in tokens of reading time; default 0.",
     ),
 ]
 

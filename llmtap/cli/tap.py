@@ -180,7 +180,7 @@ _SLO_EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
-An alert that can never fire at the target of its class is omitted, and reported on stderr."""
+If the target of a class is too low for an alert to fire, the alert is left out, with a message on stderr."""
 
 
 @slo_app.command(epilog=_SLO_EPILOG)
@@ -269,9 +269,7 @@ def top(
     ] = None,
     ca: CaFile = None,
     window: Annotated[str, option("10s|1m|5m|1h|all", "Rolling window of the metrics.")] = "1m",
-    interval: Annotated[
-        str, option("TIME", "Time between a response of the admin port and the next request.")
-    ] = "1s",
+    interval: Annotated[str, option("TIME", "Pause between two updates.")] = "1s",
     once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
     as_json: Annotated[
         bool, flag("--json", "Print one screen as JSON, as the admin port returned it.")

@@ -61,7 +61,7 @@ def watch(
         list[str] | None,
         option(
             "IP",
-            "IP address of the server, needed if clients use the same "
+            "IP address of the server, needed if a client's port can be one of the same "
             "ports; may be repeated. [watch.upstream_hosts]",
         ),
     ] = None,

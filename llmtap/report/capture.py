@@ -67,7 +67,7 @@ def _classes(slos: _Json) -> Iterator[str]:
             continue
         rate = f"{slo['burn_rate']:.3g}{MARK * ('burn_rate' in slo['marks'])}"
         met = f"{slo['good']:,} of {slo['counted']:,} met {target}"
-        yield f"class      {name}: {met}, error budget used at {rate} times the allowed rate"
+        yield f"class      {name}: {met}, burn rate {rate}"
 
 
 def _workload(workload: _Json) -> Iterator[str]:

@@ -13,9 +13,9 @@ __all__ = [
 ]  # fmt: skip
 
 RATES: Final = (
-    "Rates of requests: asked is the mean that the arrival process was given; planned is what it came to when"
-    " it was drawn, as far as there was time for it; sent is how much of that left in time: what latencies"
-    " are told at; ended counts answers over the whole window, its drain included."
+    "Rates of requests: asked is the mean rate of the arrival process; planned is the rate of the arrivals"
+    " that were drawn, which differs from it if they are few; sent counts requests that left on time, and is"
+    " the load of the latencies; ended counts answers over the whole window, its drain included."
 )
 """Difference between `arrivals` and `load`; llmtap/load/replay/result.py has their names in JSON."""
 _MODES: Final = {"open": "open loop", "closed": "closed loop"}

@@ -278,7 +278,7 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
         if any(_count(told, *reasons) for told in results):
             yield _Column(title, partial(_unserved_text, reasons))
     yield _rate("req/s", "throughput", 1, "throughput_rps")
-    yield _rate("tok/s", "tokens per second", 1, "throughput_tps")
+    yield _rate("in+out tok/s", "tokens per second, prompts and answers", 1, "throughput_tps")
     yield from (_ms(f"E2E {name}", "latency", name) for name in ("p50", "p95", "p99"))
     if sla:
         yield _share("late", "request_sla_violation", better=-1)

@@ -51,6 +51,13 @@ def test_a_result_may_have_its_keys_in_any_order(tmp_path: Path) -> None:
     assert load_result(path) == json.loads(json.dumps(BAD))
 
 
+def test_two_results_are_not_one_report(tmp_path: Path, call: Call) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(json.dumps(GOOD))
+    code, _, err = call("report", tmp_path / "a", tmp_path / "b")
+    assert (code, f"{tmp_path / 'a'}: is a stored result" in err) == (2, True)
+
+
 def test_beside_a_capture_lie_the_verdicts_of_its_replays(tmp_path: Path, call: Call) -> None:
     write_capture(tmp_path / "llmtap-1.parquet", [streamed(1), streamed(2)], ledger=ledger(2))
     assert not list(verdicts_beside([str(tmp_path)]))

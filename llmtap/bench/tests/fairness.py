@@ -96,7 +96,7 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     duration: Annotated[Duration, Meta(description="of each load, at least; the draft wants 300 s")] = (
         Duration(300 * NS_PER_S)
     )
-    slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for saturation")] = 256
+    slots_max: Annotated[int, Meta(ge=1, description="highest concurrency that the search tries")] = 256
 
 
 def check(session: BenchSession, params: FairnessParams) -> None:

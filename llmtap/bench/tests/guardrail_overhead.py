@@ -87,7 +87,7 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     search: Annotated[
         bool, Meta(description="measure each configuration's maximum throughput, too (Table 14)")
     ] = True
-    slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for capacity")] = 128
+    slots_max: Annotated[int, Meta(ge=1, description="highest concurrency that the search tries")] = 128
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:

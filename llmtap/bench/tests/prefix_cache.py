@@ -90,7 +90,7 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         int, Meta(ge=0, description="requests at a time, for throughput; 0: it is not measured")
     ] = 16
     throughput_requests: Annotated[int, Meta(ge=1, description="of each run for throughput")] = 200
-    slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for capacity")] = 128
+    slots_max: Annotated[int, Meta(ge=1, description="highest concurrency that the search tries")] = 128
     texts: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="seed of the words, to send what another run sent; default: new ones each time"),

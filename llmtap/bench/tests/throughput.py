@@ -75,7 +75,7 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     arrivals: ArrivalProcess = "poisson"
     rate_min: Annotated[float, Meta(gt=0, description="open loop: lowest rate, requests/s")] = 1.0
     rate_max: Annotated[
-        float, Meta(gt=0, description="open loop: highest rate; where the limit is, doubling finds")
+        float, Meta(gt=0, description="open loop: highest rate to try; the search doubles the rate")
     ] = 1_024.0
     rate_step: Annotated[float, Meta(gt=0, description="open loop: increment; rates are multiples of it")] = (
         1.0

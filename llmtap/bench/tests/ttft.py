@@ -69,7 +69,7 @@ def check(session: BenchSession, params: TtftParams) -> None:
         raise ConfigError(
             "rate", "is not given, and neither is concurrency: TTFT is measured at a load",
             "rate = 10.0 sends in an open loop, concurrency = 8 in a closed one; after the throughput test in"
-            " the same results folder, half of what it found sustainable is taken",
+            " the same results folder, half of its highest sustained rate is the default",
         )  # fmt: skip
     if params.rate is not None and params.concurrency is not None:
         raise ConfigError("concurrency", "cannot be combined with rate")

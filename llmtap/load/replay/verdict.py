@@ -133,8 +133,9 @@ def _late(result: Mapping[str, Any]) -> Iterator[Finding]:
         share = _share_beyond(lateness, limit)
         yield Finding(
             "dispatch_lateness", p99, limit,
-            f"{_slowest(lateness['n'], 'requests')} left late, by {_ms(p99)} or more, and at most {share:.0%}"
-            f" later than {_ms(limit)}; send from a machine with free CPUs, or with more --processes",
+            f"the p99 of the lateness of {lateness['n']:,} requests is {_ms(p99)}, and up to {share:.0%} of"
+            f" them left later than {_ms(limit)}; send from a machine with free CPUs, or with more"
+            " --processes",
             invalidates=share > CAUTION_SHARE, share=share,
         )  # fmt: skip
 
@@ -180,9 +181,9 @@ def _unsure(result: Mapping[str, Any]) -> Iterator[Finding]:
         what = "several chunks may have got one timestamp" if kernel else "a byte may have waited unstamped"
         yield Finding(
             "uncertainty", p99, limit,
-            f"in {_slowest(uncertainties['n'], 'exchanges')} {what}, with an error of {_ms(p99)} or more;"
-            f" at most {beyond:.0%} of the exchanges have one above {_ms(limit)}, which follows from the"
-            f" {name.upper()} p50: the sender did not get a CPU in time; send from a machine with free CPUs",
+            f"{what}: the p99 of this error over {uncertainties['n']:,} exchanges is {_ms(p99)}, and up to"
+            f" {beyond:.0%} of them have one above {_ms(limit)}, the limit by the {name.upper()} p50;"
+            " send from a machine with free CPUs",
             invalidates=beyond > CAUTION_SHARE, share=beyond,
         )  # fmt: skip
 
@@ -273,11 +274,3 @@ def _ms(seconds: float) -> str:
 def _part(k: int, n: int, things: str) -> str:
     """Format `78 of 80 requests`, or `97.51 % of the 12,000 requests`."""
     return f"{k:,} of {n:,} {things}" if n < SHARE_OF_MIN else f"{format_share(k, n)} of the {n:,} {things}"
-
-
-def _slowest(n: int, things: str) -> str:
-    """Format the number of values at or beyond the p99 of `n`: rank (n - 1) 0.99."""
-    if n >= SHARE_OF_MIN:
-        return f"1 % of the {n:,} {things}"
-    rank = -(-99 * (n - 1) // 100)
-    return f"{n - rank:,} of {n:,} {things}"
