@@ -305,7 +305,7 @@ class _Demo:
         progress = self._sent.progress
         said = [f"{(SystemClock.mono_ns() - self._began_ns) / NS_PER_S:.0f} s"]
         if progress is not None:
-            said += [f"sent {progress.sent:,}", f"under way {progress.under_way:,}"]
+            said.append(f"sent {progress.sent:,}")
         said.append(f"measured {summary['n']:,}")
         for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
             figures = summary["metrics"][name]
