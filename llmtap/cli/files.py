@@ -260,11 +260,12 @@ def inspect(
     text: Annotated[bool, flag("--text/--no-text", "Show the text of the events.")] = True,
 ) -> None:
     """Explain a saved response: class, bytes, text and tokens of each event, and the totals."""
-    from llmtap.exchange.saved import SavedError, explain, read_saved
+    from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
     from llmtap.report.stream import explained_to_dict
     from llmtap.vantage.passive.pcap_file import is_packet_file
 
     name = "standard input" if file == "-" else file
+    measured: Exchange | None = None
     data = _read(file)
     if is_packet_file(data):
         found = _exchanges_in(name, data)
@@ -273,14 +274,16 @@ def inspect(
             return
         if entry >= len(found):
             raise ConfigError("--entry", f"there are {len(found)} exchanges, counted from 0")
-        exchange, data = found[entry]
-        path, request_body = exchange.path, ""
+        measured, data = found[entry]
+        path, request_body = measured.path, ""
     asked = _read(request_body[1:]) if request_body.startswith("@") else request_body.encode()
     try:
         saved = read_saved(data, path=path, request_body=asked, entry=entry)
     except SavedError as exc:
         raise ConfigError(name, str(exc), exc.hint) from None
     explained = explain(saved)
+    if measured is not None:
+        explained = Explained(measured, explained.events, timed=True)
     if as_json:
         print_json(explained_to_dict(saved, explained, text=text))
     else:
@@ -360,10 +363,10 @@ def _read(file: str) -> bytes:
 
 
 def _show(saved: Any, explained: Any, *, text: bool) -> None:
-    from llmtap.report.stream import EVENT_COLUMNS, event_cells, headline, story
+    from llmtap.report.stream import event_cells, event_columns, headline, story
 
     print(headline(saved, explained))
-    print_table(Table(EVENT_COLUMNS, list(event_cells(explained.events, text=text))))
+    print_table(Table(event_columns(explained), list(event_cells(explained, text=text))))
     facts = list(story(saved, explained))
     width = max(len(subject) for subject, _ in facts) + 2
     for subject, said in facts:

@@ -20,6 +20,7 @@ from llmtap.cli.shared import (
     print_json,
     print_rich,
     read_pairs,
+    stoppable,
 )
 from llmtap.cli.tap import announce
 from llmtap.errors import ConfigError
@@ -102,7 +103,14 @@ def watch(
     if read is not None:
         if interface:
             raise ConfigError("--read", "cannot be combined with --interface")
-        _read(loaded.checked(packet_problems(settings), measuring_problems(settings)), read, as_json=as_json)
+        for name, given in (("--admin", admin), ("--timestamps", timestamps)):
+            if given is not None:
+                raise ConfigError(name, "cannot be combined with --read")
+        settings = loaded.checked(packet_problems(settings), measuring_problems(settings))
+        if check:
+            print(f"ok (config {fingerprint(settings)})")
+        else:
+            _read(settings, read, as_json=as_json)
         return
     if as_json:
         raise ConfigError("--json", "requires --read", "a running llmtap has /api/v1/summary")
@@ -138,7 +146,9 @@ def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
 
     vantage = FileVantage(settings.watch, lambda frames, now_ns: meter.digest(frames, now_ns))
     meter = OfflineMeter(fresh_meter_setup(settings), vantage.hello)
-    read_packets(vantage, name)
+    with stoppable() as heard:
+        heard.instead = vantage.stop
+        read_packets(vantage, name)
     told = meter.finish(vantage.status())
     if as_json:
         print_json(told)

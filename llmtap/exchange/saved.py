@@ -75,6 +75,8 @@ class SavedEvent:
 class Explained:
     exchange: Exchange
     events: list[SavedEvent]
+    timed: bool = False
+    """The exchange was measured from packets, so it has times."""
 
 
 class _Noting(Observer):

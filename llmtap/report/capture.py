@@ -220,6 +220,8 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
     if capture["unexplained"]:
         yield f"  unexplained: {'' if capture['exact'] else 'at least '}{capture['unexplained']:,}"
     for relay in capture["relays"]:
+        if lost := relay.get("packets", {}).get("lost"):
+            yield f"  packets lost: {lost:,}; an exchange whose request was lost is not counted"
         yield f"  relay {relay['relay']}: {relay['opened']:,} begun, {relay['present']:,} present"
         if relay["ranges"]:
             ranges = (f"{first}" if first == last else f"{first}-{last}" for first, last in relay["ranges"])

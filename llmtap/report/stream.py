@@ -1,9 +1,10 @@
 """Report of one saved answer: its Exchange and every event, as JSON and as lines.
 
 A saved answer has no times, so every duration is null; a HAR file gives totals, and they are named as such.
+An exchange of a packet capture has the times of its packets.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -11,11 +12,10 @@ import msgspec
 from llmtap.exchange.saved import Explained, Saved, SavedEvent
 from llmtap.metrics.latency import chunking_of, metrics_of
 from llmtap.protocol.delta import Delta, EventClass
-from llmtap.report.values import harmless
+from llmtap.report.values import harmless, milliseconds
 
-__all__ = ["EVENT_COLUMNS", "event_cells", "explained_to_dict", "headline", "story"]
+__all__ = ["event_cells", "event_columns", "explained_to_dict", "headline", "story"]
 
-EVENT_COLUMNS: Final = ("#", "bytes", "class", "tokens", "adds")
 TEXT_SHOWN: Final = 60
 _TIMELESS: Final = frozenset(
     ("events", "content_events", "bytes_per_event_mean", "tokens_per_chunk_mean", "single_token_share")
@@ -26,10 +26,25 @@ _FIRSTS: Final = ("any", "token", "reasoning", "tool call", "refusal", "content"
 
 def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) -> dict[str, object]:
     """The exchange as `/api/v1/exchanges?events=1` tells it, and of each event also where it lies in the
-    decoded body and its text. What would need times is null, but for what a HAR's totals tell.
+    decoded body and its text. Without times, what would need them is null, but for what a HAR's totals tell.
     """
     x = explained.exchange
-    told = x.to_dict(dict.fromkeys(metrics_of(x)), chunking_of(x), events=True)
+    told = x.to_dict(metrics_of(x), chunking_of(x), events=True)
+    if not explained.timed:
+        _remove_times(told, saved)
+    told["events"] = [
+        {**event, **_event_extras(e, text=text)}
+        for event, e in zip(_events(told["events"]), explained.events, strict=False)
+    ]
+    told["saved"] = {
+        "what": saved.what, "whole": saved.whole, "totals": saved.totals or None, "notes": saved.notes,
+        "first": {name.replace(" ", "_"): i for name, i in _firsts(explained.events).items()},
+    }  # fmt: skip
+    return told
+
+
+def _remove_times(told: dict[str, object], saved: Saved) -> None:
+    metrics: dict[str, object] = dict.fromkeys(_names(told["metrics"]))
     for name in ("id", "relay", "seq", "clock", "uncertainty", "paused"):
         told[name] = None
     told["added"] = dict.fromkeys(_names(told["added"]))
@@ -39,19 +54,10 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
         told["arrival"] = None
     wait, receive = saved.totals.get("wait"), saved.totals.get("receive")
     if wait is not None:
-        metrics = _names(told["metrics"])
         metrics["ttfb"] = wait
         metrics["e2e"] = None if receive is None else wait + receive
-        told["metrics"] = metrics
-    told["events"] = [
-        {**event, "t": None, **_event_extras(e, text=text)}
-        for event, e in zip(_events(told["events"]), explained.events, strict=False)
-    ]
-    told["saved"] = {
-        "what": saved.what, "whole": saved.whole, "totals": saved.totals or None, "notes": saved.notes,
-        "first": {name.replace(" ", "_"): i for name, i in _firsts(explained.events).items()},
-    }  # fmt: skip
-    return told
+    told["metrics"] = metrics
+    told["events"] = [{**event, "t": None} for event in _events(told["events"])]
 
 
 def _names(value: object) -> dict[str, object]:
@@ -80,13 +86,24 @@ def headline(saved: Saved, explained: Explained) -> str:
     return " · ".join([*said, f"{len(explained.events):,} events"])
 
 
-def event_cells(events: Iterable[SavedEvent], *, text: bool = True) -> Iterator[tuple[str, ...]]:
-    """One row for each event, under EVENT_COLUMNS."""
-    for i, e in enumerate(events):
+def event_columns(explained: Explained) -> tuple[str, ...]:
+    return ("#", *(("ms",) if explained.timed else ()), "bytes", "class", "tokens", "adds")
+
+
+def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[str, ...]]:
+    """One row for each event, under `event_columns`; `ms` is the time since the request was sent."""
+    line = explained.exchange.timeline
+    times_ns = list(line.events.t_ns) if explained.timed else []
+    submit_ns = line.submit_ns or 0
+    for i, e in enumerate(explained.events):
         d = e.delta
         kind = " +".join([_name(d.event_class), *map(_name, d.also)])
         tokens = f"{d.tokens}" if d.tokens >= 0 else ""
-        yield str(i), f"{e.start}-{e.end}", kind, tokens, harmless("  ".join(_adds(d, text=text)))
+        ms = [f"{(times_ns[i] - submit_ns) / 1e6:.3f}" if i < len(times_ns) else "-"]
+        yield (
+            str(i), *(ms if explained.timed else ()), f"{e.start}-{e.end}", kind, tokens,
+            harmless("  ".join(_adds(d, text=text))),
+        )  # fmt: skip
 
 
 def _adds(d: Delta, *, text: bool) -> Iterator[str]:
@@ -151,7 +168,7 @@ def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     yield "server timing", "  ".join(times) or "none"
     if x.unparsed_events:
         yield "not understood", f"{x.unparsed_events:,} events; they count for timing only"
-    yield "times", _times(saved)
+    yield "times", _times(saved, explained)
     for note in saved.notes:
         yield "note", note
 
@@ -181,7 +198,10 @@ def _chunking(explained: Explained) -> str:
     return ", ".join(said)
 
 
-def _times(saved: Saved) -> str:
+def _times(saved: Saved, explained: Explained) -> str:
+    if explained.timed:
+        m = metrics_of(explained.exchange)
+        return "  ".join(f"{name} {milliseconds(m[name])} ms" for name in ("ttft", "e2e"))
     if not saved.totals:
         return "none: a saved answer does not tell when its bytes came"
     said = "  ".join(f"{name} {seconds * 1e3:.6g} ms" for name, seconds in saved.totals.items())

@@ -53,6 +53,21 @@ def test_a_file_is_captured_and_its_accounts_are_in_the_integrity(file: Path, tm
     assert (relay["present"], relay["missing"], relay["watched"]) == (1, 0, {"followed": 1})
 
 
+def test_a_stopped_file_gives_what_was_read(file: Path) -> None:
+    from llmtap.vantage.passive.file_vantage import FileVantage
+    from llmtap.vantage.passive.options import WatchOptions
+
+    vantage = FileVantage(WatchOptions(), lambda frames, now_ns: None)
+    assert vantage.stop()
+    vantage.read(io.BytesIO(file.read_bytes()))
+    assert (vantage.status().packets, vantage.status().unsettled) == ({"captured": 1}, 0)
+
+
+def test_a_check_reads_no_file() -> None:
+    done = run("--read", "nowhere.pcap", "--check")
+    assert (done.exit_code, done.stdout[:11]) == (0, "ok (config ")
+
+
 def test_a_file_without_exchanges_says_what_may_be_wrong(file: Path) -> None:
     done = run("--read", str(file), "--port", "9")
     assert done.exit_code == 0 and "--port" in done.stderr
@@ -115,4 +130,11 @@ def test_inspect_lists_the_exchanges_of_a_file_and_explains_one(file: Path) -> N
     assert told["clock"] == "packet" and told["metrics"]["ttft"] == pytest.approx(0.002)
     explained = inspect("--entry", "0")
     assert explained.exit_code == 0 and "w3" in explained.stdout
+    assert (
+        re.search(r"^0 +2\.000 ", explained.stdout, re.MULTILINE)
+        and "times: ttft 2.00 ms" in explained.stdout
+    )
+    one = json.loads(inspect("--entry", "0", "--json").stdout)
+    assert (one["method"], one["metrics"]) == ("POST", told["metrics"])
+    assert [event["t"] for event in one["events"]][:1] == [pytest.approx(0.002)]
     assert isinstance(inspect("--entry", "7").exception, ConfigError)

@@ -48,7 +48,7 @@ class RelayIntegrity:
     unexplained: int
     """Missing, and explained by none of these three."""
     exact: bool
-    """Neither `unsettled` nor `since`: the count is exact."""
+    """Neither `unsettled`, `since` nor lost packets: the count is exact."""
     clock_set: list[dict[str, int]] = field(default_factory=list)
     """Each change of its wall clock: the first number after it, and that exchange's arrival."""
     packets: dict[str, int] = field(default_factory=dict)
@@ -239,7 +239,8 @@ def _relay(
     set_at = [{"seq": seq, "arrival_ns": ns, "anchor": n} for n, (seq, ns) in sorted(anchors.items()) if n]
     return RelayIntegrity(
         relay, opened, len(ordered), len(numbers) - len(ordered), absent - running, running, ranges,
-        dropped, count.unsettled, since, max(0, absent - accounted), not count.unsettled and not since,
+        dropped, count.unsettled, since, max(0, absent - accounted),
+        not count.unsettled and not since and not count.packets.get("lost"),
         set_at, count.packets, count.watched,
     )  # fmt: skip
 

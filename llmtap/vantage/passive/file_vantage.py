@@ -38,6 +38,7 @@ class FileVantage:
         )
         self.truncated = False
         """The file ended within a packet."""
+        self.stopped = False
         self.packets = 0
         self.began_ns = 0
         self.now_ns = 0
@@ -50,7 +51,7 @@ class FileVantage:
         self._unit_ns = 1
 
     def read(self, file: BinaryIO, progress: Callable[[int], None] | None = None) -> None:
-        """Read all packets; `progress` is told the bytes read so far. Raises PcapError."""
+        """Read all packets, or until `stop`; `progress` is called with the bytes read. Raises PcapError."""
         packets = PacketFile(file)
         swept_ns = 0
         for t_ns, link, frame in packets:
@@ -69,9 +70,16 @@ class FileVantage:
                 self._flush()
             if progress is not None and self.packets % TOLD_EVERY == 0:
                 progress(packets.read_bytes)
+            if self.stopped:
+                break
         self.truncated = packets.truncated
         self._table.close(self.now_ns)
         self._flush()
+
+    def stop(self) -> bool:
+        """End `read` at the next packet: what was read is measured."""
+        self.stopped = True
+        return True
 
     def status(self) -> RelayStatus:
         """Return the counts as of a relay."""

@@ -91,6 +91,13 @@ def test_the_last_word_holds_in_whatever_order_files_are_given() -> None:
         )
 
 
+@pytest.mark.parametrize(("lost", "exact"), [(0, True), (1, False)])
+def test_lost_packets_make_the_count_inexact(lost: int, exact: bool) -> None:
+    count = RelayCount(2, packets={"captured": 9, "lost": lost})
+    checked = check([info(CaptureLedger({"run.0.1": count}, {}, "m"))], [batch(1, 2)])
+    assert checked.captures[0].exact is exact
+
+
 def test_steps_of_the_wall_clock_are_told_with_the_first_row_after() -> None:
     exchanges = [
         streamed(i, words=0, anchor=anchor) for i, anchor in ((1, 0), (2, 0), (4, 2), (3, 2), (5, 3))
