@@ -288,7 +288,7 @@ def _wrong_values(content: Any, wanted: Any, place: str) -> Iterator[ConfigError
     if found:
         yield from found
         return
-    # Not strict: a variable of the environment is text, whatever its key wants.
+    # Not strict: an environment variable is always text, also for a number.
     try:
         msgspec.convert(content, whole, strict=False, dec_hook=read_special)
     except msgspec.ValidationError as exc:

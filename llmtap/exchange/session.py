@@ -212,8 +212,8 @@ class Session:
             return
         response.bytes += message.size
         response.observer.message(message, t_ns, added_ns)
-        refused = "upstream sent an error in place of a response"
-        self._end(response, t_ns + added_ns, Outcome.UPSTREAM_ERROR, refused, end_ns=t_ns)
+        # The events decide between a refusal and an error, as in an answer over HTTP.
+        self._end(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns, failed=True)
 
     def _end(
         self,
@@ -224,6 +224,7 @@ class Session:
         lag_ns: int = 0,
         *,
         end_ns: int | None = None,
+        failed: bool = False,
     ) -> None:
         self._open.remove(response)
         observer = response.observer
@@ -236,6 +237,8 @@ class Session:
             x.model = bounded("model", self._model)
         if response.cancelled and x.finish_reason == "cancelled":
             x.outcome = Outcome.CLIENT_CANCELLED
+        if failed and x.outcome in (Outcome.COMPLETE, Outcome.TRUNCATED):
+            x.outcome, x.error = Outcome.UPSTREAM_ERROR, "upstream sent an error in place of a response"
         self._ended(x)
 
 

@@ -445,7 +445,7 @@ def followed_requests(results: Sequence[Result]) -> list[tuple[str, Result]]:
 
 
 def followed_figures(followed: Mapping[str, Any]) -> dict[str, str]:
-    """Return what came of the followed request, in ms, by name."""
+    """Return the latencies of the followed request in ms: TTFT, E2E, median and longest gap."""
     times = followed["token_seconds"]
     gaps = [later - sooner for sooner, later in pairwise(times)] or [None]
     found = {"TTFT": times[0], "E2E": times[-1]} if times else {"TTFT": None, "E2E": None}

@@ -153,17 +153,19 @@ def test_audio_that_is_committed_begins_a_realtime_response() -> None:
     assert {(x.dialect, x.model) for x in found} == {("openai.realtime", "gpt-realtime")}
 
 
-def test_an_error_takes_the_place_of_the_response_that_was_asked_for() -> None:
-    error = {"type": "invalid_request_error", "code": "previous_response_not_found", "event_id": "e1"}
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [("previous_response_not_found", Outcome.UPSTREAM_ERROR), ("content_filter", Outcome.REFUSED)],
+)
+def test_an_error_takes_the_place_of_the_response_that_was_asked_for(code: str, outcome: Outcome) -> None:
+    error = {"type": "invalid_request_error", "code": code, "event_id": "e1"}
     ok, refused = play(
         up(100, "response.create", model="m", input="x", stream_id="a"),
         up(101, "response.create", model="m", input="x", event_id="e1"),
         *answer(110, "resp_1", 7, stream_id="a"), down(160, "error", status=400, error=error),
     )  # fmt: skip
-    assert (ok.outcome, refused.outcome, refused.tokens.output) == (
-        Outcome.COMPLETE, Outcome.UPSTREAM_ERROR, None,
-    )  # fmt: skip
-    assert refused.error is not None
+    assert (ok.outcome, refused.outcome, refused.tokens.output) == (Outcome.COMPLETE, outcome, None)
+    assert (refused.error is None) == (outcome is Outcome.REFUSED)
 
 
 @pytest.mark.parametrize(

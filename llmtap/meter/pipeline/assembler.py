@@ -377,9 +377,9 @@ CPU_EVERY_NS: Final = 1_000_000
 class CooperativeYield:
     """Offers the CPU to the relays between short turns of work, and measures the CPU time of long frames.
 
-    Linux (EEVDF) may let a relay on our CPU wait for the next tick, up to 4 ms, whatever our niceness: so we
-    call `sched_yield` between frames. A meter that was kept waiting for long, or is behind, does not yield
-    for a while.
+    On the same CPU, Linux (EEVDF) may run a relay only at the next tick, up to 4 ms later. The meter's nice
+    value does not change that, so the meter calls `sched_yield` between frames. If it waited long itself, or
+    is behind, it does not yield for a while.
     """
 
     __slots__ = (
