@@ -12,7 +12,9 @@ Source: OTLP 1.x JSON encoding; OpenTelemetry semantic conventions for generativ
 `vllm/tracing`.
 """
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, BinaryIO, Final
 
 from msgspec import Struct
@@ -95,7 +97,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
             else:
                 others += 1
     found.sort(key=lambda one: one[:2])
-    ended: dict[str, list[tuple[int, str]]] = {}  # of each session: ends and ids of its requests
+    ended: dict[str, list[tuple[int, str]]] = {}  # of each session: ends and ids of its requests, sorted
     for start_ns, end_ns, span, values in found:
         chain = _agents_of(span.span_id, agents, nested)
         base = values.get("gen_ai.conversation.id") or next(filter(None, map(nested.get, chain)), None)
@@ -105,16 +107,17 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
             path = [base, *reversed(chain[:-1])]  # the outermost agent is the conversation itself
             sessions = ["/".join(path[: n + 1]) for n in range(len(path))]
             mine = ended.setdefault(sessions[-1], [])
-            before = [end for end in mine if end[0] <= start_ns]
-            starters = [end for name in sessions[:-1] for end in ended.get(name, ()) if end[0] <= start_ns]
-            parent = max(before or ([] if mine else starters), default=None)
+            parent = _latest(mine, start_ns)
+            if not mine:
+                starters = (_latest(ended.get(name, ()), start_ns) for name in sessions[:-1])
+                parent = max(filter(None, starters), default=None)
             row |= {"session": sessions[-1], "session_source": "explicit", "turn": len(mine)}
             if parent is not None:
                 row |= {"parent": parent[1], "think_us": (start_ns - parent[0]) // 1_000}
-            mine.append((end_ns, span.span_id))
+            insort(mine, (end_ns, span.span_id))
         yield row
     if others:
-        notes.append(f"{others:,} spans are no inferences: left out")
+        notes.append(f"{others:,} spans are not inferences: left out")
 
 
 def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +143,12 @@ def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dic
     if isinstance(reasons, list) and reasons:
         row["finish_reason"] = reasons[0] if isinstance(reasons[0], str) else compact(reasons[0])
     return row
+
+
+def _latest(ends: Sequence[tuple[int, str]], start_ns: int) -> tuple[int, str] | None:
+    """Return the last of the sorted ends that is not after `start_ns`."""
+    n = bisect_right(ends, start_ns, key=itemgetter(0))
+    return ends[n - 1] if n else None
 
 
 def _agents_of(span: str, parents: Mapping[str, str], agents: Mapping[str, str | None]) -> list[str]:
@@ -169,7 +178,7 @@ def _value(value: Mapping[str, Any]) -> Any:
 
 def _ns(text: int | str, line: int) -> int:
     if not str(text).isdecimal() or int(text) >= 1 << 63:
-        raise FormatError(f"line {line}: a time of a span is no count of nanoseconds")
+        raise FormatError(f"line {line}: a time of a span is not a number of nanoseconds")
     return int(text)
 
 

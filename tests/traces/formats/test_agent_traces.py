@@ -108,7 +108,7 @@ def test_spans_are_rows_and_agents_their_tree() -> None:
     assert rows(batches, *columns)[0] == (S, "m", 100, 5, 250_000, 1_000_000)
     assert rows(batches, "input_tokens", "first_token_us", "outcome")[5] == (7, 500_000, "complete")
     assert rows(batches, "tenant", "outcome")[4] == ("acme", "upstream_error")
-    assert source.notes == ["3 spans are no inferences: left out"]
+    assert source.notes == ["3 spans are not inferences: left out"]
 
 
 def test_a_time_that_is_none_is_named() -> None:
