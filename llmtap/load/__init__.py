@@ -1,1 +1,1 @@
-"""Send requests on schedule and record their exchanges."""
+"""Load generator: sends requests on a schedule and records an Exchange of each."""

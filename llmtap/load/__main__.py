@@ -1,4 +1,4 @@
-"""Entry point of a sending process."""
+"""Entry point of a process that sends load (`python -m llmtap.load`)."""
 
 import sys
 

@@ -1,11 +1,7 @@
-"""JSON bodies of requests, and a file of all bodies prepared before a run.
+"""Make the JSON bodies of requests, and store all of them in a file before a run.
 
-`ignore_eos` and
-`min_tokens` are fields of vLLM and SGLang; other servers may reject them, so they are sent only to servers
-that know them.
-
-Prepared bodies are in an unnamed file, identical ones once. Sending processes inherit its descriptor and read
-with `os.pread`, which moves no shared position.
+`ignore_eos` and `min_tokens` are sent only to servers that know them (vLLM, SGLang). The file has no name and
+holds identical bodies once; sending processes inherit its descriptor.
 
 Source: openai/openai-openapi; vllm/entrypoints/openai (its Responses have no min_tokens); sglang's
 srt/entrypoints/openai/protocol.py.

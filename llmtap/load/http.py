@@ -1,8 +1,7 @@
-"""HTTP/1.1 load sender: requests on one loop, each sent when `send` is called.
+"""HTTP/1.1 load sender: sends each request at once, reads its answer, and retries if allowed.
 
-Long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the
-kernel's where available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
-`load/run.py` decides when to send.
+Long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the kernel's where
+available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
 
 Source: IETF draft, B.1.1 (T_submit: the kernel has the last byte of the request).
 """

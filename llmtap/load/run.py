@@ -1,8 +1,8 @@
-"""A run: schedules, and the loop that sends each row at its time until all have ended.
+"""Send the rows of a workload on schedule, in an open or closed loop, until all have ended.
 
-Open loop: a row is sent at its arrival, whatever happens to the others. Only later turns of conversations
-wait for the end of the answer before them and the think time; turns after a failed one are dropped. Closed
-loop: a number of slots, each sending its next request when its last one ended.
+Open loop: a row is sent at its arrival; later turns of a conversation wait for the answer before them and the
+think time, and are dropped after a failed turn. Closed loop: a number of slots, each sending its next request
+when its last one ended.
 """
 
 import asyncio

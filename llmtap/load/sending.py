@@ -1,7 +1,7 @@
-"""Shared code of the senders on one loop: deferred work, loop lateness, and the interface to a run.
+"""Shared parts of all load senders: deferred work, lateness of the event loop, and the interface to a run.
 
-Requests are sent and sockets read first; other work is done in slices. Kernel timestamps do not age, so with
-many streams the loop sleeps for a moment and reads together what has arrived.
+Sending and reading come first; parsing is deferred and done in slices. With kernel timestamps and many
+streams, the loop sleeps for up to 1 ms to read several pieces at once.
 """
 
 import asyncio

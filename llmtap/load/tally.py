@@ -1,8 +1,7 @@
-"""Counts of a run: Summary of its exchanges, dispatch lateness, and corrected latencies.
+"""Counts of a load run: a Summary of its exchanges, dispatch lateness, and corrected latencies.
 
-Latency counts from `submit`. Where a schedule exists, `corrected` latencies count from the scheduled time,
-which avoids coordinated omission (Tene; the IETF draft, 4.3.1 asks for an open loop). Both differ by submit -
-scheduled.
+Latency counts from `submit`, corrected latency from the scheduled time, which avoids coordinated omission
+(Tene; the IETF draft, 4.3.1).
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""Target of a load: its protocol, the parts of its URL, and the request head."""
+"""Target of a load: protocol and parts of its URL, and the head of its HTTP requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

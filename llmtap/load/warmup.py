@@ -1,9 +1,8 @@
-"""Warm-up of a server before measuring, and probes for stable latency.
+"""Warm up a server before measuring: requests first, then probes until the latency is stable.
 
 At least 100 requests and 10,000 output tokens (4.5.1), then probes until their latency varies by less than
-10 % (4.5.2); nothing for a cold start (4.5.3). Only answers that ended well count. All probes are the same
-request, one at a time; cached prefixes make their TTFT too short. Variation is (longest - shortest) / mean of
-three consecutive probes, of TTFT and E2E.
+10 % (4.5.2); nothing for a cold start (4.5.3). All probes are the same request, one at a time. Variation is
+(longest - shortest) / mean of three consecutive probes, of TTFT and E2E.
 
 Source: IETF draft, 4.5.
 """

@@ -1,1 +1,1 @@
-"""The simulated engine: schedulers in virtual time, and a server that sends tokens at computed times."""
+"""The simulated inference engine: its schedulers, sweeps in virtual time, and a server in real time."""

@@ -1,17 +1,13 @@
 """The simulated engine, and its driver in virtual time. No clock, no IO, no randomness.
 
-An `Engine` has servers and a scheduler. Its driver reports events in order of time (`arrive`, `done`,
-`leave`, `close`) and gets the runs that they start; each run has the time at which the driver must report
-`done`. `run_virtual` keeps runs in a heap and jumps from one to the next; the driver in real time
-(`server/live.py`) sleeps until then. Both see the same runs.
+A driver reports events to an `Engine` in order of time (`arrive`, `done`, `leave`, `close`) and gets the runs
+that they start, each with the time at which the driver must report `done`. `run_virtual` jumps from one run's
+end to the next; the driver in real time (`server/live.py`) sleeps until then.
 
-A run is what a server does without asking again: a whole batch for the schedulers of the multi-bin paper,
-one iteration for those that compose a new batch at every step. The engine calls `form` when a server is
-free and something changed; the scheduler returns work and its duration, or None. When it is done, the
-scheduler reports the tokens that it made, when each leaves, and which requests are finished. A request may
-leave (its client did), and a scheduler may give up on one for a reason.
-
-Times are whole nanoseconds of any clock. Requests are numbers.
+A run is a whole batch, or one iteration of a scheduler that composes a batch per iteration. The engine calls
+the scheduler's `form` when a server is free and something changed. At the end of a run the scheduler reports
+the tokens made, when each leaves, and the finished requests. Times are whole ns of any clock; requests are
+numbers.
 """
 
 from array import array

@@ -1,14 +1,11 @@
-"""Latency models of a whole batch and of one iteration (`IterationModel`).
+"""Latency models of the simulated engine: duration of a whole batch and of one iteration.
 
-A batch: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b (multi-bin paper).
+A batch of b requests, the longest of L tokens: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b
+(multi-bin paper). alpha is a constant per batch, beta the time per token of a batch of one, beta h(b) the
+time between two tokens. The default constants are the paper's (4.2: Qwen3-1.7B in FP16 on an RTX 4080).
 
-b is the batch's size and L its longest request in tokens; alpha is what every batch takes, beta the time per
-token of a batch of one, gamma how much slower the largest batches are. beta h(b) is the time between two
-tokens of a batch. The default constants are from the paper (4.2: Qwen3-1.7B in FP16 on an RTX 4080).
-
-Times are whole nanoseconds: T is computed in double precision and rounded once, so that the starts and ends
-of batches add up exactly. In seconds as doubles, errors of 1e-15 s would decide which of an arrival and a
-completion came first. `sweep/fitting.py` fits the models to measurements.
+T is computed in double precision and rounded once to whole ns, so that starts and ends of batches add up
+exactly. `sweep/fitting.py` fits the models to measurements.
 """
 
 from dataclasses import dataclass

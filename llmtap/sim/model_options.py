@@ -1,18 +1,8 @@
-"""Options of the engine: open choices of the multi-bin paper, serving options, and predictors.
+"""Options of the simulated engine: open choices of the multi-bin paper, serving limits, length predictors.
 
-The multi-bin paper describes three schedulers and leaves two dozen points open; how they are read decides
-which scheduler is best. The defaults are those of the project's list of readings; all others can be run, so
-that a ranking can be reported with the readings under which it holds.
-
-The defaults of `Serving` are those of the servers that the schedulers are named after, if they have one, and
-of the multi-bin paper's GPU: 7 GB of KV memory at 0.1875 MB a token.
-
-Predictors (multi-bin paper names none) tell a scheduler the output length before it is generated:
-
-- `perfect`: the true length, the upper bound of any predictor.
-- `prompt`: 1.5 x prompt^0.7, whole and within 1 and 4,096, as in the scripts of the paper's authors.
-- `noisy`: the same times log-normal noise of 0.1.
-- `shuffled`: true lengths of other requests: the right distribution and no knowledge at all.
+The paper leaves two dozen points open, and the choices decide which scheduler is best; all can be run. The
+defaults of `Serving` are those of the servers that the schedulers are named after, and of the paper's GPU:
+7 GB of KV memory at 0.1875 MB a token.
 """
 
 from array import array

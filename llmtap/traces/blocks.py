@@ -1,4 +1,4 @@
-"""Prefix blocks in trace files: their columns when read, and their ids when written."""
+"""Ids of prefix blocks (equal ids: equal beginnings of prompts) in trace files, read and written."""
 
 from collections import defaultdict
 from collections.abc import Sequence

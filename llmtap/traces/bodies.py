@@ -1,4 +1,4 @@
-"""Shared code of formats with text: request bodies, answers and prompts.
+"""Shared code of trace formats with text: request bodies, answers and prompts.
 
 Source: openai/openai-openapi openapi.yaml (chat, completions, responses); Anthropic's messages API.
 """

@@ -1,6 +1,6 @@
-"""Conversion of one trace format to another, in bounded memory, with a report on every aspect of the rows.
+"""Convert a trace from one format to another, with a report on what was kept, changed and lost.
 
-The aspects of the rows (`format.py`) are counted between reader and writer and once more by the writer.
+Each aspect of the rows (`ASPECTS`) is counted between reader and writer, and once more by the writer.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,7 @@
-"""Description of a trace format, its reader's source, and the writer that every format's own code works with.
+"""Base of all trace formats: the description of a format, a trace being read, and a trace being written.
 
-Formats exchange record batches in the columns of a capture (`capture/schema.py`), most of them null. Readers
-and writers are streams, so files of any length need bounded memory.
+Formats exchange Arrow record batches in the columns of a capture (`capture/schema.py`), as streams, so files
+of any length need bounded memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Registry of the trace formats, searched by name, by the beginning of a file, and by its file name."""
+"""Find a trace format by its name, by the beginning of a file, or by a file name."""
 
 import difflib
 from typing import Final

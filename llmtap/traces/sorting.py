@@ -1,8 +1,6 @@
-"""External sort: rows in the order of an integer, records collected by a key, in bounded memory.
+"""External sort in bounded memory: rows by an integer column, and records grouped by a key.
 
-Rows beyond RUN_BYTES are sorted in runs, which go to one temporary file in small pieces and are merged:
-memory holds one piece of each run. (DuckDB brings 60 MB of library, needs its memory limit to hold single
-bodies of tens of MB, and hides the reader's exceptions behind its own.)
+Rows beyond RUN_BYTES are sorted in runs, which go to one temporary file in small pieces and are merged.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Opening of a trace or capture: a file, standard input, a folder, a pattern or a URL."""
+"""Open a trace or capture: a file, standard input, a folder, a pattern or a URL."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,9 +1,8 @@
-"""Text formats: lines, JSON Lines, CSV tables, and exact decimal numbers.
+"""Read and write text formats: lines, JSON Lines, CSV tables, and exact decimal numbers.
 
-Numbers with a point are read from their digits and never become floats: 1.7e9 seconds as a float are exact to
-240 ns only. Errors name line and field, and no longer value than a line of a trace without text has.
+Numbers with a point are read from their digits and never become floats. Errors name line and field.
 
-Source: RFC 8259, jsonlines.org, RFC 4180 (a line break inside quotes, which it allows, is refused).
+Source: RFC 8259, jsonlines.org, RFC 4180 (a line break inside quotes is refused).
 """
 
 import csv

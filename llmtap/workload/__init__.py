@@ -1,1 +1,1 @@
-"""Workloads: arrivals, lengths, shared prefixes, conversations, texts of exact length."""
+"""Workloads: which requests are sent, when, and with which prompts."""

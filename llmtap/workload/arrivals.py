@@ -1,16 +1,12 @@
-"""Arrival processes: from a specification and a seed to offsets in ns.
+"""Arrival processes: from a text such as `gamma:cv=2`, a mean rate and a seed to offsets in ns.
 
-- The offset of a row depends on seed and row alone. Each sending process iterates over all rows and takes its
-  own.
-- Random processes begin with a gap, so that the number of arrivals before t is Poisson (rate t). Even ones
-  (`uniform`, `spacing=even`) begin at 0.
-- Gaps are drawn as floats; the fraction of a ns is carried to the next gap, so an offset is the sum of its
-  gaps rounded down once. Constant gaps are computed as fractions: row k is at k / rate.
-- Burstiness is the shape of gamma gaps, as in `vllm bench serve`: 1 is Poisson, less is burstier; the gaps'
-  coefficient of variation is 1 / sqrt(burstiness).
+- The offset of a row depends on seed and row alone; each sending process iterates over all rows.
+- Random processes begin with a gap; even ones (`uniform`, `spacing=even`) begin at 0.
+- Offsets are sums of exact gaps, rounded down once.
+- Burstiness is the shape of gamma gaps, as in `vllm bench serve`: their coefficient of variation is
+  1 / sqrt(burstiness).
 
-The rate is given separately, so that processes are compared at one load: it is the mean of a cycle (`onoff`)
-or period (`diurnal`). `ramp` and `steps` name their rates themselves.
+The rate is the mean of a cycle (`onoff`) or period (`diurnal`). `ramp` and `steps` contain their rates.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,6 @@
-"""A workload composed of lengths, contents, sharing and conversations.
+"""A workload composed of distributions of lengths, contents, shared contexts and conversations.
 
-Each column has its own random generator, so that changing one distribution leaves the other columns as they
-were.
+Each column has its own random generator, so changing one distribution leaves the other columns as they were.
 """
 
 from collections.abc import Iterator, Mapping

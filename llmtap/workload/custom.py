@@ -1,7 +1,6 @@
-"""Workloads of TOML files; `config/workload.toml` shows every key.
+"""Load a user's workload from a TOML file; `config/workload.toml` shows every key.
 
-The file is checked by type before anything is drawn. Errors name key and file, with the nearest known key.
-Relative paths start at the file's folder.
+Errors name key and file, with the nearest known key. Relative paths start at the file's folder.
 """
 
 import difflib

@@ -1,9 +1,7 @@
-"""Data sets as workloads: ShareGPT-shaped conversations, and Stack-shaped source files.
+"""Local data sets as workloads: ShareGPT-shaped conversations, and source files as in The Stack.
 
-Items are shuffled by the seed and the first are taken, so that more requests begin with those that fewer
-have. If more are wanted than there are, the order repeats: a prefix cache then finds whole prompts. Texts are
-the data's own. A function of a source file is a prompt up to its signature and docstring; its body is the
-completion.
+Items are shuffled by the seed, and repeat if more are wanted than there are. Of a source file, the text up to
+a function's body is a prompt, and the body its completion.
 """
 
 import hashlib

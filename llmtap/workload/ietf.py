@@ -1,12 +1,10 @@
 """Reference workloads of the IETF draft (4.3.2 and appendix A).
 
-Where section and appendix differ, the appendix is followed, which calls itself complete;
-`describe()["deviations"]` states the section. The draft's data sets are not part of this project: without a
-file, lengths follow the documented percentiles and texts are generated.
+Where section and appendix differ, the appendix is followed; `describe()["deviations"]` reports the section.
+Without a file of the draft's data sets, lengths follow the documented percentiles and texts are generated.
 
-The synthetic workloads use the generator of A.1.4: one `random.Random(seed)` for each request's input length,
-output length and ids, all by `randint`. A.2 names no generator; only its lengths are drawn differently. A row
-needs all rows before it, so the state is kept at every 64th row.
+The synthetic workloads draw each request's input length, output length and ids from one `random.Random(seed)`
+(A.1.4). A row needs all rows before it, so the generator's state is kept at every 64th row.
 """
 
 from array import array

@@ -1,7 +1,6 @@
-"""Distributions of lengths in tokens, by their quantile functions.
+"""Distributions of prompt and answer lengths in tokens, given by their quantile functions.
 
-A length is the quantile of one uniform number, in whole tokens within bounds. So each row takes exactly one
-number of its column's generator, and the expected mean (`mean_of`) uses the same function as the samples.
+A length is the quantile of one uniform number, in whole tokens within bounds.
 
 Source: IETF draft, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
 workloads.

@@ -1,8 +1,7 @@
-"""From turns to requests, and from requests to prompts; sharing and conversations.
+"""Plan the requests of a workload (shared contexts, conversations, think times), and write their prompts.
 
-A workload yields turns (`PlannedTurn`) and writes texts (`ConversationScript`). A row is the same however
-many are requested. Answers in a prompt's history are text of the planned length, not what a server answered,
-so that prompts are the same in each run.
+A row is the same however many are requested. Answers in a prompt's history are text of the planned length,
+not what a server answered, so prompts are the same in each run.
 """
 
 import itertools

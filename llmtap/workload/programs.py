@@ -1,7 +1,6 @@
-"""Generated source code: functions in Python, JavaScript and TypeScript.
+"""Generate source code as prompts: functions in Python, JavaScript and TypeScript.
 
-Names are made of common words. A file begins with a comment unique to its key, followed by functions chosen
-by its key. It is cut at its length, mostly within a function: the part to complete.
+A file begins with a comment unique to its key, and is cut at its length, mostly within a function.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Workloads by their names on the command line.
+"""Find a workload by its name on the command line.
 
 A name is a reference workload of the IETF draft, a workload of `sim run`, the path of a TOML file, or
 KIND:FILE for local data.

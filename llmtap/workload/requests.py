@@ -1,7 +1,4 @@
-"""Requests of a workload as columns: arrivals, lengths, turns, prefix blocks, bodies, tenants.
-
-Columns, because a million requests with arrivals and lengths are then four arrays of 8 MB.
-"""
+"""Requests of a workload as columns: arrivals, lengths, turns, prefix blocks, bodies, tenants."""
 
 from array import array
 from collections.abc import Iterable

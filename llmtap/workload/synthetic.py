@@ -1,8 +1,4 @@
-"""Workloads of `llmtap sim run`: lengths and gaps drawn from documented figures.
-
-Lengths are lognormal, given by the median and one more figure; gaps are exponential or gamma. The mean rate
-is one request per second, or the source's; a run scales it.
-"""
+"""Built-in workloads of `llmtap sim run`: lognormal lengths, exponential or gamma gaps between arrivals."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,13 +1,9 @@
-"""Trace as a workload: any format of `llmtap convert`, any number of rows, scaled to any load.
+"""A trace or capture as a workload: any number of rows, a window or a share of it, at any rate.
 
-- A trace that is too short repeats one mean gap after its last arrival: of n rows, row k is row k mod n,
-  floor(k / n) x (span + mean gap) later. Repeated prompts are equal, so a prefix cache may hit them.
-- Scaling by S divides all distances from the first arrival by S, so bursts stay bursts.
-- Prompt blocks of a trace are kept, also a partial last one. Blocks of bytes (a capture without tokenizer)
-  are converted by the trace's mean tokens per byte.
-- Rows with equal arrivals stay together, which is noted: spreading them would invent arrivals.
-- Later turns of conversations keep the trace's arrival; senders wait for the answer before and the think
-  time. Scaling does not change think times. A repeated trace has its conversations again.
+- A trace that is too short repeats, one mean gap after its last arrival.
+- Scaling by S divides all distances from the first arrival by S, so bursts stay bursts; think times stay.
+- Rows with equal arrivals stay together, which a note reports.
+- Later turns of conversations wait for the answer before and the think time, whatever their arrival.
 """
 
 from array import array

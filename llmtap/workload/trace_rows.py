@@ -1,13 +1,11 @@
-"""Read the columns of a trace that a workload needs, and link the turns of conversations.
+"""Read the rows of a trace as `Requests`, and link the turns of its conversations.
 
-- A row follows its named parent. If that is missing or not named, it follows the row of its session with the
-  nearest smaller turn (the latest of several); without a turn, the latest row of the session. Rows are in the
-  order of their arrivals.
-- Think time is the trace's `think_us` if it refers to the same answer, else from the end of that answer to
-  this arrival, at least 0. Without a known end it is the distance of the two arrivals: too long by the
-  answer's duration.
-- A row without arrival in a session with one (AIPerf writes only a delay) arrives when the answer before it
-  ended, plus its think time.
+- A row follows its named parent, else the row of its session with the nearest smaller turn, else the latest
+  row of the session.
+- Think time is the trace's `think_us`, else from the end of the answer before to this arrival, at least 0.
+  Without a known end it is the distance of the two arrivals.
+- A row without arrival in a session (AIPerf writes only a delay) arrives its think time after the answer
+  before it.
 
 An answer ends at `delivered_us`, else `response_end_us`, else `last_token_us`.
 """

@@ -1,1 +1,1 @@
-"""Watch the machine, the processes and the server during a run."""
+"""Monitoring during a load run: the host, the processes, the GPUs and the server's metrics."""

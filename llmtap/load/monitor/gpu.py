@@ -1,10 +1,8 @@
-"""GPUs through NVML (package nvidia-ml-py, imported as pynvml).
+"""Read the GPUs of this host through NVML (package nvidia-ml-py).
 
-A value that a device does not report is None; without NVML there is a reason instead of readings.
-
-Utilization is the share of the driver's last sample period (up to a second) in which any kernel ran, not how
-much of the GPU it used. Power is an average over up to a second, which some models (A100, H100) form from a
-quarter of the time (arXiv 2312.02741), so the device's own energy counter is read as well.
+A value that a device does not report is None. Utilization is the share of the last sample period (up to 1 s)
+in which any kernel ran. Power is an average over up to 1 s, on some models of a quarter of the time (arXiv
+2312.02741), so the energy counter is read as well.
 """
 
 import contextlib

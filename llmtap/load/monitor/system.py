@@ -1,11 +1,8 @@
-"""Samples of this host during a run: CPU and memory of the sender, the server and the host, and the GPUs.
+"""Sample this host during a run, in a thread: CPU and memory of sender, server and host, and the GPUs.
 
-The sampler is a thread, because a GPU driver may answer slowly. Samples that cannot be taken in time are
-skipped and counted. Each sample stores its own duration.
-
-Of the sender and the server (`<side>`) with their descendants: `<side>_cpu` (1: one busy CPU) and
-`<side>_memory` (RSS). `host_cpu` and `host_stolen` are shares of the time of all CPUs. `gpu<i>_...`: see
-`gpu.py`. The kernel counts CPU time in ticks of 10 ms, so a sample of 1 s is accurate to 1 % of a CPU.
+Samples that cannot be taken in time are skipped and counted. `<side>_cpu` (1: one busy CPU) and
+`<side>_memory` (RSS) are of sender or server with their descendants; `host_cpu` and `host_stolen` are shares
+of the time of all CPUs. CPU times have a resolution of 10 ms.
 
 Source: exo-bench's methodology, "System Metrics".
 """

@@ -1,7 +1,7 @@
-"""Samples of a run as columns: of this host and of the server's metrics, on one monotonic clock.
+"""Time series sampled during a load run, from the host and from the server's metrics, and their figures.
 
-Samples keep their own times and are not moved onto a grid. Seconds in the JSON count from the start of the
-run; samples before it have negative times.
+Samples keep their own monotonic times. Seconds in the JSON count from the start of the run; earlier samples
+have negative times.
 """
 
 from array import array

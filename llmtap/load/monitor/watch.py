@@ -1,10 +1,8 @@
-"""Monitor a run: samples of this host, and the server's own `/metrics` once per second.
+"""Monitor a load run: sample this host, and scrape the server's `/metrics` once per second.
 
-A sample is stamped with the middle of its request. A failed scrape is counted and never ends a run. Without
-an explicit URL (`optional`), a target that answers without metrics is asked once: it may be a relay, and
-further requests would be traffic in somebody's capture.
-
-Meanings differ between servers: metrics/DEFINITIONS.md, "Metrics of servers".
+A scrape is stamped with the middle of its request; a failed one is counted. Without an explicit URL
+(`optional`), a target that answers without known metrics is asked only once: it may be a relay, whose capture
+would contain the further requests.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Targets other than HTTP requests: Realtime over WebSocket, gRPC."""
+"""Load targets other than plain HTTP: Responses and Realtime over WebSocket, and gRPC."""

@@ -1,9 +1,8 @@
-"""Client of vLLM's engine service over gRPC (`protocol/vllm_grpc.py`).
+"""Client of vLLM's engine service over gRPC, as a target of the load generator.
 
-gRPC exposes neither sockets nor their timestamps: a message is stamped when it reaches this process, after
-gRPC's own threads, whose delay is not measured. `uncertainty_ns` covers the loop only. T_submit is when gRPC
-accepted the request message on an open connection; T_first is the first message with a token (IETF draft,
-B.1.2).
+gRPC exposes no sockets: messages are stamped when they reach this process, and the delay of gRPC's own
+threads is not measured. T_submit is when gRPC accepted the request message; T_first is the first message with
+a token (IETF draft, B.1.2).
 """
 
 import asyncio

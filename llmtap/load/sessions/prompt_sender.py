@@ -1,7 +1,6 @@
-"""Sender for targets that take prompts instead of HTTP bodies: Responses and Realtime over WebSocket, gRPC.
+"""Load sender for targets that take prompts instead of HTTP bodies: WebSocket (Responses, Realtime) and gRPC.
 
-A prepared row is its prompt; the target makes the message. Each request is a task, cancelled by its id so
-that it ends as an Exchange.
+The target builds the message from the prompt. Each request is a task, cancelled by its id.
 """
 
 import asyncio

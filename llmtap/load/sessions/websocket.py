@@ -1,10 +1,8 @@
-"""Client of OpenAI's Responses and Realtime APIs over WebSocket: sessions, and a target that uses them.
+"""Client of OpenAI's Responses and Realtime APIs over WebSocket, as a target of the load generator.
 
-Long because target and session are one subject. A request is one message, `response.create`, with its whole
-input and outside any conversation, so that sessions can be reused. Its last byte is T_submit (IETF draft,
-B.1.1); connecting and upgrading come before and count only as dispatch lateness. As at the tap, an Exchange
-is one response and its events (`exchange/session.py`). Sessions are kept by tenant, because a header of the
-upgrade names the tenant.
+Long because target and session are one subject. A request is one `response.create` with its whole input and
+outside any conversation, so sessions can be reused, one per tenant at a time. Its last byte is T_submit (IETF
+draft, B.1.1); connecting counts only as dispatch lateness.
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
 events.

@@ -1,1 +1,1 @@
-"""Sending processes, on this machine and on a Ray cluster."""
+"""Processes that send load, on this machine and on a Ray cluster."""

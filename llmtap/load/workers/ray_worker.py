@@ -1,8 +1,7 @@
-"""A sending process on a node of a Ray cluster.
+"""Run a sending process on a node of a Ray cluster, by an actor that forwards commands and output.
 
-An actor runs `python -m llmtap.load` there and forwards commands and frames. Each node gets the bodies of its
-own rows; exchanges come back after the run. Ray encrypts no prompts or keys unless RAY_USE_TLS is set.
-A lost actor takes its process along, and nothing is restarted: it is unknown which requests were sent.
+Each node gets the bodies of its own rows; exchanges come back after the run. A lost actor ends its process
+and is not restarted. Ray encrypts no prompts or keys unless RAY_USE_TLS is set.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""A sending process: `python -m llmtap.load`, controlled by stdin, ends when stdin does.
+"""Main function of a process that sends load (`python -m llmtap.load`), controlled through stdin.
 
-It only sends, reads and counts; tables, progress and files are the parent's. Exchanges go to a file that the
-parent reads after the run.
+It sends, reads and counts. The parent reads the exchanges from a file after the run.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Handle of a sending process, the messages between it and the parent, and the clock of its host."""
+"""What the parent knows of a sending process: the process, its messages, and the clock of its host."""
 
 import asyncio
 import contextlib

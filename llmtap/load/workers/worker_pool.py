@@ -1,7 +1,7 @@
-"""Sending processes of a run, seen from the parent: one schedule, one start.
+"""Start the sending processes of a run, assign rows to them, and merge their results.
 
-Rows are assigned by conversation in turn. A row's time depends on the plan alone, so any number of processes
-sends the same schedule. Results of hosts with other clocks are converted to our time (`HostClock`).
+Conversations are assigned in turn. A row's time depends on the plan alone, so any number of processes sends
+the same schedule. Times of hosts with another clock are converted to ours (`HostClock`).
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Schedulers of the simulated engine: whole batches (`batching.py`) and iterating ones (`iterating.py`)."""
+"""Schedulers of the simulated engine: they decide which requests each server processes next."""

@@ -1,7 +1,6 @@
 """Schedulers of the multi-bin paper, which serve whole batches: fixed or controlled sizes, one queue or bins.
 
-A batch starts together and ends together, when its longest request does. To add a scheduler, register it in
-`registry.py`.
+All requests of a batch start together and end together, when the longest one ends.
 """
 
 from bisect import bisect_right

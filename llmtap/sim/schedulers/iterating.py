@@ -1,7 +1,6 @@
-"""Schedulers that compose a new batch at every iteration, as inference servers do.
+"""Schedulers that compose a new batch at every iteration: continuous batching, chunked prefill and variants.
 
-They decide what an iteration consists of; the `Roster` keeps the requests and their memory. To add one,
-define `form` and register it in `registry.py`.
+They decide what an iteration processes; the `Roster` keeps the requests and their memory.
 """
 
 from collections.abc import Mapping, Sequence

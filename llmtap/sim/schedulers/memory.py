@@ -1,12 +1,11 @@
-"""KV memory of a server: blocks of requests, and blocks shared between prompts.
+"""KV memory of a simulated server: blocks owned by one request, and blocks shared between prompts.
 
-Memory is allocated in blocks of a fixed number of tokens. With a prefix cache the whole blocks of prompts
-have names: prompts with the same beginning have the same names, and a named block is in memory once, however
-many requests hold it. A block without holders stays until its place is needed; the least recently used goes
-first, and of one prompt the later block before the earlier, which is of no use without it.
+A block has a fixed number of tokens. With a prefix cache, whole blocks of prompts have names, equal for equal
+beginnings; a named block is in memory once. Without holders it stays cached until its place is needed; the
+least recently used is evicted first, and of one prompt the later block before the earlier.
 
-A named block has as many tokens as the workload says (`Requests.block_tokens`: 16 in some traces, 512 in
-others), whatever the memory's own block size. It fills whole blocks of memory, the last perhaps in part.
+A named block has as many tokens as the workload says (`Requests.block_tokens`), and fills whole blocks of
+memory, the last perhaps in part.
 """
 
 from collections import OrderedDict

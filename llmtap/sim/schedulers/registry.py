@@ -1,7 +1,6 @@
-"""All schedulers, by name, and the options that each of them reads.
+"""All schedulers by name, and the options that each of them reads.
 
-An option that a scheduler does not read cannot change its runs: it is no axis of a sweep for it, and results
-do not contain it.
+Options that a scheduler does not read are no axis of its sweep and are left out of its results.
 """
 
 from collections.abc import Callable

@@ -1,14 +1,13 @@
-"""Requests of a server: waiting, running, preempted. Shared by the iterating schedulers.
+"""State of one simulated server: its waiting, running and preempted requests and their KV memory.
 
-A request holds the memory of its prompt from when it is seated, and one block more whenever its next token
-begins one. No request is seated that would take the blocks of the next step from running ones. If the memory
-becomes full all the same, the request seated last is preempted: its KV is discarded and recomputed later
-(`recompute`), or swapped out and in (`swap`; a prompt that is not complete is always recomputed). It waits
-before all that never ran. The request seated first is never preempted, so all are served in the end; a
-request larger than the memory is given up on arrival.
+Shared by the schedulers that compose a batch per iteration. A request takes the memory of its prompt when it
+is admitted ("seated"), and one block more whenever its next token begins one; the blocks of the next step
+stay free for running requests. If the memory is full all the same, the request admitted last is preempted:
+its KV is recomputed later, or swapped out and in. The first one is never preempted, so all are served in the
+end. A request larger than the memory is rejected on arrival.
 
-All decoding requests are part of every iteration that decodes. So the steps of a request's last token and of
-its next block are known when it begins, and a step costs nothing per request.
+Every iteration that decodes includes all decoding requests. So the steps of a request's last token and of its
+next block are known when it begins to decode, and a step costs nothing per request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Simulation in virtual time: from a trace to figures, captures and sweeps."""
+"""Simulation in virtual time: single runs, grids of runs, their captures, and fits of the latency models."""

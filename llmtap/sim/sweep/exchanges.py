@@ -1,15 +1,11 @@
-"""Convert simulated requests to Exchanges as a tap would record them; summarise and capture them.
+"""Convert simulated requests to Exchanges, as a relay would record them; summarise and capture them.
 
-An engine in virtual time knows only when each token left. So its Exchanges have:
+Timestamps are exact virtual ns (`uncertainty_ns` 0). Arrival, end of request, submit and `scheduled` are one
+moment; head, first byte and first token are another. There is one event per token, without bytes. The relay
+is called `sim-<scheduler>`, its rows count from 1, and the arm is the scheduler (`report --by arm`).
 
-- Exact stamps in virtual ns: `uncertainty_ns` is 0. Arrival, end of request, submit and `scheduled` are one
-  moment; head, first byte and first token are another.
-- One event per token, without bytes. In a whole batch (multi-bin paper, 4.3) the answer ends with the batch.
-- `usage` as a provider sends it last, and the finish reason `stop`.
-- The relay `sim-<scheduler>` with rows from 1 as numbers; the arm is the scheduler, for `report --by arm`.
-
-A request that the scheduler gave up failed upstream: without a token it has status 503 (`upstream_error`),
-later it is `truncated`. Both miss all objectives, and `error` holds the reason.
+A request that the scheduler gave up without a token has status 503 (`upstream_error`); later it is
+`truncated`. Both miss all objectives, and `error` holds the reason.
 """
 
 from array import array

@@ -1,26 +1,20 @@
-"""Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to captures or traces.
+"""Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to a capture or trace with token times.
 
-Captures and traces must tell when tokens came. The number of requests that ran at a time follows from the
-rows: a request runs from its first token to its last. So all of an engine's traffic must be captured; other
-requests would slow it down without a trace. Two parts are fitted by least squares, each with its own R^2:
+All traffic of the engine must be captured: the number of running requests follows from the rows. Two parts
+are fitted by least squares, each with its own R^2:
 
 - **Prefill.** Requests that had the engine to themselves until their first token: TTFT = base + prefill p,
-  where p are the prompt tokens that were not cached. The model's base is beta; the rest is the network's and
-  the server's. A server with chunked prefill took an iteration for each chunk.
-- **Decode.** Gaps between tokens that began when no request waited or was in prefill: one iteration of d
+  where p are the prompt tokens that were not cached. With chunked prefill: base for each chunk.
+- **Decode.** Gaps between tokens that began when no request waited or was in prefill: an iteration of d
   requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
 
-A load that never rests has neither. Then whole answers are used, from their first token to their last: with n
-tokens made one after the other, at means of d and c, and P prompt tokens processed meanwhile, an answer took
+If the load never rests, whole answers from first token to last are used instead: with n tokens at means of d
+and c, and P prompt tokens processed meanwhile, an answer took
 
     (n - 1) (beta + beta gamma mean((d - 1) / d) + context mean(c)) + prefill P
 
-and one iteration more for each prompt that is processed whole, because no other request makes a token then.
-Where only first and last tokens have times, means are over time and not over iterations, which is the same if
-all iterations have one length.
-
-gamma and context are never below 0: otherwise the nearest fit without them is taken. If the rows do not
-determine a constant, the error says which traffic would.
+and one iteration more for each prompt that is processed whole. Where only first and last tokens have times,
+means are over time instead of iterations. gamma and context are at least 0.
 """
 
 import csv

@@ -1,12 +1,11 @@
-"""Grid of a sweep: combinations of option values as jobs; presets.
+"""Grid of a sweep: combinations of option values as jobs, and presets of them.
 
-Points are ordered for reading: sizes, loads, seeds, servers, options as given, then schedulers. A job has
-only the options that its scheduler reads (`registry.options_read`): points that differ in others are one job.
+Order of the points: sizes, loads, seeds, servers, options as given, schedulers. Points that differ only in
+options that their scheduler does not read are one job. An option on the command line replaces a preset's axis
+of that name; what a variant sets is fixed.
 
-The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; `share` of what a
-scheduler can do (`Preset.share_of`), which is run first.
-
-An option on the command line replaces a preset's axis of that name; what a variant sets is fixed.
+The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; `share` of the
+throughput of `Preset.share_of`, which is run first.
 """
 
 import difflib

@@ -1,8 +1,8 @@
 """Run the jobs of a sweep in this process, in several, or on a Ray cluster, and store the results.
 
-Attempts come as they end, in any order. A job that fails is an attempt with an error, also if its process
-dies. Each attempt is written and synced first, so a kill costs only what was running; an incomplete last line
-is cut off when the file is opened again. Jobs in the file are not run again unless they failed.
+A job that fails, or whose process dies, becomes an attempt with an error. Each attempt is synced to the
+results file; jobs in the file are not run again unless they failed. An incomplete last line is cut off on
+opening.
 """
 
 import fcntl

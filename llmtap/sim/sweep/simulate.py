@@ -1,14 +1,11 @@
 """Run one scheduler on one workload in virtual time, and report the result as public JSON.
 
-The multi-bin paper, section 9, defines the figures: throughput, latency, shares of requests outside the SLAs,
-utilisation, batch size, queueing delay. `ModelOptions` decides its open points. A run that was measured also
-has all figures of a Summary, because it made the same Exchanges as live traffic.
+Figures: multi-bin paper, section 9; `ModelOptions` decides its open points. A measured run also has the
+figures of a `Summary`, as live traffic has.
 
-Requests that a scheduler gave up are among the outcomes and outside the request SLA. They are in no latency
-and no throughput, which are of completed requests; their tokens count among `tokens`. `unserved` counts them
-by reason: `too_large`, `queue_full`, `late` (before their first token), `late_midway`.
-
-Options that the scheduler does not read are None among its `readings` and `serving`.
+Rejected requests are among the outcomes and outside the request SLA, in no latency and no throughput; the
+tokens that they got count among `tokens`. `unserved` counts them by reason: `too_large`, `queue_full`, `late`
+(before their first token), `late_midway`.
 """
 
 import math

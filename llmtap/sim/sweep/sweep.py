@@ -1,8 +1,6 @@
-"""One run of a sweep: a job with an id that can run in another process.
+"""One job of a sweep: all options that decide a run, its id, and its execution.
 
-A `SweepJob` holds everything that decides its result, and its id is a hash of that: two jobs with one id have
-the same figures. So results are kept by id, and not run again. A trace is identified by its name and a digest
-of its rows: a changed file makes other jobs.
+The id is a hash of the options and of a digest of the trace's rows, so equal ids have equal figures.
 """
 
 import hashlib

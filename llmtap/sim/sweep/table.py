@@ -1,6 +1,6 @@
-"""Runs of a sweep as a flat table, CSV or Parquet, with the parameters and metrics of the multi-bin paper.
+"""Write the runs of a sweep as a flat table, CSV or Parquet, with the columns of the multi-bin paper.
 
-Source: multi-bin batching paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files).
+Source: multi-bin paper, 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files).
 """
 
 import csv

@@ -1,1 +1,1 @@
-"""One file per trace format: what it can hold, how it is read and written."""
+"""One module per trace format: what it can hold, and how it is read and written."""

@@ -1,16 +1,13 @@
-"""Inputs of AIPerf: `mooncake_trace`, with lengths or with whole bodies, and `inputs_json`.
+"""The trace formats `aiperf` (AIPerf's `mooncake_trace`) and `aiperf-inputs` (its `inputs_json`).
 
-`aiperf` is its `mooncake_trace`, JSON Lines: exactly one of `input_length`, `payload` (a whole request body,
-sent as it is), `messages` (with `tools`) and `text_input`; optional `output_length`, `hash_ids` (512-token
-blocks, only with a length), `timestamp` and `delay` in MILLISECONDS, `session_id`, and `extra`, merged into
-the body. Bodies become `request_body`: a payload unchanged, messages and text as the body that they stand
-for. A row with a body is written as `payload`, others with their length; no
-session may have both kinds.
+`aiperf`: JSON Lines with exactly one of `input_length`, `payload` (a whole request body), `messages` (with
+`tools`) and `text_input`; optional `output_length`, `hash_ids` (512-token blocks, only with a length),
+`timestamp` and `delay` in ms, `session_id`, and `extra`, merged into the body. A row with a body is written
+as `payload`, others with their length; a session has one kind only.
 
-`aiperf-inputs` is its `inputs_json`: `{"data": [{"session_id": str, "payloads": [body, ...]}, ...]}`, bodies
-by session and no times.
+`aiperf-inputs`: `{"data": [{"session_id": str, "payloads": [body, ...]}, ...]}`, without times.
 
-Source: aiperf 0.13.0; its own models allow fractions in times.
+Source: aiperf 0.13.0.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,12 +1,8 @@
-"""Azure's LLM inference traces (CSV of date, tokens read and tokens generated), and inference-perf's.
+"""The trace formats `azure` (Azure's LLM inference traces, CSV) and `inference-perf` (its trace replay).
 
 Dates: `2023-11-16 18:15:46.6805900` in 2023, six digits and `+00:00` in 2024; dates without a zone are UTC.
-In 2025 there is another column, `NumImages`. Columns are found by name, up to nine digits of a second are
-exact. Written are seven digits without a zone and, for traces of Azure's that have it, `NumImages`.
-
-inference-perf's trace replay reads the first three columns by position, six digits of a second, and the first
-row as time zero. Its other input with lengths, `shared_prefix`, holds distributions and no requests: nothing
-is written so.
+The traces of 2025 have another column, `NumImages`. inference-perf reads the first three columns by position,
+six digits of a second, and the first row as time zero.
 
 Source: Azure/AzurePublicDataset (CC-BY-4.0); inference-perf 0.7.0.
 """

@@ -1,13 +1,11 @@
-"""BurstGPT: CSV of seconds, model, token counts and the kind of log that a request is from.
+"""The trace format `burstgpt`: CSV of seconds, model, token counts and the kind of log.
 
-Files 1 and 2 have six columns, file 3 has eight; columns are found by name, and all eight are written.
+Files 1 and 2 have six columns, file 3 has eight; all eight are written.
 
-- `Timestamp`: `arrival_ns`, counted from the trace's own zero (file 3 begins at 19,440,110 s).
-- `Session ID`: `session`; empty on `API log` rows. `Elapsed time`: `response_end_us`, of the whole answer.
-- `Log Type`: `route`. Rows of other sources are written as `Conversation log` if they have a session and as
-  `API log` otherwise.
-- `Response tokens` 0, or nothing: a failed request, `outcome` upstream_error; other rows are complete.
-- `Total tokens` is the sum; where a file says otherwise, `usage` keeps what it says.
+- `Timestamp`: `arrival_ns`, from the trace's own zero. `Elapsed time`: `response_end_us`.
+- `Session ID`: `session`; empty on `API log` rows. `Log Type`: `route`.
+- `Response tokens` 0, or nothing: a failed request, `outcome` upstream_error.
+- `Total tokens` is the sum; where a file says otherwise, `usage` keeps its value.
 
 Source: HPMLL/BurstGPT (CC-BY-4.0).
 """

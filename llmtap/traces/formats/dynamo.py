@@ -1,12 +1,9 @@
-"""NVIDIA Dynamo's request traces (`DYN_REQUEST_TRACE`): JSON Lines of finished requests, with agent sessions.
+"""The trace format `dynamo`: request traces of NVIDIA Dynamo, JSON Lines with agent sessions.
 
-A line is `{"timestamp": ms since the start, "event": record}`, or the record alone. Records `request_end` are
-read: `request_received_ms` (epoch), `input_tokens`, `output_tokens`, `ttft_ms`, `total_time_ms`, and `replay`
-with the ids of the prompt's blocks. `agent_context` names the session, and for a subagent the session that
-started it: in a capture its first request has the latest finished request of that session as `parent`.
-Records of tools are counted and left out.
-
-Block ids are 64 bits without a sign there, and with a sign in a capture.
+A line is `{"timestamp": ms since the start, "event": record}`, or the record alone. Only records
+`request_end` are read. `agent_context` names the session, and of a subagent the session that started it: the
+first request of a subagent has the latest finished request of that session as `parent`. Block ids have 64
+bits without a sign there, and with a sign in a capture.
 
 Source: ai-dynamo/dynamo, lib/llm/src/request_trace/types.rs; its documentation, "Agent Tracing"; AIPerf's
 reader of `dynamo.request.trace.v1`.

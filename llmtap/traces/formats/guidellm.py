@@ -1,12 +1,9 @@
-"""Inputs of guidellm: traces with times in seconds, and plain datasets of prompts and lengths.
+"""The trace formats `guidellm` (lengths with times in seconds) and `guidellm-data` (prompts and lengths).
 
 `guidellm` is the input of `--profile kind=replay`: JSON Lines of `timestamp`, `input_length`,
-`output_length`, and either `hash_ids` of 512-token blocks (its kind `mooncake`) or none (`trace_synthetic`),
-which may have a `duration`. All times are SECONDS: a Mooncake file would be replayed a thousand times too
-slowly. Of the kind `mooncake` it rejects rows that do not have ceil(input_length / 512) ids.
+`output_length`, and either `hash_ids` of 512-token blocks or none, and then perhaps a `duration`.
 
-`guidellm-data` is a plain dataset: JSON Lines (written), or CSV (read, too), with a `prompt` and counts,
-under any of the names by which guidellm finds them.
+`guidellm-data`: JSON Lines, or CSV (read only), with a `prompt` and counts under any of guidellm's names.
 
 Source: guidellm 0.8.1.
 """

@@ -1,12 +1,8 @@
-"""Mooncake's traces, and the reader and writer of the other formats with the same fields.
+"""The trace format `mooncake`, and `LengthFields`: reader and writer of all formats with the same fields.
 
-JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}`
-with one id per block of 512 tokens. The last block may be partial: a prompt of n tokens has ceil(n / 512)
-ids.
-
-AIPerf, guidellm and vLLM read the same fields, guidellm and vLLM with times in seconds and blocks of other
-sizes: `LengthFields` says what each makes of them. A file that could be any of them is read as Mooncake's,
-unless its times have fractions.
+JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}` with
+one id per block of 512 tokens, also for a partial last block. guidellm and vLLM have times in seconds and
+other block sizes. A file that could be any of them is read as Mooncake's, unless its times have fractions.
 
 Source: kvcache-ai/Mooncake, FAST25-release/traces.
 """

@@ -1,10 +1,9 @@
-"""OpenTelemetry GenAI spans as OTLP JSON Lines, as the collector's file exporter writes them. Read only.
+"""The trace format `otlp`: OpenTelemetry GenAI spans, as written by the collector's file exporter. Read only.
 
-A span of an inference (`gen_ai.operation.name` is chat, text_completion or generate_content; without one, a
-span with a count of tokens, such as vLLM's) is a row: start, end, model, token counts, time to the first
-chunk, finish reason. Text of prompts is not read. The `session` is the conversation's id, or the trace's if
-the span has a parent; a nested agent (`invoke_agent` within another) is a session of its own. Its first
-request has as `parent` the latest request of the agent around it that ended before it began.
+A span of an inference (`gen_ai.operation.name` is chat, text_completion or generate_content, or it has a
+count of tokens) is a row. The `session` is the conversation's id, or the trace's if the span has a parent; a
+nested agent (`invoke_agent` within another) is a session of its own, whose first request has as `parent` the
+latest request of the agent around it that ended before.
 
 All spans of a file are in memory, because agents' spans come after those of their requests.
 

@@ -1,8 +1,7 @@
-"""llmtap's captures: Parquet in the columns of `capture/schema.py`, one file or many.
+"""The trace format `llmtap`: captures as Parquet in the columns of `capture/schema.py`, one file or many.
 
-The integrity of a capture needs the numbers of its rows and the ledger of its relays
-(`capture/read/integrity.py`). A file has one ledger: rows of several captures, or of a format without a
-ledger, are written without one and without their relays.
+A written file has one ledger: rows of several captures, or of a format without a ledger, are written without
+one and without the names of their relays, which the integrity check needs.
 """
 
 import shutil

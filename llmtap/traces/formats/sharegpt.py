@@ -1,9 +1,7 @@
-"""ShareGPT JSON: conversations as arrays of turns, without times and without token counts.
+"""The trace format `sharegpt`: JSON conversations as arrays of turns, without times and token counts.
 
-`[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`; some copies hold
-a turn as a JSON string of that object. An exchange is a turn of the model that answers something: its request
-has all turns before it, so that a conversation of n answers is n rows of one session. Written is one
-conversation for each session, or for each row that has none.
+`[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. Each answer
+becomes a row whose request has all turns before it. Written is one conversation for each session.
 
 Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """

@@ -1,14 +1,12 @@
-"""Inputs of vLLM's `bench serve`: `custom` prompts, and `timed_trace`.
+"""The trace formats `vllm-custom` (prompts) and `vllm-timed-trace` (lengths) of vLLM's `bench serve`.
 
-`vllm-custom`: `{"prompt": str, "output_tokens": int}` a line; the count may be missing. vLLM makes the prompt
-a user's one message by the model's chat template.
+`vllm-custom`: `{"prompt": str, "output_tokens": int}` a line; the count may be missing.
 
-`vllm-timed-trace`: Mooncake's fields with times in seconds. The prompt is made of the `hash_ids` alone, so a
-row without ids is left out. vLLM takes a block for 16 tokens unless told otherwise; the notes give the flag.
-When read, the size is the first of 16, 64 and 512 of which the first rows have the right number. A file of
-milliseconds, as for `--timed-trace-sec-multiplier 0.001`, is a Mooncake file.
+`vllm-timed-trace`: Mooncake's fields with times in seconds. vLLM makes the prompt of the `hash_ids` alone, so
+a row without ids is left out, and takes a block for 16 tokens unless told otherwise. When read, the block
+size is the first of 16, 64 and 512 that the first rows agree with.
 
-Source: vLLM's benchmark; the multiplier's default of 1 is in vllm-project/vllm's own help.
+Source: vLLM's benchmark.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
-"""Weka's traces of coding agents (kv-cache-tester): JSON of conversations with nested subagents. Read only.
+"""The trace format `weka`: traces of coding agents (kv-cache-tester), JSON with nested subagents. Read only.
 
-`{"id", "block_size", "hash_id_scope", "requests": [...]}`; a request has `t` (seconds from the beginning of
-the conversation), `type` (`s`: streamed, `n`: not), `model`, `in`, `out`, `hash_ids`, `stop`, and often
-`api_time`, `think_time` and `ttft` in seconds. An entry of the type `subagent` has requests of its own: in a
-capture they are a session whose first request has the latest one before the entry as `parent`. A file has
-one conversation, or one on each line. Ids of the scope `local` are those of one conversation.
+A file has one conversation, or one on each line. Times are seconds from its beginning. `type` is `s`
+(streamed) or `n`. An entry of the type `subagent` has requests of its own: they become a session whose first
+request has the latest one before the entry as `parent`. Block ids of the scope `local` are those of one
+conversation.
 
 Source: callanjfox/kv-cache-tester, docs/trace_replay_tester.md and traces/; AIPerf's reader of `weka_trace`.
 """

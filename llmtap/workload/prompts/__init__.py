@@ -1,1 +1,1 @@
-"""Prompts of exact token lengths."""
+"""Prompts of exact lengths in tokens."""

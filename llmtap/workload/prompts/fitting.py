@@ -1,10 +1,9 @@
-"""Fit prompts to exact lengths by any counter, with few counts.
+"""Make prompts of an exact number of tokens by any tokenizer, with few counts.
 
-The counts so far give the tokens per word for the next guess, and the rest is filled with a repeated atom.
-What cannot be fitted (a template longer than the prompt, an atom of several tokens) comes as near as possible
-and states the difference.
+The counts so far give the tokens per word for the next guess; the rest is filled with a repeated word. A
+prompt that cannot be fitted (the template is longer) comes as near as possible and reports the difference.
 
-Source: exo-bench's methodology, "Prompt Construction", which searches by bisection over the atom alone.
+Source: exo-bench's methodology, "Prompt Construction".
 """
 
 import functools

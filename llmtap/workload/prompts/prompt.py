@@ -1,4 +1,4 @@
-"""Prompts and their sources, and random token ids."""
+"""Prompts, the interfaces of their sources, and random token ids."""
 
 import sys
 from array import array

@@ -1,7 +1,6 @@
-"""Messages of words: any number of tokens, each with a unique beginning.
+"""Write messages of English words with an exact number of tokens, each with a unique beginning.
 
-Each text opens with a sentence unique to its key, so that texts share no prefix by accident. A shorter text
-of a key is a prefix of a longer one. Counts are by the project's tokenizer.
+Counts are by the simulated engine's tokenizer. A shorter text of a key is a prefix of a longer one.
 """
 
 import functools

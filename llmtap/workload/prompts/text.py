@@ -1,12 +1,10 @@
-"""Texts by number, and the simulated engine's words and tokenizer.
+"""Reproducible texts of n tokens, and the vocabulary and tokenizer of the simulated engine.
 
-A text is a string of bytes, each a word of a table of 256. Tables are chosen so that a word is one token at
-any position: n bytes are n tokens, and texts share as many leading tokens as bytes. The bytes of number x
-begin with its name: NAME_BYTES of x times an odd constant modulo 2^72, lowest first. Names are unique; 256
-consecutive numbers differ in the first word, 65,536 in the first two, so no prefix is shared by accident.
-Then SHAKE128 continues. Nothing depends on PYTHONHASHSEED or Python's generators.
+A text is a string of bytes, each a word of a table of 256 words that are one token at any position. The bytes
+of number x begin with a unique name: NAME_BYTES of x times an odd constant modulo 2^72. So consecutive
+numbers differ in the first words, and no prefix is shared by accident. SHAKE128 continues.
 
-The engine's tokenizer is a byte-level BPE: one regular expression cuts a text into pieces of at most nine
+The engine's tokenizer is a byte-level BPE: a regular expression cuts a text into pieces of at most nine
 characters; a piece in the vocabulary is one token, any other its bytes with neighbouring letters paired.
 `tokenizer_json` is the same as a file for Hugging Face's `tokenizers`.
 """

@@ -1,7 +1,7 @@
-"""Tokenizers, chat templates and counters of whole prompts.
+"""Tokenizers, chat templates, and counters of the tokens of whole prompts.
 
-`tiktoken:NAME`, a `tokenizer.json`, a model's folder, or `sim` for the simulated engine's own. All are local;
-the packages come with the extra `tokenizers`.
+A tokenizer is `tiktoken:NAME`, a `tokenizer.json`, a model's folder, or `sim` for the simulated engine's own.
+All are local; the packages come with the extra `tokenizers`.
 """
 
 import json
