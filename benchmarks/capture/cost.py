@@ -7,7 +7,7 @@ of several turns, streams of 205 tokens with an ITL of 20 ms and log-normal jitt
 `size`: the frames of all exchanges go through a meter with a capture, at each privacy level, and the files
 are weighed: bytes per event are those of the Parquet columns of the event lists, bytes per exchange those of
 all others, footer included. Beside it the same traffic in the format of GoReplay (its documented text form,
-written by this script), as a HAR (by `llmtap convert`, bodies and all), and as raw bytes.
+written by this script), and as raw bytes.
 `cpu`: the same frames with and without a capture, interleaved; CPU time of the whole process, all threads.
 
     .venv/bin/python benchmarks/capture/cost.py [--exchanges 2000] [--rounds 5] [--json FILE]
@@ -42,7 +42,6 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recorder import Recorder
-from llmtap.traces.convert import convert
 from llmtap.units import Bytes, Duration
 
 TOKENS: Final = 205
@@ -229,14 +228,11 @@ def run_size(exchanges: list[Exchange], packed: list[bytes], console: Console) -
                 f"capture, {level}", found["bytes"],
                 f"{found['bytes_per_event']:.2f}", f"{found['bytes_per_exchange']:.0f}",
             )  # fmt: skip
-        har = Path(name) / "all.har"
-        convert(str(Path(name) / "full"), str(har), style={"llmtap": "none"})
-        others = {"HAR": har.read_bytes(), "GoReplay": goreplay(exchanges)}
-        for what, data in others.items():
-            zipped = len(gzip.compress(data, 6))
-            out[what] = {"bytes": len(data), "gzip": zipped}
-            row(what, len(data))
-            row(f"{what}, gzip", zipped)
+        data = goreplay(exchanges)
+        zipped = len(gzip.compress(data, 6))
+        out["GoReplay"] = {"bytes": len(data), "gzip": zipped}
+        row("GoReplay", len(data))
+        row("GoReplay, gzip", zipped)
     console.print(table)
     return {"raw": raw, **out}
 

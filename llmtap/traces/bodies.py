@@ -9,15 +9,13 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.exchange.outcome import EventClass
-from llmtap.exchange.saved import Explained
 from llmtap.traces.format import FormatError, TraceWriter
 from llmtap.traces.text import BODY_BYTES_MAX
 
 __all__ = [
-    "ENDPOINTS", "JOINED", "answer_columns", "asked_columns", "chat_answer", "compact", "endpoint_of",
+    "ENDPOINTS", "JOINED", "asked_columns", "compact", "endpoint_of",
     "is_object", "messages_of", "prompt_columns", "prompt_of", "read_elements", "read_object", "text_of",
-    "text_said", "write_prompts",
+    "write_prompts",
 ]  # fmt: skip
 
 ENDPOINTS: Final = {
@@ -155,59 +153,6 @@ def _is_int(value: Any, bits: int = 63) -> bool:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-# ---------------------------------------------------------------- answers
-
-
-def answer_columns(explained: Explained) -> dict[str, Any]:
-    """Return end, kind and counts of a saved answer, which has no times, in the columns of a capture."""
-    x = explained.exchange
-    row = {name: getattr(x, name) for name in _ANSWER_PLAIN}
-    row |= {f"refusal_{name}": _text((x.refusal or {}).get(name)) for name in _REFUSAL}
-    row |= {name: None if (value := getattr(x, name)) is None else compact(value) for name in _ANSWER_JSON}
-    return row | {
-        "outcome": x.outcome.value, "input_tokens": x.tokens.input, "output_tokens": x.tokens.output,
-        "input_token_source": None if x.tokens.input is None else "usage",
-        "reasoning_tokens": x.tokens.reasoning, "cached_tokens": x.tokens.cached,
-        "token_source": None if x.tokens.output is None else x.tokens.source.value,
-    }  # fmt: skip
-
-
-_ANSWER_PLAIN: Final = (
-    "response_model", "endpoint", "dialect", "stream", "request_id", "status", "finish_reason", "error",
-    "retries", "no_token_reason", "unparsed_events",
-)  # fmt: skip
-_REFUSAL: Final = ("kind", "source", "detail", "confidence")
-_ANSWER_JSON: Final = ("guardrail", "usage", "server_timing")
-
-
-def text_said(explained: Explained) -> str | None:
-    """Return the text of the first choice; None if no event was recognised to have any."""
-    parts = [
-        event.delta.text
-        for event in explained.events
-        if event.delta.event_class in (EventClass.CONTENT, EventClass.REFUSAL)
-        and event.delta.text
-        and event.delta.choices[:1] in ((), (0,))
-    ]
-    return "".join(parts) if parts else None
-
-
-def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else compact(value)
-
-
-def chat_answer(row: Mapping[str, Any], model: str, usage: object) -> dict[str, Any]:
-    """Return the members of a chat completion in one piece, with the text of a row's answer."""
-    return {
-        "object": "chat.completion", "model": model,
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": row["response_text"]},
-             "finish_reason": row["finish_reason"]}
-        ],
-        "usage": usage,
-    }  # fmt: skip
 
 
 # ---------------------------------------------------------------- arrays

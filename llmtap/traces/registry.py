@@ -17,7 +17,6 @@ from llmtap.traces.formats import (
     otlp,
     parquet_capture,
     sharegpt,
-    vidur,
     vllm,
     weka,
 )
@@ -38,9 +37,8 @@ FORMATS: Final[tuple[TraceFormat, ...]] = (
     *guidellm.FORMATS,
     azure.INFERENCE_PERF,
     *vllm.FORMATS,
-    vidur.FORMAT,
     sharegpt.FORMAT,
-    *openai_batch.FORMATS,
+    openai_batch.FORMAT,
     har.FORMAT,
     otlp.FORMAT,
     weka.FORMAT,

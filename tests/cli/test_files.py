@@ -52,13 +52,6 @@ def test_force_replaces(trace: Path, call: Call) -> None:
     assert target.read_bytes().startswith(b"TIMESTAMP,")
 
 
-def test_a_model_reaches_the_writer(trace: Path, call: Call) -> None:
-    target = trace.with_name("b.har")
-    code, _, _ = call("convert", trace, target, "--model", "acme")
-    assert code == 0
-    assert json.loads(target.read_bytes())["log"]["entries"][3]["_llmtap"]["row"]["model"] == "acme"
-
-
 def test_pipes_do_and_the_report_stays_out_of_the_data() -> None:
     done = subprocess.run(
         [*COMMAND, "-", "-", "--from", "mooncake", "--to", "azure"],

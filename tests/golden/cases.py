@@ -18,8 +18,7 @@ __all__ = ["CASES", "DATA", "Case"]
 Case = list[str] | Callable[[], str]
 DATA: Final = Path(__file__).parents[1] / "data"
 _FROM_CAPTURE: Final = frozenset({
-    "mooncake", "azure", "burstgpt", "bailian", "dynamo", "guidellm", "inference-perf", "vllm-timed-trace",
-    "vidur",
+    "mooncake", "azure", "burstgpt", "guidellm", "inference-perf", "vllm-timed-trace",
 })  # fmt: skip
 """Formats of lengths and times are written from a capture; the others hold text, and are from a HAR file."""
 

@@ -10,14 +10,13 @@ import pytest
 from llmtap.exchange.saved import explain, read_saved
 from llmtap.traces import bodies, format
 from llmtap.traces.bodies import (
-    answer_columns,
     asked_columns,
     compact,
     read_elements,
     read_object,
-    text_said,
 )  # fmt: skip
 from llmtap.traces.format import FormatError, text_batches
+from llmtap.traces.formats.har import answer_columns, text_said
 
 
 def test_rows_become_batches_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,8 +141,7 @@ def test_places_that_do_not_do_are_told(
 
 DERIVED = {
     ("openai-batch", "message roles and sizes"), ("openai-batch", "model"), ("openai-batch", "max_tokens"),
-    ("openai-batch-output", "usage"), ("openai-batch-output", "model"), ("sharegpt", "session and turn"),
-    ("bailian", "session and turn"), ("aiperf-inputs", "session and turn"),
+    ("sharegpt", "session and turn"), ("aiperf-inputs", "session and turn"),
 }  # fmt: skip
 """What a reader finds in the bodies, or gives to every row."""
 
@@ -228,7 +227,7 @@ def test_input_tokens_that_nobody_reported_are_estimated(
     ("target", "hint"),
     [
         ("mooncake", "needs input tokens, .*\nhint: clients must send stream_options.include_usage, or"),
-        ("openai-batch-output", "needs response text, .*\nhint: a capture has text only of the tenants"),
+        ("openai-batch", "needs request body, .*\nhint: a capture has text only of the tenants"),
     ],
 )
 def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(

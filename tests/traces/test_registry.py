@@ -44,8 +44,6 @@ DYNAMO = {"schema": "dynamo.request.trace.v1", "event_type": "tool_start", "even
 BURST_1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 BURST_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
 ASKED = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": BODY}
-ANSWERED = {"id": "b", "custom_id": "a", "response": {"status_code": 200, "request_id": "r", "body": {}},
-            "error": None}  # fmt: skip
 HAR = {"version": "1.2", "creator": {"name": "x", "version": "1"}}
 
 
@@ -71,8 +69,6 @@ SAMPLES: list[tuple[str, str, bytes]] = [
     ("dynamo", "a.jsonl", lines(DYNAMO)),
     ("otlp", "a.jsonl", lines({"resourceSpans": []})),
     ("weka", "a.json", one({"id": "a", "block_size": 64, "requests": [{"t": 0.0, "hash_ids": [1]}]})),
-    ("vidur", "a.csv", b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,10,20\n"),
-    ("vidur", "a.csv", b"num_prefill_tokens,num_decode_tokens\n10,20\n"),
     ("aiperf-inputs", "inputs.json", one({"data": [{"session_id": "s", "payloads": [BODY]}]})),
     ("aiperf", "a.jsonl", lines({"timestamp": 0, "payload": BODY, "session_id": "a"})),
     ("aiperf", "a.jsonl", lines({"timestamp": 0, "input_length": 3, "output_length": 4, "session_id": "a"})),
@@ -84,8 +80,6 @@ SAMPLES: list[tuple[str, str, bytes]] = [
     ("sharegpt", "a.json", one(talk({"from": "human", "value": "x" * 99_999}))),
     ("openai-batch", "a.jsonl", lines(ASKED)),
     ("openai-batch", "a.jsonl", lines(ASKED | {"body": LONG})),
-    ("openai-batch-output", "a.jsonl", lines(ANSWERED)),
-    ("openai-batch-output", "a.jsonl", lines(ANSWERED | {"response": None, "error": {"code": "x"}})),
     ("har", "a.har", one({"log": {**HAR, "entries": []}})),
     ("har", "a.json", b"\xef\xbb\xbf" + one({"log": {**HAR, "entries": []}}, indent=1)),
     ("har", "a.json", one({"log": {**HAR, "pages": ["x" * 99_999], "entries": []}})),

@@ -1,4 +1,4 @@
-"""The trace format `dynamo`: request traces of NVIDIA Dynamo, JSON Lines with agent sessions.
+"""The trace format `dynamo`: request traces of NVIDIA Dynamo, JSON Lines with agent sessions. Read only.
 
 A line is `{"timestamp": ms since the start, "event": record}`, or the record alone. Only records
 `request_end` are read. `agent_context` names the session, and of a subagent the session that started it: the
@@ -12,30 +12,24 @@ reader of `dynamo.request.trace.v1`.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, BinaryIO, Final
 
-import msgspec
 from msgspec import Meta, Struct
 
-from llmtap.traces.blocks import int_lists
-from llmtap.traces.format import LENGTHS, NO_FAILED, FormatError, TraceFormat, TraceWriter
+from llmtap.traces.format import LENGTHS, FormatError, TraceFormat
 from llmtap.traces.text import Count, JsonLines, first_objects
 
 __all__ = ["FORMAT"]
 
 _SCHEMA: Final = "dynamo.request.trace.v1"
-_WANTED: Final = (
-    "id", "arrival_ns", "model", "session", "parent", "input_tokens", "output_tokens", "cached_tokens",
-    "first_token_us", "response_end_us", "block_size", "block_unit",
-)  # fmt: skip
 _Ms = Annotated[float, Meta(ge=0, le=1e15)]
 
 
-class _Replay(Struct, omit_defaults=True):
+class _Replay(Struct):
     trace_block_size: Annotated[int, Meta(ge=1, le=1 << 30)]
     input_length: Count
     input_sequence_hashes: list[Annotated[int, Meta(ge=0)]]
 
 
-class _Request(Struct, omit_defaults=True):
+class _Request(Struct):
     request_id: str
     model: str | None = None
     input_tokens: Count | None = None
@@ -47,13 +41,13 @@ class _Request(Struct, omit_defaults=True):
     replay: _Replay | None = None
 
 
-class _Context(Struct, omit_defaults=True):
+class _Context(Struct):
     session_id: str
     parent_trajectory_id: str | None = None
     parent_session_id: str | None = None
 
 
-class _Record(Struct, omit_defaults=True):
+class _Record(Struct):
     schema: str | None = None
     event_type: str | None = None
     event_time_unix_ms: int | None = None
@@ -110,32 +104,6 @@ def _us(ms: float | None) -> int | None:
     return None if ms is None else round(ms * 1_000)
 
 
-def _write(writer: TraceWriter) -> None:
-    sessions: dict[str, str] = {}  # of each request
-    count = 0
-    for batch in writer.outgoing((*_WANTED, "blocks"), times="date"):
-        columns = [batch.column(name).to_pylist() for name in _WANTED]
-        lines = []
-        for row, blocks in zip(zip(*columns, strict=True), int_lists(batch.column("blocks")), strict=True):
-            name, arrival_ns, model, session, parent, read, made, cached, first_us, end_us, size, unit = row
-            received_ms = arrival_ns // 10**6
-            request = _Request(
-                name or str(count), model, read, made, cached, received_ms,
-                None if first_us is None else first_us / 1_000, None if end_us is None else end_us / 1_000,
-                _Replay(size, read, [i % (1 << 64) for i in blocks]) if blocks and unit == "tokens" else None,
-            )  # fmt: skip
-            count += 1
-            context = None
-            if session is not None:
-                starter = sessions.get(parent or "", session)
-                context = _Context(session, None if starter == session else starter)
-                sessions[request.request_id] = session
-            ended_ms = received_ms + (end_us or 0) // 1_000
-            record = _Record(_SCHEMA, "request_end", ended_ms, "dynamo", context, request)
-            lines.append(msgspec.json.encode({"timestamp": ended_ms, "event": record}) + b"\n")
-        writer.out.write(b"".join(lines))
-
-
 def _sniff(head: bytes, name: str) -> bool:
     events = [one.get("event", one) for one in first_objects(head)]
     return bool(events) and all(isinstance(e, dict) and e.get("schema") == _SCHEMA for e in events)
@@ -146,15 +114,7 @@ FORMAT: Final = TraceFormat(
     title="Dynamo request trace (JSON Lines)",
     extensions=(".jsonl",),
     holds=LENGTHS | {"model", "session and turn", "prefix blocks", "end of the answer", "first token"},
-    needs=LENGTHS,
-    why={
-        "arrival": "in milliseconds",
-        "prefix blocks": "those of tokens",
-        **NO_FAILED,
-        "think time": "only the times of the turns themselves",
-    },
     sniff=_sniff,
     info={"arrivals": "wall", "blocks": "trace", "block_unit": "tokens"},
     rows=_rows,
-    writes=_write,
 )

@@ -15,7 +15,6 @@ from llmtap.capture.read.reader import read as open_capture
 from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import FormatError, TraceSource, WriteOptions, batch_of
-from llmtap.traces.formats.har import FORMAT as HAR
 from llmtap.traces.formats.parquet_capture import FORMAT, read_many
 
 read, write = FORMAT.read, FORMAT.write
@@ -131,20 +130,6 @@ def test_of_several_captures_in_one_file_nothing_is_told_that_is_not_so(tmp_path
     assert [(row["capture"], row["seq"]) for row in table] == [
         ("a", 1), ("a", 2), ("a", 5), ("b", 2), ("b", 3),
     ]  # fmt: skip
-
-
-def test_rows_that_come_back_from_a_format_without_a_ledger_are_not_counted(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    capture(tmp_path / "in", "a", [1, 5], 7)
-    source, _ = read_many(str(tmp_path / "in"))
-    out = io.BytesIO()
-    HAR.write(out, source.info, source.batches, WriteOptions())
-    out.seek(0)
-    har = HAR.read(out)
-    with (tmp_path / "har.parquet").open("wb") as file:
-        write(file, har.info, har.batches, WriteOptions())
-    told = open_capture(tmp_path / "har.parquet").integrity()
-    assert (told.ok, told.captures, told.unnumbered) == (True, [], 2)
 
 
 def test_it_is_told_how_much_of_many_files_is_read(tmp_path: Path) -> None:
