@@ -45,8 +45,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BodyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of each body besides the prompt."""
-
     endpoint: Endpoint = "chat.completions"
     server: Server = "auto"
     """Server type; decides which vendor-specific fields are sent. An undetected `auto` counts as `openai`."""
@@ -54,7 +52,6 @@ class BodyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """None: captured bodies keep their model, others have none."""
     stream: bool = True
     usage: bool = True
-    """Request usage at the end of a stream."""
     exact_output: bool = True
     """Request exactly as many output tokens as the workload says: ignore_eos, where the server knows it."""
     min_tokens: bool = False
@@ -113,10 +110,8 @@ class BodyMaker:
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """Return the body of a request for `output` tokens, at least one.
-
-        Raises ConfigError for a prompt of token ids that this endpoint does not accept.
-        """
+        """Return the body of a request for `output` tokens, at least one. Raises ConfigError for unsupported
+        token ids."""
         output = max(1, output)
         value: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
         value |= self._asked(prompt)
@@ -127,11 +122,8 @@ class BodyMaker:
         return _encode(value)
 
     def captured(self, body: bytes) -> bytes:
-        """Return a captured body with the current model, streaming mode and user fields; lengths stay.
-
-        All other values keep their bytes. A body that needs no change, or is not a JSON object, is returned
-        unchanged. White space between fields is lost; of duplicate fields the last is kept.
-        """
+        """Return a captured body with the current model, streaming mode and user fields; lengths stay. Other
+        values keep their bytes; a body that is no JSON object is returned unchanged."""
         try:
             fields = _decode_fields(body)
         except (ValueError, RecursionError):
@@ -182,10 +174,8 @@ class BodyMaker:
 
 
 def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
-    """Parse `NAME=JSON` fields.
-
-    Raises ConfigError for invalid JSON, a duplicate, or a field that has its own option.
-    """
+    """Parse `NAME=JSON` fields. Raises ConfigError for invalid JSON, a duplicate, or a field with an own
+    option."""
     fields: dict[str, msgspec.Raw] = {}
     place = "--body-field"
     for text in texts:
@@ -209,10 +199,7 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
 
 
 def server_of(models: bytes) -> Server:
-    """Return the type of the server that answered `GET /v1/models`, by its `owned_by`; `auto` if unknown.
-
-    The simulated engine knows vLLM's fields.
-    """
+    """Return the type of the server that answered `GET /v1/models`, by its `owned_by`; `auto` if unknown."""
     known: Mapping[str, Server] = {
         "vllm": "vllm", "sglang": "sglang", "llmtap": "vllm", "openai": "openai", "system": "openai",
         "openai-internal": "openai",
@@ -222,7 +209,6 @@ def server_of(models: bytes) -> Server:
 
 
 def model_ids(models: bytes) -> list[str]:
-    """Return the ids of `GET /v1/models`."""
     return [model.id for model in _models(models) if model.id]
 
 
@@ -267,7 +253,6 @@ class PromptLengths:
     """Largest shortfall, as a negative number."""
     missed_max: int = 0
     ways: dict[str, int] = field(default_factory=dict)
-    """Number of prompts by counting method."""
 
     def add(self, fitted: Fitted) -> None:
         self.n += 1
@@ -286,17 +271,14 @@ class Prepared:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.begins, self.ends = array("q"), array("q")
-        """Range of each row's body in the file."""
         self.tokens = array("q")
         """Counted prompt tokens of each row; -1 if not counted."""
         self.lengths = PromptLengths()
         self._pending = bytearray()
         self._at = 0
-        """File offset of the next body."""
         self._known: dict[bytes, int] = {}
 
     def add(self, body: bytes, tokens: int) -> None:
-        """Add the body of the next row; identical ones are written once."""
         # 16 bytes of a digest: two bodies that differ in a run of a billion share one by a chance of 1e-21.
         digest = blake2b(body, digest_size=16).digest()
         begin = self._known.get(digest)
@@ -324,7 +306,6 @@ class Prepared:
 
     @property
     def fd(self) -> int:
-        """Descriptor of the file, for processes that inherit it."""
         return self._file.fileno()
 
     @property
@@ -351,10 +332,8 @@ def prepare(
     maker: Maker,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
-    """Prepare the bodies of all rows: the row's own if the trace has one, else made from its prompt.
-
-    Raises ConfigError if there is no room (`TMPDIR`) or the endpoint does not accept a prompt.
-    """
+    """Prepare the bodies of all rows: from the trace, or made from the prompt. Raises ConfigError if there is
+    no room (`TMPDIR`) or the endpoint does not accept a prompt."""
     try:
         # Without a name from its first moment, so that nothing is left behind however we end.
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
@@ -382,7 +361,6 @@ def prepare(
 def _bodies(
     requests: Requests, prompts: PromptSource | None, maker: Maker, rows: list[int], lengths: PromptLengths
 ) -> Iterable[tuple[int, bytes, int]]:
-    """Yield row, body and counted tokens in row order."""
     own = {row: requests.bodies[row] for row in rows if requests.bodies and requests.bodies[row]}
     missing = [row for row in rows if row not in own]
     made: dict[int, tuple[Prompt, int]] = {}

@@ -47,9 +47,7 @@ OPENED_AT_ONCE: Final = 128
 
 class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "load"
-    """Sender part of exchange ids."""
     clock: str = "kernel"
-    """Source of read timestamps: `kernel` or `mono`."""
     fresh: bool = False
     connect_timeout: Duration = Duration(10 * NS_PER_S)
     timeout: Duration = Duration(600 * NS_PER_S)
@@ -92,7 +90,6 @@ class LoadSender:
         self.calls: dict[Call, None] = {}
         """Calls in progress, in dispatch order."""
         self.sent = 0
-        """Requests begun, without retries."""
         self.retries: Counter[str] = Counter()
         """Retries by reason: `refused`, `closed`, `429`, `503`."""
         self.retrying = True
@@ -120,7 +117,6 @@ class LoadSender:
         return call
 
     async def open(self, connections: int) -> int:
-        """Open connections in advance; return the number of idle ones."""
         left = connections - self.pool.idle
         while left > 0:
             waiting = [_Opening(self) for _ in range(min(left, OPENED_AT_ONCE))]
@@ -146,7 +142,6 @@ class LoadSender:
             call.cancel("")
 
     def close(self) -> None:
-        """Cancel all calls, each with its Exchange, and close all connections."""
         for call in list(self.calls):
             call.cancel("the run was over")
         self.later.finish()
@@ -182,8 +177,6 @@ class LoadSender:
 
 
 class _Opening:
-    """Waits for one connection and adds it to the pool."""
-
     def __init__(self, sender: LoadSender) -> None:
         self._pool = sender.pool
         self.settled: asyncio.Future[None] = sender.loop.create_future()
@@ -208,7 +201,6 @@ STATUSES: Final = frozenset({429, 503})
 FIRST_NS: Final = 100_000_000
 """Wait before the first retry if the server names none; doubled for each further retry."""
 _DIGITS_MAX: Final = 9
-"""Digits of a number of seconds: 30 years."""
 
 
 def retry_after_ns(value: bytes | None, now_wall_ns: int) -> int | None:
@@ -274,14 +266,11 @@ class Call:
         self._request = b""
         """The whole request, if it may be retried."""
         self._held = b""
-        """The request while there is no connection."""
         self._rest = b""
         self._lag_ns = 0
         """Longest time a byte of the answer may have waited unread."""
         self._verdict: tuple[Outcome, str | None] | None = None
-        """Result of the last attempt while the next one is pending."""
         self._again: tuple[str, int] | None = None
-        """Status and wait in ns of an answer that allows a retry."""
         self._timer: asyncio.TimerHandle | None = None
         self.row = row
         self.scheduled_ns = scheduled_ns
@@ -364,11 +353,8 @@ class Call:
         self._catch_up()
 
     def _submitted(self, before_ns: int) -> None:
-        """Record that the kernel took the last byte between `before_ns` and now.
-
-        The earlier time counts, because a local server may answer before this process runs again. A latency
-        may be too long by at most the exchange's uncertainty.
-        """
+        """Record that the kernel took the last byte between `before_ns` and now. The earlier time counts: a
+        local server may answer before this process runs again."""
         self.last_ns = mono_ns()
         self._submit_ns = before_ns
         self._submit_width_ns = self.last_ns - before_ns
@@ -482,7 +468,6 @@ class Call:
             observer.response_data(data[end:], t_ns, 0)
 
     def _complete(self, data: bytes, t_ns: int) -> None:
-        """End the answer with `data`; release the connection before anything is computed."""
         stream, self._stream = self._stream, None
         assert stream is not None and self._observer is not None
         if self._keep and not stream.pending:

@@ -31,8 +31,6 @@ _HINT = "write it like 50%, or 50%/200 for the latest 200 answers"
 
 
 class StopErrors(msgspec.Struct, frozen=True):
-    """Stop when more than `share` of the latest `latest` answers failed."""
-
     share: float
     latest: int = LATEST
 
@@ -61,7 +59,6 @@ class ErrorWatch:
         self._failed = 0
 
     def ended(self, *, failed: bool) -> str | None:
-        """Return the reason to stop, or None."""
         rule, latest = self._rule, self._latest
         latest.append(failed)
         self._failed += failed
@@ -73,12 +70,11 @@ class ErrorWatch:
 
 
 class Schedule:
-    """Order and times of a sender's rows. All times are offsets in ns from the start of the run.
+    """Order and times of a sender's rows, as offsets in ns from the start of the run.
 
-    Without `slots`, an open loop: each row at its arrival. With them, a closed loop: so many rows at a time,
-    in row order. A slot serves one conversation until it is over, think times included; only later turns
-    have a scheduled time. If several turns follow one, all are sent, and no conversation starts until fewer
-    than `slots` are left.
+    Open loop without `slots`: each row at its arrival. Closed loop: `slots` rows at a time, in row order. A
+    slot serves one conversation to its end, think times included. If several turns follow one, all are sent,
+    and no conversation starts until fewer than `slots` are left.
     """
 
     def __init__(self, requests: Requests, rows: Sequence[int], slots: int | None = None) -> None:
@@ -91,7 +87,6 @@ class Schedule:
         """Free slots; less than none while more turns follow than there are slots."""
         self._followers: dict[int, list[int]] = {}
         self._heap: list[tuple[int, int]] = []
-        """Later turns with a known time."""
         self._left = len(rows)
         self.dropped = 0
         """Turns not sent because an earlier one failed."""
@@ -106,7 +101,6 @@ class Schedule:
 
     @property
     def next_ns(self) -> int:
-        """Time of the next row; `NEVER` if none is due."""
         turn_ns = self._heap[0][0] if self._heap else NEVER
         if not self._firsts or (self._free is not None and self._free <= 0):
             return turn_ns
@@ -114,7 +108,6 @@ class Schedule:
 
     @property
     def left(self) -> int:
-        """Rows neither taken nor dropped."""
         return self._left - self.dropped
 
     def take(self, now_ns: int) -> tuple[int, int | None] | None:
@@ -203,10 +196,8 @@ class LoadRun:
         self._free: set[int] = set()
         """Rows whose end was reported to the schedule before their answer was parsed."""
         self.skipped = 0
-        """Rows not sent because of `limit_in_flight`."""
         self.gave_up: str | None = None
         self.stopped: str | None = None
-        """Reason for an early end."""
 
     async def go(self) -> None:
         self._waker.sooner(self._due_ns())

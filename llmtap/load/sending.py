@@ -31,9 +31,7 @@ GATHER_NS: Final = 1_000_000
 WAKING_NS: Final = 100_000
 """Possible lateness of the end of a sleep."""
 BEHIND_NS: Final = 2 * GATHER_NS
-"""Lateness of a read that a sleep does not explain."""
 READS_MIN: Final = 2_000
-"""Reads per second below which a sleep gathers nothing."""
 READS_OF_STREAM_MAX: Final = 100
 """Reads per second and stream above which several pieces of a stream would be read together."""
 
@@ -196,7 +194,6 @@ class PromptRequest:
     scheduled_ns: int | None = None
     tenant: str | None = None
     request_id: str = ""
-    """Empty: the target makes one."""
 
 
 class Underway(Protocol):
@@ -218,8 +215,6 @@ class _Calls(Protocol):
 
 
 class Sending(Protocol):
-    """Sends to one target from one loop."""
-
     loop: asyncio.AbstractEventLoop
     sent: int
     retries: Counter[str]
@@ -245,11 +240,8 @@ class Sending(Protocol):
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: OnAnswer | None = None,
     ) -> Underway:
-        """Send a request now.
-
-        `done` is called once with its Exchange, never before this returns. `on_answer` may be called earlier
-        with the time (mono) at which the whole answer had arrived, before it is parsed.
-        """
+        """Send a request now. `done` is called once with its Exchange, after this returns. `on_answer` may be
+        called earlier, with the time (mono) at which the whole answer had arrived."""
         ...
 
     async def open(self, connections: int) -> int: ...

@@ -40,13 +40,10 @@ _decode = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class LoadTally:
-    """Counts exchanges as they end. Times are monotonic ns."""
-
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.summary = Summary(objectives, reader)
         self._reader = reader
         self.lateness = Histogram()
-        """Dispatch - scheduled."""
         self.corrected = {name: Histogram() for name in CORRECTED}
         self.sent_ns = array("q")
         """Dispatch times, in the order of the ends."""
@@ -54,7 +51,6 @@ class LoadTally:
         self.dropped = 0
         """Turns not sent because an earlier one failed."""
         self.skipped = 0
-        """Rows not sent because too many were in flight."""
         self.retries: Counter[str] = Counter()
 
     def add(self, x: Exchange) -> Measured:
@@ -105,16 +101,13 @@ class LoadTally:
         self.retries.update(p.retries)
 
     def corrected_dict(self) -> dict[str, object] | None:
-        """Return corrected latencies as JSON; None without a schedule."""
         if not self.lateness.n:
             return None
         return {name: summarise_ns(histogram) for name, histogram in self.corrected.items()}
 
     def plan_dict(self) -> dict[str, object]:
-        """Return how well the plan was kept: requests without retries, and lateness in seconds.
-
-        `planned = sent + skipped + dropped + unsent`; unsent: after an early stop, or of a lost process.
-        """
+        """Return how well the plan was kept; lateness in seconds. `planned = sent + skipped + dropped +
+        unsent`; unsent: after an early stop, or of a lost process."""
         sent = self.summary.opened or 0
         return {
             "planned": self.planned,

@@ -15,7 +15,6 @@ __all__ = [
 
 Spoken = Literal["http", "responses", "realtime", "grpc"]
 WEBSOCKET: Final = ("responses", "realtime")
-"""Protocols over a WebSocket."""
 
 PATHS: Final = {
     "chat.completions": "/v1/chat/completions",
@@ -61,11 +60,8 @@ class LoadTarget:
 
 
 def parse_target(url: str, endpoint: str, headers: Headers) -> LoadTarget:
-    """Parse `http://host:port[/prefix]`; a prefix ending in /v1 is the API's own. `endpoint`: one of PATHS,
-    or a path.
-
-    Raises ConfigError naming `--target`, or `--header` for an invalid field.
-    """
+    """Parse `http://host:port[/prefix]`; `endpoint` is one of PATHS, or a path. A prefix ending in /v1 is the
+    API's own. Raises ConfigError naming `--target` or `--header`."""
     origin = parse_origin(url, "--target")
     path = endpoint if endpoint.startswith("/") else PATHS[endpoint]
     if origin.prefix.endswith(b"/v1"):

@@ -44,7 +44,6 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Variation of three consecutive probes below which latency is stable."""
     probes_max: int = 30
     probe: bool = True
-    """Probe before and after; False: only `requests` are sent."""
     cold: bool = False
     """Send nothing: a cold start is measured."""
 
@@ -62,7 +61,6 @@ class Probe:
 @dataclass(slots=True)
 class WarmUp:
     skipped: str | None = None
-    """Reason for no warm-up."""
     requests: int = 0
     """Answers that ended well, without probes."""
     failed: int = 0
@@ -76,14 +74,12 @@ class WarmUp:
     variation_e2e: float | None = None
     stable: bool = False
     problem: str | None = None
-    """Why it was not enough or is not stable."""
 
     @property
     def after(self) -> Probe | None:
         return self.probes[-1] if self.probes else None
 
     def to_dict(self) -> dict[str, object]:
-        """Return public JSON; times in seconds."""
         return {
             "skipped": self.skipped,
             "requests": self.requests,
@@ -107,11 +103,8 @@ async def warm_up(
     body_ends: "array[int]",
     options: WarmUpOptions | None = None,
 ) -> WarmUp:
-    """Send rows of `requests` in turn, repeating from the first, without their times and turns. The probe is
-    row 0.
-
-    Raises as `WorkerPool.run`.
-    """
+    """Send rows of `requests` in turn, without their times and turns; the probe is row 0. Raises as
+    `WorkerPool.run`."""
     options = options or WarmUpOptions()
     if options.cold:
         return WarmUp(skipped="cold start")

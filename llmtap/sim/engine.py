@@ -31,7 +31,6 @@ _PROGRESS_EVERY: Final = 1 << 14
 
 class GivenUp(Enum):
     TOO_LARGE = "too_large"
-    """It needs more than the whole KV memory."""
     QUEUE_FULL = "queue_full"
     LATE = "late"
 
@@ -51,12 +50,8 @@ class Batch:
     queue: int = 0
 
     def token_times(self, start_ns: int, tokens: int) -> range:
-        """Return when a member's tokens are made, in a batch that began at `start_ns`.
-
-        The multi-bin paper, 4.3: the first after alpha, the others beta h(b) apart, rounded to whole ns.
-        The batch may last much longer, because its length is that of its longest request, prompt included;
-        all requests are complete when it ends.
-        """
+        """Return when a member's tokens are made, in a batch that began at `start_ns` (multi-bin paper, 4.3):
+        the first after alpha, the others beta h(b) apart, in whole ns. The batch may last longer."""
         first_ns = start_ns + self.first_ns
         step_ns = max(1, round(self.step_ns))
         return range(first_ns, first_ns + tokens * step_ns, step_ns)
@@ -81,7 +76,6 @@ class EngineOutput:
     are known from the start."""
     due_ns: Sequence[int] | None = None
     cached: Mapping[int, int] | None = None
-    """Of requests whose prompt is complete now: prompt tokens found in the prefix cache; None without one."""
 
 
 def made_later(made: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
@@ -163,7 +157,6 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether some server has nothing to do."""
         return bool(self._free)
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
@@ -173,7 +166,6 @@ class Engine:
         return _NOTHING if more else self._dispatch(now_ns)
 
     def done(self, now_ns: int, run: EngineRun) -> Step:
-        """End a run, at its time or, where clocks are real, some time after."""
         self._at(now_ns)
         assert now_ns >= run.end_ns
         made = self._scheduler.done(now_ns, run.work)
@@ -182,7 +174,6 @@ class Engine:
         return Step(step.started, made, step.given_up)
 
     def leave(self, now_ns: int, request: int) -> Step:
-        """Drop a request whose client has gone. Runs are not interrupted."""
         self._at(now_ns)
         self._scheduler.left(now_ns, request)
         return self._dispatch(now_ns)
@@ -220,11 +211,9 @@ class RunRecord:
     """Outcome of each request, as columns, and of servers. ns."""
 
     start_ns: "array[int]"
-    """When a server first took it up; -1 where none did."""
     end_ns: "array[int]"
     """When its last token left, its batch was done, or it was given up."""
     server: "array[int]"
-    """Number of the GPU that took it up; -1 where none did."""
     size: "array[int]"
     busy_ns: list[int]
     sizes: Counter[int] = field(default_factory=Counter)
@@ -254,7 +243,6 @@ class _Recorder:
         self._began = 0
 
     def note(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
-        """Record a step; `run` is the run that it ended, if any."""
         if run is not None:
             if isinstance(run.work, Batch):
                 self._batch_done(now_ns, run)

@@ -23,7 +23,6 @@ class LatencyModel:
     gamma: float
 
     def overhead(self, size: int) -> float:
-        """h(b)."""
         return 1 + self.gamma * (size - 1) / size
 
     def step_ns(self, size: int) -> float:
@@ -42,11 +41,10 @@ class IterationModel:
     """Duration of one iteration in which some requests prefill and others decode.
 
     T(p, d, c) = step(max(d, 1)) + prefill p + context c, with step(d) = beta h(d) of a `LatencyModel`, p the
-    prompt tokens processed, d the requests that decode, and c the tokens in the KV memory of those.
+    prompt tokens processed, d the decoding requests, c their tokens in KV memory.
     """
 
     beta_ns: float
-    """One forward pass for one request: a token."""
     gamma: float
     """How much slower it is for very many (multi-bin paper's h)."""
     prefill_ns: float
@@ -54,7 +52,6 @@ class IterationModel:
     """Per token of KV that attention reads."""
 
     def duration_ns(self, prefill: int, decodes: int, context: int = 0) -> int:
-        """T(p, d, c)."""
         size = max(decodes, 1)
         step_ns = self.beta_ns * (1 + self.gamma * (size - 1) / size)
         return round(step_ns + self.prefill_ns * prefill + self.context_ns * context)

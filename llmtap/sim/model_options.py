@@ -137,12 +137,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def safe_gb(self) -> float:
-        """The same less the margin: 7 GB."""
         return self.free_gb - self.margin_gb
 
 
 def read_model_options(settings: Mapping[str, str]) -> ModelOptions:
-    """Return the readings with these set from text. Raises ValueError."""
     readings = read_options(ModelOptions, settings, "reading")
     if readings.safe_gb <= 0:
         raise ValueError("memory_gb: nothing is left of it for the KV cache")
@@ -202,12 +200,10 @@ class ServingSetup:
 
 
 def read_serving(settings: Mapping[str, str]) -> Serving:
-    """Return the options with these set from text. Raises ValueError."""
     return read_options(Serving, settings, "option of serving")
 
 
 def settled(serving: Serving, scheduler: str) -> Serving:
-    """Return the options with the scheduler's default output delay, if none is set."""
     if serving.output_delay is not None:
         return serving
     delay = OUTPUT_DELAYS.get(scheduler, Duration(0))

@@ -12,7 +12,6 @@ from llmtap.traces.format import TraceWriter
 __all__ = ["BLOCK_COLUMNS", "BlockIds", "block_columns", "int_lists"]
 
 BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
-"""Columns that `BlockIds` reads."""
 
 
 def block_columns(ids: Sequence[Sequence[int] | None], size: int) -> dict[str, list[Any]]:
@@ -25,13 +24,11 @@ def block_columns(ids: Sequence[Sequence[int] | None], size: int) -> dict[str, l
 
 
 class BlockIds:
-    """Ids of the prefix blocks of one file. Prompts begin alike as far as their leading ids agree.
+    """Ids of the prefix blocks of one file, as its readers expect them.
 
-    Salted hashes become small numbers in the order of their first use; the map of all ids is in memory.
-    Blocks of a size that divides the wanted one are joined: every n-th id, and the last. Other sizes are
-    written unchanged; rows that break the rule of ceil(n / size) ids for n tokens are counted.
-
-    Source: the documentation of Mooncake's trace.
+    Salted hashes become small numbers by first use; the map of all ids is in memory. Blocks of a size that
+    divides the wanted one are joined: every n-th id, and the last. Other sizes are written unchanged; rows
+    with another number of ids than ceil(tokens / size) are counted.
     """
 
     def __init__(self, writer: TraceWriter, size: int) -> None:
@@ -80,7 +77,6 @@ class BlockIds:
                 self._foreign[size, unit] = None
 
     def report(self) -> None:
-        """Add the counts to the writer's report."""
         size, ways, writer = self._size, [], self._writer
         broken = f"rows have another number of ids than ceil(input_length / {size})"
         if self.coarser:

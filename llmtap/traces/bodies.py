@@ -40,7 +40,6 @@ _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def compact(value: Any) -> str:
-    """Return a value as JSON text; decimals as numbers."""
     return _encode(value).decode()
 
 
@@ -55,7 +54,6 @@ def read_object(data: bytes | str, where: str) -> dict[str, Any]:
 
 
 def is_object(body: str) -> bool:
-    """Whether it is a JSON object."""
     try:
         read_object(body, "request")
     except FormatError:
@@ -141,7 +139,6 @@ def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part_types(messages: Any) -> list[Any]:
-    """Return the types of the parts of messages."""
     found = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
     parts = [part for content in found if isinstance(content, list) for part in content]
     return [part.get("type") for part in parts if isinstance(part, dict)]
@@ -160,9 +157,7 @@ def _number(value: Any) -> float | None:
 
 def read_elements(file: BinaryIO, path: tuple[str, ...] = (), *, floats: bool = False) -> Iterator[Any]:
     """Yield the elements of the JSON array at `path` (keys of nested objects; none: the file is the array).
-
-    Numbers with a point are Decimal, with `floats` float. Raises FormatError, also above BODY_BYTES_MAX.
-    """
+    Fractions are Decimal, with `floats` float. Raises FormatError, also above BODY_BYTES_MAX."""
     import ijson
     from ijson.common import ObjectBuilder
 
@@ -241,10 +236,8 @@ def prompt_columns(prompt: str) -> dict[str, Any]:
 
 
 def prompt_of(body: str) -> tuple[str, bool, bool]:
-    """Return the texts of a request's messages, joined by empty lines; "" if the body has no text.
-
-    The flags say whether several messages were joined, and whether the request had more than text.
-    """
+    """Return the texts of a request's messages, joined by empty lines, and two flags: several messages were
+    joined; the request had more than text."""
     try:
         request = read_object(body, "request")
     except FormatError:

@@ -33,8 +33,6 @@ __all__ = ["Aspect", "Report", "convert"]
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """Fate of one aspect of the rows."""
-
     name: str
     rows: int
     written: int
@@ -49,8 +47,6 @@ class Aspect:
 
 @dataclass(slots=True)
 class Report:
-    """Result of a conversion."""
-
     source: str
     source_format: str
     target: str
@@ -66,13 +62,10 @@ class Report:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON."""
         return asdict(self)
 
 
 class _Counted:
-    """Batches, counted by aspect as they pass."""
-
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self.rows = 0
@@ -182,10 +175,8 @@ def _check_did(
     counted: _Counted, written: TraceWriter, given: TraceFormat, needs: frozenset[str], report: Report,
     *, own: bool,
 ) -> None:  # fmt: skip
-    """Raise ConfigError, before the target appears, if no row could be written.
-
-    `own`: the rows came from the target's format, which may hold rows that it would not take from others.
-    """
+    """Raise ConfigError, before the target appears, if no row could be written. `own`: the rows came from the
+    target's format."""
     if not counted.rows or (own and written.rows):
         return
     for aspect in ASPECTS:
@@ -276,7 +267,6 @@ class _Redacted:
         return batch
 
     def report(self, written: TraceWriter) -> None:
-        """Add the counts to the report."""
         if self.marks:
             how = f"{self.marks:,} marks in {self.rows:,} rows stand for what --redact found"
             written.changed |= dict.fromkeys(_ASPECTS, how)

@@ -26,7 +26,6 @@ __all__ = [
 ROWS_PER_BATCH: Final = 10_000
 """Rows of a batch without text: some MB. Readers of bodies use fewer."""
 TEXT_BYTES_PER_BATCH: Final = 8 << 20
-"""A single row may have more."""
 
 ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "arrival": ("arrival_ns",),
@@ -80,8 +79,6 @@ class FormatError(LlmtapError):
 
 @dataclass(slots=True)
 class TraceSource:
-    """A trace being read."""
-
     info: CaptureInfo
     batches: Iterator[pa.RecordBatch]
     """In SCHEMA. Raises FormatError where the file does not fit."""
@@ -128,10 +125,7 @@ def _text_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options of a writer."""
-
     model: str | None = None
-    """Model of rows without one (with `override_model`: of all rows)."""
     override_model: bool = False
 
 
@@ -161,16 +155,13 @@ class TraceWriter:
         return self.info.source == self.name
 
     def count(self, batch: pa.RecordBatch, *, sign: int = 1) -> None:
-        """Count the aspects of written rows; `sign=-1` takes them back."""
         for aspect in ASPECTS:
             self.told[aspect] = self.told.get(aspect, 0) + sign * telling(batch, aspect)
 
     def drop(self, reason: str, rows: int = 1) -> None:
-        """Count rows that are not written."""
         self.dropped[reason] = self.dropped.get(reason, 0) + rows
 
     def note(self, n: int, what: str) -> None:
-        """Add a note that begins with a count, unless that is 0."""
         if n:
             self.notes.append(f"{n:,} {what}")
 
@@ -282,13 +273,10 @@ def _zero_note(info: CaptureInfo, zero_ns: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
-    """One trace format. Its reader is one of `rows`, `batches` and `opens`."""
-
     name: str
     """As in `--from` and `--to`: lower case, with dashes."""
     title: str
     extensions: tuple[str, ...]
-    """File name endings, with the dot; several formats may share one."""
     holds: frozenset[str]
     """Keys of ASPECTS that it can hold."""
     needs: frozenset[str] = frozenset()
@@ -302,7 +290,6 @@ class TraceFormat:
     """Yields rows with text, by column; adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
     opens: Callable[[BinaryIO], TraceSource] | None = None
-    """Opens a file whose metadata depend on its content."""
     writes: Callable[[TraceWriter], None] | None = None
     """None: it can only be read."""
 
@@ -343,10 +330,8 @@ def telling(batch: pa.RecordBatch, aspect: str) -> int:
 
 
 def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.RecordBatch:
-    """Return a batch in SCHEMA with the given columns; the others are null.
-
-    Raises pa.ArrowInvalid or pa.ArrowTypeError for values that do not fit their column.
-    """
+    """Return a batch in SCHEMA with these columns; others are null. Raises pa.ArrowInvalid or
+    pa.ArrowTypeError."""
     arrays = []
     for column in SCHEMA:
         values = columns.get(column.name)
@@ -367,6 +352,5 @@ def peeked(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, It
 
 
 def replaced(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
-    """Return the batch with another column of that name."""
     at = batch.schema.get_field_index(name)
     return batch.set_column(at, batch.schema.field(at), values.cast(batch.schema.field(at).type))

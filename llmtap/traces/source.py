@@ -105,11 +105,9 @@ def plain_name(path: str) -> str:
 
 
 def shown_name(path: str, *, output: bool = False) -> str:
-    """Return the path, or what `-` stands for."""
     return path if path != STANDARD else ("standard output" if output else "standard input")
 
 
 def reason_of(exc: Exception) -> str:
-    """Return an error's reason on one line."""
     strerror = getattr(exc, "strerror", None)
     return strerror or str(exc).splitlines()[0] if str(exc) else type(exc).__name__

@@ -61,10 +61,8 @@ Number = int | Decimal
 
 
 def number_ns(number: Number, places: int, line: int, field: str) -> int:
-    """Return a time in units of 10**places ns as ns, rounded to the nearest.
-
-    Raises FormatError for a time that is negative or does not fit 64 bits.
-    """
+    """Return a time in units of 10**places ns, rounded to whole ns. Raises FormatError below 0 or above 63
+    bits."""
     if isinstance(number, int) and 0 <= number < 1_000_000_000:  # nearly all of them
         return number * int(10**places)
     value = Decimal(number)
@@ -221,8 +219,6 @@ class CsvKind:
 
 @dataclass(frozen=True, slots=True)
 class CsvColumn:
-    """A column that a format knows."""
-
     name: str
     kind: CsvKind
     column: str
@@ -297,7 +293,6 @@ def read_csv(
 def _table(
     block: bytes, read: arrow_csv.ReadOptions, convert: arrow_csv.ConvertOptions, known: Sequence[CsvColumn]
 ) -> tuple[int, dict[str, pa.Array]]:
-    """Return the rows of a block. Raises pa.ArrowException."""
     table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
     return table.num_rows, {c.column: _parsed(c, table.column(c.name).combine_chunks()) for c in known}
 

@@ -41,11 +41,9 @@ class Arrivals:
     """An arrival process with its parameters and its seed. Each iteration yields the same offsets."""
 
     name: str
-    """Key of FORMS."""
     rate_rps: float | None
     """Overall mean; None if the process names its rates itself."""
     values: Mapping[str, Any]
-    """Parameters by field; times in ns."""
     even: bool
     """As even as the rate allows instead of random."""
     seed: int
@@ -73,11 +71,7 @@ class Arrivals:
 
 
 def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str = "--arrivals") -> Arrivals:
-    """Parse one of FORMS.
-
-    `rate_rps`: overall mean; None for OWN_RATES. Raises ConfigError of `place` naming the process and its
-    field.
-    """
+    """Parse one of FORMS. `rate_rps`: overall mean; None for OWN_RATES. Raises ConfigError of `place`."""
     name, _, rest = text.partition(":")
     name = name.strip()
     kind = _KINDS.get(name)
@@ -150,8 +144,6 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field of a process; its methods raise ValueError naming it."""
-
     name: str
     kind: Literal["number", "rate", "length"] = "number"
     least: float = 0.0
@@ -236,10 +228,8 @@ class _Kind:
     """Raises ValueError for values that do not go together."""
     fields: tuple[_Field, ...] = ()
     read: Callable[[_Words], dict[str, Any]] | None = None
-    """Reads the values where fields alone do not say how."""
     own_rates: bool = False
     spacing: bool = False
-    """Takes `spacing=even`."""
 
 
 def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
@@ -258,7 +248,6 @@ def _poisson(values: Values, rate_rps: float) -> Offsets:
 
 
 def _uniform(values: Values, rate_rps: float) -> Offsets:
-    """Constant gaps: row k at k / rate, to the nearest ns."""
     gap = NS_PER_S / Fraction(rate_rps)
     n, d = gap.numerator, gap.denominator
     return lambda random: ((2 * k * n + d) // (2 * d) for k in count())
@@ -299,7 +288,6 @@ def _ramp(values: Values, rate_rps: float) -> Intensity:
 
 
 def _steps(values: Values, rate_rps: float) -> Intensity:
-    """One rate after the other, each for its time; the last one stays."""
     last_rps = values["steps"][-1][0]
     lead = tuple(Slope(length_ns, rate, rate) for rate, length_ns in values["steps"])
     return Intensity(lead, (Slope(_STAY_NS, last_rps, last_rps),))

@@ -57,16 +57,12 @@ def description(
 
 
 class PlannedWorkload:
-    """A workload whose requests and prompts follow from its plan."""
-
     __slots__ = ()
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
-        """Return the requests and their parts."""
         raise NotImplementedError
 
     def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
-        """Return the prompts of a plan."""
         raise NotImplementedError
 
     def requests(self, count: int, seed: int) -> Requests:
@@ -81,8 +77,6 @@ class PlannedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class RandomIds:
-    """Contents that are random token ids."""
-
     vocabulary: int = CL100K_IDS
 
     def describe(self) -> Mapping[str, Any]:
@@ -141,7 +135,6 @@ class Composed(PlannedWorkload):
 
 
 def check_rows(planned: Requests, asked: Requests) -> None:
-    """Raise ValueError for requests that the workload does not make."""
     if planned.input != asked.input or planned.output != asked.output:
         raise ValueError("these are not the first requests of the workload with this seed")
 

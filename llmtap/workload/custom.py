@@ -31,25 +31,19 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["words", "code", "document", "ids", "file"] = "words"
     file: str = ""
-    """For `file`: UTF-8 text."""
     vocabulary: Annotated[int, msgspec.Meta(ge=2, le=1 << 31)] = CL100K_IDS
     """For `ids`: upper bound."""
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request body besides prompt and length."""
-
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     stop: list[str] | None = None
     ignore_eos: bool | None = None
     extra: dict[str, Any] = {}
-    """Further members of the body."""
 
 
 class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
-
     input: _Tokens | Lengths
     output: _Tokens | Lengths
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = ""
@@ -125,7 +119,6 @@ def _content(told: _Content, folder: Path, path: Path) -> ProseWriter | RandomId
 
 
 def _resolved(lengths: int | Lengths, key: str, path: Path) -> Lengths:
-    """Return the distribution with the values of its file, if any."""
     if isinstance(lengths, int):
         return Fixed(tokens=lengths)
     if not isinstance(lengths, Empirical) or not lengths.file:

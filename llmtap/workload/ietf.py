@@ -52,7 +52,6 @@ _OUTPUT: Final = LogNormal(mu=4.0, sigma=1.5, max=2_048)
 
 
 def _deviation(section: str, says: str, here: str) -> dict[str, str]:
-    """Return what the draft says in a section, and what is done here."""
     return {"section": section, "says": says, "here": here}
 
 
@@ -260,7 +259,6 @@ class _Sequence:
         return Prompt(ids=random_ids(self._random, given))
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """Ids are prescribed and stay."""
         return self.prompt(row)
 
     def fitted(self, fit: Fit) -> "_Sequence":

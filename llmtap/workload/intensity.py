@@ -34,11 +34,8 @@ class Slope:
         return (self.from_rps + self.to_rps) / 2 * self.length_ns / NS_PER_S
 
     def at_ns(self, mass: float) -> float:
-        """Solve a x + (b - a) x^2 / 2 = mass, in the form that also holds for b = a.
-
-        Times are in lengths and rates in shares of the higher one, so that no rate is too small to be
-        squared.
-        """
+        """Solve a x + (b - a) x^2 / 2 = mass, x in lengths, rates as shares of the higher one; also for a =
+        b."""
         most = max(self.from_rps, self.to_rps)
         mass = mass / most * NS_PER_S / self.length_ns if mass else 0.0
         if not mass:
@@ -93,10 +90,7 @@ class Intensity:
     cycle: tuple[Piece, ...]
 
     def moments(self, units: Iterator[float]) -> Iterator[int]:
-        """Yield the times at which L reaches the running sums of `units`, in whole ns, never decreasing.
-
-        Where L is constant, as between bursts, it is the end of that time.
-        """
+        """Yield the times at which L reaches the running sums of `units`, in whole ns, never decreasing."""
         cycle_mass = sum(piece.mass for piece in self.cycle)
         cycle_ns = sum(piece.length_ns for piece in self.cycle)
         assert cycle_mass > 0

@@ -25,7 +25,6 @@ __all__ = [
 ]  # fmt: skip
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
-"""At least one token, at most more than any context window."""
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -75,8 +74,6 @@ class _Bounded(_Distribution, frozen=True, kw_only=True):
 
 
 class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
-    """Rounded normal."""
-
     mean: Positive
     std: NotNegative
 
@@ -115,11 +112,8 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
 
 
 class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
-    """Passes through given percentiles, lognormal between any two.
-
-    The logarithm of the length is linear in the normal score of the share between two points; the first and
-    last pieces continue to `min` and `max`. A single lognormal meets only two points.
-    """
+    """Passes through given percentiles; between two of them the logarithm of the length is linear in the
+    normal score. The first and last pieces continue to `min` and `max`."""
 
     points: tuple[tuple[float, Positive], ...]
     """Percent and tokens, both ascending: `[[50, 156], [95, 892]]`."""
@@ -170,7 +164,6 @@ Lengths = Fixed | UniformLengths | Normal | LogNormal | Percentiles | Empirical
 """`quantile(p)` returns whole tokens, for 0 < p < 1."""
 
 _VALUES_TOLD: Final = 32
-"""Number of empirical values described one by one; beyond, percentiles."""
 
 
 def uniform_draw(random: Random) -> float:

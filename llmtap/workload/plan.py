@@ -41,7 +41,6 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1)]
     """Of requests, or of conversations if there are any."""
     tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
-    """Length of a context."""
     contexts: Annotated[int, msgspec.Meta(ge=1, le=_CONTEXTS_MAX)] = 1
     zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Zipf exponent s; 0: all contexts are equally popular."""
@@ -102,15 +101,11 @@ class SharedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """A message and the length of its answer, in tokens."""
-
     message: int
     output: int
     opens: bool = True
-    """First of its conversation."""
     think_ns: int = 0
     place: int = 0
-    """Place of its texts in the data, if any."""
 
 
 class ConversationScript(Protocol):
@@ -127,15 +122,11 @@ class ConversationScript(Protocol):
 
 @dataclass(slots=True)
 class WorkloadPlan:
-    """Requests and their parts."""
-
     requests: Requests = field(default_factory=Requests)
     messages: "array[int]" = field(default_factory=lambda: array("q"))
-    """Tokens of each new message."""
     contexts: "array[int]" = field(default_factory=lambda: array("q"))
     """Context number of each; NO_CONTEXT if none."""
     lengths: tuple[int, ...] = ()
-    """Tokens of each context."""
     places: "array[int]" = field(default_factory=lambda: array("q"))
     """`PlannedTurn.place` of each."""
 
@@ -192,8 +183,6 @@ def _as_wanted(made: Callable[[int], str], tokens: int) -> str:
 
 @dataclass(slots=True)
 class Speaker:
-    """PromptSource of a script. Contexts are written once and kept."""
-
     plan: WorkloadPlan
     script: ConversationScript
     fit: Fit = _as_wanted
@@ -203,10 +192,8 @@ class Speaker:
         return self.sized(row, self.plan.requests.input[row])
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """Return the row's prompt with the message's length changed so that it has `tokens` in all.
-
-        Context and history stay; the message has at least one token.
-        """
+        """Return the row's prompt of `tokens` in all: the message is longer or shorter, context and history
+        stay."""
         plan = self.plan
         message = max(1, plan.messages[row] + tokens - plan.requests.input[row])
         return Prompt(
@@ -239,7 +226,6 @@ class Speaker:
 
 
 def rows_before(requests: Requests, row: int) -> list[int]:
-    """Return earlier turns of the row's conversation, from the first."""
     rows: list[int] = []
     while requests.after and (row := requests.after[row]) >= 0:
         rows.append(row)
@@ -294,8 +280,6 @@ Think = ThinkFixed | ThinkExponential | ThinkLogNormal
 
 
 class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Number of turns and think times of conversations."""
-
     turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
     think: Think
     tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768

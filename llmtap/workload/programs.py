@@ -41,10 +41,7 @@ class Code:
 
 
 def program(key: str, language: str) -> Iterator[tuple[str, int]]:
-    """Yield a file's parts with their tokens, without end: a unique comment, then functions.
-
-    A part ends with white space and the next begins with none, so that tokens add up.
-    """
+    """Yield an endless file's parts with their tokens: a unique comment, then functions."""
     chance = random.Random(key)
     names = _Names(chance)
     comment = "#" if language == "python" else "//"
@@ -57,7 +54,6 @@ def program(key: str, language: str) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def _functions(language: str) -> list[tuple[str, int]]:
-    """Return the functions of a language with their tokens."""
     names = _Names(random.Random(language))
     shapes = _PYTHON if language == "python" else _SCRIPT
     made = [shapes[i % len(shapes)](names, language == "typescript") for i in range(_FUNCTIONS)]

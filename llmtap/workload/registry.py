@@ -49,7 +49,6 @@ REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {
     workload.name: workload
     for workload in (UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM)
 }
-"""Workloads of the IETF draft that need no file."""
 
 
 def _sharegpt(path: Path, place: str, *, whole: bool = False) -> RecordedDataset:
@@ -78,7 +77,6 @@ _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]
 
 
 def workloads() -> dict[str, str]:
-    """Return every form of a name with a description."""
     named = {name: str(workload.describe()["about"]) for name, workload in REFERENCE.items()}
     drawn = {name: workload.about for name, workload in WORKLOADS.items()}
     files = {f"{kind}:FILE": about for kind, (_, about) in _OF_FILES.items()}
@@ -109,7 +107,6 @@ def workload_named(text: str, place: str) -> Workload:
 
 
 def is_workload(text: str) -> bool:
-    """Whether it is a workload's name, not the place of a trace."""
     kind, colon, _ = text.partition(":")
     named = text in REFERENCE or text in WORKLOADS
     return named or text.endswith(".toml") or (bool(colon) and kind in _OF_FILES)
@@ -117,9 +114,7 @@ def is_workload(text: str) -> bool:
 
 def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
     """Return requests with their default arrivals: the workload's process and rate, else Poisson at 1/s.
-
-    Raises ConfigError as `workload_named`, and for conversations, whose later turns wait for answers.
-    """
+    Raises ConfigError as `workload_named`, and for conversations."""
     if text in WORKLOADS:
         return draw(WORKLOADS[text], count, seed)
     workload = workload_named(text, place)

@@ -42,8 +42,6 @@ class SyntheticLengths:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A workload by its distributions."""
-
     about: str
     input: SyntheticLengths
     output: SyntheticLengths
@@ -74,7 +72,6 @@ WORKLOADS: Final = {
 
 
 def draw(workload: Synthetic, count: int, seed: int) -> Requests:
-    """Draw requests from time 0."""
     # One generator for each column, so that who changes one distribution leaves the others as they were.
     gaps, given, made = (Random(f"{seed}/{what}") for what in ("gaps", "input", "output"))
     requests = Requests()

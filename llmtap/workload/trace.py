@@ -22,12 +22,9 @@ __all__ = ["Trace", "load_trace"]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Rows of a trace, in the order of their arrivals."""
-
     requests: Requests
     format: str = ""
     notes: list[str] = field(default_factory=list)
-    """Notes on rows left out and on assumptions."""
     dated: bool = False
     """Arrivals count from 1970 UTC, not from the trace's own zero."""
     sessions: "array[int]" = field(default_factory=lambda: array("q"))
@@ -46,7 +43,6 @@ class Trace:
 
     @property
     def span_ns(self) -> int:
-        """From the first arrival to the last."""
         arrivals = self.requests.arrival_ns
         return arrivals[-1] - arrivals[0] if arrivals else 0
 
@@ -57,17 +53,14 @@ class Trace:
 
     @property
     def ties(self) -> float:
-        """Share of gaps that are 0."""
         return ties(self.requests.arrival_ns)
 
     def first(self, count: int) -> "Trace":
         return self._taken(range(min(count, len(self))))
 
     def window(self, from_ns: int = 0, for_ns: int | None = None) -> "Trace":
-        """Return rows that arrive from `from_ns` after the first one, for `for_ns`, or to the end.
-
-        A row whose preceding turn is outside begins a conversation. Raises ValueError for an empty window.
-        """
+        """Return rows that arrive from `from_ns` after the first one, for `for_ns`, or to the end. Raises
+        ValueError for an empty window."""
         arrivals = self.requests.arrival_ns
         begin_ns = arrivals[0] + from_ns if arrivals else 0
         first = bisect_left(arrivals, begin_ns)
@@ -77,11 +70,10 @@ class Trace:
         return self._taken(range(first, end))
 
     def thinned(self, share: float, seed: int) -> "Trace":
-        """Return a share of the conversations, each whole; a row without one counts as one.
+        """Return a share of the conversations, each whole, by a hash of seed and conversation number.
 
-        Membership is a hash of seed and conversation number: the share is met on average, a Poisson stream
-        stays one, and a conversation that stays at a share stays at every larger one. Raises ValueError for a
-        share outside 0 < share <= 1, or if none is left.
+        A conversation that stays at a share stays at every larger one. Raises ValueError for a share outside
+        0 < share <= 1, or if none is left.
         """
         if not 0 < share <= 1:
             raise ValueError(f"expected a share above 0, at most 1, got {share:g}")
@@ -98,10 +90,8 @@ class Trace:
         return self._taken(rows)
 
     def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
-        """Return requests from time 0, `scale` times as dense; request k is row k mod n.
-
-        Think times are divided by `think_scale`. Raises ValueError if the trace cannot repeat.
-        """
+        """Return requests from time 0, `scale` times as dense; request k is row k mod n. Raises ValueError if
+        the trace cannot repeat."""
         given = self.requests
         n, span_ns = len(given), self.span_ns
         if count > n and span_ns == 0:

@@ -55,9 +55,7 @@ class Links:
 class _Session:
     number: int
     places: dict[int, int] = field(default_factory=dict)
-    """Latest row of each turn."""
     last: int = -1
-    """Highest turn."""
 
     def before(self, turn: int) -> int:
         """Return the row of the nearest smaller turn; -1 if none."""
@@ -192,9 +190,7 @@ class TraceRows:
     before the first known arrival get that."""
 
     dated = False
-    """Arrivals count from 1970 UTC."""
     answered = False
-    """Some row has an answer time."""
 
     def __init__(
         self, count: int | None, *, conversations: bool = False, names: bool = False, bodies: bool = False,
@@ -276,7 +272,6 @@ class TraceRows:
         return requests
 
     def notes(self) -> list[str]:
-        """Call after `in_order`."""
         told = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
         notes = [f"{n:,} rows {told[name]}: left out" for name, n in self._without.items() if n]
         if self._no_model:
@@ -382,13 +377,11 @@ class TraceRows:
 
 
 def ties(arrivals_ns: Sequence[int]) -> float:
-    """Return the share of zero gaps between ascending times."""
     gaps = len(arrivals_ns) - 1
     return sum(map(eq, arrivals_ns, islice(arrivals_ns, 1, None))) / gaps if gaps > 0 else 0.0
 
 
 def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
-    """Return a note on rows that arrive at once, if any."""
     share = ties(arrivals_ns)
     if not share:
         return []
@@ -432,8 +425,6 @@ class _TokenEstimate:
 
 
 class _Blocks:
-    """Collects the blocks of prompts, if a trace has any."""
-
     def __init__(self) -> None:
         self.notes: list[str] = []
         self._ids: list[tuple[int, ...]] = []
@@ -462,10 +453,8 @@ class _Blocks:
             self._ids.append(tuple(ids or ()) if size else ())
 
     def whole(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
-        """Return tokens per block and the blocks of each row; 0 and none without blocks.
-
-        The last block of tokens may be partial; of bytes only certainly whole ones are kept.
-        """
+        """Return tokens per block and the blocks of each row; 0 and none without blocks. The last block of
+        tokens may be partial; of bytes only whole ones are kept."""
         if self._kind is None:
             return 0, []
         size, unit = self._kind

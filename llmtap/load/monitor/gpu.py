@@ -12,12 +12,10 @@ from typing import Any, Final, NamedTuple
 __all__ = ["GpuReading", "Gpus", "open_gpus"]
 
 GPUS_MAX: Final = 16
-"""A host usually has 8; each costs a few driver calls per sample."""
 
 
 class GpuReading(NamedTuple):
     utilization: float | None
-    """0 to 1."""
     temperature_c: float | None
     power_w: float | None
     memory_used_bytes: int | None
@@ -26,8 +24,6 @@ class GpuReading(NamedTuple):
 
 
 class Gpus:
-    """GPUs of this host. Close it when done."""
-
     def __init__(self, nvml: Any) -> None:
         """`nvml` must be initialised. Raises `nvml.NVMLError`."""
         self._nvml = nvml

@@ -78,7 +78,6 @@ def read_host() -> Host:
 
 
 def read_processes() -> dict[int, ObservedProcess]:
-    """Return all processes by pid, without those that end meanwhile."""
     found: dict[int, ObservedProcess] = {}
     for process in psutil.process_iter(["ppid", "name", "cpu_times", "memory_info"]):
         info = process.info
@@ -92,10 +91,8 @@ def read_processes() -> dict[int, ObservedProcess]:
 def groups_of(
     processes: Mapping[int, ObservedProcess], roots: Mapping[int, str]
 ) -> dict[str, list[ObservedProcess]]:
-    """Return the processes of each group: those whose nearest ancestor among `roots` (pid -> group) is of it.
-
-    So a server that the sender started belongs to the server.
-    """
+    """Return the processes of each group: those whose nearest ancestor among `roots` (pid -> group) is in
+    it."""
     members: dict[str, list[ObservedProcess]] = {name: [] for name in roots.values()}
     for process in processes.values():
         pid, seen = process.pid, set[int]()
@@ -108,7 +105,6 @@ def groups_of(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address is certainly on this host."""
     try:
         return host == "localhost" or ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -116,11 +112,8 @@ def is_loopback(host: str) -> bool:
 
 
 def listeners(host: str, port: int) -> tuple[list[int], str | None]:
-    """Return the pids that hold a listening TCP socket which `host:port` reaches, or why there is none.
-
-    Of processes that share a socket the first one is returned, as a rule the parent. Sockets of other users'
-    processes are visible to root only. Where a container's port is forwarded, the forwarder is returned.
-    """
+    """Return the pids that hold a listening TCP socket which `host:port` reaches, or why there is none. Of
+    processes that share a socket, the first. Sockets of other users are visible to root only."""
     if not is_loopback(host):
         return [], f"{host} is not a loopback address"
     wanted = {"127.0.0.1", "::1"} if host == "localhost" else {str(ip_address(host.strip("[]")))}
@@ -157,13 +150,10 @@ class SystemSampler:
         period_ns: int = NS_PER_S,
         nvml: Any = None,
     ) -> None:
-        """Open NVML, which may take a second: create the sampler before the run.
+        """Open NVML, which may take a second.
 
-        Args:
-            sender: pids of the sender; descendants are included.
-            server: pids of the server; if there are none, the process that listens at `target` (host, port)
-                on loopback is taken as the server as soon as there is one.
-            nvml: replacement for the package pynvml.
+        `sender`, `server`: pids, with descendants. Without `server`, the process that listens at `target`
+        (host, port) on loopback, once there is one. `nvml`: replacement of pynvml for tests.
         """
         assert period_ns > 0
         self._clock = clock
@@ -186,7 +176,6 @@ class SystemSampler:
         self._thread = threading.Thread(target=self._run, name="llmtap-system", daemon=True)
 
     def start(self) -> None:
-        """Take the first sample now, then one each period."""
         self._thread.start()
 
     def close(self) -> None:
@@ -259,7 +248,6 @@ class SystemSampler:
         self.columns.add(t_ns, self._clock.mono_ns() - began_ns, values)
 
     def _read_groups(self) -> dict[str, list[ObservedProcess]]:
-        """Return the processes of each side that has any."""
         if self._searching:
             self._search()
         found = groups_of(read_processes(), self._roots)

@@ -80,17 +80,14 @@ class Columns:
             return list(self._t_ns)
 
     def column(self, name: str) -> list[float | None]:
-        """Return a series: a value or None for each time."""
         with self._lock:
             return [value if isfinite(value) else None for value in self._values[name]]
 
     def latest(self) -> dict[str, float]:
-        """Return the known values of the last sample."""
         with self._lock:
             return {name: v[-1] for name, v in self._values.items() if v and isfinite(v[-1])}
 
     def known(self) -> list[str]:
-        """The series that have a value at all."""
         with self._lock:
             return [name for name, column in self._values.items() if any(map(isfinite, column))]
 
@@ -110,13 +107,11 @@ class Columns:
 
 @dataclass(slots=True)
 class TimeSeries:
-    """All that was sampled during a run. Its columns are closed."""
-
     start_ns: int
     system: Columns
     server: Columns | None = None
     about: dict[str, Any] = field(default_factory=dict)
-    """What is to be known of the samples, as it stands in the JSON: whose, how often, what failed."""
+    """Metadata of the samples, as in the JSON: processes, period, failures."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -129,10 +124,8 @@ class TimeSeries:
         self, *, from_ns: int | None = None, to_ns: int | None = None, tokens: int | None = None,
         gap_ns_max: int = GAP_NS_MAX,
     ) -> dict[str, Any]:  # fmt: skip
-        """Figures of the samples between two moments (by default all), the energy used, and that per token.
-
-        `tokens` are those of the same window, as the load has counted them.
-        """
+        """Return figures of the samples between two moments (by default all), and the energy used. `tokens`:
+        generated in that window, for the energy per token."""
         window = (from_ns, to_ns)
         return {
             **self.about,
@@ -172,7 +165,6 @@ def _figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
 
 
 def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], first: int) -> float | None:
-    """Weigh each value by its interval."""
     weighed, weight_ns = 0.0, 0
     for at, value in enumerate(values, first):
         if value is not None and at:
@@ -212,11 +204,8 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
 
 
 def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:
-    """Return the energy of all GPUs with known power; None if there are none.
-
-    `joules`: trapezoids over the window; `counted_joules`: the devices' counters from the first to the last
-    sample in it. Compare `counted_power` with `power`.
-    """
+    """Return the energy of all GPUs with known power; None if there are none. `joules` integrates the power
+    over the window; `counted_joules` is of the devices' counters."""
     times_ns, used = system.times_ns(), dict[str, Energy]()
     for name, device in _named(system, "_power"):
         energy = energy_of(

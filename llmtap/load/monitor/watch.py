@@ -62,7 +62,6 @@ class ServerScraper:
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._optional = optional
         self._answered = False
-        """The latest scrape was answered."""
         self._gave_up = False
         self._skipped = 0
         self._failures: Counter[str] = Counter()
@@ -71,7 +70,6 @@ class ServerScraper:
         self.columns = Columns(SERIES)
 
     def start(self) -> None:
-        """Scrape now, then each period."""
         assert self._task is None, "started once"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=1), timeout=aiohttp.ClientTimeout(total=None)
@@ -157,14 +155,11 @@ class Watch:
         tls: ssl.SSLContext | None = None,
         nvml: Any = None,
     ) -> None:
-        """Monitor a load on the URL `target`. Opens NVML, which may take a second.
+        """Monitor a load on the URL `target`.
 
-        Args:
-            sender, server: pids, including descendants; by default this process, and who listens at a
-                loopback target.
-            metrics: URL of the server's metrics; by default `/metrics` of the target, `optional`.
-            scrape: False: no metrics.
-            headers, tls: for the metrics' URL.
+        Opens NVML, which may take a second. `sender`, `server`: pids, with descendants; by default this
+        process, and the one that listens at a loopback target. `metrics`: URL, by default `/metrics` of the
+        target (`optional`); `headers` and `tls` are for it.
         """
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
@@ -179,7 +174,6 @@ class Watch:
         )  # fmt: skip
 
     def start(self) -> None:
-        """Start on the running loop; the first samples are taken at once."""
         self._system.start()
         if self._scrape:
             self._scraper.start()

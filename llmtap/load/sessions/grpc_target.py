@@ -51,11 +51,10 @@ class GrpcTarget:
         timeout_ns: int = TIMEOUT_NS,
         name: str = "load",
     ) -> None:
-        """Target of `grpc://host:port`, or `grpcs://` for TLS. `ca`: PEM file to trust in place of gRPC's own
-        list of CAs. `headers` are sent as metadata and may be secret. `exact_output`:
-        request exactly the given number of tokens.
+        """Target of `grpc://host:port`, or `grpcs://` for TLS; `ca`: PEM file of trusted CAs.
 
-        Raises ConfigError naming `--target` or `--header`.
+        `headers` are sent as metadata. `exact_output`: request exactly that many tokens. Raises ConfigError
+        naming `--target` or `--header`.
         """
         address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
@@ -125,7 +124,6 @@ class GrpcTarget:
         return x
 
     async def open(self, connections: int = 1) -> int:
-        """Connect in advance; waits for a server that is not there."""
         await self._channel.channel_ready()
         self.connects = 1
         return 1
@@ -158,7 +156,6 @@ def parse_grpc(url: str) -> tuple[str, bool]:
 
 
 def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Convert fields to metadata. Raises ConfigError naming `--header`."""
     try:
         # RFC 9113 8.2: names are in lower case.
         return [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
@@ -276,7 +273,6 @@ class _Answer:
         self.error = f"upstream sent the status {code.name} {where}"
 
     def finished(self, lag_ns: int) -> Exchange:
-        """Return the Exchange as an HTTP observer would."""
         x = self._x
         x.uncertainty_ns = max(lag_ns, self._submit_width_ns)
         usage = self._usage

@@ -87,7 +87,6 @@ class PromptMaker:
         return _encode(_Prepared(text, ids, prompt.system, prompt.history, max(1, output)))
 
     def captured(self, body: bytes) -> bytes:
-        """Raise ConfigError: captured bodies are HTTP's."""
         raise ConfigError(
             "--target", "the trace has bodies of its own, and they are HTTP's", "send it to http://"
         )
@@ -126,7 +125,6 @@ class Asking:
         self.calls: dict[_Request, asyncio.Task[None]] = {}
         self.sent = 0
         self.retries: Counter[str] = Counter()
-        """Always empty: nothing is retried."""
 
     @property
     def connects(self) -> int:

@@ -50,8 +50,6 @@ mono_ns = SystemClock.mono_ns
 
 
 class OpeningFailed(Exception):
-    """Opening failed. `status`: of the HTTP answer, if any."""
-
     def __init__(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
         super().__init__(problem)
         self.outcome = outcome
@@ -75,8 +73,6 @@ _read = msgspec.json.Decoder(_Event).decode
 
 
 class ResponseWait:
-    """One request in flight; `done` is set at its end."""
-
     def __init__(self, observer: Observer, request_id: str) -> None:
         self.observer = observer
         self.request_id = request_id
@@ -133,7 +129,6 @@ class WebSocketSession:
         self._stream: Stream | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._head: bytes | None = b""
-        """Response head until it is complete."""
         self._parser = MessageParser("the server", masked=False)
         self._fed = 0
         """Bytes given to the parser and bytes of whole messages: equal between two messages."""
@@ -146,7 +141,6 @@ class WebSocketSession:
 
     @property
     def reusable(self) -> bool:
-        """Whether it is open, idle and between two messages."""
         answer = self._answer
         return (
             self._stream is not None
@@ -200,7 +194,6 @@ class WebSocketSession:
             self._stream.look_again()
 
     def leave(self) -> None:
-        """Close the WebSocket properly; cancel the request in flight."""
         if self._answer is not None:
             self._answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
         self._say(Opcode.CLOSE, NORMAL)
@@ -329,7 +322,6 @@ class WebSocketSession:
                     answer.end(t_ns)
 
     def _gone(self, error: OSError | None) -> None:
-        """Handle a connection that is closed or about to be."""
         how = "closed" if error is None else "reset"
         answer = self._answer
         if answer is not None and answer.response_bytes:
@@ -370,13 +362,9 @@ class WebSocketTarget:
         tls: ssl.SSLContext | None = None,
         name: str = "load",
     ) -> None:
-        """Target of `ws://host:port[/path][?model=NAME]`; the default path is that of Realtime.
-
-        A path that ends in `/responses` is the Responses API.
-
-        `headers` go only with the upgrade: they may be secret. `exact_output` also sends `ignore_eos` and
-        `min_tokens`, which only some servers know. Raises ConfigError naming `--target`.
-        """
+        """Target of `ws://host:port[/path][?model=NAME]`: the Responses API if the path ends in `/responses`,
+        else Realtime (default path: Realtime's). `headers` go only with the upgrade. `exact_output` also
+        sends `ignore_eos` and `min_tokens`. Raises ConfigError naming `--target`."""
         origin, path, named = parse_websocket(url)
         self.model = model or named
         if origin.tls and tls is None:
@@ -408,7 +396,6 @@ class WebSocketTarget:
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int, tenant: str | None = None) -> int:
-        """Open sessions in advance; return the number of idle ones of this tenant."""
         idle = self._idle.setdefault(tenant, [])
         fresh = [self._new(tenant) for _ in range(sessions - len(idle))]
         done = await asyncio.gather(*(one.open() for one in fresh), return_exceptions=True)

@@ -41,7 +41,6 @@ STARTED_WITHIN_S: Final = 120
 """The node needs a free CPU and may have to load llmtap."""
 CLOSED_WITHIN_S: Final = 5
 TRIPS: Final = 30
-"""Round trips to compare clocks."""
 PIECE_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 1 << 18
 _CALLS: Final = 4
@@ -65,7 +64,6 @@ class RemoteProcess:
         self._bodies.write(piece)
 
     def start(self, setup: bytes, script: bytes, ca: bytes | None, keep: bool) -> int:
-        """Start the process; return its pid."""
         own = msgspec.json.decode(setup, type=WorkerSetup, dec_hook=decode_special)
         if ca is not None:
             own.ca = self._certificates(ca)
@@ -82,7 +80,6 @@ class RemoteProcess:
             self._told = max(self._told, len(said))
 
     def read(self) -> bytes:
-        """Return the next output of the process; b"" at its end."""
         assert self._proc is not None and self._proc.stdout is not None
         return os.read(self._proc.stdout.fileno(), _READ_BYTES)
 
@@ -91,7 +88,6 @@ class RemoteProcess:
         return self._proc.wait()
 
     def put_aside(self, begin: int) -> bytes:
-        """Return a piece of the stored exchanges; b"" at the end."""
         return os.pread(self._spill.fileno(), PIECE_BYTES, begin)
 
     def kill(self) -> None:

@@ -41,7 +41,6 @@ TELL_S: Final = 0.25
 COLLECT_EACH: Final = 240
 """Progress messages between garbage collections: one minute."""
 SPILL_BYTES: Final = 1 << 20
-"""Exchanges buffered for one write."""
 LATEST: Final = 512
 """Values kept for progress: percentiles of all would take 2 ms without sending, these take 0.1 ms."""
 CUT_NS: Final = 0
@@ -231,7 +230,6 @@ class _Keeper:
                 self.flush()
 
     def flush(self) -> None:
-        """Write buffered exchanges; if the file is full, the load goes on without storing."""
         try:
             while self._aside and self._fd is not None:
                 del self._aside[: os.write(self._fd, self._aside)]
@@ -257,7 +255,6 @@ def _bodies(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
 
 
 def _row_headers(setup: WorkerSetup, tenants: list[str]) -> Callable[[int], list[tuple[bytes, bytes]]]:
-    """Return a function for a row's own fields: request id and tenant."""
     prefix, name = setup.request_ids.encode(), (setup.tenant_header or "").encode()
 
     def headers(row: int) -> list[tuple[bytes, bytes]]:

@@ -102,8 +102,6 @@ class Progress(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """Last message."""
-
     tally: bytes
     stopped: str | None
     connects: int
@@ -131,8 +129,6 @@ def frame(message: WorkerReady | Progress | Done) -> bytes:
 
 
 class Frames:
-    """Decodes messages from pieces of any size."""
-
     def __init__(self) -> None:
         self._rest = bytearray()
 
@@ -153,7 +149,6 @@ _MOVED: Final = (
     "first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns", "first_content_ns", "last_token_ns",
     "response_end_ns", "delivered_ns",
 )  # fmt: skip
-"""Fields of a Timeline to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +183,6 @@ def read_clocks(clock: Clock | None = None) -> ClockReading:
 
 
 def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
-    """Compare clocks by the quickest trip; `anchor`: of our clocks."""
     asked_ns, heard_ns, reading = min(trips, key=lambda trip: trip[1] - trip[0])
     at_ns = (asked_ns + heard_ns) // 2
     wall_ahead_ns = reading.wall_ns - anchor.to_wall_ns(at_ns)
@@ -199,7 +193,6 @@ class HostClock:
     """Converts times of a host's monotonic clock to ours."""
 
     def __init__(self, host: str, before: Compared, *, shared: bool) -> None:
-        """`shared`: it is the same clock."""
         self.host = host
         self.shared = shared
         self.before = before
@@ -235,7 +228,6 @@ class HostClock:
         return theirs_ns - self.ahead_ns(theirs_ns)
 
     def place(self, x: Exchange) -> Exchange:
-        """Move all times of an exchange to our clock."""
         if self.shared:
             return x
         t = x.timeline
@@ -251,9 +243,8 @@ class HostClock:
         return x
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds. `rtt`: round trip of the worse comparison (accuracy: half of it);
-        `offset`: of the wall clock, corrected in all times; `drift`: of the monotonic clock during the run,
-        None if unknown."""
+        """Return public JSON in seconds. `rtt`: of the worse comparison (accuracy: half of it); `offset`: of
+        the wall clock, corrected in all times; `drift`: of the monotonic clock, None if unknown."""
         after = self.after
         drift_ns = None if after is None else after.mono_ahead_ns - self.before.mono_ahead_ns
         return {
@@ -276,7 +267,6 @@ def _boot() -> str:
 
 
 LEAD_NS: Final = 100_000_000
-"""Time from the command to the start."""
 _READ_BYTES: Final = 1 << 18
 
 
@@ -316,11 +306,8 @@ class Member(Protocol):
 def spawned(
     setup: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None
 ) -> tuple[subprocess.Popen[bytes], bytes]:
-    """Start a sending process; return it and its first line, the setup with its own descriptors.
-
-    Not by the loop: uvloop runs Python between fork and exec, which hangs where other threads were at work
-    (gRPC's, NumPy's).
-    """
+    """Start a sending process; return it and its first line: the setup with its own descriptors. Not by the
+    loop: uvloop runs Python between fork and exec, which hangs beside other threads."""
     with tempfile.TemporaryFile() as file:
         file.write(script)
         file.flush()

@@ -109,10 +109,8 @@ class WorkerPool:
         self._told: list[Member] = []
         self._said: list[str] = []
         self._stopping: str | None = None
-        """Reason of the first `stop`."""
         self._cutting = asyncio.Event()
         self._why: str | None = None
-        """Reason of a process that stopped by itself."""
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -121,11 +119,8 @@ class WorkerPool:
         self._files.close()
 
     async def run(self, progress: Callable[[Progress], None] | None = None) -> LoadResult:
-        """Start all processes and wait for their end. `progress` is called with sums.
-
-        Raises ConfigError for an invalid target, header or certificate, LlmtapError if a process cannot be
-        started or ends before it is ready.
-        """
+        """Start all processes and wait for their end; `progress` is called with sums. Raises ConfigError for
+        an invalid target, header or certificate, LlmtapError if a process cannot be started."""
         _check(self._setup)
         sums: list[Progress | None] = [None] * len(self._hands)
 
@@ -193,7 +188,6 @@ class WorkerPool:
     async def _serve(
         self, i: int, ready: "asyncio.Future[None]", heard: Callable[[Progress], None]
     ) -> "Done | Lost | None":
-        """Run process `i`; None if it was cancelled before its start."""
         member = self._members[i]
         try:
             if not await self._start(i, member):
@@ -227,7 +221,6 @@ class WorkerPool:
         return Lost(status) if done is None else done
 
     async def _start(self, i: int, member: Member) -> bool:
-        """Return False if it was cancelled meanwhile."""
         requests, rows = self._requests, self._hands[i]
         script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),

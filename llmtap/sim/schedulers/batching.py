@@ -40,7 +40,6 @@ class BatchFormer:
         self._steps_ns = [0.0] + [model.step_ns(b) for b in range(1, readings.b_max + 1)]
 
     def take(self, queue: "deque[int]", count: int, number: int = 0) -> Batch:
-        """Return a batch of at most `count` requests of a queue."""
         members = [queue.popleft() for _ in range(min(count, len(queue)))]
         given, made = self._requests.input, self._requests.output
         if self._checked:
@@ -144,13 +143,11 @@ class Bins:
         return len(self.edges)
 
     def find(self, length: int) -> int:
-        """Return the bin of a predicted length; of equal edges the last, the others are empty."""
         found = bisect_right(self.edges, length) - 1
         return found if found >= 0 else self._below
 
     @property
     def spans(self) -> list[tuple[int, int | None]]:
-        """The first length in each bin, and the first behind it."""
         return list(zip(self.edges, [*self.edges[1:], None], strict=True))
 
 
@@ -215,8 +212,6 @@ class _WholeBatches:
 
 
 class StaticFifo(_WholeBatches):
-    """One queue, batches of a fixed size (multi-bin paper, 5.2): the baseline."""
-
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         super().__init__(requests, model, readings)
         self._size = readings.static_batch
@@ -264,13 +259,10 @@ class DynamicNoBins(_WholeBatches):
 
 
 class MultiBinDynamic(DynamicNoBins):
-    """A queue for each bin of predicted output lengths (multi-bin paper, 5.4).
-
-    A batch is from one bin, so that its requests have similar lengths and none waits long for the longest.
-    """
+    """A queue for each bin of predicted output lengths, so that a batch has similar lengths (multi-bin paper,
+    5.4)."""
 
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
-        """Use the given bins, or those of equal mass by the predictions for all of `requests`."""
         self.bins = (
             Bins(readings.bin_edges, below=readings.below_first)
             if readings.bin_edges

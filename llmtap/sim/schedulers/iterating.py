@@ -16,11 +16,11 @@ __all__ = ["ChunkedPrefill", "ContinuousBatching", "DecodePrepone", "OutputDelay
 
 
 class ContinuousBatching:
-    """Prompts first, as vLLM's scheduler before it processed prompts in pieces.
+    """Whole prompts first, as vLLM's scheduler before chunked prefill.
 
-    While a request waits for which there is room, an iteration processes whole prompts, up to `tokens_max`
-    tokens, and the running requests pause (the generation stall of the smooth goodput paper, 3.2).
-    Otherwise all running requests make their next token.
+    While a waiting request fits, an iteration processes prompts of up to `tokens_max` tokens and the running
+    requests pause (the generation stall of the smooth goodput paper, 3.2). Otherwise all running requests
+    make their next token.
     """
 
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
@@ -45,7 +45,6 @@ class ContinuousBatching:
         return self._roster.done(now_ns, work)
 
     def left(self, now_ns: int, request: int) -> None:
-        """Drop it; its memory is free at once."""
         self._roster.left(request)
 
     def given_up(self) -> Mapping[int, GivenUp]:
@@ -53,11 +52,10 @@ class ContinuousBatching:
 
 
 class ChunkedPrefill(ContinuousBatching):
-    """Tokens first: Sarathi-Serve.
+    """Chunked prefill, as in Sarathi-Serve: running requests never pause.
 
-    Every iteration makes the next token of all running requests, and processes pieces of prompts until it
-    has `chunk` tokens together. No request pauses during a prefill, and prompts take longer (smooth goodput
-    paper, 3.2).
+    Every iteration makes the next token of all running requests, and processes pieces of prompts until it has
+    `chunk` tokens in all (smooth goodput paper, 3.2).
     """
 
     _begun: int | None = None
@@ -83,15 +81,11 @@ class ChunkedPrefill(ContinuousBatching):
 
 
 class DecodePrepone(ContinuousBatching):
-    """Continuous batching that makes some tokens before each prefill, and releases them during it (001, 3.3).
+    """Continuous batching that makes `prepone` tokens before each prefill, and releases them during it.
 
-    Before a prefill, the running requests make their next `prepone` tokens, one iteration each. The tokens
-    leave one by one over the time until the first token after the prefill, so that all gaps up to that one
-    are equal, but none leaves after the prompts are complete. That is no later than with the prefill first;
-    the new requests get their first token later by these iterations.
-
-    The prompts are seated before, so that what follows is known; requests that arrive in between wait for the
-    next prefill. If the time changes because a request left or was late, the gaps are not quite equal.
+    These tokens leave at equal distances until the first token after the prefill, but not after the prompts
+    are complete (001, 3.3). Requests that arrive in between wait for the next prefill. If a request leaves or
+    is late, the distances are not quite equal.
     """
 
     def __init__(self, requests: Requests, setup: ServingSetup) -> None:
@@ -154,14 +148,13 @@ class DecodePrepone(ContinuousBatching):
 
 
 class OutputDelay:
-    """Iterating scheduler with a buffer that delays tokens: output delay of the smooth goodput paper (3.4).
+    """Wraps a scheduler and delays its tokens (smooth goodput paper, 3.4).
 
     A token leaves at least p after the one before it: q_1 = t_1, q_i = max(t_i, q_(i-1) + p), where t is when
-    tokens are made and q when they leave. The engine does not know the buffer: lateness is judged by t.
+    tokens are made and q when they leave. Lateness is judged by t.
     """
 
     def __init__(self, scheduler: Iterating, gap_ns: int) -> None:
-        """`gap_ns`: p."""
         self._scheduler = scheduler
         self._gap_ns = gap_ns
         self._next_ns: dict[int, int] = {}

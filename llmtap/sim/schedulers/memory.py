@@ -34,11 +34,9 @@ class Memory:
 
     @property
     def kept(self) -> int:
-        """Free blocks that are still cached."""
         return len(self._kept) * self._named
 
     def size(self, tokens: int) -> int:
-        """Return the number of blocks that these tokens fill or begin."""
         return -(-tokens // self._block)
 
     def whole(self, tokens: int, names: Sequence[int] = ()) -> int:
@@ -52,7 +50,6 @@ class Memory:
         return self.whole(tokens, names) - shared * self._named
 
     def found(self, names: Sequence[int]) -> int:
-        """Return how many of these are in memory, from the first one on."""
         count = 0
         for name in names:
             if name not in self._holders and name not in self._kept:
@@ -61,7 +58,6 @@ class Memory:
         return count
 
     def hold(self, tokens: int, names: Sequence[int] = ()) -> None:
-        """Hold these tokens, the first of which are the blocks `names`."""
         holders, kept = self._holders, self._kept
         size = self.size(tokens - len(names) * self.named_tokens)
         for name in names:

@@ -20,7 +20,6 @@ from llmtap.workload.requests import Requests
 __all__ = ["ALL_OPTIONS", "CONDITIONS", "SCHEDULERS", "SchedulerKind", "options_read"]
 
 ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__struct_fields__))
-"""Names of readings and of options of serving; none is both."""
 
 _ALWAYS: Final = frozenset((
     "token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile",

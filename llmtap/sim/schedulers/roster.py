@@ -42,7 +42,7 @@ class Deadlines:
             deadlines[request] = next_ns
 
     def delayed(self, due_ns: Mapping[int, int]) -> None:
-        """Count from when the newest token of each leaves."""
+        """Set each deadline by the time at which the request's newest token leaves."""
         for request, leaves_ns in due_ns.items():
             if request in self._next_ns:
                 self._next_ns[request] = leaves_ns + self._tbt_ns
@@ -52,7 +52,6 @@ class Deadlines:
         self._missed.discard(request)
 
     def missed(self, now_ns: int) -> list[int]:
-        """Return requests of which some token was or is late, in order of arrival."""
         missed = self._missed
         return [r for r, next_ns in self._next_ns.items() if next_ns < now_ns or r in missed]
 
@@ -74,7 +73,6 @@ class Waiting:
         return request in self._here
 
     def add(self, request: int, *, again: bool = False) -> None:
-        """Add a request; `again`: before all that have only waited."""
         rank = -1 if again else self._ranks[request] if self._ranks is not None else 0
         heappush(self._heap, (rank, request))
         self._here.add(request)
@@ -93,7 +91,7 @@ class Waiting:
 class _Seat:
     names: Sequence[int]
     tokens: int
-    """Tokens that it held when it was seated."""
+    """Tokens in memory when it was admitted."""
     rest: int
     """Of these, tokens still to be processed."""
     found: int = 0
@@ -106,7 +104,6 @@ class _Seat:
 
 class Roster:
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
-        """`ranks`: order of waiting requests (`Waiting`)."""
         serving = setup.serving
         self._requests = requests
         self._model = setup.iterations
@@ -151,7 +148,6 @@ class Roster:
         self.state.waiting = len(self._waiting)
 
     def left(self, request: int) -> None:
-        """Drop it, also from the running iteration."""
         if request in self._waiting:
             self._waiting.remove(request)
         else:
@@ -187,10 +183,10 @@ class Roster:
             self._join(request, seat, made)
 
     def seat(self, limit: int | None = None, *, steps: int = 1) -> tuple[int, int] | None:
-        """Seat the next request; return its number, and its tokens to process.
+        """Admit the next waiting request; return its number and its tokens to process.
 
-        None if nobody waits, there is no room, or it has more than `limit` tokens to process. Running
-        requests are left room for this number of `steps`.
+        None if nobody waits, there is no room, or it has more than `limit` tokens. Running requests keep room
+        for this number of `steps`.
         """
         request = self._waiting.head()
         if request is None or request in self._swapped:
@@ -217,7 +213,6 @@ class Roster:
         return taken
 
     def rest(self, request: int) -> int:
-        """Return its tokens still to be processed; 0 if it has no seat."""
         seat = self._seats.get(request)
         return 0 if seat is None else seat.rest
 
@@ -246,11 +241,9 @@ class Roster:
         return Iteration(duration_ns, prefill, decode)
 
     def forecast(self, steps: int, prefill: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return after how many ns these prompts are complete, and the next token after that is made, if all
-        running requests make `steps` tokens first.
-
-        Exact unless a request leaves, is late or is swapped in.
-        """
+        """Return the times in ns until these prompts are complete, and until the next token after that, if
+        all running requests make `steps` tokens first. Exact unless a request leaves, is late or is swapped
+        in."""
         duration_ns = self._model.duration_ns
         size, context, total_ns = len(self.running), self._context, self._swap_ns
         for step in range(self._step + 1, self._step + steps + 1):
@@ -270,7 +263,6 @@ class Roster:
         return whole_ns, whole_ns + duration_ns(0, size, context)
 
     def unseat(self, requests: Sequence[int]) -> None:
-        """Undo the seating of requests of whose prompts nothing was processed."""
         for request in requests:
             seat = self._seats.pop(request)
             # Some of what they found was to be made by others of them: keep nothing.
@@ -283,7 +275,6 @@ class Roster:
             self._deadlines.delayed(due_ns)
 
     def done(self, now_ns: int, work: Iteration) -> EngineOutput:
-        """Return what an iteration made, for requests that have not left since."""
         tokens: Sequence[int] = ()
         finished: list[int] = []
         cached: dict[int, int] | None = None
@@ -311,7 +302,8 @@ class Roster:
     def _taken_in(
         self, prefill: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[int], dict[int, int] | None]:
-        """Return who made a token, who ended with it, and the cached tokens of each looked-up prompt."""
+        """Return the requests that made a token, those that ended with it, and the cached tokens of each
+        prompt."""
         first, ended = [], []
         cached: dict[int, int] | None = {} if self._named else None
         for request, tokens in prefill:
@@ -376,7 +368,6 @@ class Roster:
         return seat
 
     def _join(self, request: int, seat: _Seat, made: int) -> None:
-        """Let a request with a complete prompt decode; it has `made` tokens so far."""
         seat.rest = 0
         seat.since = self._step
         seat.until = self._step + self._requests.output[request] - made
@@ -386,7 +377,6 @@ class Roster:
         self.running = [*self.running, request]
 
     def _held(self, seat: _Seat, step: int) -> int:
-        """Return the tokens in memory of a decoding request after that step."""
         return seat.tokens + step - seat.since
 
     def _place(self, seat: _Seat) -> int:
@@ -410,7 +400,6 @@ class Roster:
             self.running = [request for request in self.running if request in self._seats]
 
     def _preempt(self, request: int) -> None:
-        """Release its memory, and queue it before all that never ran."""
         seat, state, made = self._seats[request], self.state, self._made.get(request, 0)
         tokens = seat.tokens - seat.rest
         if seat.until:

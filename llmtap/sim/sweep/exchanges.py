@@ -102,11 +102,7 @@ class ExchangeMaker:
 
 
 class VirtualMeter:
-    """Sums up the exchanges of one run in virtual time; a `RequestWatcher`.
-
-    Each request becomes an Exchange when it is over, and is forgotten once it is counted and kept: a million
-    of them take the memory of one.
-    """
+    """Summarises the exchanges of one run in virtual time, one by one, as a `RequestWatcher`."""
 
     def __init__(
         self,
@@ -138,13 +134,8 @@ class VirtualMeter:
 def run_writer(
     to: str | Path, scheduler: str, requests: Requests, *, clock: Clock | None = None
 ) -> "RunWriter":
-    """Return the writer of a simulated run's capture, to a folder or a URL that `capture.to` can be.
-
-    Where a workload has dates, the capture begins at its first; otherwise arrivals count from 1970 UTC, and
-    the files say that they are a trace's own (`CaptureInfo.arrivals`).
-
-    Raises ConfigError, whose place is `to`, if nothing can be written there.
-    """
+    """Return the writer of a run's capture, to a folder or a URL. Raises ConfigError of `to`. Without dates
+    in the workload, arrivals count from 1970 UTC (`CaptureInfo.arrivals`)."""
     # Arrow takes a third of a second to import, and few runs are captured.
     from llmtap.capture.schema import CaptureInfo
     from llmtap.capture.store.parquet import RunWriter

@@ -98,10 +98,8 @@ def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -
 def nearest(
     columns: Mapping[str, Sequence[float]], values: Sequence[float], needed: Sequence[str]
 ) -> tuple[dict[str, float], list[float]] | None:
-    """Return the nearest fit without constants below 0 and its values; None if there is none.
-
-    Constants that would be below 0 are left out, except the `needed` ones (one or more), which are above 0.
-    """
+    """Return the nearest fit without constants below 0 and its values; None if there is none. The `needed`
+    constants are above 0; others that would be below 0 are left out."""
     others = [name for name in columns if name not in needed]
     found: list[tuple[float, dict[str, float], list[float]]] = []
     for k in range(len(others), -1, -1):
@@ -156,7 +154,6 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
 
 
 def load_grid(path: str | Path) -> list[GridPoint]:
-    """Read a CSV of batch sizes, lengths and seconds. Raises GridError and OSError."""
     with open(path, newline="", encoding="utf-8-sig") as file:
         return list(_grid_points(file))
 
@@ -192,8 +189,6 @@ def _grid_points(lines: Iterable[str]) -> Iterable[GridPoint]:
 
 @dataclass(frozen=True, slots=True)
 class IterationFit:
-    """A model of iterations, and the quality of its two parts."""
-
     model: IterationModel
     prefill: Part
     decode: Part
@@ -201,7 +196,6 @@ class IterationFit:
     """TTFT of a prompt without tokens that has the engine to itself; None where nobody had."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as public JSON, seconds."""
         return {
             "model": self.model.to_dict(),
             "base": None if self.base_ns is None else to_seconds(self.base_ns),
@@ -210,10 +204,8 @@ class IterationFit:
 
 
 def fit_capture(place: str, *, chunk: int | None = None) -> IterationFit:
-    """`fit_exchanges` of a capture, or of a trace of any format that tells when tokens came.
-
-    Raises ConfigError, whose place is the capture, for what cannot be read or does not determine a model.
-    """
+    """Fit a model to a capture, or to a trace of any format with token times. Raises ConfigError of
+    `place`."""
     # Arrow takes a third of a second to import, and grids need none.
     import pyarrow.compute as pc
 
@@ -230,11 +222,8 @@ def fit_capture(place: str, *, chunk: int | None = None) -> IterationFit:
 
 
 def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) -> IterationFit:
-    """Return the model nearest to the exchanges of one engine. Raises FitError.
-
-    `chunk`: tokens of an iteration of an engine with chunked prefill. None: it processed prompts whole, in
-    iterations of their own.
-    """
+    """Return the model nearest to the exchanges of one engine. Raises FitError. `chunk`: tokens per iteration
+    with chunked prefill; None: prompts are processed whole, in iterations of their own."""
     rows = [row for row in map(_row, exchanges) if row is not None]
     answered = [row for row in rows if row.last_ns is not None]
     if not answered:
@@ -261,8 +250,6 @@ def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) ->
 
 @dataclass(slots=True)
 class _Row:
-    """A request; ns."""
-
     arrival_ns: int
     start_ns: int
     """When the server took it up, if it reports that; else its arrival."""
@@ -348,10 +335,8 @@ class _Load:
         return self._taken_in[high] - self._taken_in[low], prompts
 
     def means(self, row: _Row) -> tuple[float, float]:
-        """Return the means of (d - 1) / d and of the context from an answer's first token to its last.
-
-        Over iterations if all tokens have times, else over time.
-        """
+        """Return the means of (d - 1) / d and of the context during an answer, from first token to last: over
+        iterations if all tokens have times, else over time."""
         assert row.first_ns is not None
         assert row.last_ns is not None
         if self.timed:

@@ -120,7 +120,7 @@ _OUTER: Final = ("requests", *LOADS, "seed", "servers")
 _DRAWN: Final = 10_000
 _BEST_WITHIN: Final = 0.01
 _LAST_NS: Final = 1 << 62
-"""No request arrives later: columns are of 64 bits, and what is done takes its time, too."""
+"""Latest arrival: columns have 64 bits, and the run takes time, too."""
 _NO_RATE: Final = "all rows arrive at once: no scale makes that a rate"
 
 Axes = Mapping[str, Sequence[Any]]
@@ -128,11 +128,9 @@ Axes = Mapping[str, Sequence[Any]]
 of serving are text."""
 Point = dict[str, Any]
 Run = Callable[[Sequence[SweepJob]], Mapping[str, SweepAttempt]]
-"""Runs jobs, or knows what came of them; attempts by job."""
 
 
 def points(axes: Axes, variants: Iterable[Mapping[str, Any]] = ({},)) -> Iterator[Point]:
-    """Yield all combinations, each in all variants."""
     names = [name for name in _OUTER if name in axes]
     names += [name for name in axes if name not in _OUTER and name != "scheduler"]
     schedulers = [{"scheduler": one} for one in axes.get("scheduler", ())] or [{}]
@@ -143,8 +141,6 @@ def points(axes: Axes, variants: Iterable[Mapping[str, Any]] = ({},)) -> Iterato
 
 
 class GridSource:
-    """The user's workload in several lengths, each loaded once."""
-
     def __init__(
         self,
         name: str,
@@ -164,7 +160,6 @@ class GridSource:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the rows, each once."""
         of_rows = [note for trace in self.traces.values() for note in trace.notes]
         return list(dict.fromkeys(of_rows + self.remarks))
 
@@ -235,10 +230,8 @@ class SweepGrid:
         )  # fmt: skip
 
     def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[SweepJob]:
-        """Return all jobs, each once, in order of the points; first run what they depend on.
-
-        Raises ConfigError, and LlmtapError if such a run fails.
-        """
+        """Return all jobs, each once, in order of the points, after running those that they depend on. Raises
+        ConfigError, and LlmtapError if such a run fails."""
         variants = ({},) if preset is None else preset.variants
         found = list(points(axes, variants))
         if preset is not None and preset.best_of:

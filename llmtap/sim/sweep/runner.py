@@ -61,7 +61,6 @@ class Results:
             raise
 
     def add(self, attempt: SweepAttempt) -> None:
-        """Write and sync an attempt. Raises ConfigError if that fails."""
         line = msgspec.json.encode(attempt) + b"\n"
         try:
             # `_read` cuts off a partial line that a full disk took.
@@ -106,17 +105,14 @@ _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 def in_turn(
     jobs: Sequence[SweepJob], traces: Traces, *, progress: Callable[[SweepJob, int], None] | None = None
 ) -> Generator[SweepAttempt]:
-    """Run jobs in this process. `progress` gets the number of arrivals of the running job."""
     for job in jobs:
         told = None if progress is None else partial(progress, job)
         yield attempt(job, traces[job.rows], SystemClock.mono_ns, told)
 
 
 def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
-    """Run jobs in processes of this machine, which end when this iterator is closed or this process dies.
-    If a process dies, any of the running jobs may be the cause. Each is run again in a process of its own,
-    and fails if that dies, too.
-    """
+    """Run jobs in processes of this machine, which end with this iterator or this process. If one dies, each
+    job that was running is run again alone, and fails if its process dies, too."""
     left = {job.id: job for job in jobs}
     while left:
         suspects: list[SweepJob] = []
@@ -191,11 +187,8 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
 
 @contextmanager
 def _signals_later() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM: a process that got half of its initial data would print a traceback.
-
-    The mask of this thread is not enough: another thread (Arrow's, say) may take the signal, and Python runs
-    its handler here.
-    """
+    """Defer SIGINT and SIGTERM, so that no process starts with half of its initial data. The mask of this
+    thread is not enough: another thread may take the signal, and Python runs its handler here."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -239,11 +232,8 @@ def _attempt(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
 def on_ray(
     jobs: Sequence[SweepJob], traces: Traces, address: str, *, workers: int | None = None
 ) -> Generator[SweepAttempt]:
-    """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`), whose nodes have
-    llmtap; `local` starts one with `workers` CPUs on this machine's loopback, and ends it afterwards.
-
-    Raises ConfigError if there is no Ray, or none at that address.
-    """
+    """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`); `local` starts
+    one with `workers` CPUs on loopback. Raises ConfigError without Ray or a cluster."""
     with ray_cluster(address, workers) as ray:
         kept = {digest: ray.put(trace) for digest, trace in traces.items()}
         task = ray.remote(max_retries=1)(_attempt)

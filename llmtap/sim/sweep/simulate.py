@@ -54,7 +54,6 @@ class SimulationResult:
     reads: frozenset[str] = ALL_OPTIONS
     state: IterationState | None = None
     summary: Summary | None = None
-    """Of its exchanges, if it was measured."""
     slow: int | None = None
     """Requests with any gap between tokens outside the token SLA, if it was measured."""
     bins: list[tuple[int, int | None]] | None = None
@@ -74,11 +73,8 @@ class SimulationResult:
         return late / len(self.requests)
 
     def slow_share(self) -> float | None:
-        """Return the share of requests outside the token SLA.
-
-        Of whole batches, those whose batch has a longer time between tokens; else those with any longer gap,
-        None if not measured.
-        """
+        """Return the share of requests outside the token SLA, None if not measured. In whole batches: those
+        whose batch has a longer time between tokens; else those with any longer gap."""
         if self.iterates:
             return None if self.slow is None else self.slow / len(self.requests)
         limit_ns, step_ns = self.readings.token_sla, self.model.step_ns
@@ -92,10 +88,8 @@ class SimulationResult:
         return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON: a Summary's names, and those that only a simulated engine has. Seconds.
-
-        `metrics.e2e`, known to the nanosecond, replaces a histogram's.
-        """
+        """Return public JSON in seconds: a Summary's names and those of a simulated engine. `metrics.e2e`,
+        exact to the nanosecond, replaces the histogram's."""
         requests, played, readings = self.requests, self.record, self.readings
         n, arrivals = len(requests), requests.arrival_ns
         span_ns = max(played.end_ns) - arrivals[0]
@@ -158,7 +152,6 @@ class SimulationResult:
         return told
 
     def _completed_ns(self) -> int:
-        """Return the time from the first arrival to the last completion."""
         given_up, first_ns = self.record.given_up, self.requests.arrival_ns[0]
         completed = (end for i, end in enumerate(self.record.end_ns) if i not in given_up)
         return max(completed, default=first_ns) - first_ns
@@ -187,7 +180,6 @@ class SimulationResult:
         return dict(sorted(told.items()))
 
     def _told(self, options: msgspec.Struct) -> dict[str, Any]:
-        """Return the options as public JSON, None for those without effect."""
         told = msgspec.to_builtins(options, enc_hook=encode_seconds)
         return {name: value if name in self.reads else None for name, value in told.items()}
 
@@ -224,7 +216,6 @@ def _engine(state: IterationState, n: int) -> dict[str, Any]:
 
 
 def _followed(x: Exchange) -> dict[str, Any]:
-    """Return one request, with the seconds from its arrival to each of its tokens."""
     t = x.timeline
     times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]
     return {"row": x.seq, "input": x.tokens.input, "output": x.tokens.output, "token_seconds": times}
@@ -347,10 +338,7 @@ def capacity_rps(
     late_share: Callable[[float], float], allowed: float, start_rps: float, *, precision: float = 0.01
 ) -> float | None:
     """Return the highest rate at which at most `allowed` of the requests are late, to within `precision`.
-
-    `late_share` runs the workload at a rate, and must rise with it. 0 if even a thousandth of `start_rps` is
-    too much; None if no rate is.
-    """
+    `late_share` must rise with the rate. 0 if a thousandth of `start_rps` is too much; None without limit."""
     if late_share(math.inf) <= allowed:
         return None
     low = high = start_rps

@@ -46,7 +46,6 @@ class SweepJob:
 
     trace: str
     rows: str
-    """Digest of its rows (`rows_of`)."""
     count: int
     scale: float
     scheduler: str
@@ -59,7 +58,6 @@ class SweepJob:
     model: LatencyModel = SEED_MODEL
     iterations: IterationModel = SEED_ITERATIONS
     fit: dict[str, Any] | None = None
-    """What the models were fitted to, and the quality of the fit."""
     objectives: str = ""
     reader: Benefit = DEFAULT_BENEFIT
     measure: bool | None = None
@@ -90,7 +88,6 @@ class SweepJob:
 
     @property
     def name(self) -> str:
-        """Readable name, not unique."""
         servers = f"-{self.servers}-servers" if self.servers > 1 else ""
         return f"{self.scheduler}-{self.count}{servers}"
 
@@ -113,7 +110,6 @@ def rows_of(trace: "Trace") -> SweepRows:
 
 
 def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Run a job; return its summary as public JSON. Raises ValueError and LlmtapError."""
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
     folder = _Folder.of(job)
 

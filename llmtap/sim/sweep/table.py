@@ -71,10 +71,8 @@ _COLUMNS: Final[Mapping[str, Callable[[_Run], Any]]] = {
 
 
 def write_runs(place: Path, runs: Sequence[_Run]) -> None:
-    """Write a row for each run; an empty cell (null) is a figure that a run does not have.
-
-    Raises ConfigError of `--table`.
-    """
+    """Write a row for each run; an unknown figure is an empty cell (null). Raises ConfigError of
+    `--table`."""
     columns = {name: [of(run) for run in runs] for name, of in _COLUMNS.items()}
     try:
         if place.suffix == ".parquet":

@@ -48,7 +48,6 @@ __all__ = ["FORMATS"]
 
 _SIZE: Final = 512
 _MS: Final = 6
-"""Digits from milliseconds to nanoseconds."""
 _CONTENTS: Final = ("payload", "messages", "text_input")
 _WANTED: Final = (
     "arrival_ns", "think_us", "session", "input_tokens", "output_tokens", "request_body",

@@ -103,7 +103,6 @@ def _arrival_ns(date: Any) -> int | None:
 
 
 def _asked(body: bytes) -> dict[str, Any]:
-    """Return the columns of a request with a JSON body."""
     if not body:
         return {}
     try:

@@ -50,8 +50,6 @@ class _RowWithDuration(_Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthFields:
-    """Meaning of the fields to one tool."""
-
     name: str
     places: int
     """Digits from the unit of `timestamp` down to ns: 6 of milliseconds, 9 of seconds."""
@@ -65,7 +63,6 @@ class LengthFields:
     """Its reader makes the prompt of the ids alone: a row without ids would be an empty prompt."""
 
     def read(self, stream: BinaryIO) -> TraceSource:
-        """Read a trace. Raises FormatError."""
         lines: JsonLines[_Row] = JsonLines(stream, _RowWithDuration if self.durations else _Row)
         blocks = iter(lines)
         first = next(blocks, ([], []))
@@ -102,7 +99,6 @@ class LengthFields:
         return next((size for size in self.sizes if all(_fits(row, size) for row in rows)), self.sizes[0])
 
     def size_written(self, info: CaptureInfo) -> int:
-        """Return the tokens in a block of the file to write."""
         kept = info.block_unit == "tokens" and (self.any_size or info.source == self.name)
         return info.block_size if kept and info.block_size else self.sizes[0]
 

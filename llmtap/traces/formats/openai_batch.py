@@ -118,7 +118,6 @@ class _Lines:
         return name
 
     def report(self) -> None:
-        """Add the counts to the writer's report."""
         writer, options = self._writer, self._writer.options
         if options.override_model and options.model is not None:
             writer.changed["model"] = "--model in every row"

@@ -60,10 +60,8 @@ def _unnamed() -> Iterator[None]:
 def read_many(
     where: str, progress: Callable[[int, int | None], None] | None = None
 ) -> tuple[TraceSource, int]:
-    """Return the rows of a folder, a pattern or a URL as one source, and their bytes.
-
-    `progress` is called with the approximate bytes so far and their total. Raises ConfigError or FormatError.
-    """
+    """Return the rows of a folder, a pattern or a URL as one source, and their bytes. `progress`: called with
+    the bytes so far and their total. Raises ConfigError or FormatError."""
     try:
         capture = read(where)
     except CaptureVersionError as exc:

@@ -73,7 +73,6 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
 def _rows(
     conversation: _Conversation, where: str, number: int, odd: Counter[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each answer of a conversation."""
     name = conversation.id
     session = f"#{number}" if name is None or name == "" else str(name)
     about = {} if conversation.model is None else {"model": conversation.model}
@@ -138,7 +137,6 @@ def _turn_of(
     writer: TraceWriter, capture: str | None, session: str | None, turn: int | None, name: str | None,
     body: str | None, answer: str | None,
 ) -> tuple[object, int, bytes] | None:  # fmt: skip
-    """Return key, place and record of a row (`sorting.grouped`), or None for one that is dropped."""
     messages = None
     if body is None or answer is None:
         writer.drop("no request body" if body is None else "no response text")
@@ -219,7 +217,6 @@ def _goes_on(history: Messages, messages: Messages) -> bool:
 
 
 def _sniff(head: bytes, name: str) -> bool:
-    """Whether it is an array of objects, the first of which has turns."""
     text = start_of(head)
     if not text.startswith(b"["):
         return False

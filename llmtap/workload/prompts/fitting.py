@@ -34,14 +34,10 @@ BATCH_ROWS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A user text and the length of its whole prompt."""
-
     text: str
     tokens: int
-    """Counted tokens of the whole prompt."""
     wanted: int
     way: str
-    """Counting method: `TokenCounter.way`."""
 
     @property
     def exact(self) -> bool:
@@ -55,10 +51,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A wanted prompt."""
-
     tokens: int
-    """Of the whole prompt."""
     make: Callable[[int], Prompt]
     """Makes the prompt of a number of words; more words are never fewer tokens."""
     overhead: int = 0
@@ -77,8 +70,6 @@ def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fi
 
 
 class _Search:
-    """The search for one draft."""
-
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._words = self._atoms = 0
@@ -172,10 +163,7 @@ class FittedSource(Protocol):
 
 
 class RowPrompts:
-    """Prompts with the lengths and shared blocks of a trace's rows.
-
-    A text depends on seed, row, blocks and length alone.
-    """
+    """Prompts with the lengths and shared blocks of a trace's rows, the same for each seed and row."""
 
     def __init__(self, requests: Requests, counter: TokenCounter, *, seed: int = 0, system: str = "") -> None:
         """`system`: system prompt of all rows, included in the lengths."""
@@ -202,11 +190,8 @@ class RowPrompts:
 
 
 class ElasticPrompts:
-    """Prompts of a workload with its own texts, fitted to the rows' lengths.
-
-    Each part is fitted by itself, so that contexts stay shared; then the message takes up the counter's
-    overhead. Prompts of token ids stay as they are.
-    """
+    """Prompts of a workload's own texts, fitted to the rows' lengths. Each part is fitted by itself, so that
+    contexts stay shared; the message takes up the counter's overhead."""
 
     def __init__(self, source: ElasticSource, requests: Requests, counter: TokenCounter) -> None:
         tokenizer = counter.tokenizer
@@ -241,8 +226,6 @@ class ElasticPrompts:
 
 
 class _Maker:
-    """Makes one row's prompt in several sizes and keeps the last."""
-
     def __init__(self, source: ElasticSource, row: int) -> None:
         self._source = source
         self._row = row
@@ -261,10 +244,7 @@ def _shape(prompt: Prompt) -> tuple[bool, int]:
 
 
 def text_fit(tokenizer: Tokenizer) -> Fit:
-    """Return a function that makes texts of n tokens by this tokenizer.
-
-    A text a little too long is cut between tokens: one cut and one count at any length.
-    """
+    """Return a function that makes texts of n tokens by this tokenizer, by cutting a longer text."""
 
     @functools.lru_cache(TEXTS_KEPT)
     def cut(text: str, tokens: int) -> tuple[str, int]:

@@ -24,7 +24,6 @@ class Prompt:
     """Either `text` or `ids`, with what precedes it."""
 
     text: str = ""
-    """The user's message."""
     ids: Sequence[int] = ()
     """The prompt as tokens, if the workload prescribes them (IETF draft, A.1.4)."""
     system: str = ""
@@ -65,13 +64,9 @@ class Workload(Protocol):
         """Return all parameters as JSON: distributions, limits, sharing, sources with versions."""
         ...
 
-    def requests(self, count: int, seed: int) -> Requests:
-        """Return `count` requests with `arrival_ns` of 0."""
-        ...
+    def requests(self, count: int, seed: int) -> Requests: ...
 
-    def prompts(self, requests: Requests, seed: int) -> PromptSource:
-        """Return the prompts of those requests."""
-        ...
+    def prompts(self, requests: Requests, seed: int) -> PromptSource: ...
 
 
 CL100K_IDS: Final = 100_256
@@ -90,7 +85,6 @@ def random_ids(random: Random, count: int, below: int = CL100K_IDS) -> list[int]
 
 
 def count_ids(random: Random, count: int, below: int = CL100K_IDS) -> None:
-    """Advance the generator as `random_ids` does."""
     limit = below << (_WORD_BITS - below.bit_length())
     while count:
         count -= sum(word < limit for word in _words(random, count))

@@ -21,7 +21,6 @@ WORDS: Final = tuple(
 _OPENING: Final = 8
 """Tokens of the opening sentence: seven words and a full stop."""
 _FILLER: Final = "."
-"""One token at any position and repetition."""
 
 QUESTION: Final = (
     "\n\nQuestion: what does the text above say about the river, the house on the hill, and the people who"
@@ -59,10 +58,7 @@ def _opening(key: str) -> list[str]:
 
 
 def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -> str:
-    """Cut or extend a text to `tokens`: whole pieces of it, then of `more`, then the filler.
-
-    A text of this length is returned unchanged.
-    """
+    """Cut or extend a text to `tokens`: whole pieces of it, then of `more`, then the filler."""
     if more and count_tokens(text) == tokens:
         return text  # whose last piece may be another one with more behind it
     kept: list[str] = []
@@ -85,8 +81,6 @@ def _tokens_of(piece: str) -> int:
 
 
 class ProseWords:
-    """Sentences of common English words, without meaning."""
-
     def text(self, tokens: int, key: str, topic: str) -> str:
         return prose(tokens, key)
 
@@ -98,7 +92,6 @@ class Document:
     """[document][question]: words, and the same question of 100 tokens at the end (IETF draft, A.5)."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
-        """At least the question and one token, else only the question's beginning."""
         document = tokens - _question_tokens()
         if document < 1:
             return fitted_text(QUESTION.lstrip(), tokens)

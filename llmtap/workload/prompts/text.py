@@ -65,10 +65,7 @@ class Words:
 
     @classmethod
     def made_of(cls, words: Sequence[str], separator: str = " ", *, exact: bool = True) -> "Words":
-        """Use as many words as the largest power of two in their number, at most 256, at least one.
-
-        Fewer than 256 repeat in the table; names then differ in fewer bits of each byte, from the lowest.
-        """
+        """Use the largest power of two of the words, 1 to 256; fewer than 256 repeat in the table."""
         size = min(256, 1 << (len(words).bit_length() - 1))
         return cls(tuple(words[:size]) * (256 // size), separator, exact)
 
@@ -86,8 +83,6 @@ own."""
 
 
 class Numbers:
-    """Bytes of numbers under a seed."""
-
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
         self._offset = int.from_bytes(shake_128(b"llmtap text " + self._seed).digest(NAME_BYTES))
@@ -108,21 +103,15 @@ class Numbers:
 
 
 class RowText:
-    """Bytes of each row of a workload: its blocks, then its own.
-
-    Rows share as many leading bytes as leading blocks.
-    """
+    """Bytes of each row of a workload: its blocks, then its own."""
 
     def __init__(self, requests: Requests, seed: int = 0) -> None:
         self._requests = requests
         self._numbers = Numbers(seed)
 
     def key(self, row: int, tokens: int, before: int = 0) -> bytes:
-        """Return `tokens` words of a row.
-
-        `before`: tokens that the chat template puts before the text. The first block is shortened by them, so
-        that blocks end for the server where they end in the trace.
-        """
+        """Return `tokens` words of a row. The first block is shorter by the `before` tokens of the chat
+        template, so that blocks end for the server where they end in the trace."""
         requests, numbers = self._requests, self._numbers
         pieces: list[bytes] = []
         if requests.blocks and (size := requests.block_tokens):
@@ -203,13 +192,11 @@ def _vocabulary() -> dict[str, int]:
 
 
 VOCABULARY: Final = _vocabulary()
-"""Ids by token, each token in the letters of its bytes."""
 _SPELLINGS: Final = list(VOCABULARY)
 _RANKS: Final = {pair: rank for rank, pair in enumerate(_PAIRS)}
 
 
 def cut(text: str) -> list[str]:
-    """Cut a text into pieces, before pairing."""
     return _CUT.findall(text)
 
 
@@ -243,7 +230,6 @@ def cut_tokens(text: str) -> list[str]:
 
 @functools.cache
 def _story() -> tuple[list[str], list[int]]:
-    """Return the engine's text by tokens, and the starts of its sentences."""
     chance = random.Random("llmtap")
     tokens: list[str] = []
     starts: list[int] = []
@@ -262,10 +248,7 @@ def _story() -> tuple[list[str], list[int]]:
 
 
 def say(count: int, key: str) -> Sequence[str]:
-    """Return a text of `count` tokens, one string each; a shorter one of the same key is its prefix.
-
-    The first has no leading space. Joined, they are cut again into the same tokens.
-    """
+    """Return a text of `count` tokens, one string each; a shorter one of the same key is its prefix."""
     tokens, starts = _story()
     start = starts[crc32(key.encode()) % len(starts)]
     said = tokens[start : start + count]
@@ -277,7 +260,6 @@ def say(count: int, key: str) -> Sequence[str]:
 
 
 def tokenizer_json() -> dict[str, Any]:
-    """Return the tokenizer as the content of a `tokenizer.json`."""
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {

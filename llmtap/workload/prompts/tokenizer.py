@@ -46,15 +46,11 @@ class Tokenizer(Protocol):
         """Special tokens added to a completion's text."""
         ...
 
-    def counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text."""
-        ...
+    def counts(self, texts: Sequence[str]) -> list[int]: ...
 
     def encode(self, text: str) -> Sequence[int]: ...
 
-    def decode(self, ids: Sequence[int]) -> str | None:
-        """Return the text of tokens; None if unsupported."""
-        ...
+    def decode(self, ids: Sequence[int]) -> str | None: ...
 
     def vocabulary(self) -> Sequence[str]:
         """Plain lower-case words, the best first; empty if unknown."""
@@ -72,8 +68,6 @@ def open_tokenizer(text: str, place: str) -> Tokenizer:
 
 
 class OwnTokenizer:
-    """The simulated engine's tokenizer."""
-
     name = OWN
     specials = 0
 
@@ -140,10 +134,8 @@ def _plain_words(tokens: Any) -> list[str]:
 
 
 def fitting_words(tokenizer: Tokenizer) -> Words:
-    """Return words of one token each at any position: the common ones, or the tokenizer's own.
-
-    `Words.exact` is False if there are too few: texts must then be fitted by counting.
-    """
+    """Return words of one token each at any position: the common ones, or the tokenizer's own. `Words.exact`
+    is False if there are too few."""
     common = list(dict.fromkeys(COMMON.table))
     if _all_single(tokenizer, common):
         return COMMON
@@ -170,11 +162,8 @@ def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[
 
 
 def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
-    """Return the beginning of a text of at most `tokens`, and its length.
-
-    Ids are cut and decoded. If the cut text has another count (a word or character was split), neighbouring
-    sizes are tried; else the nearest from below is returned.
-    """
+    """Return the beginning of a text of at most `tokens`, and its length. If the cut text has another count
+    (a character was split), neighbouring sizes are tried."""
     ids = tokenizer.encode(text)
     if len(ids) <= tokens:
         return text, len(ids)
@@ -207,10 +196,8 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], place: str, *, now_ns: int | None = None
     ) -> None:
-        """`special_tokens`: by name, as `bos_token`. `now_ns`: UTC, for templates that use the date.
-
-        Raises ConfigError naming `place` for an invalid template.
-        """
+        """`special_tokens`: by name, as `bos_token`. `now_ns`: date of templates that use it. Raises
+        ConfigError."""
         try:
             import jinja2
             from jinja2.ext import loopcontrols
@@ -317,22 +304,14 @@ _SAMPLE: Final = bytes(range(0, 256, 16))
 
 
 class TokenCounter(Protocol):
-    """Counts whole prompts."""
+    @property
+    def way(self) -> str: ...
 
     @property
-    def way(self) -> str:
-        """Counting method, for reports."""
-        ...
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of texts."""
-        ...
-
-    @property
-    def words(self) -> Words:
-        """Words that it counts exactly."""
-        ...
+    def words(self) -> Words: ...
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]: ...
 
@@ -348,11 +327,8 @@ def as_text(prompt: Prompt) -> str:
 
 
 def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
-    """Load the counter of `tiktoken:NAME`, `sim`, a tokenizer.json or a model's folder.
-
-    A folder gives its chat template for chat endpoints, else the special tokens of completions; a file or
-    name is a reference for plain text. Raises ConfigError naming `place`.
-    """
+    """Load the counter of `tiktoken:NAME`, `sim`, a tokenizer.json or a model's folder. Only a folder has a
+    chat template and special tokens. Raises ConfigError naming `place`."""
     tokenizer = open_tokenizer(text, place)
     if not Path(text).is_dir():
         return TextCounter(tokenizer)
@@ -362,8 +338,6 @@ def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
 
 
 class TextCounter:
-    """Counts plain text plus special tokens."""
-
     def __init__(self, tokenizer: Tokenizer, *, way: str = REFERENCE, specials: int = 0) -> None:
         self.way = way
         self.tokenizer = tokenizer
@@ -384,10 +358,7 @@ class TextCounter:
 
 
 class ChatCounter:
-    """Counts the rendered chat template: special tokens, roles, and the start of the answer.
-
-    Source: exo-bench's methodology, "Prompt Construction": the overhead is measured with a sample message.
-    """
+    """Counts the rendered chat template: special tokens, roles, and the start of the answer."""
 
     way = CHAT_TEMPLATE
 
