@@ -186,7 +186,7 @@ class _Opening:
         self.settled.set_result(None)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self.settled.set_result(None)  # each request will find out for itself, and say so
+        self.settled.set_result(None)  # each request reports the failure itself
 
     def on_data(self, data: bytes, t_ns: int) -> None: ...
 
@@ -212,9 +212,9 @@ def retry_after_ns(value: bytes | None, now_wall_ns: int) -> int | None:
         return int(text) * NS_PER_S if len(text) <= _DIGITS_MAX else None
     try:
         date = parsedate_to_datetime(text)
-    except (ValueError, TypeError, OverflowError):  # numbers without end, of a year or of a zone
+    except (ValueError, TypeError, OverflowError):  # year or zone out of range
         return None
-    if date.tzinfo is None:  # "-0000": of no known zone, and HTTP's dates are UTC
+    if date.tzinfo is None:  # "-0000": HTTP's dates are UTC
         date = date.replace(tzinfo=UTC)
     return max(0, int(date.timestamp()) * NS_PER_S - now_wall_ns)
 
@@ -320,7 +320,7 @@ class Call:
                 if stream.write(request):
                     self._submitted(before_ns)
             except OSError:
-                stream.close()  # it was closed, and nothing of the request has left: that is no attempt yet
+                stream.close()  # nothing of the request was sent: no attempt yet
                 continue
             self._stream = stream
             self._observe_soon(request)
@@ -396,7 +396,7 @@ class Call:
     def on_data(self, data: bytes, t_ns: int) -> None:
         later = self._sender.later
         if later.is_behind(t_ns) or self._observer is None or self._early:
-            # With many answers at once there is time to read what comes, and not yet to understand it.
+            # With many answers at once, read first and parse later.
             if not self._early and self._observer is not None:
                 later.add(self._catch_up, urgent=True)
             self._early.append((data, t_ns))
@@ -426,7 +426,7 @@ class Call:
             self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
             return
         if end < len(data):
-            self._keep = False  # it said more than it announced
+            self._keep = False  # the server sent more than announced
         self._complete(data[:end], t_ns)
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
@@ -451,7 +451,7 @@ class Call:
                 self._head_bytes_left -= end
                 data = data[end:]
                 if not data:
-                    self._answer_began = False  # that was an interim one
+                    self._answer_began = False  # an interim response
                     return
             body_end, self._scanner = begin_response_body(head, data, end)
         except PeerProtocolError as exc:
@@ -462,7 +462,7 @@ class Call:
         if head.status in STATUSES:
             self._again = self._asks_again(head)
         if body_end >= 0:
-            self._keep = self._keep and body_end == len(data)  # else it said more than it announced
+            self._keep = self._keep and body_end == len(data)  # else the server sent more than announced
             self._complete(data[end:body_end], t_ns)
         elif len(data) > end:
             observer.response_data(data[end:], t_ns, 0)

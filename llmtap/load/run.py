@@ -272,7 +272,7 @@ class LoadRun:
             self._free.remove(call.row)
         else:
             now_ns = mono_ns()
-            # A reader begins to think when the answer is there, not when we have got round to it.
+            # Think time begins at the end of the answer, not when it was parsed.
             end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
             self._schedule.ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
         self._keep(call.row, x)

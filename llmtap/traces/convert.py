@@ -201,7 +201,7 @@ def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWriter) -> 
     if name not in wanted.holds:
         why = why or f"{wanted.name} has no place for it"
         return Aspect(name, rows, 0, "lost", why, _formats_with(name, wanted))
-    # A writer may put something where nothing was, as a 0 for the tokens of a failed request.
+    # A writer may add values, such as 0 tokens of a failed request.
     there = min(rows, written.told.get(name, 0))
     fate = "kept" if there == rows else "partly" if there else "lost"
     if there and name in written.changed:

@@ -147,7 +147,7 @@ class Written(ConversationScript):
 
     def message(self, row: int, tokens: int) -> str:
         context = self.plan.contexts[row]
-        # Who shares a context is about the same thing; so are the turns of a conversation.
+        # Requests that share a context, or a conversation, have one topic.
         first = [*rows_before(self.plan.requests, row), row][0]
         topic = f"{self.seed}/{first}" if context == NO_CONTEXT else f"{self.seed}/context/{context}"
         return self.writer.text(tokens, f"{self.seed}/{row}", topic)

@@ -231,7 +231,7 @@ class SyntheticWorkload:
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
         """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
-        # The first rows are enough to tell another seed or workload; all would cost as much as the ids.
+        # The first rows are enough to detect another seed or workload.
         first = range(min(len(requests), _EVERY))
         check_rows(self.requests(len(first), seed), requests.taken(first))
         return _Sequence(self.lengths, seed)

@@ -59,7 +59,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ends = [self.fraction * end for end in itertools.accumulate(zipf_shares(self.contexts, self.zipf))]
         while True:
             u = random.random()
-            # The last end is the fraction but for rounding.
+            # The last end may differ from the fraction by rounding.
             yield min(bisect_right(ends, u), self.contexts - 1) if u < self.fraction else NO_CONTEXT
 
     def describe(self) -> Mapping[str, Any]:
@@ -95,7 +95,7 @@ class SharedBlocks:
     def of(self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Return the blocks of a prompt that begins with those `before`, else with its context's."""
         begun = before or (() if context == NO_CONTEXT else self._contexts[context])
-        # A block that is partly the context's is the prompt's own: the numbers say what all of it holds.
+        # A block that is only partly of the context belongs to the prompt.
         return begun + self._new(tokens // BLOCK_TOKENS - len(begun))
 
 

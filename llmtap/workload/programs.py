@@ -5,7 +5,8 @@ A file begins with a comment unique to its key, and is cut at its length, mostly
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from string import Template
 from typing import Any, Final
 from zlib import crc32
 
@@ -43,9 +44,9 @@ class Code:
 def program(key: str, language: str) -> Iterator[tuple[str, int]]:
     """Yield an endless file's parts with their tokens: a unique comment, then functions."""
     chance = random.Random(key)
-    names = _Names(chance)
     comment = "#" if language == "python" else "//"
-    head = f"{comment} {names.path()}: {' '.join(names.words(5))}\n\n"
+    path, words = chance.choices(WORDS, k=3), chance.choices(WORDS, k=5)
+    head = f"{comment} {'/'.join(path)}: {' '.join(words)}\n\n"
     yield head, count_tokens(head)
     known = _functions(language)
     while True:
@@ -54,122 +55,115 @@ def program(key: str, language: str) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def _functions(language: str) -> list[tuple[str, int]]:
-    names = _Names(random.Random(language))
-    shapes = _PYTHON if language == "python" else _SCRIPT
-    made = [shapes[i % len(shapes)](names, language == "typescript") for i in range(_FUNCTIONS)]
+    """Return the functions of a language with their tokens."""
+    chance = random.Random(language)
+    templates = _PYTHON if language == "python" else _SCRIPT
+    made = [templates[i % 3].substitute(_Names(chance, language)) for i in range(_FUNCTIONS)]
     return [(text, count_tokens(text)) for text in made]
 
 
-class _Names:
-    """Random names of two words, so never a keyword."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self.random = chance
-
-    def words(self, count: int) -> list[str]:
-        return self.random.choices(WORDS, k=count)
-
-    def path(self) -> str:
-        return "/".join(self.words(3))
-
-    def snake(self) -> str:
-        return "_".join(self.words(2))
-
-    def camel(self) -> str:
-        first, second = self.words(2)
-        return first + second.capitalize()
-
-    def number(self) -> int:
-        return self.random.randint(2, 999)
+_TYPES: Final = {
+    "private": "private ", "t_number": ": number", "t_numbers": ": number[]", "t_text": ": string",
+    "t_rows": ": Record<string, number>[]", "t_promise": ": Promise<number>",
+}  # fmt: skip
 
 
-def _py_filter(n: _Names, _: bool) -> str:
-    items, limit, found, item, field = (n.snake() for _ in range(5))
-    return (
-        f"def {n.snake()}({items}, {limit}={n.number()}):\n"
-        f'    """{" ".join(n.words(7)).capitalize()}."""\n'
-        f"    {found} = []\n"
-        f"    for {item} in {items}:\n"
-        f"        if {item}.{field} > {limit}:\n"
-        f"            {found}.append({item}.{n.snake()})\n"
-        f"    return {found}\n\n\n"
-    )
+class _Names(dict[str, str]):
+    """Values of a template's fields, drawn when first used.
+
+    `nI`: a number; `wI`: I words; `Class`: a class name; those of `_TYPES`: empty except in TypeScript.
+    Others: a name of two words, so never a keyword.
+    """
+
+    def __init__(self, chance: random.Random, language: str) -> None:
+        super().__init__(_TYPES if language == "typescript" else dict.fromkeys(_TYPES, ""))
+        self._chance = chance
+        self._snake = language == "python"
+
+    def __missing__(self, field: str) -> str:
+        kind, number = field[0], field[1:]
+        if kind == "n" and number.isdecimal():
+            value = str(self._chance.randint(2, 999))
+        elif kind == "w" and number.isdecimal():
+            value = " ".join(self._chance.choices(WORDS, k=int(number)))
+        else:
+            first, second = self._chance.choices(WORDS, k=2)
+            if field == "Class":
+                value = first.capitalize() + second.capitalize()
+            else:
+                value = f"{first}_{second}" if self._snake else first + second.capitalize()
+        self[field] = value
+        return value
 
 
-def _py_lookup(n: _Names, _: bool) -> str:
-    table, key, value = n.snake(), n.snake(), n.snake()
-    return (
-        f"def {n.snake()}({table}, {key}, default=None):\n"
-        f"    # {' '.join(n.words(6))}\n"
-        f"    {value} = {table}.get({key})\n"
-        f"    if {value} is None:\n"
-        f"        return default\n"
-        f"    return {value} * {n.number()} + len({table})\n\n\n"
-    )
+_PYTHON: Final = (
+    Template("""\
+def $function($items, $limit=$n1):
+    # $w7
+    $found = []
+    for $item in $items:
+        if $item.$field > $limit:
+            $found.append($item.$other)
+    return $found
 
 
-def _py_class(n: _Names, _: bool) -> str:
-    state, part = n.snake(), n.snake()
-    name = "".join(word.capitalize() for word in n.words(2))
-    return (
-        f"class {name}:\n"
-        f"    def __init__(self, {state}):\n"
-        f"        self.{state} = {state}\n"
-        f"        self.{part} = {n.number()}\n\n"
-        f"    def {n.snake()}(self):\n"
-        f"        while self.{part} > {n.number()}:\n"
-        f"            self.{part} -= self.{state}\n"
-        f"        return self.{part}\n\n\n"
-    )
+"""),
+    Template("""\
+def $function($table, $key, default=None):
+    # $w6
+    $value = $table.get($key)
+    if $value is None:
+        return default
+    return $value * $n1 + len($table)
 
 
-def _js_map(n: _Names, typed: bool) -> str:
-    items, item, field = n.camel(), n.camel(), n.camel()
-    given, made = (": Record<string, number>[]", ": number[]") if typed else ("", "")
-    return (
-        f"export function {n.camel()}({items}{given}){made} {{\n"
-        f"  // {' '.join(n.words(6))}\n"
-        f"  return {items}\n"
-        f"    .filter(({item}) => {item}.{field} > {n.number()})\n"
-        f"    .map(({item}) => {item}.{n.camel()});\n"
-        f"}}\n\n"
-    )
+"""),
+    Template("""\
+class $Class:
+    def __init__(self, $state):
+        self.$state = $state
+        self.$part = $n1
+
+    def $function(self):
+        while self.$part > $n2:
+            self.$part -= self.$state
+        return self.$part
 
 
-def _js_fetch(n: _Names, typed: bool) -> str:
-    url, answer, value = n.camel(), n.camel(), n.camel()
-    given, made = (": string", ": Promise<number>") if typed else ("", "")
-    return (
-        f"export async function {n.camel()}({url}{given}){made} {{\n"
-        f"  const {answer} = await fetch(`${{{url}}}/{n.path()}`);\n"
-        f"  if (!{answer}.ok) {{\n"
-        f'    throw new Error("{" ".join(n.words(5))}");\n'
-        f"  }}\n"
-        f"  const {value} = await {answer}.json();\n"
-        f"  return {value}.{n.camel()} ?? {n.number()};\n"
-        f"}}\n\n"
-    )
+"""),
+)
+_SCRIPT: Final = (
+    Template("""\
+export function $function($items$t_rows)$t_numbers {
+  // $w6
+  return $items
+    .filter(($item) => $item.$field > $n1)
+    .map(($item) => $item.$other);
+}
 
+"""),
+    Template("""\
+export async function $function($url$t_text)$t_promise {
+  const $answer = await fetch(`$${$url}/$path`);
+  if (!$answer.ok) {
+    throw new Error("$w5");
+  }
+  const $value = await $answer.json();
+  return $value.$field ?? $n1;
+}
 
-def _js_class(n: _Names, typed: bool) -> str:
-    state = n.camel()
-    kind, made = (": number", ": number") if typed else ("", "")
-    name = "".join(word.capitalize() for word in n.words(2))
-    field = f"  private {state}{kind} = {n.number()};\n\n" if typed else f"  {state} = {n.number()};\n\n"
-    step = n.camel()
-    return (
-        f"export class {name} {{\n"
-        f"{field}"
-        f"  {n.camel()}({step}{kind}){made} {{\n"
-        f"    while (this.{state} < {n.number()}) {{\n"
-        f"      this.{state} += {step};\n"
-        f"    }}\n"
-        f"    return this.{state};\n"
-        f"  }}\n"
-        f"}}\n\n"
-    )
+"""),
+    Template("""\
+export class $Class {
+  $private$state$t_number = $n1;
 
+  $function($step$t_number)$t_number {
+    while (this.$state < $n2) {
+      this.$state += $step;
+    }
+    return this.$state;
+  }
+}
 
-_Shape = Callable[[_Names, bool], str]
-_PYTHON: Final[tuple[_Shape, ...]] = (_py_filter, _py_lookup, _py_class)
-_SCRIPT: Final[tuple[_Shape, ...]] = (_js_map, _js_fetch, _js_class)
+"""),
+)

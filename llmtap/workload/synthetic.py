@@ -72,7 +72,7 @@ WORKLOADS: Final = {
 
 
 def draw(workload: Synthetic, count: int, seed: int) -> Requests:
-    # One generator for each column, so that who changes one distribution leaves the others as they were.
+    # One generator per column: changing one distribution leaves the other columns as they were.
     gaps, given, made = (Random(f"{seed}/{what}") for what in ("gaps", "input", "output"))
     requests = Requests()
     for at_ns in _arrivals(workload, count, gaps):

@@ -119,7 +119,7 @@ class Trace:
     def _taken(self, rows: Sequence[int]) -> "Trace":
         requests, notes = self.requests.taken(rows), self.notes
         told = tie_note(self.requests.arrival_ns) if notes else []
-        if told and told[0] in notes:  # it is of these rows no more
+        if told and told[0] in notes:  # it described all rows
             notes = [note for note in notes if note not in told] + tie_note(requests.arrival_ns)
         sessions = array("q", (self.sessions[row] for row in rows) if self.sessions else ())
         places = array("q", (self.places[row] for row in rows) if self.places else ())

@@ -469,6 +469,6 @@ class _Blocks:
             self.notes.append(
                 f"prompt blocks of {in_bytes:,} bytes are taken for {size:,} tokens, by the mean"
             )
-        # The last one may be begun: n + size - 1 has as many whole ones as n has, and that.
+        # With the last block perhaps partial: ceil(n / size).
         begun = size - 1 if unit == "tokens" else 0
         return size, [ids[: (n + begun) // size] for ids, n in zip(self._ids, inputs, strict=True)]

@@ -47,7 +47,7 @@ class Columns:
         self._closed = False
         self._t_ns = array("q")
         self._took_ns = array("q")
-        # Not a number stands for what is not known: a column of floats instead of one of objects.
+        # NaN: unknown.
         self._values: dict[str, array[float]] = {name: array("d") for name in series}
         self._lock = Lock()
 

@@ -74,8 +74,7 @@ class GrpcTarget:
             self._channel = grpc.aio.secure_channel(address, trusted, options=options)
         else:
             self._channel = grpc.aio.insecure_channel(address, options=options)
-        # On the wire a call that sends one message is the same whether it might have sent more, and of one
-        # that might, gRPC says when it took the message.
+        # A call of several messages looks the same on the wire, and reports when one was accepted.
         self._call = self._channel.stream_stream(METHOD)
         self._calls: dict[str, tuple[Any, _Answer]] = {}
         self.connects = 0
@@ -204,14 +203,14 @@ class _Answer:
         except grpc.aio.AioRpcError as exc:
             t.response_end_ns = mono_ns()
             code, details = exc.code(), exc.details()
-        except (asyncio.InvalidStateError, grpc.aio.UsageError):  # it was over before we had written
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):  # the call ended before the write
             code, details = await call.code(), await call.details()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._called_off and task is not None:
                 task.uncancel()
             if task is None or task.cancelling():
-                raise  # we were, and not the call
+                raise  # this task was cancelled, not the call
             code, details = grpc.StatusCode.CANCELLED, None
         self._judge(code, details or "")
 
@@ -219,7 +218,7 @@ class _Answer:
         x, t = self._x, self._x.timeline
         # vLLM's last message repeats ids of the last chunk.
         count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)
-        # What is counted from the tokens of each message takes memory.
+        # Bounds the memory of what is counted per token.
         tokens = count if self._declared + count <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size

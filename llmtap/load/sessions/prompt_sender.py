@@ -154,7 +154,7 @@ class Asking:
         p = _decode(body)
         prompt = Prompt(p.text, p.ids, p.system, p.history)
         asked = PromptRequest(prompt, p.output, scheduled_ns, tenant, request_id)
-        # Behind its first step, with which the target knows it.
+        # After the first step of the task, in which the target registers the id.
         request = _Request(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
         task = self.calls[request] = self.loop.create_task(self._ask(request, asked, done))
         task.add_done_callback(self._check)
@@ -167,7 +167,7 @@ class Asking:
         try:
             return await asyncio.wait_for(self._target.open(connections), self._connect_s)
         except TimeoutError:
-            return 0  # each request will find out for itself, and say so
+            return 0  # each request reports the failure itself
 
     def stop_retrying(self) -> None: ...
 

@@ -180,7 +180,7 @@ class WebSocketSession:
         self._answer = answer
         answer.observer.begin_response(b"", self._began_ns, 0)
         if self._submit_ns is not None:
-            # The earlier end, as over HTTP: a server on this host may answer before we have the CPU back.
+            # The earlier time, as over HTTP: a local server may answer before this process runs again.
             answer.submitted(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
         if self._broken is not None:
             self._end(Outcome.UPSTREAM_RESET, self._broken)
@@ -275,7 +275,7 @@ class WebSocketSession:
             what = f"the server answered {head.status} in place of a WebSocket"
             self._fail_opening(Outcome.UPSTREAM_ERROR, what, head.status)
             return b""
-        # RFC 6455 4.1: a server that does not know the key has not understood the upgrade.
+        # RFC 6455 4.1: a wrong key means that the server did not understand the upgrade.
         if header_value(head.headers, b"sec-websocket-accept") != accept_key(self._key):
             self._fail_opening(Outcome.UPSTREAM_ERROR, "the server accepted another WebSocket's key")
             return b""
@@ -303,13 +303,13 @@ class WebSocketSession:
             try:
                 self._stream.write(frame(payload, opcode, key=os.urandom(4)))
             except OSError:
-                pass  # the reader will be told
+                pass  # the read fails, too
 
     def _read_event(self, answer: ResponseWait, payload: bytes, t_ns: int) -> None:
         try:
             event = _read(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return  # not for us; the observer counts it
+            return  # the observer counts it
         match event.type:
             case "response.created":
                 answer.created = True
@@ -403,7 +403,7 @@ class WebSocketTarget:
             if failed is None:
                 self._give_back(one)
             else:
-                one.drop()  # each request will find out for itself, and say so
+                one.drop()  # each request reports the failure itself
         return len(idle)
 
     async def ask(self, request: PromptRequest) -> Exchange:

@@ -97,7 +97,7 @@ class RemoteProcess:
 
     def _say(self, line: bytes) -> None:
         assert self._proc is not None and self._proc.stdin is not None
-        # It has ended where that is broken: who reads will hear so.
+        # A broken pipe: the process has ended, which the reader reports.
         with contextlib.suppress(BrokenPipeError):
             self._proc.stdin.write(line + b"\n")
 
@@ -125,7 +125,7 @@ class RayMember:
         """As Member.start; raises ConfigError if the cluster has no room, or another version of llmtap."""
         ca = _read(setup.ca)
         self._spill = spill
-        # SPREAD: on as many nodes as there are. One CPU each: what shares it is late.
+        # SPREAD: on as many nodes as possible, with one CPU each.
         self._actor = (
             self._ray.remote(RemoteProcess)
             .options(num_cpus=1, max_concurrency=_CALLS, max_restarts=0, scheduling_strategy="SPREAD")
@@ -186,7 +186,7 @@ class RayMember:
         return await _result(getattr(self._actor, name).remote(*args))
 
     async def _compare(self) -> Compared:
-        # In a thread, which waits for nothing else: our loop's turns would be part of the trip.
+        # In a thread: waiting for the loop would lengthen the round trip.
         return await asyncio.get_running_loop().run_in_executor(None, self._make_trips)
 
     def _make_trips(self) -> Compared:

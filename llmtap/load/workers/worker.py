@@ -141,7 +141,7 @@ async def _get_ready(sender: Sending, connections: int, commands: "_Commands", r
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
-        opening.cancel()  # and the attempts are cut with the sender
+        opening.cancel()  # the sender cancels the attempts
         return None
     _tell(reports_fd, frame(WorkerReady(opening.result())), wait=True)
     return await commands.start
@@ -302,7 +302,7 @@ def _tell(fd: int, data: bytes, *, wait: bool) -> None:
     except BlockingIOError:
         return
     except BrokenPipeError:
-        return  # the parent is gone: stdin says so, too
+        return  # the parent is gone: stdin ends, too
 
 
 def _real_time() -> bool:

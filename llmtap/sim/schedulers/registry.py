@@ -58,7 +58,7 @@ def options_read(name: str, readings: ModelOptions, serving: Serving) -> frozens
     reads = SCHEDULERS[name].reads
     unread = {option for option in reads & CONDITIONS.keys() if not CONDITIONS[option][1](readings, serving)}
     if readings.memory_check == "none":
-        # Else who forms batches looks at it, too.
+        # Otherwise the forming of batches reads it, too.
         controlled = "eps" in reads
         limited = "bin_limit" in reads and readings.bin_limit == "7gb"
         unread |= (set() if controlled else _MEMORY) | (set() if limited else {"margin_gb"})

@@ -265,7 +265,7 @@ class Roster:
     def unseat(self, requests: Sequence[int]) -> None:
         for request in requests:
             seat = self._seats.pop(request)
-            # Some of what they found was to be made by others of them: keep nothing.
+            # Some found blocks that others of them were to compute: keep nothing.
             self.memory.release(seat.tokens, seat.names)
             self._waiting.add(request, again=True)
 

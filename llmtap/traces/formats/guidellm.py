@@ -3,20 +3,18 @@
 `guidellm` is the input of `--profile kind=replay`: JSON Lines of `timestamp`, `input_length`,
 `output_length`, and either `hash_ids` of 512-token blocks or none, and then perhaps a `duration`.
 
-`guidellm-data`: JSON Lines, or CSV (read only), with a `prompt` and counts under any of guidellm's names.
+`guidellm-data`: JSON Lines with a `prompt` and counts under any of guidellm's names.
 
 Source: guidellm 0.8.1.
 """
 
-import csv
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any, BinaryIO, Final
 
 from llmtap.traces.bodies import JOINED, prompt_columns, read_object, write_prompts
 from llmtap.traces.format import LENGTHS, NO_FAILED, FormatError, TraceFormat
 from llmtap.traces.formats.mooncake import LengthFields, looks
-from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, clipped, csv_header, first_objects, read_lines
+from llmtap.traces.text import COUNT_MAX, clipped, first_objects, read_lines
 
 __all__ = ["FORMATS"]
 
@@ -31,7 +29,8 @@ _OUTPUTS: Final = ("output_tokens_count", "completion_tokens_count")
 
 def _read_dataset(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     others = dict[str, None]()
-    for number, row in _dataset_rows(stream):
+    for number, line in read_lines(stream):
+        row = read_object(line, f"line {number}")
         name = next((n for n in _PROMPTS if n in row), None)
         prompt = None if name is None else row[name]
         if prompt is not None and not isinstance(prompt, str):
@@ -44,36 +43,6 @@ def _read_dataset(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]
         yield {"input_tokens": read, "output_tokens": made, **text}
     if others:
         notes.append(f"columns that are not kept: {', '.join(others)}")
-
-
-def _dataset_rows(stream: BinaryIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the rows of JSON Lines or CSV with their line numbers."""
-    first = stream.readline(BODY_BYTES_MAX).removeprefix(b"\xef\xbb\xbf")
-    if first.lstrip().startswith(b"{"):
-        for number, line in chain([(1, first)], ((n + 1, line) for n, line in read_lines(stream))):
-            yield number, read_object(line, f"line {number}")
-        return
-
-    def texts() -> Iterator[str]:
-        # Line ends within quotes belong to the prompt.
-        for line in chain([first], iter(lambda: stream.readline(BODY_BYTES_MAX), b"")):
-            try:
-                yield line.decode()
-            except UnicodeDecodeError:
-                raise FormatError(f"line {reader.line_num + 1}: not UTF-8") from None
-
-    csv.field_size_limit(BODY_BYTES_MAX)  # of the process: the default is less than a long prompt
-    reader = csv.reader(texts(), strict=True)
-    try:
-        header = next(reader, [])
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise FormatError(f"line {reader.line_num}: expected {len(header)} columns, got {len(row)}")
-            yield reader.line_num, dict(zip(header, row, strict=True))
-    except csv.Error as exc:
-        raise FormatError(f"line {reader.line_num}: {exc}") from None
 
 
 def _count(row: Mapping[str, Any], names: tuple[str, ...], number: int) -> int | None:
@@ -91,7 +60,7 @@ def _sniff_dataset(head: bytes, name: str) -> bool:
     # A count under one of its own names: a bare `prompt` could be anybody's.
     counts = {*_INPUTS, *_OUTPUTS}
     objects = first_objects(head)
-    return any(counts & o.keys() for o in objects[:1]) or bool(counts & csv_header(head))
+    return any(counts & o.keys() for o in objects[:1])
 
 
 FORMATS: Final = (
@@ -111,8 +80,8 @@ FORMATS: Final = (
     ),
     TraceFormat(
         name="guidellm-data",
-        title="guidellm dataset (JSON Lines or CSV)",
-        extensions=(".jsonl", ".csv"),
+        title="guidellm dataset (JSON Lines)",
+        extensions=(".jsonl",),
         holds=frozenset({"input tokens", "output tokens", "request body"}),
         needs=frozenset({"request body"}),
         why={

@@ -176,7 +176,7 @@ class _Conversations:
         for record in records:
             name, messages, answer = _decode_record(record)
             if history and not _goes_on(history, messages):
-                # Somebody edited what was said before, or asked again: that is another conversation.
+                # An edited or repeated question begins another conversation.
                 self._put(name, branches, history)
                 branches += 1
             history = [*messages, ("assistant", answer)]

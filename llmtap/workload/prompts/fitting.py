@@ -254,7 +254,7 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
         size = tokens + tokens // 16 + 4
         best, count = cut(made(size), tokens)
         if count < tokens:
-            # Our own tokenizer takes this text for longer than theirs does.
+            # The text has more tokens by llmtap's tokenizer than by this one.
             size = size * tokens // max(1, count) + 4
             again, more = cut(made(size), tokens)
             if more > count:

@@ -60,7 +60,7 @@ def _opening(key: str) -> list[str]:
 def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -> str:
     """Cut or extend a text to `tokens`: whole pieces of it, then of `more`, then the filler."""
     if more and count_tokens(text) == tokens:
-        return text  # whose last piece may be another one with more behind it
+        return text  # with `more` behind it, its last piece could differ
     kept: list[str] = []
     left = tokens
     for piece in cut(text + more):
@@ -136,8 +136,7 @@ class FileText:
         parts = ["".join(_opening(key)), "\n"]
         have = _OPENING
         while have < tokens:
-            # A piece never spans the end of a line and the beginning of the next one that has a letter, so
-            # that this is off by some white space at most: what is too much is cut.
+            # The sum may be too large by white space at line ends; the excess is cut.
             stretch = "".join(lines[start : start + 64])
             parts.append(stretch)
             have += count_tokens(stretch)

@@ -122,8 +122,7 @@ class RowText:
         left = tokens - sum(map(len, pieces))
         if left > 0:
             pieces.append(numbers.row(row, left))
-        # The blocks may be more than the prompt: where what the template puts behind it is longer than what
-        # follows the last whole block. Then the end of that one gives way, and the length stays exact.
+        # The blocks may be longer than the text, because the template adds tokens behind it.
         return b"".join(pieces)[: max(0, tokens)]
 
 

@@ -6,7 +6,6 @@ All are local; the packages come with the extra `tokenizers`.
 
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -184,14 +183,10 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
 
 
 _INSTALL: Final = install_hint("tokenizers")
-FRAMES_MAX: Final = 256
-"""System prompts whose rendering is cached, for prompts without history."""
-_SAMPLES: Final = ("who will read", "there was a river")
-"""Two texts that a transparent template must pass on both."""
 
 
 class ChatTemplate:
-    """Renders prompts. Texts that the template passes on unchanged are not rendered again."""
+    """Renders prompts as a model's server does, by its Jinja template."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], place: str, *, now_ns: int | None = None
@@ -214,7 +209,6 @@ class ChatTemplate:
         self._place = place
         self._error = jinja2.TemplateError
         self._special = dict(special_tokens)
-        self._frames: OrderedDict[str, tuple[str, str] | None] = OrderedDict()
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as exc:
@@ -247,30 +241,9 @@ class ChatTemplate:
 
     def render(self, prompt: Prompt) -> str:
         """Return the text that the server tokenizes. Raises ConfigError if the template refuses it."""
-        # A template may strip what it passes on, and then frames tell only of texts without white space
-        # around them. Conversations hardly begin alike, so theirs would be worked out once for each.
-        if prompt.history or prompt.text != prompt.text.strip():
-            return self._rendered(prompt, prompt.text)
-        key = prompt.system
-        if key in self._frames:
-            self._frames.move_to_end(key)
-        else:
-            self._frames[key] = self._frame(prompt)
-            if len(self._frames) > FRAMES_MAX:
-                self._frames.popitem(last=False)
-        frame = self._frames[key]
-        return self._rendered(prompt, prompt.text) if frame is None else frame[0] + prompt.text + frame[1]
-
-    def _frame(self, prompt: Prompt) -> tuple[str, str] | None:
-        """Return what surrounds the text; None if the template changes the text."""
-        one, other = (self._rendered(prompt, sample) for sample in _SAMPLES)
-        head, found, tail = one.rpartition(_SAMPLES[0])
-        return (head, tail) if found and head + _SAMPLES[1] + tail == other else None
-
-    def _rendered(self, prompt: Prompt, text: str) -> str:
         messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
         messages += [{"role": role, "content": said} for role, said in prompt.history]
-        messages.append({"role": "user", "content": text})
+        messages.append({"role": "user", "content": prompt.text})
         try:
             return self._template.render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
@@ -378,6 +351,6 @@ class ChatCounter:
         if not found:
             whole, text = self.tokenizer.counts([rendered, sample])
             return max(0, whole - text), 0
-        # What stands before decides how the text's first word is cut, and never what stands behind it.
+        # The text before decides how the first word is cut; the text behind has no effect.
         whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
         return before, whole - until

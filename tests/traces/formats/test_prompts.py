@@ -46,18 +46,13 @@ def test_an_error_names_line_and_field_and_no_text() -> None:
         read(CUSTOM, b'{"prompt": "secret"}\n{"prompt": 4111111111111111}\n')
 
 
-def test_a_dataset_of_either_form_is_read_by_the_names_of_its_columns() -> None:
+def test_a_dataset_is_read_by_the_names_of_its_columns() -> None:
     as_json = b'{"question": "Why?", "prompt_tokens_count": 3, "id": 7, "output_tokens_count": 5}\n'
-    as_csv = b'id,prompt,output_tokens_count,prompt_tokens_count\r\n1,"a, ""b""\r\nc",5,3\r\n2,d,,\r\n'
     assert DATASET.sniff(as_json, "x.jsonl")
-    assert DATASET.sniff(as_csv, "x.csv")
     source, batches = read(DATASET, as_json)
     body = '{"messages":[{"role":"user","content":"Why?"}]}'
     assert rows(batches, "request_body", "input_tokens", "output_tokens") == [(body, 3, 5)]
     assert source.notes == ["columns that are not kept: id"]
-    _, batches = read(DATASET, as_csv)
-    assert rows(batches, "input_tokens", "output_tokens") == [(3, 5), (None, None)]
-    assert '"a, \\"b\\"\\r\\nc"' in rows(batches, "request_body")[0][0]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +65,10 @@ def test_a_dataset_of_either_form_is_read_by_the_names_of_its_columns() -> None:
         ),
         (b'{"other": 1}\n', "line 1: prompt: neither it nor"),
         (b'{"prompt": "a"\n', "line 1: not valid JSON"),
-        (b"prompt,output_tokens_count\na,5\nb\n", "line 3: expected 2 columns, got 1"),
-        (b"prompt,output_tokens_count\na,many\n", "line 2: output_tokens_count: expected a whole number"),
-        (b'prompt,output_tokens_count\n"a,5\n', "line 2: "),
-        (b"prompt,output_tokens_count\n\xff,5\n", "line 2: not UTF-8"),
+        (
+            b'{"prompt": "a", "output_tokens_count": "many"}\n',
+            "line 1: output_tokens_count: expected a whole",
+        ),
     ],
 )
 def test_an_error_of_a_dataset_names_the_line(data: bytes, told: str) -> None:

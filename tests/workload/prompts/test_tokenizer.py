@@ -145,20 +145,6 @@ def test_templates_have_what_transformers_gives_them(name: str) -> None:
     assert template(source).render(ASKED) == rendered
 
 
-@pytest.mark.parametrize("text", ["one", "  one  ", "a b\n", "", "{{ x }}", "user"])
-@pytest.mark.parametrize(
-    "source",
-    [CHATML, "[{{ messages[-1].content | trim }}]", "{{ messages[-1].content | upper }}",
-     "{{ messages[-1].content }}{{ messages[-1].content }}"],
-)  # fmt: skip
-def test_remembered_frames_change_nothing(source: str, text: str) -> None:
-    made = template(source)
-    for _ in range(2):
-        made.render(Prompt(text="warm up"))
-        straight = made._rendered(Prompt(text=text), text)
-        assert made.render(Prompt(text=text)) == straight
-
-
 def test_a_template_that_refuses_is_a_sentence() -> None:
     made = template("{{ raise_exception('no system role') if messages[0].role == 'system' }}ok")
     assert made.render(Prompt(text="x")) == "ok"
