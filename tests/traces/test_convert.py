@@ -383,9 +383,3 @@ def test_text_is_redacted_by_the_rules_or_counted(
     loads = [(None if b is None else json.loads(b), *rest) for b, *rest in found]
     assert loads == [(None if b is None else json.loads(b), *rest) for b, *rest in expected]
     assert report.notes_written == notes
-
-
-def test_a_rule_that_is_none_is_told(tmp_path: Path) -> None:
-    for rule in ("emails", "re:(", "anything"):
-        with pytest.raises(ConfigError, match=r"^--redact: "):
-            convert(put(tmp_path, "a.json", TALK), str(tmp_path / "b.parquet"), redact=(rule,))

@@ -14,18 +14,15 @@ from llmtap.sim.schedulers.iterating import OutputDelay
 from tests.sim.schedulers.iterating import MODEL, MS, Row, Spy, build, serve, workload
 
 
-def test_a_prompt_stalls_those_that_decode() -> None:
-    # Seed 001, figure 4: the first of two has five tokens when the other comes.
-    served = serve("continuous_batching", [(0, 80, 12), (170, 280, 1)])
-    assert served.tokens == [
-        [100, 120, 140, 160, 180, 500, 520, 540, 560, 580, 600, 620],
-        [480],
-    ]
-
-
 @pytest.mark.parametrize(
     ("rows", "options", "tokens"),
     [
+        # Seed 001, figure 4: a prompt stalls the first, which has five tokens when it comes.
+        (
+            [(0, 80, 12), (170, 280, 1)],
+            {},
+            [[100, 120, 140, 160, 180, 500, 520, 540, 560, 580, 600, 620], [480]],
+        ),
         # Alone: the first token with the prompt, 20 ms each.
         ([(0, 80, 3)], {}, [[100, 120, 140]]),
         ([(7, 80, 1)], {}, [[107]]),
@@ -116,20 +113,11 @@ _A: Row = (0, 80, 12)
 """Has five tokens at 180."""
 
 
-def test_tokens_made_ahead_leave_at_equal_gaps_during_the_prefill() -> None:
-    # Seed 001, figure 4: two tokens ahead, at 200 and 220; the prompt is whole at 520, the next token at 540.
-    served = serve("decode_prepone", [_A, (170, 280, 1)])
-    assert served.tokens == [
-        [100, 120, 140, 160, 180, 300, 420, 540, 560, 580, 600, 620],
-        [520],
-    ]
-    made = [at / MS for at, made in served.spy.made if 0 in made.tokens]
-    assert made == [100, 120, 140, 160, 180, 200, 220, 540, 560, 580, 600, 620]
-
-
 @pytest.mark.parametrize(
     ("prepone", "rows", "tokens"),
     [
+        # Seed 001, figure 4: made at 200 and 220; the prompt is whole at 520, the next token at 540.
+        (2, [_A, (170, 280, 1)], [[100, 120, 140, 160, 180, 300, 420, 540, 560, 580, 600, 620], [520]]),
         # One and three ahead: (180 + 20 n + 300 + 20 - 180) / (n + 1) apart.
         (1, [(0, 80, 7), (170, 280, 1)], [[100, 120, 140, 160, 180, 350, 520], [500]]),
         (3, [(0, 80, 9), (170, 280, 1)], [[100, 120, 140, 160, 180, 275, 370, 465, 560], [540]]),
