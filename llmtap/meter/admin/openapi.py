@@ -45,15 +45,15 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     text: str
     answers: dict[str, Schema]
-    """Schema by content type, of 200."""
+    """Schema of the 200 response by content type."""
     method: str = "get"
     query: tuple[Parameter, ...] = ()
     parts: tuple[Parameter, ...] = ()
     body: Schema | None = None
     errors: dict[int, str] = {}
-    """Answers other than 200, beside 401."""
+    """Descriptions of responses other than 200, beside 401."""
     probe: bool = False
-    """Open to all, also where a token is asked for, and not JSON when it fails."""
+    """Health check: needs no token, and its errors are not JSON."""
 
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)

@@ -38,14 +38,14 @@ def _about(description: str, schema: Schema) -> Schema:
 def _object(
     properties: dict[str, Schema], description: str = "", *, optional: tuple[str, ...] = ()
 ) -> Schema:
-    """An object of these properties, all of them there but the optional ones."""
+    """Return the schema of an object; all properties but the optional ones are required."""
     required = [name for name in properties if name not in optional]
     out: Schema = {"type": "object", "properties": properties, "required": required}
     return _about(description, out) if description else out
 
 
 def _map(values: Schema, description: str = "") -> Schema:
-    """An object whose names are data."""
+    """Return the schema of an object whose keys are data."""
     out: Schema = {"type": "object", "additionalProperties": values}
     return _about(description, out) if description else out
 
