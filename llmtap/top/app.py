@@ -1,6 +1,6 @@
-"""`llmtap top`: the application with header, tabs, table and keys.
+"""`llmtap top`: the terminal application (textual) with header, tabs, table and keys.
 
-Colour says nothing that a word does not say as well; NO_COLOR is textual's to respect.
+Everything shown by colour is also shown by a word; textual handles NO_COLOR.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class TopApp(App[None]):
         self.view = VIEWS[0]
         self._woken = asyncio.Event()
         self._asked = True
-        """Somebody wants figures even while it is paused."""
+        """Whether the user asked for new figures, which applies even during a pause."""
         self._answered: View | None = None
         self._of = ""
         self._orders: dict[str, tuple[str | None, bool]] = {}
@@ -92,8 +92,6 @@ class TopApp(App[None]):
         self._head = Static(id="head", markup=False)
         self._notes = Static(id="notes", markup=False)
         self.grid = TextTable("grid")
-
-    # ---------------------------------------------------------------- its parts
 
     def compose(self) -> ComposeResult:
         yield self._head
@@ -115,7 +113,7 @@ class TopApp(App[None]):
         self.query_one("#tabs", Tabs).can_focus = False
         self.grid.focus()
         if threading.current_thread() is threading.main_thread():
-            # The terminal is given back as it was, also where somebody else ends us.
+            # Restore the terminal also if another process ends this one.
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.set_interval(TICK_S, self._show_head)
         self._watching = self.run_worker(self._watch(), name="watch")
@@ -144,8 +142,6 @@ class TopApp(App[None]):
     def _wake(self) -> None:
         self._asked = True
         self._woken.set()
-
-    # ---------------------------------------------------------------- what is seen
 
     def _show(self) -> None:
         self._show_head()
@@ -183,7 +179,7 @@ class TopApp(App[None]):
         self._show_notes(self.grid.table.notes)
 
     def _held(self) -> bool:
-        """Somebody is among lines that never change: newer ones above would only move them."""
+        """Return whether the cursor is among rows that never change, so that newer rows above wait."""
         return self.view.stands and self.grid.is_left
 
     def _show_notes(self, notes: Iterable[str]) -> None:
@@ -206,10 +202,8 @@ class TopApp(App[None]):
             said.append("nothing in this window yet" if self._answered is self.view else "asking the tap")
         self._notes.update(Text("\n".join(flowed(said, self.size.width - 2))))
 
-    # ---------------------------------------------------------------- keys
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys of the tabs do nothing while something lies above them, letters none while one types."""
+        """Disable keys of the tabs below another screen, and letters while text is typed."""
         if isinstance(self.focused, Input) and action in _LETTERS:
             return False
         return len(self.screen_stack) == 1 or action not in _OF_TABS

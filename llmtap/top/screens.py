@@ -1,4 +1,4 @@
-"""Screens above the tabs: the keys, and one exchange event by event."""
+"""Screens of `llmtap top` above the views: help, and the events of one exchange."""
 
 import asyncio
 from typing import ClassVar, Final
@@ -60,7 +60,7 @@ FOLLOW_S: Final = 1.0
 
 
 class EventScreen(Screen[None]):
-    """One exchange, asked for until it is over. `v_ns`: time that the reader needs for a token."""
+    """Events of one exchange, requested until it is over. `v_ns`: ns per token of the reader."""
 
     CSS = """
     #story { height: auto; max-height: 9; padding: 0 1; }

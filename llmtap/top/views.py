@@ -1,4 +1,4 @@
-"""Views in the order of their tabs: required documents, and the tables made from them."""
+"""Views of `llmtap top` in the order of their tabs: the API documents that they need, and their tables."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,14 +50,14 @@ class View:
     path: str | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
-    """A row is an exchange, over or under way, that can be looked into."""
+    """Rows are exchanges, ended or running, whose events can be shown."""
     stands: bool = False
-    """Lines never change and newer ones come above: with the cursor among them nothing moves."""
+    """Rows never change and newer ones come above: with the cursor among them nothing moves."""
 
 
 EXPERIMENT: Final = "experiment"
 FINE: Final = frozenset({"complete", "refused", "client_cancelled", "client_error"})
-"""Outcomes that are nobody's failure; all others are the upstream's, or ours."""
+"""Outcomes that are no failure; all others are failures of the upstream or of llmtap."""
 _FIGURES: Final = (
     Column("n", "\nn"), Column("rps", "\nreq/s"),
     Column("ttft_p50", "TTFT\np50"), Column("ttft_p99", "TTFT\np99"),
@@ -166,9 +166,8 @@ def _row(one: dict[str, Any], width: int, window: object) -> Row:
 
 
 def sparkline(timeline: Sequence[object], cells: int, since: float, until: float) -> str:
-    """Tokens in each of `cells` equal parts of the time from `since` to `until`, by the largest of them.
-
-    `timeline` has `[t, tokens]`, in seconds; where tokens are not known an event counts as one.
+    """Draw the tokens in each of `cells` equal parts of the time from `since` to `until`, relative to the
+    largest. `timeline` has `[t, tokens]`, in seconds; an event with unknown tokens counts as one.
     """
     length = until - since
     if length <= 0 or cells < 1:
@@ -243,7 +242,7 @@ def _status(value: object) -> tuple[str, float | None]:
 def refusals_table(documents: Shown, width: int) -> ViewTable:
     summary = documents.summary
     parts = at(summary, "by", "tenant")
-    # A tenant may be called `all`, too.
+    # A tenant may also be called `all`.
     rows = [_cut_row("", Cell(ALL, ""), summary)] if "refusals" in summary else []
     for name, part in parts.items() if isinstance(parts, Mapping) else ():
         rows.append(_cut_row(f"tenant {name}", name_cell(name, name_chars(width)), part))
@@ -371,7 +370,7 @@ _ALARM_COLUMNS: Final = (
 
 
 def slo_table(documents: Shown, width: int) -> ViewTable:
-    """A line for each burn-rate alarm of each class of tenants; alarms that fire come first."""
+    """Return a row for each burn-rate alarm of each class of tenants; firing alarms first."""
     rows = []
     for name, alarm, long, short in alarms(documents.summary):
         slo = at(documents.summary, "slo", name)
