@@ -78,6 +78,7 @@ def percentile_by(rule: str, ordered: Sequence[float], p: float) -> float | None
 
 
 def mean(values: Sequence[float]) -> float | None:
+    """Return the arithmetic mean; None without values."""
     return sum(values) / len(values) if values else None
 
 

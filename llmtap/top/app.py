@@ -84,7 +84,6 @@ class TopApp(App[None]):
         self._asked = True
         """Whether the user asked for new figures, which applies even during a pause."""
         self._answered: View | None = None
-        self._of = ""
         self._orders: dict[str, tuple[str | None, bool]] = {}
         self._admin: Admin | None = None
         self._feed: Feed | None = None
@@ -155,9 +154,6 @@ class TopApp(App[None]):
         head = Text(no_wrap=False)
         head.append(f"llmtap top {shown(self._options.url, 60)}  ")
         head.append(state, style=_MARKED.get(link, "bold"))
-        anew = self.feed.anew()
-        if anew is not None:
-            head.append(f"\n{anew}", style="reverse")
         summary = self.feed.shown.summary
         trouble = silent_relays(summary) if "relays" in summary else None
         if trouble is not None:
@@ -171,24 +167,14 @@ class TopApp(App[None]):
     def _show_table(self) -> None:
         if not self.grid.is_attached:
             return
-        if self._held():
-            self.grid.redraw()  # by a new filter
-        else:
-            self.grid.show(self.view.table(self.feed.shown, self.size.width))
-            self._of = self.feed.time()
+        self.grid.show(self.view.table(self.feed.shown, self.size.width))
         self._show_notes(self.grid.table.notes)
-
-    def _held(self) -> bool:
-        """Return whether the cursor is among rows that never change, so that newer rows above wait."""
-        return self.view.stands and self.grid.is_left
 
     def _show_notes(self, notes: Iterable[str]) -> None:
         grid, said = self.grid, list(notes)
         of = len(grid.table.rows)
         if self.view.inspects and of:
             said.append("enter: event by event")
-        if self._held():
-            said.append(f"HELD as of {self._of}; home: the newest")
         before, behind = grid.aside
         if behind:
             said.append(f"→: {behind} more column{'' if behind == 1 else 's'}")
@@ -246,10 +232,6 @@ class TopApp(App[None]):
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         self.grid.sort_by_drawn(event.column_index)
-
-    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        if self._feed is not None and self.view.stands and event.data_table is self.grid:
-            self._show_table()
 
     def action_window(self) -> None:
         self.feed.window = WINDOWS[(WINDOWS.index(self.feed.window) + 1) % len(WINDOWS)]

@@ -5,16 +5,14 @@ attempts grow, and the last answers stay, with their age beside them.
 """
 
 import asyncio
-from collections.abc import Mapping
-from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
 from llmtap.clock import Clock
 from llmtap.top.client import Admin, Document, NotThere, Trouble
-from llmtap.top.table import at, clock_time
+from llmtap.top.table import clock_time
 from llmtap.top.views import STREAMS, Shown, View
-from llmtap.units import NS_PER_S, parse_duration_ns
+from llmtap.units import NS_PER_S
 
 __all__ = ["Feed", "FeedLink"]
 
@@ -22,10 +20,6 @@ RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
 """Pauses before the next attempts; the last one repeats."""
 STALE_NS: Final = 3 * NS_PER_S
 """Age from which figures are marked, if it is also more than three intervals."""
-ANEW_NS: Final = 300 * NS_PER_S
-"""Time for which a restart of the meter is shown."""
-FULL: Final = 0.8
-"""Part of its length that a window covers at least, if the meter is old enough: windows move in steps."""
 STREAM_WINDOW: Final = "60s"
 """Time of a running stream that is shown chunk by chunk: the maximum of the API."""
 
@@ -60,9 +54,6 @@ class Feed:
         self._fetched_wall_ns = 0
         self._lost_ns = 0
         self._due_ns = 0
-        self._since_s: float | None = None
-        self._anew_s = 0.0
-        self._anew_seen_ns: int | None = None
 
     async def poll(self, view: View) -> None:
         now_ns = self._clock.mono_ns()
@@ -83,7 +74,6 @@ class Feed:
             self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._tries, len(RETRY_NS) - 1)]
             self._tries += 1
             return
-        self._notice(summary)
         self.shown.summary = summary
         if view.path is not None:
             self.shown.beside[view.path] = beside
@@ -115,23 +105,6 @@ class Feed:
         found = (await self._admin.get(STREAMS, id=id_, limit="1", window=STREAM_WINDOW)).get("streams")
         first = found[0] if isinstance(found, list) and found else None
         return first if isinstance(first, dict) and first.get("id") == id_ else None
-
-    def _notice(self, summary: Mapping[str, object]) -> None:
-        """Notice a restarted meter: its figures begin later."""
-        start_s = _start_s(summary)
-        if start_s is None:
-            return
-        if self._since_s is not None and start_s > self._since_s + 1 and _is_short(summary):
-            self._anew_s, self._anew_seen_ns = start_s, self._clock.mono_ns()
-            self._since_s = start_s
-        self._since_s = start_s if self._since_s is None else min(self._since_s, start_s)
-
-    def anew(self) -> str | None:
-        """Return a note on a restart of the meter, for a while after it."""
-        seen_ns = self._anew_seen_ns
-        if seen_ns is None or self._clock.mono_ns() - seen_ns > ANEW_NS:
-            return None
-        return f"the meter restarted {clock_time(self._anew_s)}: what was before is gone"
 
     async def wait(self, woken: asyncio.Event) -> None:
         """Wait until the next request is due, or is wanted now."""
@@ -172,20 +145,3 @@ class Feed:
 
     def time(self) -> str:
         return clock_time(self._fetched_wall_ns / NS_PER_S)
-
-
-def _start_s(summary: Mapping[str, object]) -> float | None:
-    try:
-        return datetime.fromisoformat(str(at(summary, "window", "start"))).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def _is_short(summary: Mapping[str, object]) -> bool:
-    name, seconds = at(summary, "window", "name"), at(summary, "window", "seconds")
-    if name == "all":
-        return True
-    try:
-        return float(seconds) < FULL * parse_duration_ns(str(name)) / NS_PER_S
-    except (TypeError, ValueError, OverflowError):
-        return False

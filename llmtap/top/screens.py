@@ -36,7 +36,6 @@ q, ctrl+c     leave
 LIVE          the figures are of the time beside it
 STALE         no answer for a while: the figures are old
 DISCONNECTED  the last question failed, and why; the last figures stay
-HELD          the cursor is in the list of exchanges, which stands still
 *             behind a p99: of fewer than 1,000 samples
 -             not known, or it does not apply
 ~1            nobody declares the event's tokens: it counts as one

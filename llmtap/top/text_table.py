@@ -98,10 +98,6 @@ class TextTable(DataTable[Text]):
         in_part = last > self._first and places[last] < widths[last]
         return len(self.table.columns) - 1 - last + in_part
 
-    @property
-    def is_left(self) -> bool:
-        return self.cursor_row > 0 or self.scroll_y > 0
-
     def _widths_of(self, titles: Sequence[str], rows: Sequence[Row]) -> tuple[int, ...]:
         widths = []
         for place, title in enumerate(titles):

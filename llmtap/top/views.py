@@ -51,8 +51,6 @@ class View:
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
     """Rows are exchanges, ended or running, whose events can be shown."""
-    stands: bool = False
-    """Rows never change and newer ones come above: with the cursor among them nothing moves."""
 
 
 EXPERIMENT: Final = "experiment"
@@ -304,10 +302,10 @@ Line = tuple[str, str, Cell, str]
 
 def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     yield from _added(summary)
-    yield "stamps", "uncertainty", _ms(summary.get("uncertainty")), "ms; worst time a byte waited unread"
+    yield "stamps", "uncertainty", ms_cell(summary.get("uncertainty")), "ms; worst time a byte waited unread"
     uncertain, limit = at(summary, "uncertain", "n"), at(summary, "uncertain", "limit")
     yield "stamps", "uncertain", _count(uncertain), f"exchanges above {milliseconds(limit)} ms"
-    yield "loops", "lag max", _ms(at(summary, "window", "lag_max")), "ms; of any relay in the window"
+    yield "loops", "lag max", ms_cell(at(summary, "window", "lag_max")), "ms; of any relay in the window"
     for name, relay in _items(summary.get("relays")):
         yield from _relay(f"{at(relay, 'vantage') or 'relay'} {name}", relay)
     for kind, n in _items(summary.get("meter_errors")):
@@ -351,7 +349,7 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
     if isinstance(skipped := at(relay, "skipped"), Mapping):
         rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
         yield of, "skipped", _count(sum(skipped.values())), rules or "requests that are not inference: none"
-    yield of, "lag max", _ms(at(relay, "lag_max")), "ms; since its last word"
+    yield of, "lag max", ms_cell(at(relay, "lag_max")), "ms; since its last word"
     pending = at(relay, "tap_pending_bytes")
     if isinstance(pending, int):
         yield of, "pending", Cell(format_bytes(pending), pending), "waits for the meter"
@@ -406,10 +404,6 @@ def _count(value: object) -> Cell:
     return Cell(f"{value:,}", value) if isinstance(value, int) else Cell("-")
 
 
-def _ms(seconds: object) -> Cell:
-    return Cell(milliseconds(seconds), seconds) if isinstance(seconds, int | float) else Cell("-")
-
-
 STREAMS_MAX: Final = 200
 EXCHANGES_MAX: Final = 200
 
@@ -423,7 +417,7 @@ VIEWS: Final = (
     ),
     View(
         "exchanges", "Exchanges", exchanges_table,
-        path=EXCHANGES, query={"limit": str(EXCHANGES_MAX)}, inspects=True, stands=True,
+        path=EXCHANGES, query={"limit": str(EXCHANGES_MAX)}, inspects=True,
     ),
     View("refusals", "Refusals", refusals_table, by="tenant"),
     View("tap", "Tap", tap_table),

@@ -8,7 +8,6 @@ message is tokenised alone, so that a longer conversation keeps the ids of its b
 Source: Mooncake's trace (a hash id stands for a block and all before it); RFC 7693.
 """
 
-import secrets
 from array import array
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -16,23 +15,17 @@ from typing import Final, Literal, NamedTuple
 
 from llmtap.exchange.prompt import ID_BYTES, PromptMessage, PromptShape
 
-__all__ = ["CHAIN_BYTES", "BlockHasher", "Blocks", "chain", "new_salt"]
+__all__ = ["CHAIN_BYTES", "BlockHasher", "Blocks", "chain"]
 
 CHAIN_BYTES: Final = 16
 """Of a conversation's digest: among 10^9 conversations two agree by chance with probability 10^-21."""
 _ID_BYTES: Final = 8
 """A block's id is a signed 64-bit column. Among 10^8 blocks two agree by chance with probability 3 in
 10,000."""
-_SALT_BYTES: Final = 32
 _TOKENISE_CHARS_MAX: Final = 1 << 20
 """A text beyond this takes a tokenizer a second or more, and fits no context."""
 
 Tokenize = Callable[[str], Sequence[int]]
-
-
-def new_salt() -> bytes:
-    """Return a salt for one capture; whoever has it can test guesses of a prompt, so it is never stored."""
-    return secrets.token_bytes(_SALT_BYTES)
 
 
 class Blocks(NamedTuple):

@@ -107,24 +107,6 @@ def test_the_summary_is_of_the_window_or_of_everything() -> None:
     play(scene)
 
 
-def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        tally.ended(streamed(100, 140))
-        tally.clock.advance(30 * S)  # type: ignore[attr-defined]
-        tally.ended(streamed(100, 140, tenant="b"))
-        for asked, name, n in (("10s", "10s", 1), ("60s", "1m", 2), ("300s", "5m", 2), ("1h", "1h", 2)):
-            _, out = await get(client, f"/api/v1/summary?window={asked}")
-            assert (out["window"]["name"], out["n"]) == (name, n)
-            assert out["by"].keys() == {"tenant", "model", "arm", "class"}
-        _, out = await get(client, "/api/v1/summary?by=none")
-        assert out["by"] == {}
-        _, out = await get(client, "/api/v1/summary?by=series,tenant")
-        assert [(part["tenant"], part["n"]) for part in out["by"]["series"]] == [("b", 1), ("default", 1)]
-        assert out["by"]["tenant"].keys() == {"b", "default"}
-
-    play(scene)
-
-
 def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
     library = pytest.importorskip("hdrh.histogram", reason="hdrhistogram is not installed: make setup")
     decode = library.HdrHistogram.decode

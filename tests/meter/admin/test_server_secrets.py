@@ -43,18 +43,6 @@ def play(scene: Callable[[Client], Awaitable[None]], token: str | None = TOKEN) 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("token", [TOKEN, None])
-def test_no_answer_tells_the_versions_of_what_serves_it(token: str | None) -> None:
-    async def scene(client: Client) -> None:
-        for path in (*PATHS, "/none"):
-            async with client.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
-                assert answer.headers["Server"] == "llmtap", path
-            async with client.post(path) as answer:
-                assert answer.headers["Server"] == "llmtap", path
-
-    play(scene, token)
-
-
 @pytest.mark.parametrize("where", ["token=", "access_token=", "authorization=Bearer%20"])
 def test_a_token_in_a_url_opens_nothing(where: str) -> None:
     async def scene(client: Client) -> None:
