@@ -1,1 +1,1 @@
-"""Capture of exchanges in Parquet files: crash-safe writing, privacy, and reading."""
+"""Capture of exchanges (request and response) in Parquet files: crash-safe writing, privacy, reading."""

@@ -1,4 +1,4 @@
-"""Columns of a capture: one row per Exchange. FORMAT.md describes each.
+"""Columns of a capture: one row per Exchange (request and response). FORMAT.md describes each.
 
 Columns are flat, because every reader can filter on them; offsets are whole microseconds from `arrival`.
 """

@@ -231,7 +231,7 @@ class FrameRows(Protocol):
     bound: int
     """Limit in bytes up to which `add` takes frames."""
     epoch: int
-    """Grows when an exchange stops being measured: whoever adds frames directly checks with the Tap again."""
+    """Grows when an exchange stops being measured: direct callers of `add` then ask the Tap again."""
 
     def __len__(self) -> int: ...
 

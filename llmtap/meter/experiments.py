@@ -279,7 +279,7 @@ def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool)
     return {
         "arms": {arm.name: _arm(e, arm.name, arm.weight, arm.changes, arms[arm.name]) for arm in e.arms},
         "differences": differences,
-        # With so many looks at so many metrics some p is small by chance: Bonferroni's bound.
+        # Of many p-values some are small by chance: Bonferroni's bound.
         "comparisons": comparisons,
         "findings": findings,
         "sample_ratio": {

@@ -114,7 +114,7 @@ class Ending:
             self._asked.set()
         elif line.startswith(FROM_NOW_ON):
             new = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
-            # Relays that drain already have the time that they were told then.
+            # Relays that drain already keep the time limit that they had then.
             self._limit_s = max(self._limit_s, new.drain_s + GRACE_S)
             self._change(new)
             log.info("event=meter_changed config=%s", new.config)
@@ -129,7 +129,7 @@ class Ending:
 
 TELL_S: Final = 0.5
 ANSWER_S: Final = 2.0
-"""A meter that has just started answers in milliseconds, or in a second where all streams begin at once."""
+"""A meter that has just started answers in milliseconds, or in a second if all streams begin at once."""
 
 _json = msgspec.json.Encoder()
 
@@ -179,7 +179,7 @@ class _Line:
         self._useless = False
 
     async def say(self, hello: Hello, status: RelayStatus) -> bool:
-        """Whether it was digested there; a meter that is away hears more the next time."""
+        """Return whether the other meter processed it; if it is away, the next report has more."""
         while not self._useless:
             known = self._heard
             try:
@@ -190,12 +190,12 @@ class _Line:
                 self.close()
                 return False
             except (OSError, EOFError):
-                # Who hangs up without an answer does not know our frames: no use in sending more.
+                # A peer that hangs up without an answer does not know our frames: stop sending.
                 self._useless = self._streams is not None and not self._heard
                 self.close()
                 if not known:
                     return False
-            self._heard = False  # the one we knew has gone; another one may be there
+            self._heard = False  # the known peer has gone; another one may be there
         return False
 
     async def _say(self, hello: Hello, status: RelayStatus) -> None:
@@ -207,7 +207,7 @@ class _Line:
         self._batch_no += 1
         writer.write(pack_batch(self._batch_no, rows))
         await writer.drain()
-        # Words about an experiment come on the same way, and are for relays.
+        # Control words about an experiment come on the same socket; they are for relays.
         while ACK.unpack(await reader.readexactly(ACK.size)) != (self._batch_no,):
             pass
         self._heard = True

@@ -1,4 +1,4 @@
-"""Objectives: limits that an exchange must all meet, which exchanges count, and how many met them.
+"""Latency objectives of an exchange (request and response): parse them, judge exchanges, count goodput.
 
 Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
 bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).

@@ -47,7 +47,7 @@ _NAME_BYTES: Final = 8
 
 @dataclass(slots=True)
 class Keys:
-    """Digests of what a request tells about its conversation."""
+    """Digests by which the conversation of a request is found."""
 
     named: bytes | None = None
     starter: bytes | None = None

@@ -111,7 +111,7 @@ class CapturedWorkload:
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON: seconds, tokens, shares; null where nothing told it."""
+        """Return public JSON: seconds, tokens, shares; null if unknown."""
         return {
             "rows": self.rows,
             "levels": self._counts.get("level", {}),
@@ -264,14 +264,14 @@ def describe(
     """A Summary as JSON, with `capture` (what it is) and `workload` beside it.
 
     Args:
-        infos: what the files say of themselves.
+        infos: metadata of the files.
         batches: all rows, in the whole schema.
         by: some of BY, to have the same for each tenant, model, ...
         objectives: what the exchanges are judged by, without `class_of`.
         class_of: class of a tenant; `by` then has `class`, too.
         percentiles: further ones of each metric, by name.
         reader: whose user idle latency and smooth goodput are computed, without `class_of`.
-        progress: told the rows done, now and then.
+        progress: called with the number of rows done.
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
@@ -306,7 +306,7 @@ def describe(
     total = whole.summaries().get("all") or Summary(objectives, reader)
     out = total.to_dict(window, seconds, mode, parts, percentiles=percentiles)
     if unknown:
-        # A trace that tells no outcome says nothing of how its exchanges ended.
+        # A trace without outcomes does not show how its exchanges ended.
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]
         outcomes["unknown"], outcomes["complete"] = unknown, outcomes["complete"] - unknown
         out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}

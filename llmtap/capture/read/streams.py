@@ -113,7 +113,7 @@ def opened(source: str, head_bytes: int, progress: Progress | None = None) -> It
             return
         plain: Any = io.BufferedReader(_Prefixed(head, raw), _BUFFER_BYTES)  # type: ignore[arg-type]
         if codec is not None:
-            # pa.NativeFile reads like a raw file, and says so.
+            # pa.NativeFile has the interface of a raw file.
             plain = io.BufferedReader(pa.CompressedInputStream(plain, codec), _BUFFER_BYTES)
         head = _read_up_to(plain, head_bytes)
         again = io.BufferedReader(_Prefixed(head, plain), _BUFFER_BYTES)

@@ -234,7 +234,7 @@ class Finisher:
 
 
 def _tells(contents: SpoolContents) -> bool:
-    """Whether a spool without rows tells of missing exchanges."""
+    """Return whether the ledger or damage of a spool without rows shows missing exchanges."""
     ledger = contents.ledger
     return bool(
         ledger.dropped

@@ -211,7 +211,7 @@ class SpoolContents:
 def read_spool(path: Path) -> SpoolContents:
     """Find the whole frames of a spool.
 
-    Raises CaptureVersionError if a newer tap wrote it, SpoolError if it cannot be read.
+    Raises CaptureVersionError if a newer llmtap wrote it, SpoolError if it cannot be read.
     """
     frames: list[int] = []
     head: tuple[CaptureInfo, pa.Schema] | None = None
@@ -247,7 +247,7 @@ def read_spool(path: Path) -> SpoolContents:
     if head is not None:
         contents.info, contents._schema = head
     elif frames and version != VERSION:
-        # Without its head nobody knows the columns of an older version.
+        # Without its head the columns of an older version are unknown.
         lost_batches += len(frames)
         frames, contents.rows = [], 0
     contents._frames = frames
@@ -260,7 +260,7 @@ class _Frame(NamedTuple):
     kind: int
     version: int
     before: int
-    """Batches written before it: a gap tells how many are lost."""
+    """Batches written before it: a gap is the number of lost ones."""
     rows: int
     unpacked: int
     payload: bytes

@@ -257,7 +257,7 @@ class Store:
                 self._pause("disk_full" if full else "folder", exc.strerror or str(exc))
             return False
         self._rows += batch.num_rows
-        # That a ledger has room does not say that rows have.
+        # Room for a ledger does not mean room for rows.
         if self.problem is not None and (batch.num_rows or self.problem == "folder"):
             log.info("event=capture_resumed after=%s", self.problem)
             self.problem = None
@@ -281,7 +281,7 @@ class Store:
         grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
         writer = self._begin() if old is None or grown else old
         before = writer.bytes
-        # Each spool says it anew, so that each file tells of itself what it lacks.
+        # Each spool repeats it, so that each file shows what it lacks.
         news = ledger if ledger != self._noted or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
@@ -426,7 +426,7 @@ def _probe(key: str, folder: Path) -> list[Path]:
 def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
     """Lock the folder until the descriptor is closed; None if a child of process `supervisor` holds the lock.
 
-    Raises ConfigError if another tap holds it.
+    Raises ConfigError if another llmtap holds it.
     """
     key = "capture.to" if options.spool is None else "capture.spool"
     path = folder / LOCK

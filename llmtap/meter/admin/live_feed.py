@@ -47,7 +47,7 @@ KEEPALIVE_S: Final = 15.0
 STALLED_S: Final = 30.0
 """A subscriber that reads nothing for this time is disconnected."""
 LOOK_S: Final = 1.0
-"""Interval of the check whether a client has left: a handler that writes nothing is not told."""
+"""Interval of the check whether a client has left: a handler that writes nothing does not notice."""
 CLOSING_S: Final = 1.0
 RETRY: Final = b"retry: 2000\n\n"
 
