@@ -42,8 +42,8 @@ _MARKED: Final = {
 
 class FilterLine(Input):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "keeps the filter"),
-        Binding("escape", "app.no_filter", "drops it", key_display="esc"),
+        Binding("enter", "submit", "Keep the filter"),
+        Binding("escape", "app.no_filter", "Clear the filter", key_display="esc"),
     ]
 
 
@@ -65,10 +65,10 @@ class TopApp(App[None]):
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
-        Binding("S", "turn", "Turn", key_display="S"),
+        Binding("S", "turn", "Reverse", key_display="S"),
         Binding("w", "window", "Window"),
         Binding("p", "pause", "Pause"),
-        Binding("r", "ask", "Ask now", show=False),
+        Binding("r", "ask", "Refresh", show=False),
         Binding("question_mark,f1", "help", "Help", key_display="?"),
         Binding("escape", "no_filter", "No filter", show=False),
         Binding("tab", "next_tab(1)", "Next", key_display="tab", priority=True),
@@ -99,7 +99,7 @@ class TopApp(App[None]):
         yield self.grid
         yield FilterLine(id="filter", placeholder="filter: text in any column")
         yield Footer()
-        yield Static("the terminal is too small: 80x24 shows all", id="small")
+        yield Static("the terminal is too small: use 80x24 or larger", id="small")
 
     def on_resize(self, event: events.Resize) -> None:
         small = event.size.width < CELLS_MIN[0] or event.size.height < CELLS_MIN[1]
@@ -174,18 +174,18 @@ class TopApp(App[None]):
         grid, said = self.grid, list(notes)
         of = len(grid.table.rows)
         if self.view.inspects and of:
-            said.append("enter: event by event")
+            said.append("enter: events")
         before, behind = grid.aside
         if behind:
             said.append(f"→: {behind} more column{'' if behind == 1 else 's'}")
         elif before:
             said.append("←: the columns before")
         if grid.wanted:
-            said.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape drops it")
+            said.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it")
         if grid.matching > ROWS_MAX:
             said.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
         if not of and self.feed.trouble is None:
-            said.append("nothing in this window yet" if self._answered is self.view else "asking the tap")
+            said.append("no data in this window yet" if self._answered is self.view else "requesting data")
         self._notes.update(Text("\n".join(flowed(said, self.size.width - 2))))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

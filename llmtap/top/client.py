@@ -110,20 +110,20 @@ class Admin:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            raise Trouble("what answers there is no admin port of llmtap: it does not send JSON")
+            raise Trouble("the server is no admin port of llmtap: its answer is not JSON")
         return document
 
     def _refused(self, status: int, body: bytes) -> Trouble:
         match status:
             case 401 | 403 if self._has_token:
-                return Denied("the token is refused")
+                return Denied("the token is wrong")
             case 401 | 403:
                 # Without a token the port answers 403 and lists the names under which it may be asked.
-                return Denied((status == 403 and _said(body)) or "it asks for a token")
+                return Denied((status == 403 and _said(body)) or "a token is required")
             case 404:
-                return NotThere("this tap does not know the path: it is older, or no admin port of llmtap")
+                return NotThere("the path does not exist: an older llmtap, or no admin port of llmtap")
         said = _said(body)
-        return Trouble(f"it answers {status}" + (f": {said}" if said else ""))
+        return Trouble(f"the answer is status {status}" + (f": {said}" if said else ""))
 
 
 def _hint(exc: Exception, url: str) -> str | None:
@@ -132,13 +132,13 @@ def _hint(exc: Exception, url: str) -> str | None:
     inner = getattr(exc, "os_error", None) or exc
     match inner:
         case socket.gaierror():
-            return "the name in --admin: is it spelt right, and known on this machine?"
+            return "check the host name in --admin"
         case ssl.SSLError() if scheme == "https":
-            return f"if it has no TLS: --admin http://{rest}"
+            return f"without TLS: --admin http://{rest}"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() if scheme == "http":
-            return f"it ended the connection without an answer; if it has TLS: --admin https://{rest}"
+            return f"it closed the connection without an answer; with TLS: --admin https://{rest}"
         case TimeoutError():
-            return "is it reachable from here? A firewall may drop what is sent to it"
+            return "check that the host is reachable; a firewall may drop the packets"
     return None
 
 
@@ -147,7 +147,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > DOCUMENT_BYTES_MAX:
-            raise Trouble(f"its answer is longer than {DOCUMENT_BYTES_MAX >> 20} MiB")
+            raise Trouble(f"the answer is longer than {DOCUMENT_BYTES_MAX >> 20} MiB")
     return bytes(body)
 
 

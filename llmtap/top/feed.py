@@ -60,7 +60,7 @@ class Feed:
         try:
             summary = await self._admin.get("summary", window=self.window, by=view.by)
             if not isinstance(summary.get("metrics"), dict):
-                raise Trouble("what answers there is no admin port of llmtap: it sends no summary")
+                raise Trouble("the server is no admin port of llmtap: its answer is no summary")
             beside: Document | None = None
             if view.path is not None:
                 try:
@@ -137,7 +137,7 @@ class Feed:
             case FeedLink.STALE:
                 return f"{link}: no answer for {(now_ns - (self._fetched_ns or now_ns)) // NS_PER_S} s; {of}"
             case FeedLink.PAUSED if self.trouble is not None:
-                return f"{link}; the last question failed: {self.trouble}; {of}"
+                return f"{link}; the last request failed: {self.trouble}; {of}"
             case FeedLink.CONNECTING:
                 return f"{link}"
             case _:

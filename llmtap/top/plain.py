@@ -28,7 +28,7 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
     try:
         summary = await admin.get("summary", window=options.window, by=_BY)
         if not isinstance(summary.get("metrics"), dict):
-            raise NotThere("what answers there is no admin port of llmtap: it sends no summary")
+            raise NotThere("the server is no admin port of llmtap: its answer is no summary")
         return summary
     except Denied as exc:
         raise ConfigError(

@@ -273,4 +273,4 @@ def silent_relays(summary: Mapping[str, Any]) -> str | None:
     ages = [at(relay, "status_age") for relay in relays.values() if at(relay, "connected")]
     if any(isinstance(age, int | float) and age <= SILENT_S for age in ages):
         return None
-    return "NO RELAY SPEAKS: what passes now is not measured"
+    return "NO RELAY REPORTS: current traffic is not measured"

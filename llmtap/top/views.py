@@ -271,14 +271,15 @@ _TAP_COLUMNS: Final = (
     Column("about", "\nabout", number=False),
 )  # fmt: skip
 _POINTS: Final = {
-    "request": "from a request's last byte read to its last byte written",
-    "first_chunk": "from the answer's first read to its write",
-    "chunk": "the same of every chunk",
+    "request": "request: last byte read to last byte written",
+    "first_chunk": "response: first read to its write",
+    "chunk": "response: each read to its write",
 }
 _COUNTS: Final = {
     "opened": "exchanges started", "measured": "acknowledged by the meter",
-    "unsettled": "under way, or not acknowledged yet", "lost": "went down with the relay",
-    "connections": "of clients, open", "streams": "answers under way", "refused": "connections turned away",
+    "unsettled": "running, or not acknowledged yet", "lost": "lost when the relay died",
+    "connections": "open client connections", "streams": "responses in progress",
+    "refused": "rejected connections",
 }  # fmt: skip
 _PACKETS: Final = {"packets": "lost: the kernel had no room for them", "watched": "connections, by kind"}
 
@@ -289,7 +290,7 @@ def tap_table(documents: Shown, width: int) -> ViewTable:
         Row(f"{of}/{what}", (_cell(of), _cell(what), value, _cell(about))) for of, what, value, about in found
     ]
     return ViewTable(
-        _TAP_COLUMNS, rows, ("added: what the tap adds to a request's way, in ms; lag: of its loops",)
+        _TAP_COLUMNS, rows, ("added: latency added by llmtap, in ms; lag: delay of its event loops",)
     )
 
 
@@ -309,7 +310,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     for name, relay in _items(summary.get("relays")):
         yield from _relay(f"{at(relay, 'vantage') or 'relay'} {name}", relay)
     for kind, n in _items(summary.get("meter_errors")):
-        yield "meter", f"errors: {kind}", _count(n), "could not be measured"
+        yield "meter", f"errors: {kind}", _count(n), "exchanges or values not measured"
     for name, value in _items(summary.get("capture")):
         if isinstance(value, int | float | str | bool) and value != "":
             yield "capture", name, Cell(shown(value, TEXT_CHARS), str(value)), ""
@@ -326,7 +327,7 @@ def _added(summary: Mapping[str, Any]) -> Iterator[Line]:
 
 def _relay(of: str, relay: object) -> Iterator[Line]:
     connected, age = at(relay, "connected"), at(relay, "status_age")
-    spoke = f"spoke {age:.1f} s ago" if isinstance(age, int | float) else "has not spoken yet"
+    spoke = f"reported {age:.1f} s ago" if isinstance(age, int | float) else "no report yet"
     clock = f"{at(relay, 'clock') or '?'} clock, pid {at(relay, 'pid') or '?'}"
     yield of, "state", Cell("connected" if connected else "GONE", str(connected)), f"{spoke}; {clock}"
     for name, about in _COUNTS.items():
@@ -343,16 +344,16 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
     if isinstance(dropped, Mapping):
         total = sum(n for n in dropped.values() if isinstance(n, int))
         why = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items() if n)
-        yield of, "dropped", _count(total), why or "exchanges that went unmeasured: none"
+        yield of, "dropped", _count(total), why or "no exchange dropped"
     for url, up in _items(at(relay, "upstreams")):
-        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), "by the latest connection to it"
+        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), "by the latest connection"
     if isinstance(skipped := at(relay, "skipped"), Mapping):
         rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
-        yield of, "skipped", _count(sum(skipped.values())), rules or "requests that are not inference: none"
-    yield of, "lag max", ms_cell(at(relay, "lag_max")), "ms; since its last word"
+        yield of, "skipped", _count(sum(skipped.values())), rules or "no request that is not inference"
+    yield of, "lag max", ms_cell(at(relay, "lag_max")), "ms; since its last report"
     pending = at(relay, "tap_pending_bytes")
     if isinstance(pending, int):
-        yield of, "pending", Cell(format_bytes(pending), pending), "waits for the meter"
+        yield of, "pending", Cell(format_bytes(pending), pending), "queued for the meter"
     cpu, rss = at(relay, "cpu"), at(relay, "rss_bytes")
     if isinstance(cpu, int | float) and isinstance(rss, int):
         yield of, "memory", Cell(format_bytes(rss), rss), f"resident; {number(cpu, 3)} s of CPU so far"

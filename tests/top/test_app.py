@@ -296,7 +296,7 @@ def test_all_keys_are_told() -> None:
         for key in ("question_mark", "f1"):
             await stage.press(key)
             text = "\n".join(stage.lines())
-            for part in ("home", "left, right", "DISCONNECTED", "asks now"):
+            for part in ("home", "left, right", "DISCONNECTED", "refresh now"):
                 assert part in text, text
             await stage.press("w", "escape")
             assert len(stage.app.screen_stack) == 1
@@ -309,7 +309,7 @@ def test_all_keys_are_told() -> None:
 @pytest.mark.parametrize("size", [(50, 24), (80, 12)])
 def test_a_terminal_without_room_for_lines_says_so(size: tuple[int, int]) -> None:
     async def screenplay(stage: Stage) -> None:
-        await stage.until(lambda: "too small: 80x24" in "\n".join(stage.lines()))
+        await stage.until(lambda: "too small: use 80x24" in "\n".join(stage.lines()))
         await stage.pilot.resize_terminal(80, 24)
         await stage.until(lambda: "too small" not in "\n".join(stage.lines()))
         await stage.press("down")

@@ -66,7 +66,7 @@ async def test_tries_grow_rarer_and_figures_stay() -> None:
             before = clock.now_ns
             said = feed.said()
             assert said.startswith("DISCONNECTED ")
-            assert "it answers 503: said so" in said
+            assert "the answer is status 503: said so" in said
             assert "figures of " in said
             pauses.append(int(said.split("again in ")[1].split(" s")[0]) * S)
             clock.advance(pauses[-1])
