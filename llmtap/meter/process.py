@@ -254,8 +254,8 @@ async def _run(
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Return whether a log record of aiohttp reports more than a malformed request, whose bytes may hold a
-    key.
+    """Return whether a log record of aiohttp is about more than a malformed request (which may hold a
+    key).
     """
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 

@@ -130,8 +130,9 @@ class RelayBook:
     def leave(
         self, name: str, epoch: int, open_exchanges: int, now_ns: int, final: RelayStatus | None = None
     ) -> None:
-        """Note the end of a relay's connection with this number of open exchanges; older connections are
-        ignored. `final` replaces its last status.
+        """Note the end of a relay's connection with this number of open exchanges.
+
+        Ends of older connections are ignored. `final` replaces the last status.
         """
         relay = self._relays.get(name)
         if relay is not None and relay.epoch == epoch:

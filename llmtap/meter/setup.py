@@ -74,8 +74,8 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Another meter has the admin port until a relay of ours is ready."""
 
     def serves(self, wanted: "MeterSetup") -> bool:
-        """Return whether a meter started with this setup can serve `wanted` after a change of what is
-        changeable.
+        """Return whether a meter started with this setup can serve `wanted` after `Changeable` settings
+        change.
         """
         return _lasting(self) == _lasting(wanted)
 

@@ -158,8 +158,9 @@ class _Steps:
 
 @lru_cache(1_024)
 def _signed_rank_outside(n: int, tail: float) -> int:
-    """Return the largest sum of positive ranks that n pairs without a shift stay at or below with probability
-    `tail` at most; -1 if even 0 is more likely.
+    """Return the largest sum of positive ranks with cumulative probability of at most `tail`.
+
+    For n pairs without a shift; -1 if even 0 is more likely.
     """
     if n > EXACT_MAX:
         spread = sqrt(n * (n + 1) * (2 * n + 1) / 24)

@@ -50,9 +50,7 @@ class JainReadings:
 
 
 def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[str, float]) -> JainReadings:
-    """Return the three readings, from latencies by class and each class's median latency in isolation (above
-    0).
-    """
+    """Return the readings, from latencies by class and each class's median latency in isolation (above 0)."""
     normal = [value / isolated[name] for name, values in latencies.items() for value in values]
     per_class = {
         name: sum(values) / len(values) / isolated[name] for name, values in latencies.items() if values

@@ -89,9 +89,7 @@ def dip(values: Sequence[float] | Values) -> float:
 
 
 def _minorant(x: Values, heights: Values) -> tuple[Values, Places]:
-    """Return the greatest convex function below the points, at each x, and the places of the points it
-    touches.
-    """
+    """Return the greatest convex function below the points, at each x, and where it touches them."""
     widths = np.diff(x)
     corners: Places = isotonic_regression(np.diff(heights) / widths, weights=widths).blocks
     return np.interp(x, x[corners], heights[corners]), corners

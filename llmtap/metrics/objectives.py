@@ -215,8 +215,9 @@ _NOTHING_ASKED = Objectives(())
 
 
 def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, bool] | None:
-    """Return the objectives of this exchange (its own replace those of its class), and whether it met them;
-    None if there are none, or it does not count (`Objectives.meets`).
+    """Return the objectives of this exchange and whether it met them.
+
+    Its own replace those of its class. None if there are none, or it does not count (`Objectives.meets`).
     """
     asked = objectives
     if x.slo_ttft_ns is not None or x.slo_tpot_ns is not None:

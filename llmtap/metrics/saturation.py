@@ -36,9 +36,7 @@ class SaturationLevel:
 
 
 def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
-    """Return the first load whose P99 exceeds `times` the smallest P99 of all levels; None if none does
-    (5.3.4).
-    """
+    """Return the first load whose P99 exceeds `times` the smallest P99; None if none does (5.3.4)."""
     if not levels:
         return None
     limit = times * min(level.p99 for level in levels)
@@ -54,9 +52,7 @@ def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
 
 
 def peak(levels: Sequence[SaturationLevel]) -> float | None:
-    """Return the load of the highest throughput, the first if several share it: the point that Table 5
-    prints.
-    """
+    """Return the load of the highest throughput, the first of several: the point that Table 5 prints."""
     return max(levels, key=lambda level: level.achieved_tps).offered_rps if levels else None
 
 
@@ -176,8 +172,9 @@ def per_thousand_tokens(
 
 
 def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) -> float:
-    """Return the share of the variance of y about its mean that the fit explains; below 0 if the mean is the
-    better fit, nan if all y are equal.
+    """Return the share of the variance of y about its mean that the fit explains.
+
+    Below 0 if the mean is the better fit; nan if all y are equal.
     """
     y = np.asarray(ys, dtype=float)
     left, about = y - fitted, y - y.mean()

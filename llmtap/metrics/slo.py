@@ -209,9 +209,7 @@ TENANTS_CACHED: Final = 10_000
 
 
 class TenantClasses:
-    """Finds the class of a tenant: the one that names it, else the first with a matching pattern, else the
-    one without tenants.
-    """
+    """Finds the class of a tenant: by name, else by pattern, else the one without tenants."""
 
     def __init__(self, classes: Iterable[SloClass]) -> None:
         self.named: dict[str, SloClass] = {}

@@ -83,7 +83,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
-    """Return the standard deviation of a population (divided by n), or of a sample (n - 1); None with too few
+    """Return the standard deviation of a population (over n) or sample (over n - 1); None with too few
     values.
     """
     n = len(values)
@@ -202,8 +202,10 @@ any experiment, and large enough not to see a mismatch in the first ten."""
 
 
 def _spread(alpha: float) -> float:
-    """Return rho^2, the mixture's variance in units of one observation's, for the narrowest interval at
-    TIGHTEST_AT. Source: Waudby-Smith et al., the closed form below their equation for rho(t*).
+    """Return rho^2, the mixture's variance for the narrowest interval at TIGHTEST_AT.
+
+    In units of one observation's variance. Source: Waudby-Smith et al., the closed form below their equation for
+    rho(t*).
     """
     a = -2 * log(alpha)
     return (a + log(a + 1)) / TIGHTEST_AT

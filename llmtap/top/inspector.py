@@ -97,8 +97,10 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
 
 
 def watched(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
-    """Return the table of a running exchange from `/api/v1/streams`, newest first; v_ns: ns per token of the
-    reader. Output before the timeline is one row. Classes and bytes are known at the end only.
+    """Return the table of a running exchange from `/api/v1/streams`, newest first.
+
+    v_ns: ns per token of the reader. Output before the timeline is one row. Classes and bytes are known at the
+    end only.
     """
     events, readings = _so_far(told, v_ns)
     rows: list[Row] = []
@@ -177,9 +179,7 @@ def _readings(
 
 
 def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
-    """Yield the deadline of each event since submit for a reader who never waits, by the tokens before it,
-    known or on average.
-    """
+    """Yield the deadline of each event since submit, by the tokens before it, known or on average."""
     declared = [e.get("tokens") for e in output]
     sizes = [n for n in declared if isinstance(n, int)]
     if len(sizes) == len(declared) and any(sizes):

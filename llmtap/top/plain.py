@@ -104,9 +104,7 @@ def _lines(lines: Iterable[str]) -> list[RenderableType]:
 
 
 def _table(table: ViewTable, room: int | None, *, limited: bool) -> Iterator[RenderableType]:
-    """Yield the table; a column that does not fit is named below, because a cut figure would be another
-    one.
-    """
+    """Yield the table; columns that do not fit are named below it."""
     rows = table.rows[:ROWS_MAX] if limited else table.rows
     titles = [_title(column) for column in table.columns]
     widths = [

@@ -118,9 +118,7 @@ class Sessions:
         return keys
 
     def turn(self, x: Exchange, keys: Keys) -> Turn | None:
-        """Return the place of an exchange at its end, and remember it for followers; None: it has no
-        session.
-        """
+        """Return the place of an exchange at its end, and remember it; None: it has no session."""
         if keys.named is None and not keys.chain:
             return None
         tag = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TAG_BYTES)
@@ -156,9 +154,7 @@ class Sessions:
         )
 
     def _parent(self, x: Exchange, links: list[bytes], tag: bytes, own: list[_Seen] | None) -> _Seen | None:
-        """Return the exchange that this one follows; `own`: the exchanges of the session that it names, if
-        any.
-        """
+        """Return the exchange that this one follows; `own`: exchanges of the session that it names."""
         for k in range(len(links) - 2, -1, -1):
             found = self._by_key.get(tag + links[k])
             if found and own is not None:

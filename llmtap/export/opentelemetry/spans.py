@@ -123,9 +123,7 @@ def error_type(x: Exchange) -> str | None:
 
 
 def chunk_times_ns(log: EventLog) -> list[int]:
-    """Return the timestamps of the events that a client library returns: all but keep-alives and end
-    marker.
-    """
+    """Return the timestamps of all events but keep-alives and end marker."""
     return list(compress(log.t_ns, log.classes.translate(_IS_CHUNK)))
 
 
@@ -145,9 +143,7 @@ def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, outp
 
 
 def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
-    """Return the input tokens written to a cache, by the fields of Anthropic, Bedrock's Converse and
-    OpenRouter.
-    """
+    """Return the input tokens written to a cache (fields of Anthropic, Converse and OpenRouter)."""
     details = usage.get("prompt_tokens_details")
     for source, name in (
         (usage, "cache_creation_input_tokens"), (usage, "cacheWriteInputTokens"),

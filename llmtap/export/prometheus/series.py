@@ -64,8 +64,7 @@ class Series:
         self.counts: dict[Key, float] = dict.fromkeys(_FROM_THE_START, 0)
 
     def freeze(self) -> FrozenSeries:
-        """A copy: the keys of the histograms; of each the counts by bucket, then the sum; the counters; the
-        native buckets of each histogram, where they are counted."""
+        """Return a copy: keys, counts by bucket, sums, counters, and native buckets of each histogram."""
         cells = self._cells.values()
         # Few objects that the garbage collector has to look at: there are 30,000 cells.
         read = chain.from_iterable(cell.read() for cell in cells)

@@ -158,9 +158,7 @@ _HEADERS: Final = {
 
 
 def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Application:
-    """Return the application of the admin port; with a token, all but probes and dashboard files require
-    it.
-    """
+    """Return the application; with a token, all but probes and dashboard files require it."""
     api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
     app = web.Application(middlewares=[_guard(token), *names, refuse_cross_site()])
@@ -210,9 +208,7 @@ class _Admin:
         return web.Response(body=body, headers=headers)
 
     async def summary(self, request: web.Request) -> web.Response:
-        """Answer the Summary of `?window=`, split by `?by=`; `?certain=1` leaves out exchanges flagged
-        `uncertain`.
-        """
+        """Answer the Summary of `?window=`, split by `?by=`; `?certain=1`: without uncertain exchanges."""
         fields = read_fields(request.query.items())
         window = _window(fields.pop("window", self._pipeline.options.window_name))
         by = _by(fields.pop("by", ",".join(BY_DEFAULT)))

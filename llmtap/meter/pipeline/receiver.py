@@ -36,9 +36,7 @@ class Receiver:
         )
 
     async def relays_left(self) -> None:
-        """Wait until no relay is connected, except apps with the middleware, which stay when the meter
-        goes.
-        """
+        """Wait until no relay is connected; apps with the middleware do not count."""
         while (one := next((c for c in self._connections if not c.guest), None)) is not None:
             await one.lost.wait()
 

@@ -177,9 +177,7 @@ class RecentExchanges:
             self.weight_bytes -= ring.popleft()[1]
 
     def find(self, query: Query) -> list[tuple[int, Exchange, Benefit]]:
-        """Return the newest matching exchanges with number and reader, and one above the limit if there are
-        more.
-        """
+        """Return the newest matching exchanges with number and reader, up to one above the limit."""
         found: list[tuple[int, Exchange, Benefit]] = []
         for number, _, x, reader in reversed(self._ring):
             if (query.before is not None and number >= query.before) or not query.matches(x):

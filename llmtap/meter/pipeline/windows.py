@@ -142,9 +142,7 @@ class Slices(Generic[T]):
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 
     def _level_of(self, start_ns: int) -> int:
-        """Return the coarsest level to which a slice of this start may be merged: no shorter window contains
-        it.
-        """
+        """Return the coarsest level for a slice of this start: no shorter window contains it."""
         since_ns = self._open.start_ns
         if start_ns < self._first_ns(len(self._levels) - 1, since_ns):
             return len(self._levels)
