@@ -134,7 +134,8 @@ def clustered_quantile_interval(
 ) -> Interval | None:
     """Return the interval of the p-th quantile of values that are similar within a group.
 
-    None below two groups. Whole groups are resampled. `n` counts values. Source: Davison and Hinkley 1997, 3.8.
+    None below two groups. Whole groups are resampled. `n` counts values. Source: Davison and Hinkley 1997,
+    3.8.
     """
     parts = [np.asarray(group, dtype=float) for group in groups if len(group)]
     k = len(parts)

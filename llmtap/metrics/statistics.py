@@ -204,8 +204,8 @@ any experiment, and large enough not to see a mismatch in the first ten."""
 def _spread(alpha: float) -> float:
     """Return rho^2, the mixture's variance for the narrowest interval at TIGHTEST_AT.
 
-    In units of one observation's variance. Source: Waudby-Smith et al., the closed form below their equation for
-    rho(t*).
+    In units of one observation's variance. Source: Waudby-Smith et al., the closed form below their equation
+    for rho(t*).
     """
     a = -2 * log(alpha)
     return (a + log(a + 1)) / TIGHTEST_AT

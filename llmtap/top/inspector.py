@@ -99,8 +99,8 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
 def watched(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
     """Return the table of a running exchange from `/api/v1/streams`, newest first.
 
-    v_ns: ns per token of the reader. Output before the timeline is one row. Classes and bytes are known at the
-    end only.
+    v_ns: ns per token of the reader. Output before the timeline is one row. Classes and bytes are known at
+    the end only.
     """
     events, readings = _so_far(told, v_ns)
     rows: list[Row] = []

@@ -166,7 +166,8 @@ def _row(one: dict[str, Any], width: int, window: object) -> Row:
 def sparkline(timeline: Sequence[object], cells: int, since: float, until: float) -> str:
     """Draw the tokens in each of `cells` equal parts of the time from `since` to `until`.
 
-    Relative to the largest. `timeline` has `[t, tokens]`, in seconds; an event with unknown tokens counts as one.
+    Relative to the largest. `timeline` has `[t, tokens]`, in seconds; an event with unknown tokens counts as
+    one.
     """
     length = until - since
     if length <= 0 or cells < 1:
