@@ -1,1 +1,1 @@
-"""Captures of exchanges: crash-safe spool, Parquet files, privacy, and the reader."""
+"""Capture of exchanges (request and response) in Parquet files: crash-safe writing, privacy, reading."""

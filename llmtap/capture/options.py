@@ -16,14 +16,14 @@ LEVELS: Final = ("none", "coarse", "shape", "full")
 OWN_RULE: Final = "re:"
 """Before a regular expression of the operator's own in `redact`."""
 FLUSH_NS_MAX: Final = 10_000_000_000
-"""More would make a kill cost more than anybody expects: a row is promised within a second, by default."""
+"""A longer interval would lose more rows at a kill than users expect: the default promises a second."""
 _RULES: Final = ("email", "card", "phone", "key")
 _MIB: Final = 1 << 20
 _S: Final = 1_000_000_000
 
 
 class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept of each exchange, and where. Raises ConfigError for what cannot be."""
+    """Content and place of a capture. Raises ConfigError for invalid values."""
 
     to: Annotated[
         str | None,
@@ -164,7 +164,7 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _check_rule(place: str, rule: str) -> None:
-    """Raises ConfigError: a name with a slip in it, taken for a pattern, would redact nothing."""
+    """Raise ConfigError for an unknown name: taken for a pattern, a misspelt name would redact nothing."""
     if rule in _RULES:
         return
     if not rule.startswith(OWN_RULE):

@@ -1,4 +1,4 @@
-"""Columns of a capture: one row per Exchange. FORMAT.md describes each.
+"""Columns of a capture: one row per Exchange (request and response). FORMAT.md describes each.
 
 Columns are flat, because every reader can filter on them; offsets are whole microseconds from `arrival`.
 """
@@ -73,7 +73,7 @@ _COLUMNS: Final[tuple[tuple[str, pa.DataType], ...]] = (
 )  # fmt: skip
 
 SCHEMA: Final = pa.schema([pa.field(name, kind) for name, kind in _COLUMNS])
-"""Every column may be null: a trace of somebody else's has few of them."""
+"""All columns are nullable: a foreign trace has few of them."""
 
 
 class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,7 +99,7 @@ class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
     dropped: dict[str, int] = {}
     """Exchanges that were measured and not kept, by reason, since the meter started."""
     meter: str = ""
-    """Run of the meter that counted `dropped`: its last count holds."""
+    """Run of the meter that counted `dropped`; its last count is valid."""
     closed: bool = False
     """The capture was ended in order: no exchange follows."""
 
@@ -109,7 +109,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     schema_version: int = VERSION
     capture: str = ""
-    """Id of one start of the proxy. Block hashes compare within one capture only."""
+    """Id of one start of the proxy. Block hashes are comparable within one capture only."""
     tap_version: str = ""
     config: str = ""
     level: str = ""
@@ -122,7 +122,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     arrivals: str = "wall"
     """`wall`: `arrival_ns` counts from 1970 UTC. `trace`: from the trace's own zero."""
     blocks: str = "salted"
-    """`salted`: keyed hashes. `trace`: ids of the source, which tell no text."""
+    """`salted`: keyed hashes. `trace`: ids from the source."""
     source: str = ""
     """Format that the rows were converted from; empty for live traffic."""
     began_ns: int = 0
@@ -142,7 +142,7 @@ def info_of(schema: pa.Schema) -> CaptureInfo | None:
 
 
 STEPS: Final[dict[int, Callable[[pa.RecordBatch], pa.RecordBatch]]] = {}
-"""Step to the next version, by the version that it takes: for a column with another name or meaning."""
+"""Step to the next version, by version: for a column with another name or meaning."""
 
 
 class CaptureVersionError(ConfigError):

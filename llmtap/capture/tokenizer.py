@@ -1,7 +1,7 @@
-"""Count tokens locally if neither usage nor stream has a count (optional).
+"""Load a local tokenizer, which counts tokens if neither usage nor the stream reports them (optional).
 
-Nothing is fetched: a `tokenizer.json` is read from a path, and tiktoken's encodings from the folder that
-TIKTOKEN_CACHE_DIR names. The packages come with the extra `tokenizers` and are imported only when asked for.
+Nothing is downloaded: a `tokenizer.json` is read from a path, and tiktoken's encodings from the folder in
+TIKTOKEN_CACHE_DIR. The packages come with the extra `tokenizers` and are imported only when configured.
 """
 
 import hashlib

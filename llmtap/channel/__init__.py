@@ -1,1 +1,1 @@
-"""The frames and the bounded channel that carry what the relay saw to the meter."""
+"""Transport of observations from a relay to the meter: frames, the bounded channel, experiment assignment."""

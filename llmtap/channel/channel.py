@@ -1,11 +1,10 @@
-"""Relay's end of the bounded, non-blocking channel to the meter, and the ledger of measured exchanges.
+r"""Send a relay's frames to the meter over a local socket without blocking, and count what was measured.
 
-A timer or a size packs frames into one batch for a local socket. When the channel is full, exchanges that
-want to add are dropped whole, and counted. Every exchange has a number, and is in exactly one of these
-states:
+A timer or a size packs frames into one batch. When the channel is full, exchanges with new frames are
+dropped as a whole, and counted. Every exchange has a number, and is in exactly one of these states:
 
     open -> closed, waiting for the meter's acknowledgement -> measured
-      \\____________________\\____> dropped, for one reason
+      \____________________\____> dropped, for one reason
 
 so that `opened = measured + dropped + unsettled` holds at any moment. Exchanges that a dying relay held are
 not counted here: see `Reckoning` in `meter/relays.py`.
@@ -41,31 +40,31 @@ class Ledger:
         return len(self.live) + sum(self._closed.values())
 
     def open(self) -> int:
-        """A new exchange's number; it counts as dropped unless `begin` follows."""
+        """Return the number of a new exchange; it counts as dropped unless `begin` follows."""
         self.opened += 1
         return self.opened
 
     def begin(self, seq: int) -> None:
-        """Send its frames to the meter from now on."""
+        """Send the exchange's frames to the meter from now on."""
         self.live.add(seq)
 
     def close(self, seq: int, batch_no: int) -> None:
-        """Its last frame is in batch `batch_no`."""
+        """Note that the last frame of the exchange is in batch `batch_no`."""
         self.live.discard(seq)
         self._closed[batch_no] = self._closed.get(batch_no, 0) + 1
 
     def drop(self, seq: int, reason: str) -> None:
-        """It is not, or no longer, measured."""
+        """Count the exchange as not measured."""
         self.live.discard(seq)
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def acknowledge(self, batch_no: int) -> None:
-        """Count what was in batches up to this one: the meter has processed them."""
+        """Count the exchanges in batches up to this one as measured."""
         for number in [n for n in self._closed if n <= batch_no]:
             self.measured += self._closed.pop(number)
 
     def lose_meter(self) -> None:
-        """What the meter had not acknowledged is lost, and so is every exchange still running."""
+        """Drop all exchanges that the meter has not acknowledged, and all that are running."""
         lost = self.unsettled
         self.live.clear()
         self._closed.clear()
@@ -74,7 +73,7 @@ class Ledger:
 
 
 FLUSH_S: Final = 0.01
-"""Frames wait this long for company: longer batches hold the loop longer, shorter ones cost more CPU."""
+"""Time that frames wait for a batch: longer batches hold the loop longer, shorter ones cost more CPU."""
 FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -85,7 +84,7 @@ _json = msgspec.json.Encoder()
 
 
 class Tap:
-    """Frames of one relay, on their way to the meter."""
+    """Sender of one relay's frames to the meter."""
 
     def __init__(
         self,
@@ -96,9 +95,9 @@ class Tap:
         on_word: Callable[[int], None] | None = None,
         news: Callable[[], Frame | None] | None = None,
     ) -> None:
-        """`on_word` is told the words that the meter sends among its acknowledgements.
+        """`on_word` is called with control words from the meter.
 
-        `news` is asked before every batch for a frame that all others of the batch come after.
+        `news` is asked before every batch for a frame to be sent in front of all others.
         """
         self._loop = loop
         self._path = path
@@ -120,8 +119,6 @@ class Tap:
         self._closed = False
         self._settled = asyncio.Event()
 
-    # What the relay calls.
-
     @property
     def pending_bytes(self) -> int:
         return self.rows.size + self._outstanding
@@ -139,7 +136,7 @@ class Tap:
         if self._sock is None:
             ledger.drop(seq, "no_meter")
             return seq, False
-        # Half the bound is kept for those already running: better none of an exchange than a part.
+        # Half the bound is kept for running exchanges, so that fewer of them are lost in part.
         if self.rows.size + self._outstanding > self._bytes_max // 2:
             ledger.drop(seq, "overflow")
             return seq, False
@@ -150,7 +147,7 @@ class Tap:
         return seq, True
 
     def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
-        """Add a frame; False when the exchange is no longer measured and should stop offering."""
+        """Add a frame; return False if the exchange is not measured any more and the caller should stop."""
         if seq not in self.ledger.live:
             return False
         rows = self.rows
@@ -166,16 +163,16 @@ class Tap:
 
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
         offered = self.offer(FrameKind.CLOSE, seq, t_ns, 0, _json.encode(closing))
-        # The offer may have flushed, and so have found that the meter is gone: ask the ledger again.
+        # The offer may have flushed, which shows whether the meter is gone: check the ledger again.
         if offered and seq in self.ledger.live:
             self.ledger.close(seq, self._batch_no + 1 if self.rows else self._batch_no)
 
     def drop(self, seq: int, t_ns: int, reason: str) -> None:
-        """Takes an exchange back; nothing where it is over, or went with a meter that is gone."""
+        """Drop an exchange; no effect if it is over or was lost with a meter."""
         if seq in self.ledger.live:
             self.ledger.drop(seq, reason)
             self.rows.epoch += 1
-            # Beyond the bound, too: by it the meter lets go of what it has. It is small, and the last one.
+            # Also beyond the bound: this small last frame makes the meter free the exchange.
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:
@@ -200,15 +197,13 @@ class Tap:
             except TimeoutError:
                 pass
 
-    # Inside.
-
     def _append(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
         self.rows.put(kind, seq, t_ns, extra_ns, data)
         if self._timer is None:
             self._timer = self._loop.call_later(FLUSH_S, self._flush)
 
     def _bound(self) -> None:
-        """Set up to where frames are added without a look at the limits."""
+        """Set the size up to which frames are added without a check of the limits."""
         self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding)
 
     def _flush(self) -> None:
@@ -280,7 +275,7 @@ class Tap:
                 self._settled.set()
 
     def _lost(self) -> None:
-        """The meter is gone: whatever it had not acknowledged is not measured."""
+        """Handle the loss of the meter: unacknowledged exchanges are not measured."""
         before = self.ledger.unsettled
         self._disconnect()
         log.warning("event=meter_lost unmeasured=%d", before)

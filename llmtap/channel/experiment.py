@@ -1,11 +1,11 @@
-"""Options of an experiment, assignment of units to arms, and the state that relays and meter share.
+"""Options of an A/B experiment, assignment of requests to its arms, and state shared by relays and meter.
 
-`resolve` turns the options into the Experiment that every process is given. A switch word, sent on the
-channel's socket among the acknowledgements, turns a running experiment on and off.
+`resolve` turns the options into the Experiment that every process is given. A control word on the channel's
+socket, among the acknowledgements, turns a running experiment on and off.
 
-A keyed hash (BLAKE2b, RFC 7693) of the experiment's name and the unit gives 128 bits. The upper half, read
-as a number in [0, 1), picks the arm by the cumulated weights; the lower half is the unit's public id, from
-which neither the unit nor its arm can be guessed. Whoever has the key can work the arm out again.
+A keyed hash (BLAKE2b, RFC 7693) of the experiment's name and the unit (request, conversation or tenant) gives
+128 bits. The upper half, as a number in [0, 1), selects the arm by the cumulated weights; the lower half is
+the unit's public id, which reveals neither the unit nor its arm. With the key the arm can be computed again.
 """
 
 import re
@@ -30,10 +30,10 @@ __all__ = [
 
 
 ARMS_MAX: Final = 8
-"""Each has histograms of its own in the meter, and every comparison costs certainty."""
+"""Each arm has histograms of its own in the meter, and every comparison reduces certainty."""
 ALPHA_MAX: Final = 0.5
 NO_ROOM: Final = "no_room"
-"""Reason of an exclusion: `held_bytes` was used up, and the request went the control arm's way."""
+"""Reason of an exclusion: `held_bytes` was used up, and the request was sent as in the control arm."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORSE: Final = re.compile(
@@ -45,7 +45,7 @@ _FRAMING: Final = frozenset({
     "connection", "content-encoding", "content-length", "expect", "host", "http2-settings", "keep-alive",
     "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
 })  # fmt: skip
-"""Fields that say how the message is framed and to whom it goes: not an arm's to change."""
+"""Header fields of framing and routing, which an arm must not change."""
 _ON: Final = 1 << 62
 
 
@@ -56,13 +56,13 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     weight: float = 1.0
     upstream: str | None = None
     headers: dict[str, str] = {}
-    """Request header fields, set: any of the same name are replaced."""
+    """Request header fields to set: fields of the same name are replaced."""
     body: dict[str, Any] = {}
-    """Top-level fields of the JSON request body, set; the other fields' values keep their bytes."""
+    """Top-level fields of the JSON request body to set; other fields keep their bytes."""
 
     @property
     def changes(self) -> dict[str, object]:
-        """What it changes, without the values of headers and fields: they may be secrets."""
+        """Describe the change without values of headers and fields, which may be secrets."""
         if self.upstream is not None:
             return {"upstream": self.upstream}
         if self.headers:
@@ -71,7 +71,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     @property
     def route(self) -> str | None:
-        """The same in a word, for the Exchange; None when it changes nothing."""
+        """Return the kind of change for the Exchange; None if nothing is changed."""
         if self.upstream is not None:
             return f"upstream {self.upstream}"
         for what, fields in (("headers", self.headers), ("body", self.body)):
@@ -226,16 +226,16 @@ def _check_arm(arm: Arm, place: str) -> None:
 
 
 class Experiment(Struct, frozen=True, kw_only=True):
-    """What every process is told about the experiment: nothing in it depends on who reads it."""
+    """Experiment as every process gets it."""
 
     id: int
-    """32 bits that tell one configuration of an experiment from another."""
+    """32 bits that identify one configuration of an experiment."""
     name: str
     enabled: bool
     until_wall_ns: int | None
     unit: str
     key: str
-    """Empty where it is not needed: the meter assigns nobody."""
+    """Empty in processes that do not assign."""
     key_fingerprint: str
     aa: bool
     control: str
@@ -253,12 +253,12 @@ class Experiment(Struct, frozen=True, kw_only=True):
         return self.until_wall_ns is not None and wall_ns >= self.until_wall_ns
 
     def without_key(self) -> "Experiment":
-        """For whoever need not know who is in which arm."""
+        """Return a copy for processes that need not know the assignment."""
         return msgspec.structs.replace(self, key="")
 
     @property
     def shares(self) -> dict[str, float]:
-        """By arm: the part of all units that it should get."""
+        """Return the expected share of units by arm."""
         total = sum(arm.weight for arm in self.arms)
         return {arm.name: arm.weight / total for arm in self.arms}
 
@@ -329,7 +329,7 @@ _DIGEST_BYTES: Final = 16
 
 
 class Assigner:
-    """Assigns units to arms, known by their place, by positive weights."""
+    """Assigns units to arms, given as indices, by positive weights."""
 
     __slots__ = ("_bounds", "_seed")
 

@@ -1,6 +1,6 @@
-"""Frames from a relay to the meter, packed in batches by column.
+"""Binary format of the frames (observations) that a relay sends to the meter, packed in batches by column.
 
-Frames of one batch travel as columns, so that the relay packs a thousand of them with a handful of C calls:
+By columns, the relay packs a thousand frames with a handful of C calls:
 
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
     | magic  | frames | payload | batch_no | kind u8  | seq i64   | t_ns i64    | ...     |
@@ -8,8 +8,8 @@ Frames of one batch travel as columns, so that the relay packs a thousand of the
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
       ... extra_ns i64 x frames | length u32 x frames | the data of all frames, joined |
 
-All integers are in the host's byte order. The meter answers a batch that it has fully digested with its batch
-number (u64). A u64 with the CONTROL bit is a word to the relay instead (see `channel/experiment.py`).
+All integers are in the host's byte order. The meter acknowledges a batch that it has processed with its
+number (u64). A u64 with the CONTROL bit is a control word to the relay (see `channel/experiment.py`).
 """
 
 import struct
@@ -75,21 +75,21 @@ class FrameKind:
     STATUS: Final = 15
     """The relay about itself, twice a second. data: RelayStatus as JSON."""
     SENT: Final = 17
-    """An exchange begins, and its request is on its way already: OPEN, REQUEST_DATA, REQUEST_END and SUBMIT
-    in one, for a request that came in one read and that a waiting connection took at once. t: the read;
-    extra: start of the send to the upstream; data: head and body as received."""
+    """An exchange begins whose request was sent at once: OPEN, REQUEST_DATA, REQUEST_END and SUBMIT in one,
+    for a request that came in one read and that a waiting connection took at once. t: the read; extra: start
+    of the send to the upstream; data: head and body as received."""
     ANSWER: Final = 16
     """A whole answer in one read. t: read; extra: added; data: head and body as received."""
     ARM: Final = 18
     """The exchange takes part in an experiment. data: Assigned as JSON. Sent as soon as the arm is known, so
     that a slow arm's exchanges are counted as early as a fast one's."""
     ANCHOR: Final = 19
-    """The wall clock was set, or has drifted: from here on another pair of readings dates the stamps. t: the
+    """The wall clock was set, or has drifted: later stamps are dated by another pair of readings. t: the
     monotonic clock, extra: the wall clock, both read together; data: Anchored as JSON."""
 
 
 class Hello(msgspec.Struct, kw_only=True):
-    """First frame of a connection: who sends."""
+    """First frame of a connection: identity of the sender."""
 
     relay: str
     pid: int
@@ -98,19 +98,19 @@ class Hello(msgspec.Struct, kw_only=True):
     vantage: str = ""
     """`relay`, `middleware` or `passive`; empty: not reported."""
     listen: str = ""
-    """Where clients connect, as URL of the bound address; nothing of an app with the middleware."""
+    """URL of the address where clients connect; empty for an app with the middleware."""
     anchor_mono_ns: int
     anchor_wall_ns: int
     anchor_steps: int = 0
     """How often the wall clock was set since the relay started."""
     switch: int = 0
-    """The last switch word it was told: a meter that has just started learns it from its relays."""
+    """Last control word it received: a meter that has just started learns the switch from its relays."""
     skipped: int = 0
     """Requests that it had skipped before this connection."""
     guest: bool = False
-    """An app with the middleware in it, and no process of this proxy: nobody waits for it at the end."""
+    """An app with the middleware, not a process of this proxy: nobody waits for it at the end."""
     elsewhere: bool = False
-    """Another meter measures it, the one that this one took over from: here it is counted, by its status."""
+    """Another meter measures it, from which this one took over: here only its status is counted."""
     implementation: str = ""
     """Implementation of the parts that can be compiled: `native` or `python`; empty: not reported."""
     implementation_reason: str = ""
@@ -126,30 +126,30 @@ class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """To which arm an exchange was dealt, and as part of which unit of randomisation."""
+    """Arm that an exchange was assigned to, and the unit of randomisation."""
 
     arm: str
     unit: str
     single: bool = False
-    """There was no conversation or tenant to be found: the request is a unit by itself."""
+    """No conversation or tenant was found: the request is a unit by itself."""
 
 
 class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How an exchange ended, as the relay saw it."""
+    """End of an exchange, as the relay saw it."""
 
     outcome: str
     status: int | None = None
-    """The status the client got, be it the upstream's or one that the relay made itself; None: none."""
+    """Status that the client got, from the upstream or from the relay itself; None: none."""
     error: str | None = None
     paused_ns: int = 0
     lag_ns: int = 0
     """Worst time a byte of this exchange may have waited unread in the relay."""
     connect_ns: int | None = None
-    """To connect to the upstream, look-up and TLS included; None when a kept-alive connection was used."""
+    """Time to connect to the upstream, with look-up and TLS; None if a kept-alive connection was used."""
     request_bytes: int = 0
     response_bytes: int = 0
     retries: int = 0
-    """Times that the request was sent again on a fresh connection, as a kept-alive one had gone."""
+    """Number of times that the request was sent again because a kept-alive connection was closed."""
     arm: str | None = None
     route: str | None = None
     unit: str | None = None
@@ -157,7 +157,7 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RelayStatus(msgspec.Struct, kw_only=True):
-    """A relay about itself: counters since it started, gauges now."""
+    """Status of a relay: counters since its start, and gauges."""
 
     t_ns: int = 0
     opened: int = 0
@@ -176,12 +176,12 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     rss_bytes: int = 0
     lag_ns_max: int = 0
     lag_buckets: list[int] = []
-    """Samples of lag since start, one count for each bucket of LAG_EDGES_NS and one beyond."""
+    """Samples of lag since start, by bucket of LAG_EDGES_NS and one beyond."""
     lag_sum_ns: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     upstream_up: bool | None = None
-    """The upstream accepted a connection when asked last; None: readiness does not depend on it."""
+    """Whether the upstream accepted the connection of the latest check; None: not checked."""
     upstreams: dict[str, bool] = {}
     """By URL, whether an upstream accepted the latest connection."""
     skipped: dict[str, int] = {}
@@ -192,10 +192,10 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     packets: dict[str, int] = {}
     """Of a passive vantage: packets `captured`, and those that the kernel `lost` for lack of room."""
     watched: dict[str, int] = {}
-    """Its connections: `followed`, `joined` in the middle, and those that it cannot measure, by kind."""
+    """Connections: `followed`, `joined` in the middle, and by kind those that cannot be measured."""
     missing_bytes: int = 0
     side: str = ""
-    """Where it stands: `client`, `server`, `host` (both ends), `middle`, `mixed`."""
+    """Place of the vantage: `client`, `server`, `host` (both ends), `middle`, `mixed`."""
 
 
 MAGIC: Final = 0x4C4C5402
@@ -204,9 +204,9 @@ ACK: Final = struct.Struct("=Q")
 CONTROL: Final = 1 << 63
 """Batches are numbered from 1 and never get there."""
 BATCH_BYTES_MAX: Final = 64 << 20
-"""A batch longer than this is not one of ours."""
+"""A longer batch is not one of ours."""
 FRAME_BYTES: Final = 128
-"""What a frame is taken to cost in memory beside its data."""
+"""Assumed memory of a frame beside its data."""
 
 
 def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
@@ -226,12 +226,12 @@ def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
 
 
 class FrameRows(Protocol):
-    """Frames that gather for the next batch."""
+    """Frames of the next batch."""
 
     bound: int
-    """Bytes up to which `add` takes frames."""
+    """Limit in bytes up to which `add` takes frames."""
     epoch: int
-    """Grows when an exchange that was measured is no longer: whoever adds by himself asks the tap again."""
+    """Grows when an exchange stops being measured: direct callers of `add` then ask the Tap again."""
 
     def __len__(self) -> int: ...
 
@@ -296,7 +296,7 @@ def make_frame_rows() -> FrameRows:
 
 
 class BatchReader:
-    """Cuts a byte stream back into batches; any cut of the stream gives the same ones."""
+    """Parser of a byte stream of batches, cut anywhere."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

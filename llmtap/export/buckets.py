@@ -41,7 +41,7 @@ def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
 
 
 def edges_as(edges: tuple[int, ...], given: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
-    """Return the edges that are `given` in place of these: seconds, by kind."""
+    """Return these edges, those of each kind in `given` (seconds) replaced."""
     kind = next((name for name, own in _KINDS.items() if own is edges), "")
     return edges_ns(*given[kind]) if kind in given else edges
 
@@ -54,13 +54,13 @@ TTFT_EDGES_NS: Final = edges_ns(
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 3,
     4, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160, 640, 2560,
 )  # fmt: skip
-"""The edges of vLLM, with those of OpenTelemetry's server metric and llm-d that SLOs are set at. The tail of
-TTFT has the wait in a queue, which has no bound (chapter on SLO metrics)."""
+"""Edges of vLLM, with those of OpenTelemetry's server metric and llm-d at which SLOs are set. The tail of
+TTFT contains the wait in a queue, which has no bound (chapter on SLO metrics)."""
 GAP_EDGES_NS: Final = edges_ns(
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
     0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80,
 )  # fmt: skip
-"""From half a millisecond: the common sets start at 10 ms and cannot see a model of 100 tokens/s."""
+"""From half a millisecond: common sets start at 10 ms and cannot show a model of 100 tokens/s."""
 DURATION_EDGES_NS: Final = edges_ns(
     0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240,
     480, 960, 1920, 2560, 7680,
@@ -71,17 +71,17 @@ ADDED_EDGES_NS: Final = edges_ns(
     0.00001, 0.00002, 0.00003, 0.00005, 0.000075, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.00075, 0.001,
     0.002, 0.005, 0.01, 0.02, 0.05,
 )  # fmt: skip
-"""What the tap adds: 10 us to 50 ms."""
+"""Latency added by llmtap: 10 us to 50 ms."""
 TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 
 _NUMPY_MIN: Final = 96
-"""So many values are put into exponential buckets faster by NumPy than one by one (measured)."""
+"""From this number of values on, NumPy fills exponential buckets faster than a loop (measured)."""
 _SORT_MIN: Final = 24
-"""So many values are counted faster by one sort and one search for each edge than one by one (measured)."""
+"""From this number of values on, one sort and a search for each edge is faster than a loop (measured)."""
 
 
 class Buckets:
-    """Counts of integers by fixed upper edges, and their sum; without edges: of all together."""
+    """Counts of integers by fixed upper edges, and their sum; without edges: one total."""
 
     __slots__ = ("_counts", "_edges", "_total")
 

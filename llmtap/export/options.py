@@ -16,14 +16,15 @@ STANDARD_ENV: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp.endpoint",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "otlp.protocol",
 }
-"""Variables of OpenTelemetry that are also keys of ours: they decide whether and how to export. All others
-are read by its SDK."""
+"""Variables of OpenTelemetry that are also keys of ours: they decide whether and how to export. The SDK reads
+all others."""
 
 
 class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where spans and metrics go by OTLP. Raises ConfigError for invalid values.
+    """Destination and content of the OTLP export.
 
-    A key that is None is left to OpenTelemetry's SDK, which reads its own `OTEL_*` variables.
+    Raises ConfigError for invalid values. A key that is None is left to OpenTelemetry's SDK, which reads its
+    own `OTEL_*` variables.
     """
 
     endpoint: Annotated[

@@ -1,4 +1,4 @@
-"""Interface of consumers of finished exchanges, and their status reports."""
+"""Interface of consumers of finished exchanges (`ExchangeSink`), and the state that a capture reports."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ __all__ = ["CaptureState", "ExchangeSink", "ExporterState", "SeriesKey"]
 
 
 class SeriesKey(NamedTuple):
-    """Labels that an exchange is counted under; the number of their values is bounded (`Labels`)."""
+    """Labels under which an exchange is counted; the number of their values is bounded (`Labels`)."""
 
     tenant: str
     model: str
@@ -47,11 +47,11 @@ class CaptureState:
     waiting: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     unshaped: int = 0
-    """Captured without the shape of their request: it was too long, or too much was waiting."""
+    """Captured without the shape of their request, which was too long or found the queue full."""
     problem: str | None = None
-    """Why nothing can be written now: a word."""
+    """Reason why nothing can be written now, as one word."""
     files_problem: str | None = None
-    """Why finished files cannot be delivered now: a sentence without secrets."""
+    """Reason why finished files cannot be delivered now: a sentence without secrets."""
     bytes_written: int = 0
     files: int = 0
     files_waiting: int = 0

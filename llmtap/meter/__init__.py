@@ -1,1 +1,1 @@
-"""The analysis plane: builds Exchanges from frames; windows, /metrics and the admin API."""
+"""The meter (analysis process): builds Exchanges from frames; rolling windows, /metrics and the admin API."""

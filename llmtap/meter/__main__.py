@@ -1,4 +1,4 @@
-"""`python -m llmtap.meter`: see process.py."""
+"""Entry point of the meter process, `python -m llmtap.meter`; the program is in `process.py`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""The running experiment: assignments and results of each arm, and the switch.
+"""Count and compare the results of a running A/B experiment, and turn it on and off.
 
-Relays assign; the meter counts, compares the arms with the control, and sends the switch word to every relay.
-A restarted meter learns the state from a relay. Every exchange counts in the arm it was assigned to, also
-where the arm's change could not be made or it failed: exclusions would bias the comparison.
+Relays assign requests to arms; the meter compares the arms with the control, and sends the switch word to
+every relay. A restarted meter learns the state from a relay. Every exchange counts in the arm that it was
+assigned to, even if the arm's change could not be made or failed: exclusions would bias the comparison.
 """
 
 import logging
@@ -39,17 +39,16 @@ METRICS: Final[Mapping[str, float]] = {
     "ttft": NS_PER_S, "ttft_any": NS_PER_S, "tpot": NS_PER_S, "tbc": NS_PER_S, "itl": NS_PER_S,
     "tbc_max": NS_PER_S, "user_idle": NS_PER_S, "e2e": NS_PER_S, "tokens_per_chunk": 1, "output_tokens": 1,
 }  # fmt: skip
-"""What arms are compared by, and how much of it makes a second or a token. `itl` is option B-even, of streams
-whose tokens per chunk are known; `tbc` (option A) is there for all."""
+"""Metrics by which arms are compared, and number of their units in a second or a token. `itl` is option
+B-even, of streams whose tokens per chunk are known; `tbc` (option A) is there for all."""
 SHARES: Final = ("refused", "failed", "cancelled")
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RATIO_ALPHA: Final = 0.001
-"""Of the sample-ratio alarm. It is never looked for and always watched, and throws the data away when it
-rings: so it rings seldom."""
+"""Of the sample-ratio alarm, which is watched all the time and invalidates the data: so it must be rare."""
 RATIO_EVERY: Final = 64
 WORSE_EVERY: Final = 64
 UNITS_MAX: Final = 100_000
-"""Units counted one by one for the ratio, of conversations or tenants: 10 MB. Later ones are not counted."""
+"""Units (conversations or tenants) counted one by one for the ratio: 10 MB. Later ones are not counted."""
 
 _FAILED: Final = frozenset(
     {
@@ -108,8 +107,6 @@ class Experiments:
         self._ended = 0
         self._stopped: dict[str, object] | None = None
 
-    # ---------------------------------------------------------------- the switch
-
     @property
     def state(self) -> str:
         """`none`, `off`, `running` or `ended`."""
@@ -121,13 +118,13 @@ class Experiments:
 
     @property
     def word(self) -> int:
-        """What a meter that takes over must know of the switch; 0 while it stands as configured."""
+        """Return the state of the switch for the next meter; 0 if it is as configured."""
         if self.experiment is None or self._by == "config":
             return 0
         return switch_word(self.experiment.id, self._on)
 
     def switch(self, on: bool, by: str = "api") -> None:
-        """Tell every relay, and every one still to come."""
+        """Send the switch word to every relay, now and when it connects."""
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         self._on, self._by, self._since_ns = on, by, self._clock.wall_ns()
@@ -135,7 +132,7 @@ class Experiments:
             send(switch_word(self.experiment.id, on))
 
     def join(self, told: int, send: Send) -> None:
-        """A relay is there, and was `told` a switch word before (0: none)."""
+        """Register a relay; `told`: the switch word that it received last (0: none)."""
         if self.experiment is None:
             return
         self._sends.append(send)
@@ -149,10 +146,8 @@ class Experiments:
         if send in self._sends:
             self._sends.remove(send)
 
-    # ---------------------------------------------------------------- counting
-
     def assigned(self, arm: str, unit: str, single: bool) -> None:
-        """A request was dealt to an arm. What another configuration dealt is not counted."""
+        """Count an assignment. Assignments by another configuration are not counted."""
         found = self._arms.get(arm)
         if found is None:
             return
@@ -172,7 +167,7 @@ class Experiments:
         assert self.experiment is not None
         rang = self._ratio_p <= RATIO_ALPHA
         units = {name: arm.units for name, arm in self._arms.items()}
-        # An e-value that was once large has said what it had to say: the smallest p stands.
+        # The smallest p is kept: an e-value that was once large stays valid.
         self._ratio_p = min(self._ratio_p, _ratio_p(units, self.experiment.shares))
         if self._ratio_p <= RATIO_ALPHA and not rang:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
@@ -234,8 +229,6 @@ class Experiments:
                     self.switch(False, "stop_worse")
                     return
 
-    # ---------------------------------------------------------------- results
-
     def results(self) -> Callable[[], dict[str, object]]:
         e = self.experiment
         if e is None:
@@ -286,7 +279,7 @@ def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool)
     return {
         "arms": {arm.name: _arm(e, arm.name, arm.weight, arm.changes, arms[arm.name]) for arm in e.arms},
         "differences": differences,
-        # With so many looks at so many metrics some p is small by chance: Bonferroni's bound.
+        # Of many p-values some are small by chance: Bonferroni's bound.
         "comparisons": comparisons,
         "findings": findings,
         "sample_ratio": {
@@ -374,7 +367,7 @@ def _difference(d: Difference, scale: float) -> dict[str, object]:
 
 
 def _is_worse(d: Difference, alpha: float) -> bool:
-    """Whether more of it was found, at a risk of alpha over all looks."""
+    """Return whether the value is higher, at a risk of alpha over all looks."""
     if d.p is not None:
         return d.p <= alpha and d.estimate > 0
     return d.anytime is not None and d.anytime[0] > 0

@@ -1,4 +1,4 @@
-"""Meter in this process for frames from a file, in the time of the file."""
+"""Measure frames from a file in this process, by the clock of the file (`llmtap watch --read`)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["OfflineMeter"]
 
 WAITING_MAX: Final = 2_000
-"""Exchanges that may wait for the capture: a file is read faster than it is written."""
+"""Exchanges that may wait for the capture, which is slower than reading."""
 WAIT_S: Final = 0.01
 WAITS_MAX: Final = 6_000
-"""A minute. If the capture is stuck, on a full disk, the recorder drops exchanges and counts them."""
+"""Limit of a wait, one minute. If the capture is stuck (full disk), the recorder drops exchanges and counts
+them."""
 CLOSE_S: Final = 60.0
 
 
 class OfflineMeter:
-    """Measures the frames of one vantage. The clock stands at the newest frame.
+    """Meter of the frames of one vantage; its clock stands at the newest frame.
 
     Args:
         setup: as of a meter process; its socket and admin port are not used.

@@ -30,12 +30,12 @@ __all__ = [
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 OURS: Final = "default"
-"""Among `refusal_patterns`: those of `exchange/refusal.py`."""
+"""Element of `refusal_patterns` that stands for those of `exchange/refusal.py`."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the analysis plane counts, keeps and shows. Raises ConfigError for what cannot be."""
+    """Options of counting, keeping and showing. Raises ConfigError for invalid values."""
 
     admin: Annotated[
         str,
@@ -220,7 +220,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TenantRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One way to tell who asks: exactly one of `header`, `api_key`, `body` and `path`."""
+    """Rule for the name of a tenant: exactly one of `header`, `api_key`, `body` and `path`."""
 
     header: Annotated[str | None, Meta(description="Header field whose value is the tenant.")] = None
     api_key: Annotated[
@@ -350,9 +350,9 @@ def _check_pattern(text: str, place: str) -> re.Pattern[str]:
 
 
 def split_address(text: str, place: str) -> tuple[str, int]:
-    """Host and port of `127.0.0.1:9464`, `localhost:9464` or `[::1]:9464`.
+    """Return host and port of `127.0.0.1:9464`, `localhost:9464` or `[::1]:9464`.
 
-    Raises ConfigError, naming `place`, when the text is no such address.
+    Raises ConfigError of `place` for another text.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")

@@ -1,4 +1,4 @@
-"""The meter process, and `serve()`, which runs a meter without a supervisor (`llmtap meter`).
+"""Main program of the meter process, and `serve()`, which runs a meter without a supervisor (`llmtap meter`).
 
 The supervisor runs it as `python -m llmtap.meter` with a MeterSetup as one line of JSON on stdin, and closes
 stdin to end it after its relays. If it inherits the admin socket, the socket outlives this process, and
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 __all__ = ["main", "make_pipeline", "serve", "start_recorder"]
 
 NICE = 5
-"""A third of a relay's share when both want the same CPU: enough to keep up, not enough to rule."""
+"""A third of a relay's share when both want the same CPU."""
 ADMIN_LOOK_S = 0.05
 ADMIN_LOOKS_MAX = 100
-"""5 s: relays tell of themselves twice a second."""
+"""5 s: relays report twice a second."""
 RECORDER_S = 4.0
-"""For the last files at the end, below the supervisor's patience; what is left the next start recovers."""
+"""For the last files at the end, below the supervisor's time limit; the next start recovers the rest."""
 
 log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Run until SIGTERM, or until the supervisor is gone, and the relays have left."""
+    """Run until SIGTERM, or until the supervisor is gone and the relays have left."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()  # and nothing of what may follow it, which is for `Ending`
     setup = msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special)
@@ -62,15 +62,16 @@ def main() -> int:
 
 
 def serve(setup: MeterSetup, sock: socket.socket, announce: Callable[[], None]) -> None:
-    """A meter without a supervisor, on this listening socket; returns after SIGTERM, Ctrl-C or a hang-up."""
+    """Run a meter without a supervisor on this listening socket, until SIGTERM, Ctrl-C or a hang-up."""
     _settle(setup)
     uvloop.run(_run(setup, sock, announce))
 
 
 def _settle(setup: MeterSetup) -> None:
     _yield_to_relays(setup.options.priority)
-    # What is alive now lives for good. Observers and exchanges make no cycles: collections can be rare. The
-    # middle one is kept short: slices of many tenants outlive the first (benchmarks/meter/memory.py).
+    # Objects that exist now are permanent. Observers and exchanges make no cycles, so collections can be
+    # rare. The middle generation is collected often: slices of many tenants outlive the first
+    # (benchmarks/meter/memory.py).
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 4, 250)
@@ -117,8 +118,8 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
 
 
 def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode | None) -> "Recorder | None":
-    """Capture what the pipeline measures; None where that fails, which is logged."""
-    # Arrow takes 40 MB and 200 ms, so only for who captures.
+    """Capture what the pipeline measures; return None, and log it, if that fails."""
+    # Imported only with a capture: Arrow takes 40 MB and 200 ms.
     from llmtap.capture.privacy.coarse import STEPS
     from llmtap.capture.schema import CaptureInfo
     from llmtap.meter.pipeline.recorder import Recorder
@@ -219,14 +220,14 @@ async def _run(
     closing = None
     successor = None
     if ending.successor is not None:
-        # From here on the other meter answers, also those who are connected to us.
+        # From here on the other meter answers all requests, also on open connections.
         closing = loop.create_task(runner.cleanup())
         successor = Successor(ending.successor, pipeline)
         successor.start()
         if recorder is not None:
             recorder.give_way()
     elif ending.orphaned:
-        # Whoever starts the proxy anew wants the port; connections that are open stay.
+        # Free the port for a new start of the proxy; open connections stay.
         await site.stop()
     await ending.relays_left(receiver)
     await receiver.close()
@@ -234,7 +235,7 @@ async def _run(
         await successor.finish()
     if recorder is not None:
         relays = pipeline.relays.states(pipeline.clock.mono_ns())
-        # All of them ended in order, and this is their last word: nothing more can be missing.
+        # All of them ended in order with final counts: nothing more can be missing.
         whole = all(not r.connected and r.status is not None and r.status.draining for r in relays)
         for relay in relays:
             if relay.status is not None and not pipeline.relays.is_elsewhere(relay.name):
@@ -242,7 +243,7 @@ async def _run(
                 recorder.relay_said(
                     relay.name, said.opened, said.dropped, said.unsettled, said.packets, said.watched
                 )
-        # Where another meter goes on with the capture, it is not ours to close.
+        # If another meter continues the capture, it is not closed here.
         await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and successor is None)
     if exporter is not None:
         await asyncio.to_thread(exporter.close)
@@ -253,12 +254,14 @@ async def _run(
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Whether a record of aiohttp reports anything but a malformed request, whose bytes may hold a key."""
+    """Return whether a log record of aiohttp is about more than a malformed request (which may hold a
+    key).
+    """
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _open_admin(site: web.BaseSite, pipeline: ExchangePipeline, *, at_once: bool) -> None:
-    """At once, or when a relay is ready: until then another meter has the port, and knows more."""
+    """Open the port at once, or when a relay is ready: until then another meter answers."""
     looks = 0 if at_once else ADMIN_LOOKS_MAX
     while looks and not pipeline.relays.ready(pipeline.clock.mono_ns()):
         looks -= 1

@@ -1,4 +1,4 @@
-"""Registry of the relays of a meter: identity, last status, and disconnects."""
+"""Registry of the relays connected to a meter: identity, last status, disconnects, lost exchanges."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from llmtap.units import NS_PER_S
 __all__ = ["Reckoning", "RelayBook", "RelayState"]
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
-"""Relays speak twice a second; one silent for longer than this is not counted on."""
+"""Relays report twice a second; one that is silent for longer is not ready."""
 GONE_NS: Final = 5 * NS_PER_S
-"""A relay that comes back within this time has counted what it lost by itself."""
+"""A relay that reconnects within this time has counted its losses itself."""
 _COUNTS: Final = (
     "opened", "measured", "dropped", "unsettled", "connections", "streams", "upstream_idle",
     "upstream_connects", "upstream_reuses", "upstream_unsolicited", "upstreams", "accepted", "refused",
     "skipped", "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
 )  # fmt: skip
-"""What the API shows of a status: its fields, three of them converted."""
+"""Fields of a status in the API, three of them converted."""
 RELAYS_MAX: Final = 64
-"""Relays remembered, those that left included: a crash loop must not grow the exposition for ever."""
+"""Relays remembered, with those that left: a crash loop must not grow the exposition for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class RelayState:
 
 
 class Reckoning:
-    """The ledger of a relay by its frames since its last status, in case it never reports again.
+    """Counts of a relay by its frames since its last status, in case it never reports again.
 
-    `opened = measured + dropped + running`; those running are the ones that a dead relay lost.
+    `opened = measured + dropped + running`; the running ones are lost if the relay dies.
     """
 
     __slots__ = ("_dropped", "_last", "_opened", "_seq_max", "running")
@@ -56,22 +56,22 @@ class Reckoning:
             self._opened += 1
 
     def settled(self, *, dropped: bool) -> None:
-        """Its last frame came; `dropped`: the relay gave it up, as the channel was full."""
+        """Count an exchange that is over; `dropped`: the relay gave it up, as the channel was full."""
         self.running -= 1
         self._dropped += dropped
 
     def told(self, status: RelayStatus) -> None:
-        """The relay's own counts, as they were at this place among its frames."""
+        """Replace the counts by the relay's own, as of this place among its frames."""
         self._last = status
         self._opened = self._dropped = 0
 
     def final(self) -> RelayStatus | None:
-        """The last status, brought up to the last frame; None when there was none on this connection."""
+        """Return the last status, updated to the last frame; None if this connection had no status."""
         last = self._last
         if last is None:
             return None
         opened = max(last.opened, self._seq_max)
-        # A number that was passed over is an exchange that found the channel full.
+        # A missing number is an exchange that found the channel full.
         overflow = self._dropped + opened - last.opened - self._opened
         dropped = dict(last.dropped)
         if overflow:
@@ -100,7 +100,7 @@ class RelayBook:
         self._epoch = 0
 
     def join(self, hello: Hello) -> int:
-        """A relay said hello. Returns the number of this connection, to be given to `leave`."""
+        """Register a relay's hello. Return the number of this connection, for `leave`."""
         self._epoch += 1
         known = self._relays.get(hello.relay)
         fresh = _Relay(hello, self._epoch, skipped=hello.skipped)
@@ -111,9 +111,9 @@ class RelayBook:
         return self._epoch
 
     def say(self, name: str, status: RelayStatus, now_ns: int) -> int:
-        """Note a relay's status; return the requests that it has skipped since the one before.
+        """Note a relay's status; return the number of requests that it skipped since the one before.
 
-        On its way through other meters an older one may come after a newer one.
+        An older status may come after a newer one through another meter.
         """
         relay = self._relays.get(name)
         if relay is not None and not (relay.hello.elsewhere and _is_older(status, relay.status)):
@@ -123,16 +123,16 @@ class RelayBook:
         return 0
 
     def has_come_again(self, name: str, epoch: int) -> bool:
-        """The relay has a newer connection than this one: so it lives."""
+        """Return whether the relay has a newer connection than this one, and so is alive."""
         relay = self._relays.get(name)
         return relay is not None and relay.epoch != epoch
 
     def leave(
         self, name: str, epoch: int, open_exchanges: int, now_ns: int, final: RelayStatus | None = None
     ) -> None:
-        """A relay's connection ended with so many exchanges open; only its present one counts.
+        """Note the end of a relay's connection with this number of open exchanges.
 
-        `final` takes the place of its last status: the relay went by itself and may never tell its own.
+        Ends of older connections are ignored. `final` replaces the last status.
         """
         relay = self._relays.get(name)
         if relay is not None and relay.epoch == epoch:
@@ -146,17 +146,17 @@ class RelayBook:
         return [name for name, relay in self._relays.items() if relay.connected]
 
     def listen(self) -> str | None:
-        """Where clients connect: of the newest relay that listens."""
+        """Return where clients connect: the URL of the newest relay that listens."""
         found = (relay.hello.listen for relay in reversed(self._relays.values()) if relay.connected)
         return next(filter(None, found), None)
 
     def is_elsewhere(self, name: str) -> bool:
-        """Another meter measures it: its exchanges are not ours to keep account of in a capture."""
+        """Return whether another meter measures the relay, so that our capture does not account for it."""
         relay = self._relays.get(name)
         return relay is not None and relay.hello.elsewhere
 
     def accounts(self, names: Iterable[str]) -> Iterator[tuple[Hello, RelayStatus, bool]]:
-        """Of each of these: who it is, what became of its exchanges, and whether more is to come."""
+        """Return for each relay its hello, its counts, and whether more is to come."""
         for name in names:
             relay = self._relays.get(name)
             if relay is None or relay.status is None:
@@ -168,7 +168,7 @@ class RelayBook:
             yield relay.hello, status, relay.connected
 
     def ready(self, now_ns: int) -> bool:
-        """At least one relay is connected, spoke lately, takes connections and has the upstream it needs."""
+        """Return whether a relay is connected, reported lately, takes connections and has its upstream."""
         return any(
             r.connected
             and r.status is not None
@@ -185,7 +185,7 @@ class RelayBook:
         ]
 
     def to_dict(self, now_ns: int) -> dict[str, object]:
-        """By name: the last status (seconds and bytes) and its age; no counts before the first."""
+        """Return by name the last status (seconds and bytes) and its age; no counts before the first."""
         return dict(_described(self._relays, now_ns))
 
     def _forget_some(self) -> None:
@@ -197,12 +197,12 @@ class RelayBook:
 def _is_older(status: RelayStatus, than: RelayStatus | None) -> bool:
     if than is None:
         return False
-    # A meter brings the last status of a relay that has left up to its last frame, and leaves its time.
+    # The final status of a relay that has left is newer, but without a time of its own.
     return (status.t_ns, status.opened - status.unsettled) < (than.t_ns, than.opened - than.unsettled)
 
 
 def _lost(relay: _Relay, now_ns: int) -> int:
-    """Exchanges that went down with the relay: nobody else can count them."""
+    """Return the exchanges that were lost with the relay, which nobody else can count."""
     if relay.connected or now_ns - relay.left_at_ns <= GONE_NS:
         return 0
     return relay.open_when_left

@@ -1,4 +1,7 @@
-"""Setup of a meter process and its control messages. Does not import the meter, which saves 19 MB."""
+"""Parameters of a meter process (one line of JSON at its start), and control messages on its stdin.
+
+Does not import the meter, which saves 19 MB in the supervisor.
+"""
 
 import os
 import signal
@@ -31,16 +34,16 @@ __all__ = [
 FROM_NOW_ON: Final = b"from now on "
 """With a Changeable as JSON, a line on the stdin of a running meter."""
 HAND_OVER: Final = b"another meter takes over at "
-"""With the path of its socket, a line on stdin. Not a signal: one for the supervisor may be sent to the whole
+"""With the path of the other meter's socket, a line on stdin. Not a signal, which may reach the whole
 group."""
 RENEW: Final = signal.SIGUSR1
 """End now: another meter takes over, and the relays stay."""
 PROBE_S: Final = 1.0
-"""How long a meter may take to accept a connection; the kernel does so for it in microseconds."""
+"""Time for a meter to accept a connection; the kernel does it in microseconds."""
 
 
 class Changeable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running meter can be told anew; for all else another one takes its place."""
+    """Settings that a running meter can change; for others a new meter is started."""
 
     log: LogSetup = LogSetup()
     config: str = ""
@@ -51,7 +54,7 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     options: MeterOptions
     socket: str
     admin_fd: int | None = None
-    """A listening socket for the admin port; None: bind `options.admin`."""
+    """Listening socket of the admin port; None: bind `options.admin`."""
     changeable: Changeable = Changeable()
     experiment: Experiment | None = None
     otlp: OtlpOptions = OtlpOptions()
@@ -60,23 +63,25 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
     servers: dict[str, tuple[str, int]] = {}
-    """Host and port of the upstream by arm, under "" for all others; empty where nobody is told of them."""
+    """Host and port of the upstream by arm, under "" for all others; empty if no export needs them."""
     capture: CaptureOptions = CaptureOptions()
     capture_id: str = ""
     capture_salt: str = ""
     """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
     capture_after: int = 0
-    """Number of the last relay that was there before this capture; 0 for all but its first meter."""
+    """Number of the last relay before this capture; 0 for all but its first meter."""
     takes_over: bool = False
     """Another meter has the admin port until a relay of ours is ready."""
 
     def serves(self, wanted: "MeterSetup") -> bool:
-        """Whether a meter that was started with this is as `wanted`, once told what is changeable."""
+        """Return whether a meter started with this setup can serve `wanted` after `Changeable` settings
+        change.
+        """
         return _lasting(self) == _lasting(wanted)
 
 
 def _lasting(setup: MeterSetup) -> dict[str, object]:
-    """What a meter goes by until it ends. Where its admin port is, the socket says, if there is one."""
+    """Return the settings that are fixed until a meter's end; an inherited socket decides the admin port."""
     told = msgspec.structs.asdict(setup)
     for name in ("changeable", "capture_after", "takes_over"):  # the last two are over with the start
         del told[name]
@@ -86,7 +91,7 @@ def _lasting(setup: MeterSetup) -> dict[str, object]:
 
 
 def check_socket_path(path: str) -> None:
-    """Raises ConfigError when no meter could ever listen at `path`."""
+    """Raise ConfigError if no meter could ever listen at `path`."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise ConfigError("meter.socket", f"there is no directory {folder}", f"install -d -m 700 {folder}")
@@ -97,7 +102,7 @@ def check_socket_path(path: str) -> None:
 
 
 def need_no_meter(path: str) -> None:
-    """Raises ConfigError when somebody listens at `path`: a second meter would take it from the first."""
+    """Raise ConfigError if a meter listens at `path`: a second one would replace it."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(PROBE_S)
         try:

@@ -1,20 +1,20 @@
-"""Shutdown of the meter: waits for its relays, so that draining exchanges are measured.
+"""Shutdown of the meter process: waits for its relays, so that exchanges under way are still measured.
 
-| what happens | what it means | the meter waits for its relays |
+| event | meaning | the meter waits for its relays |
 |---|---|---|
-| SIGTERM | the end of the proxy; an init system may tell the whole group at once | `drain_s` and a grace |
-| HAND_OVER on stdin | another meter takes over from now on; the relays that are here drain | the same |
-| SIGTERM again, SIGUSR1 | now; the latter where another meter follows and the relays stay | no |
+| SIGTERM | the proxy ends; an init system may signal the whole group at once | `drain_s` and a grace |
+| HAND_OVER on stdin | another meter takes over; the relays of this one drain | the same |
+| SIGTERM again, SIGUSR1 | end now; with SIGUSR1 another meter follows and the relays stay | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
-FROM_NOW_ON on stdin ends nothing: it carries what a reload changes for a meter that stays.
+FROM_NOW_ON on stdin ends nothing: it carries the changed settings of a reload.
 
 A meter that was started by hand has no supervisor: its stdin is ignored, Ctrl-C and a hang-up are SIGTERM.
-Apps with the middleware are guests, and never waited for.
+Apps with the middleware are not waited for.
 
 After HAND_OVER the exchanges of the draining relays are still measured and captured here, but the other meter
-answers all requests. So each of our relays is reported to it, twice a second and once more at the end, by its
-own name: its hello and status, marked as measured elsewhere (`Successor`).
+answers all requests. So hello and status of each of our relays are sent to it, twice a second and once at the
+end, marked as measured elsewhere (`Successor`).
 """
 
 import asyncio
@@ -37,7 +37,7 @@ __all__ = ["Ending", "Successor"]
 
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
-"""On top of the relays' own limit: for their last batches."""
+"""Added to the relays' own limit, for their last batches."""
 ORPHAN_S: Final = 24.0
 """Relays that lost their supervisor are gone in 22 s, the last files take 4 s more; 30 s are allowed."""
 
@@ -45,11 +45,11 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Listens for the end from its construction on.
+    """Listener for the end of the process, from its construction on.
 
     Args:
-        drain_s: how long relays let streams finish.
-        change: told what is to be from now on.
+        drain_s: time for relays to finish streams.
+        change: called with changed settings.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Ending:
         self.successor: str | None = None
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(RENEW, self._on_renewal)
-        # A terminal's Ctrl-C and hang-up reach the whole group; where there is a supervisor, it decides.
+        # A terminal's Ctrl-C and hang-up reach the whole group; if there is a supervisor, it decides.
         for number in (signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, (lambda: None) if supervised else self._on_term)
         if supervised:
@@ -114,7 +114,7 @@ class Ending:
             self._asked.set()
         elif line.startswith(FROM_NOW_ON):
             new = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
-            # Relays that drain already have the time that they were told then.
+            # Relays that drain already keep the time limit that they had then.
             self._limit_s = max(self._limit_s, new.drain_s + GRACE_S)
             self._change(new)
             log.info("event=meter_changed config=%s", new.config)
@@ -129,7 +129,7 @@ class Ending:
 
 TELL_S: Final = 0.5
 ANSWER_S: Final = 2.0
-"""A meter that has just started answers in milliseconds, or in a second where all streams begin at once."""
+"""A meter that has just started answers in milliseconds, or in a second if all streams begin at once."""
 
 _json = msgspec.json.Encoder()
 
@@ -179,7 +179,7 @@ class _Line:
         self._useless = False
 
     async def say(self, hello: Hello, status: RelayStatus) -> bool:
-        """Whether it was digested there; a meter that is away hears more the next time."""
+        """Return whether the other meter processed it; if it is away, the next report has more."""
         while not self._useless:
             known = self._heard
             try:
@@ -190,12 +190,12 @@ class _Line:
                 self.close()
                 return False
             except (OSError, EOFError):
-                # Who hangs up without an answer does not know our frames: no use in sending more.
+                # A peer that hangs up without an answer does not know our frames: stop sending.
                 self._useless = self._streams is not None and not self._heard
                 self.close()
                 if not known:
                     return False
-            self._heard = False  # the one we knew has gone; another one may be there
+            self._heard = False  # the known peer has gone; another one may be there
         return False
 
     async def _say(self, hello: Hello, status: RelayStatus) -> None:
@@ -207,7 +207,7 @@ class _Line:
         self._batch_no += 1
         writer.write(pack_batch(self._batch_no, rows))
         await writer.drain()
-        # Words about an experiment come on the same way, and are for relays.
+        # Control words about an experiment come on the same socket; they are for relays.
         while ACK.unpack(await reader.readexactly(ACK.size)) != (self._batch_no,):
             pass
         self._heard = True

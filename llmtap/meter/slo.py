@@ -1,7 +1,7 @@
-"""Objectives in the meter: attainment and burn rates by class and tenant.
+"""Count attainment and burn rates of objectives by class of tenants, as exchanges end.
 
-Exchanges are judged as they end, and counted over the windows of burn-rate alarms: 5 and 30 minutes, 1 and 6
-hours. Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
+Windows are those of burn-rate alarms: 5 and 30 minutes, 1 and 6 hours. Source: SRE Workbook, chapter 5;
+`metrics/slo.py` has the arithmetic.
 """
 
 import logging

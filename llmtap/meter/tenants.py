@@ -1,4 +1,4 @@
-"""Determine the tenant of a request by the rules of the operator; the first rule that finds a value decides.
+"""Determine the tenant (customer or user) of a request: the first rule of the operator that finds a value.
 
 Values come from clients: they are shortened, and characters that cannot be shown are removed. Of an API key
 only a keyed hash (32 bits of BLAKE2b) leaves this module.

@@ -1,4 +1,4 @@
-"""The upstream's `/metrics` (vLLM, SGLang, TGI; `net/server_metrics.py`), scraped by the meter.
+"""Scrape the `/metrics` of the inference server (vLLM, SGLang, TGI) behind the proxy, for the API.
 
 Counters restart with the upstream. After a failed scrape no value is reported.
 """

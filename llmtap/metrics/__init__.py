@@ -1,1 +1,1 @@
-"""Metrics of Exchanges: pure functions, each defined in DEFINITIONS.md."""
+"""Metrics of Exchanges (request and response): pure functions, each defined in DEFINITIONS.md."""

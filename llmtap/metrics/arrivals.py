@@ -1,4 +1,4 @@
-"""Statistics of arrival times: comparison with a plan, row by row, or with a Poisson process.
+"""Statistics of arrival times: rate, burstiness, ties; comparison with a plan or with a Poisson process.
 
 The gaps of a Poisson process are exponential and independent: coefficient of variation 1, small
 Kolmogorov-Smirnov distance and autocorrelations. Each figure comes with its limit under pure chance.
@@ -20,11 +20,11 @@ __all__ = [
 ]  # fmt: skip
 
 KS_95: Final = 1.358
-"""Kolmogorov's distance times sqrt(n), which chance exceeds once in twenty times, where the law is known
-beforehand: here, its rate."""
+"""Kolmogorov's distance times sqrt(n) that chance exceeds once in twenty times, if the law (its rate) is
+known beforehand."""
 KS_95_OWN_MEAN: Final = 1.094
-"""The same where the exponential's mean is that of the values themselves, which brings it nearer to them:
-Stephens 1974, "EDF statistics for goodness of fit", for large n."""
+"""The same if the exponential's mean is that of the values, which brings it nearer to them: Stephens 1974,
+"EDF statistics for goodness of fit", for large n."""
 LAGS: Final = 20
 _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
@@ -32,34 +32,34 @@ _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 @dataclass(frozen=True, slots=True)
 class Autocorrelation:
     value: float
-    """From -1 to 1, by absolute value the largest."""
+    """Value of largest magnitude, from -1 to 1."""
     lag: int
     limit: float
-    """What it exceeds by chance once in twenty times, where gaps are independent."""
+    """Magnitude that independent gaps exceed once in twenty times."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFigures:
-    """Of a sequence of times. A figure that does not apply is None: a single arrival has no gaps."""
+    """Figures of a sequence of times. A figure that does not apply is None: a single arrival has no gaps."""
 
     n: int
     span_ns: int
     rate_rps: float | None
-    """Gaps per second of the span; None where all come at once."""
+    """Gaps per second of the span; None if all come at once."""
     gap_mean_ns: float | None
     gap_min_ns: int | None
     gap_cv: float | None
-    """Deviation (of the population) / mean; None where all come at once."""
+    """Standard deviation (of the population) / mean; None if all come at once."""
     ties: float | None
     """Share of the gaps that are 0."""
     ks: float | None
     """Distance of the gaps' distribution to the exponential."""
     ks_limit: float | None
-    """Of `ks`: what chance exceeds once in twenty times."""
+    """Value of `ks` that chance exceeds once in twenty times."""
     ks_rate_rps: float | None
-    """The rate of that exponential: the one given, or the gaps' own."""
+    """Rate of that exponential: the one given, or that of the gaps."""
     ks_own_mean: bool
-    """The rate is the gaps' own, and the limit the one for that (KS_95_OWN_MEAN)."""
+    """Whether the rate is that of the gaps, with the limit KS_95_OWN_MEAN."""
     autocorrelation: Autocorrelation | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,11 +87,11 @@ class Punctuality:
     asked_rps: float | None
     """Gaps per second of the plan's span."""
     achieved_rps: float | None
-    """The same of what was sent."""
+    """Gaps per second of the span of what was sent."""
     ratio: float | None
-    """Achieved / asked, below 1 for who fell behind or left out; None where either is."""
+    """Achieved / asked, below 1 if requests were late or left out; None if either is None."""
     late_ns: Mapping[str, float]
-    """Sent - planned, of those sent: mean, min, max, p50, p90, p99; empty where none was. Early is < 0."""
+    """Sent - planned, of those sent: mean, min, max, p50, p90, p99; empty if none was. Early is < 0."""
     early: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,9 +103,9 @@ class Punctuality:
 
 
 def figures(times_ns: Sequence[int], *, rate_rps: float | None = None) -> ArrivalFigures:
-    """The figures of arrivals at these times, in whatever order they are.
+    """Return the figures of arrivals at these times, in any order.
 
-    `rate_rps` is the exponential's that the gaps are held against; without it, their own mean is.
+    `rate_rps`: rate of the exponential to compare with; None: that of the gaps.
     """
     ordered = sorted(times_ns)
     gaps = [b - a for a, b in pairwise(ordered)]
@@ -131,9 +131,9 @@ def figures(times_ns: Sequence[int], *, rate_rps: float | None = None) -> Arriva
 
 
 def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
-    """Largest distance between the share of gaps up to x and 1 - exp(-rate x); None without gaps.
+    """Return the largest distance between the share of gaps up to x and 1 - exp(-rate x); None without gaps.
 
-    Gaps of 0 count whole: where a third are, the distance is a third at least.
+    Gaps of 0 count fully: if a third are 0, the distance is at least a third.
     """
     n = len(gaps_ns)
     if not n:
@@ -141,7 +141,7 @@ def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
     far = 0.0
     for i, gap_ns in enumerate(sorted(gaps_ns)):
         law = 1 - exp(-rate_rps * gap_ns / 1e9)
-        # Just before this gap, and at it. Of equal ones the first and the last decide.
+        # Just before this gap, and at it. Of equal gaps the first and the last decide.
         far = max(far, law - i / n, (i + 1) / n - law)
     return far
 
@@ -162,15 +162,15 @@ def strongest_autocorrelation(gaps_ns: Sequence[int], lags: int = LAGS) -> Autoc
         return None
     found = [sum(map(mul, d, d[lag:])) / whole for lag in range(1, lags + 1)]
     value = max(found, key=abs)
-    # Of independent gaps each is normal with deviation 1 / sqrt(n), about; Bonferroni for the largest.
+    # The r of independent gaps is about normal with deviation 1 / sqrt(n); Bonferroni for the largest.
     limit = NormalDist().inv_cdf(1 - 0.05 / (2 * lags)) / sqrt(n)
     return Autocorrelation(value, found.index(value) + 1, limit)
 
 
 def compare(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Punctuality:
-    """What was sent when, against the plan, row by row; None is a row that was not sent.
+    """Compare send times with the plan, row by row; None is a row that was not sent.
 
-    Both count from one moment. Raises ValueError where they have not the same number of rows.
+    Both count from one moment. Raises ValueError for different numbers of rows.
     """
     late = sorted(s - p for p, s in zip(planned_ns, sent_ns, strict=True) if s is not None)
     asked_rps = _rate_rps(planned_ns)

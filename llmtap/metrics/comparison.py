@@ -1,9 +1,9 @@
-"""Two-sided tests of two samples, with the size of the difference and its interval.
+"""Statistical tests of two samples of latencies, with the size of the difference and its interval.
 
 `compare_paired`: the same requests sent to both. `compare_unpaired`: different requests, one run each.
 `compare_quantile`: either. `compare_runs`: at least three runs of each (IETF 6.3). `a` is the base; a
-difference is b - a. `adjusted` corrects p for many comparisons. Steps of the Hodges-Lehmann shift are
-counted, not listed: 10,000 values have 50 to 100 million.
+difference is b - a. `adjusted` corrects p-values of many comparisons. The Hodges-Lehmann shift is found by
+counting differences, not listing them: 10,000 values have 50 to 100 million.
 
 Source: IETF draft, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
 3.3 and 4.2; Brunner and Munzel 2000.
@@ -30,42 +30,45 @@ Values = NDArray[np.float64]
 
 
 def reduction(base: float | None, other: float | None) -> float | None:
-    """(base - other) / base: TTFT reduction by a cache, throughput reduction by guardrails; a share."""
+    """Return (base - other) / base, a share:
+
+    TTFT reduction by a cache, throughput reduction by guardrails.
+    """
     if base is None or other is None or not base:
         return None
     return (base - other) / base
 
 
 def increase(base: float | None, other: float | None) -> float | None:
-    """(other - base) / base: throughput improvement by a cache; a share."""
+    """Return (other - base) / base, a share: throughput improvement by a cache."""
     less = reduction(base, other)
     return None if less is None else -less
 
 
 def difference(base: float | None, other: float | None) -> float | None:
-    """other - base: input filter overhead of TTFT, total guardrail overhead of E2E; the figures' own unit."""
+    """Return other - base in the figures' unit: overhead of an input filter on TTFT, of guardrails on E2E."""
     return None if base is None or other is None else other - base
 
 
 def overhead(base: Sequence[float | None], other: Sequence[float | None]) -> list[float | None]:
-    """`difference` figure by figure, for a row of percentiles."""
+    """Return the `difference` of each figure of a row of percentiles."""
     return [difference(b, o) for b, o in zip(base, other, strict=True)]
 
 
 def cache_hit_rate(cached_tokens: int, prefix_tokens: int) -> float | None:
-    """Share of prefix tokens that were served from the cache; None without a prefix."""
+    """Return the share of prefix tokens that came from the cache; None without a prefix."""
     return cached_tokens / prefix_tokens if prefix_tokens else None
 
 
 EXACT_MAX: Final = 50
-"""Pairs up to which the signed ranks' distribution is counted out, as SciPy does; beyond it is normal."""
+"""Pairs up to which the distribution of signed ranks is exact, as in SciPy; beyond it is normal."""
 HALVINGS: Final = 60
-"""Of the range of all steps: finer than a float can tell two of them apart."""
+"""Halvings of the range of all differences: finer than a float can distinguish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """By how much the second lies above the first, in the unit of the values."""
+    """How much the second sample lies above the first, in the unit of the values."""
 
     value: float
     low: float
@@ -73,7 +76,7 @@ class Shift:
 
 
 def paired_shift(differences: Values, level: float) -> Shift | None:
-    """Of pairs, by their differences; None where there are too few for `level` (6 pairs for 95 %).
+    """Return the shift of pairs, by their differences; None with too few for `level` (6 pairs for 95 %).
 
     The interval holds the shifts that the signed-rank test would not reject.
     """
@@ -142,7 +145,7 @@ class _Steps:
                 high = middle
             else:
                 low = middle
-        # What it closes in on is one of the sums, and a difference of 0 should be 0 and not nearly.
+        # The search approaches one of the sums; a difference of 0 must be 0 and not nearly 0.
         places = np.searchsorted(self._y, high - self._x, "right") - 1
         found = places >= 0
         return float((self._x[found] + self._y[places[found]]).max())
@@ -155,8 +158,10 @@ class _Steps:
 
 @lru_cache(1_024)
 def _signed_rank_outside(n: int, tail: float) -> int:
-    """The largest sum of positive ranks that n pairs without a shift stay at or below with probability `tail`
-    at most; -1 where even 0 is more likely."""
+    """Return the largest sum of positive ranks with cumulative probability of at most `tail`.
+
+    For n pairs without a shift; -1 if even 0 is more likely.
+    """
     if n > EXACT_MAX:
         spread = sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return floor(n * (n + 1) / 4 + float(stats.norm.ppf(tail)) * spread - 0.5)
@@ -169,9 +174,9 @@ def _signed_rank_outside(n: int, tail: float) -> int:
 BATCH_VALUES_MAX: Final = 1 << 20
 """Values resampled at a time: 8 MB."""
 EACH_MIN: Final = 10
-"""Values of each sample for an unpaired test: its approximation wants no fewer."""
+"""Values of each sample that an unpaired test needs for its approximation."""
 BEYOND_MIN: Final = 5
-"""Values of each sample on either side of a quantile before its bootstrap means anything: 10 for P50, 500 for
+"""Values of each sample on either side of a quantile that a bootstrap needs: 10 values for P50, 500 for
 P99."""
 RUNS_MIN: Final = 3
 """Independent runs of each, IETF 6.3."""
@@ -179,22 +184,22 @@ RUNS_MIN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two samples show, in the unit of their values."""
+    """Result of a comparison, in the unit of the values."""
 
     n: int
     m: int
-    """Values of a and of b; in `compare_runs`, runs."""
+    """Number of values of a and of b; in `compare_runs`, of runs."""
     a: float
     b: float
-    """Each one's own figure: its median, its quantile, or the mean over its runs."""
+    """Figure of each sample: its median, its quantile, or the mean over its runs."""
     difference: float
-    """How much b is above a: a shift where ranks are compared, which is not b - a of the medians."""
+    """How much b is above a: for rank tests a shift, which is not b - a of the medians."""
     low: float
     high: float
     p: float
-    """Chance of such a difference, or a greater one, where there is none."""
+    """Probability of such a difference, or a greater one, if there is none."""
     effect: float
-    """Without a unit, positive where b is greater."""
+    """Effect size without a unit, positive if b is greater."""
     effect_name: str
     paired: bool
     method: str
@@ -235,7 +240,7 @@ def compare_paired(
 
 
 def _sign_flips_p(signed: Values, seed: int) -> float:
-    """Of signed ranks with ties: all signs there are, or 9,999 of them."""
+    """Return p of signed ranks with ties, from all signs, or 9,999 random ones."""
 
     def total(values: Values, axis: int) -> Values:
         summed: Values = values.sum(axis=axis)

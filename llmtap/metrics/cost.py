@@ -19,7 +19,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What is paid: for GPUs by the hour, for tokens by the million, or both; amounts of one currency."""
+    """Price for GPUs by the hour, for tokens by the million, or both; amounts of one currency."""
 
     gpus: int = 0
     per_gpu_hour: float = 0.0
@@ -35,14 +35,14 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a window's answers cost; None where the divisor is 0 or not known."""
+    """Cost of a window's answers; None if the divisor is 0 or unknown."""
 
     currency: str
     spent: float
     gpu_seconds: float
     per_output_token: float | None
     per_good_token: float | None
-    """All that was spent, over the tokens of answers that met their objectives only."""
+    """All costs over the tokens of answers that met their objectives."""
     per_gpu_second: float | None
     output_tokens_per_gpu_second: float | None
     output_tokens_per_unit: float | None
@@ -51,16 +51,16 @@ class Cost:
 
 
 def tokens_per_gpu_second(output_tokens: int, seconds: float, gpus: int) -> float | None:
-    """Output tokens per second and GPU; None without GPUs or time. Source: IETF draft, 5.2.4.2."""
+    """Return output tokens per second and GPU; None without GPUs or time. Source: IETF draft, 5.2.4.2."""
     return _ratio(output_tokens, seconds * gpus)
 
 
 def cost_of(
     price: Price, seconds: float, output_tokens: int, good_tokens: int | None, input_tokens: int = 0
 ) -> Cost:
-    """The cost of a window of `seconds` in which so many tokens were served.
+    """Return the cost of a window of `seconds` with these tokens.
 
-    `good_tokens` are those of answers that met their objectives, None where there are no objectives.
+    `good_tokens` are those of answers that met their objectives, None without objectives.
     """
     gpu_seconds = seconds * price.gpus
     spent = gpu_seconds * price.per_gpu_hour / 3_600
@@ -89,7 +89,7 @@ GAP_NS_MAX: Final = 3_000_000_000
 class Energy:
     joules: float
     known_ns: int
-    """The part of the window that samples speak for."""
+    """Part of the window that samples cover."""
     missing_ns: int = 0
 
 
@@ -101,10 +101,10 @@ def energy_of(
     to_ns: int | None = None,
     gap_ns_max: int = GAP_NS_MAX,
 ) -> Energy | None:
-    """Energy between two moments, by default those of the first and the last sample.
+    """Return the energy between two moments, by default those of the first and the last sample.
 
-    `times_ns` rises; a sample of None is one that failed, as if it were not there. A single sample is held on
-    both sides of it. None when no sample is near enough to the window to say anything.
+    `times_ns` ascends; a sample of None failed and is ignored. A single sample counts for `GAP_NS_MAX` on
+    both sides. None if no sample is near enough to the window.
     """
     assert len(times_ns) == len(power_w), "a power for each time"
     known = [(t_ns, power) for t_ns, power in zip(times_ns, power_w, strict=True) if power is not None]
@@ -134,7 +134,7 @@ def energy_of(
 
 
 def average_power_w(windows: Iterable[Energy]) -> float | None:
-    """All joules / all seconds known of, in W; None when there are none. Windows do not weigh the same."""
+    """Return all joules / all known seconds, in W; None if there are none. Windows have different weights."""
     joules, known_ns = 0.0, 0
     for window in windows:
         joules += window.joules
@@ -143,5 +143,5 @@ def average_power_w(windows: Iterable[Energy]) -> float | None:
 
 
 def joules_per_token(joules: float | None, tokens: int | None) -> float | None:
-    """Energy / tokens of the same window; None when either is unknown or there was no token."""
+    """Return energy / tokens of the same window; None if either is unknown or there was no token."""
     return None if joules is None or not tokens else joules / tokens

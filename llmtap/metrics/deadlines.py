@@ -1,8 +1,8 @@
-"""Model of a reader who waits for tokens: deadlines, user idle latency, benefit of an answer.
+"""Model of a reader who waits for tokens: deadlines, user idle latency (total wait), benefit of an answer.
 
-The paper leaves open from where deadlines count: `origin_ns` (submit, or the first token's timestamp) and
-`grace_tokens` state it. The default, submit and 0, is the time that a simulated reader has nothing to read;
-`grace_tokens=1` is the paper's V i. V is ns per token.
+The paper does not say from where deadlines count: `origin_ns` (submit, or the first token's timestamp) and
+`grace_tokens` do. The default, submit and 0, is the time that a simulated reader has nothing to read;
+`grace_tokens=1` is the paper's V i. V is the ns that the reader needs for a token.
 
 Source: smooth goodput paper, eq. 4, 6, 7 and 8.
 """
@@ -16,7 +16,7 @@ from typing import Final
 __all__ = ["ALPHA", "IDLE_COSTS", "READER_NS_PER_TOKEN", "Benefit", "user_idle_ns"]
 
 READER_NS_PER_TOKEN: Final = 50_000_000
-"""V of the smooth goodput paper, eq. 4: a reader of 20 tokens per second (5.1) needs 50 ms for each."""
+"""V of the smooth goodput paper, eq. 4: a reader of 20 tokens per second (5.1)."""
 ALPHA: Final = 5.0
 """Weight of a second of waiting against one token (smooth goodput paper, 5.1)."""
 IDLE_COSTS: Final = ("seconds", "tokens")
@@ -53,17 +53,16 @@ def user_idle_ns(
 
 @dataclass(frozen=True, slots=True)
 class Benefit:
-    """The reader and the parameters of eq. 7, which stand beside every figure made with them."""
+    """Reader and parameters of eq. 7, which are reported with every figure that depends on them."""
 
     alpha: float = ALPHA
     """Weight of f against one token."""
     reader_ns_per_token: int = READER_NS_PER_TOKEN
     """V: ns that the reader needs for a token."""
     f: str = "seconds"
-    """`seconds`: f(l) = l in seconds; `tokens`: f(l) = l / V, the tokens that could have been read
-    meanwhile."""
+    """`seconds`: f(l) = l in seconds; `tokens`: f(l) = l / V, tokens that could have been read meanwhile."""
     grace_tokens: int = 0
-    """Tokens whose reading time all deadlines are later; with 1 token i is due at V i (eq. 4)."""
+    """Number of tokens whose reading time is added to all deadlines; with 1 token i is due at V i (eq. 4)."""
 
     def __post_init__(self) -> None:
         if self.reader_ns_per_token <= 0:
@@ -75,15 +74,18 @@ class Benefit:
     def at_speed(
         cls, tokens_per_s: float, alpha: float = ALPHA, f: str = "seconds", grace_tokens: int = 0
     ) -> "Benefit":
-        """For a reader of so many tokens per second. Raises ValueError unless that is above 0."""
+        """Return the default benefit for a reader of this many tokens per second.
+
+        Raises ValueError unless above 0.
+        """
         if not tokens_per_s > 0:
             raise ValueError(f"a reader's speed is above 0 tokens per second, got {tokens_per_s!r}")
         return cls(alpha, round(1e9 / tokens_per_s), f, grace_tokens)
 
     def tokens(self, output_tokens: int | None, idle_ns: float | None) -> float | None:
-        """n - alpha f(l): what an answer is worth, in tokens; below 0 when the wait outweighs them.
+        """Return n - alpha f(l), the value of an answer in tokens; below 0 if the wait outweighs them.
 
-        None where the tokens or the wait are not known. Source: smooth goodput paper, eq. 7.
+        None if tokens or wait are unknown. Source: smooth goodput paper, eq. 7.
         """
         if output_tokens is None or idle_ns is None:
             return None
@@ -98,12 +100,12 @@ class Benefit:
 
     @property
     def f_text(self) -> str:
-        """f in words, for people."""
+        """Description of f."""
         return "f(l) = l in seconds" if self.f == "seconds" else "f(l) = l / V in tokens"
 
     @property
     def text(self) -> str:
-        """All parameters in words."""
+        """Description of all parameters."""
         return f"{self.speed:g} tokens/s, alpha {self.alpha:g}, {self.f_text}, due {self.due_text}"
 
     @property

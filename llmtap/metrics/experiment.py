@@ -1,10 +1,10 @@
-"""Statistics of an experiment: figures of each arm, and differences between arms.
+"""Statistics of an A/B experiment: figures of each arm, and differences between arms.
 
-Arms are assigned to independent units (request, conversation, tenant), whose values are alike: a mean is a
-ratio of sums over units, and intervals of quantiles are widened by the design effect. Intervals for one look
-are Welch's t, order statistics, Wilson's score and MOVER. `anytime` intervals stay valid at every look:
-asymptotic confidence sequences for means (from `FIRST_LOOK` units on), the Dirichlet mixture for counts and
-quantiles. A covariate that no arm can change may adjust differences of means.
+Units (request, conversation, tenant) are assigned to arms independently; values within a unit are similar. So
+a mean is a ratio of sums over units, and intervals of quantiles are widened by the design effect. Intervals
+for one look are Welch's t, order statistics, Wilson's score and MOVER. `anytime` intervals stay valid at
+every look: asymptotic confidence sequences for means (from `FIRST_LOOK` units on), the Dirichlet mixture for
+counts and quantiles. A covariate that no arm can change may adjust differences of means.
 
 Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952; Kish 1965 (design
 effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, theorem 2.2; Lindon and Malek 2020; Howard and
@@ -38,21 +38,21 @@ __all__ = [
 
 
 FIRST_LOOK: Final = 50
-"""Units in each arm before a mean's variance is trusted. With log-normal times of shape 1, looked at for
-2,000 units each, the simulation in the tests raises fewer false alarms than alpha from here on."""
+"""Units in each arm before a mean's variance is trusted. With log-normal times of shape 1 and 2,000 looks,
+the simulation in the tests raises fewer false alarms than alpha from here on."""
 UNITS_MAX: Final = 20_000
-"""Units of an arm that are remembered, the latest: about 1 KB each. One that returns after it was forgotten
-counts as another unit."""
+"""Latest units of an arm that are remembered, about 1 KB each. One that returns later counts as a new
+unit."""
 SAMPLE_UNITS: Final = 512
-"""Units in the sample for design effects: enough to know a variance within 6 %."""
+"""Units in the sample for design effects: enough for a variance within 6 %."""
 SAMPLE_VALUES: Final = 128
 """Values kept of each of them."""
 EVENTS_MIN: Final = 20
-"""Of a share, in both arms together, before its normal approximation is used."""
+"""Events in both arms together before the normal approximation of a share is used."""
 
 
 class Figure:
-    """One metric of one arm: its values as a histogram, and their sums over units.
+    """Values of one metric in one arm: a histogram, and sums over units.
 
     Values are integers (ns, or counts); sums and squares are exact, so nothing cancels.
     """
@@ -79,13 +79,13 @@ class Figure:
         self.units = 0
         """Units with at least one value."""
         self.units_with = 0
-        """Units whose values are not all 0: for a share, those in which it happened."""
+        """Units whose values are not all 0; for a share, those in which the event happened."""
         # Over units, with N values and S their sum: sums of S S, S N and N N.
         self._ss = self._sn = self._nn = 0
         # With the covariate X: sums of X, X X, S X and N X.
         self._x = self._xx = self._sx = self._nx = 0
         self._grown = False  # some unit has more than one value
-        # The units with the smallest ids: as good as drawn by lot, because ids are hashes.
+        # The units with the smallest ids: a random sample, because ids are hashes.
         self._kept: dict[int, tuple[list[int], array[int]]] = {}
         self._order: list[int] = []
         self._random = Random(0)
@@ -101,7 +101,7 @@ class Figure:
     def add(
         self, unit: int, values: Sequence[int], before: tuple[int, int] = (0, 0), covariate: int = 0
     ) -> tuple[int, int]:
-        """Counts a unit's values; `before` is what this returned for the same unit last time.
+        """Count a unit's values; `before` is the result of the last call for this unit.
 
         `covariate` is the same each time.
         """
@@ -126,26 +126,25 @@ class Figure:
         return n, s
 
     def error(self) -> float | None:
-        """Standard error of the mean, as of a ratio of sums over units; None below two units.
+        """Return the standard error of the mean, as a ratio of sums over units; None below two units.
 
         sqrt(K / (K - 1) sum (S_u - m N_u)^2) / N, with K units and the mean m = S / N.
         """
         k, n, total = self.units, self.n, self.histogram.total
         if k < 2:
             return None
-        # Times N^2 all of it is whole numbers: the difference of large squares is exact.
+        # Times N^2 everything is a whole number: the difference of large squares is exact.
         squares = self._ss * n * n - 2 * total * n * self._sn + total * total * self._nn
         return sqrt(squares * k / (k - 1)) / (n * n) if squares > 0 else 0.0
 
     @property
     def covariate_mean(self) -> float:
-        """Over units."""
         return self._x / self.units
 
     def explained(self) -> tuple[float, float]:
-        """Covariance of the mean with the covariate's mean over units, and the variance of the latter.
+        """Return the covariance of the mean with the covariate's mean, and the variance of the latter.
 
-        Of at least two units. With residuals r_u = S_u - m N_u: K / (K - 1) sum r_u (x_u - x) / (N K), and
+        Needs two units. With residuals r_u = S_u - m N_u: K / (K - 1) sum r_u (x_u - x) / (N K), and
         K / (K - 1) sum (x_u - x)^2 / K^2.
         """
         k, n, total = self.units, self.n, self.histogram.total
@@ -155,9 +154,9 @@ class Figure:
         return covariance / ((k - 1) * n), variance / ((k - 1) * k)
 
     def design_effect(self, value: float) -> float:
-        """By how much the variance of "share of values up to `value`" exceeds that of independent values.
+        """Return the variance of "share of values up to `value`" over that of independent values, at least 1.
 
-        At least 1. Source: Kish, by the linearised variance of the ratio over the sampled units.
+        Source: Kish, by the linearised variance of the ratio over the sampled units.
         """
         if not self._grown or len(self._kept) < 2:
             return 1.0
@@ -174,7 +173,7 @@ class Figure:
         return max(1.0, k / (k - 1) * spread / (n * share * (1 - share)))
 
     def copy(self) -> "Figure":
-        """The same numbers in an object of their own, to be read in another thread."""
+        """Return a copy for another thread."""
         twin = Figure()
         twin.histogram = self.histogram.copy()
         for name in ("_grown", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with"):
@@ -209,7 +208,7 @@ class Figure:
 
 
 class ArmSample:
-    """All figures of one arm, fed exchange by exchange; `single`: every unit is one exchange."""
+    """All figures of one arm, exchange by exchange; `single`: every unit is one exchange."""
 
     def __init__(self, names: Iterable[str], *, single: bool) -> None:
         self.figures = {name: Figure() for name in names}
@@ -218,9 +217,9 @@ class ArmSample:
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
-        """Counts an exchange of this unit: for each metric the values it brings, maybe none.
+        """Count an exchange of this unit: for each metric its values, maybe none.
 
-        Of the covariate that of the unit's first exchange counts: an arm may change what follows.
+        The covariate is that of the unit's first exchange, because an arm may change later ones.
         """
         figures = self.figures
         if self._single:
@@ -240,22 +239,22 @@ class ArmSample:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How an arm differs from the control: the arm's figure less the control's."""
+    """Difference of an arm from the control: the arm's figure minus the control's."""
 
     estimate: float
     interval: Interval | None
     anytime: Interval | None
     """At 1 - alpha for all looks together."""
     p: float | None = None
-    """Of "there is no difference", valid whenever one looks."""
+    """p-value of "there is no difference", valid at every look."""
     unadjusted: float | None = None
-    """The estimate before it was adjusted by the covariate; None where it is not adjusted."""
+    """Estimate before the adjustment by the covariate; None without adjustment."""
     variance_left: float = 1.0
     """Share of the estimate's variance that the covariate does not explain."""
 
 
 def mean_interval(figure: Figure, alpha: float) -> Interval | None:
-    """The mean's interval for one look; None below two units."""
+    """Return the mean's interval for one look; None below two units."""
     error, mean = figure.error(), figure.mean
     if error is None or mean is None:
         return None
@@ -264,7 +263,7 @@ def mean_interval(figure: Figure, alpha: float) -> Interval | None:
 
 
 def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool = False) -> Difference | None:
-    """The difference of means; None while one of them has no value. `adjust`: by the covariate."""
+    """Return the difference of means; None while one of them has no value. `adjust`: by the covariate."""
     if arm.mean is None or control.mean is None:
         return None
     estimate = arm.mean - control.mean
@@ -300,9 +299,7 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
 def quantile_interval(
     figure: Figure, share: float, alpha: float, *, anytime: bool = False
 ) -> Interval | None:
-    """Return the interval of the quantile `share`, by order statistics.
-
-    None if a rank lies outside the sample.
+    """Return the interval of a quantile by order statistics; None if a rank lies outside the sample.
 
     For one look by Student's t and the design effect, for all looks by `count_range` of n / d independent
     values. Both ends are moved out by the histogram's own error.
@@ -314,7 +311,7 @@ def quantile_interval(
     d = figure.design_effect(value)
     if anytime:
         below, upto = (d * count for count in count_range(n / d, share, alpha))
-        # With k values up to the quantile it lies from the k-th value to the next.
+        # With k values up to the quantile it lies between the k-th value and the next.
         first, last = (ceil(below) - 1) / (n - 1), floor(upto) / (n - 1)
         if first < 0 or last > 1:
             return None
@@ -329,9 +326,9 @@ def quantile_interval(
 
 
 def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float) -> Difference | None:
-    """The difference of two quantiles.
+    """Return the difference of two quantiles.
 
-    Anytime: each arm's interval at alpha / 2, and the difference lies between their far ends.
+    Anytime: each arm's interval at alpha / 2; the difference lies between their far ends.
     """
     a, c = arm.histogram.percentile(share), control.histogram.percentile(share)
     if a is None or c is None:
@@ -349,10 +346,9 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
 
 
 def share_interval(figure: Figure, alpha: float) -> Interval | None:
-    """The interval of a share (values are 0 and 1): Wilson's score; None below two units.
+    """Return the interval of a share (values are 0 and 1), Wilson's score; None below two units.
 
-    With values that are alike within a unit, n becomes the number of independent values that would
-    give the same variance.
+    For similar values within a unit, n becomes the number of independent values with the same variance.
     """
     p, error = figure.mean, figure.error()
     if p is None or error is None:
@@ -371,9 +367,9 @@ def share_interval(figure: Figure, alpha: float) -> Interval | None:
 def share_difference(
     arm: Figure, control: Figure, weights: tuple[float, float], alpha: float
 ) -> Difference | None:
-    """The difference of two shares; `weights` are the arms' shares of the units.
+    """Return the difference of two shares; `weights` are the arms' shares of the units.
 
-    p is exact: among the units in which it happened, arm and control should stand as their weights do,
+    p is exact: the units in which the event happened are distributed over arm and control by their weights,
     however often it happens and however that changes over the day (Lindon and Malek 2020).
     """
     a, c = arm.mean, control.mean
@@ -391,7 +387,7 @@ def share_difference(
 
 
 def _mover(a: float, around_a: Interval, c: float, around_c: Interval) -> Interval:
-    """The interval of a - c from the intervals of each (Zou and Donner 2008)."""
+    """Return the interval of a - c from the intervals of each (Zou and Donner 2008)."""
     low = a - c - sqrt((a - around_a[0]) ** 2 + (around_c[1] - c) ** 2)
     high = a - c + sqrt((around_a[1] - a) ** 2 + (c - around_c[0]) ** 2)
     return low, high

@@ -1,4 +1,7 @@
-"""Fairness between classes of requests. Source: IETF draft, 5.6.4."""
+"""Fairness between classes of requests: Jain's index, growth of latency by sharing, starvation.
+
+Source: IETF draft, 5.6.4.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,39 +18,39 @@ __all__ = [
 UNFAIR_BELOW: Final = 0.9
 """An index below it means significant unfairness (5.6.4)."""
 STARVED_MEDIANS: Final = 5.0
-"""Who waited longer than so many medians of the class was starved (5.6.4)."""
+"""A request that waited more than this many medians of its class was starved (5.6.4)."""
 
 
 def jain(values: Sequence[float]) -> float | None:
-    """Jain's index (sum x)^2 / (n sum x^2): 1 when all are equal, 1/n when one has it all.
+    """Return Jain's index (sum x)^2 / (n sum x^2):
 
-    None without values, or when all are 0.
+    1 if all are equal, 1/n if one has everything; None without values, or if all are 0.
     """
     squares = sum(x * x for x in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 def inflation(mixed: float, isolated: float) -> float | None:
-    """How much a class's latency grew by sharing: mixed / isolated; None when the isolated one is 0."""
+    """Return the growth of a class's latency by sharing, mixed / isolated; None if the isolated one is 0."""
     return mixed / isolated if isolated else None
 
 
 @dataclass(frozen=True, slots=True)
 class JainReadings:
-    """Jain's index by what x_i may mean: the draft says "normalized latency" and not by what, nor of whom."""
+    """Jain's index by each meaning of x_i, because the draft does not define its "normalized latency"."""
 
     per_request: float | None
     """x_i: a request's latency / the isolated median of its class."""
     per_class: float | None
     """x_i: a class's mean latency / its isolated median, one for each class."""
     raw: float | None
-    """x_i: a request's latency as it is; long requests then look unfair by being long."""
+    """x_i: a request's latency unchanged; long requests then look unfair by being long."""
     inflation: Mapping[str, float]
     """By class: mean latency / isolated median."""
 
 
 def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[str, float]) -> JainReadings:
-    """The three readings, from latencies by class and each class's median latency in isolation (above 0)."""
+    """Return the readings, from latencies by class and each class's median latency in isolation (above 0)."""
     normal = [value / isolated[name] for name, values in latencies.items() for value in values]
     per_class = {
         name: sum(values) / len(values) / isolated[name] for name, values in latencies.items() if values
@@ -58,8 +61,10 @@ def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Starvation:
-    """Of one class: who waited more than five medians. `n` and `median` belong next to the rate: with a
-    median of 0 any wait at all is more."""
+    """Starved requests of a class.
+
+    `n` and `median` belong with the rate: with a median of 0 any wait is more.
+    """
 
     n: int
     median: float
@@ -74,9 +79,9 @@ class Starvation:
 def starvation(
     waits: Sequence[float], median: float | None = None, *, medians: float = STARVED_MEDIANS
 ) -> Starvation | None:
-    """Who of a class waited longer than (strictly) `medians` times the median; None without waits.
+    """Count the requests of a class that waited more than `medians` times the median; None without waits.
 
-    `median` takes another's median in place of the class's own, such as that of all classes pooled.
+    `median` replaces the class's own, for example by that of all classes.
     """
     if not waits:
         return None

@@ -1,4 +1,4 @@
-"""Log-linear histogram of durations with a fixed relative error, mergeable.
+"""Mergeable log-linear histogram of durations with a fixed relative error.
 
 A bucket is the upper 18 bits of the value's 32-bit float: 512 buckets for every power of two, an error of at
 most 0.1 % (`RELATIVE_ERROR`); whole numbers below 1,024 are exact. `n`, `total`, `min` and `max` are exact.
@@ -26,7 +26,7 @@ RELATIVE_ERROR: Final = 1 / 1_024 + 2**-23
 """Half a bucket, and the rounding of an integer to a 32-bit float."""
 
 _DROPPED: Final = 14
-"""Bits of the mantissa that do not matter: 23 less the 9 that do."""
+"""Bits of the mantissa that are dropped: 23 less the 9 that are kept."""
 _SIGN: Final = 1 << (31 - _DROPPED)
 _BITS: Final = Struct("=I")
 _KEPT: Final = _BITS.pack((1 << 32 - _DROPPED) - 1)
@@ -41,13 +41,13 @@ _PACKED: Final = Struct("=ccqqq16sI")
 """Type of the counts, type of the steps between buckets, n, min, max, total, number of buckets."""
 _VALUES: Final = ord("v")
 _VALUES_MAX: Final = 16
-"""So many take less than buckets would."""
+"""A histogram of up to this many values is packed as a list."""
 _PENDING_MAX: Final = 512
-"""Values kept aside before they are sorted into buckets: enough to make the batch cheap, 16 KB at most."""
+"""Values that wait to be sorted into buckets as a batch: 16 KB at most."""
 
 
 class Histogram:
-    """Counts of integers, nanoseconds by convention, by size."""
+    """Counts of integers, by convention nanoseconds, by size."""
 
     __slots__ = ("_counts", "_max", "_min", "_n", "_pending", "_total")
 
@@ -67,21 +67,21 @@ class Histogram:
             self.fold()
 
     def record_times(self, value: int, n: int) -> None:
-        """Counts one value `n` times, at the cost of one."""
+        """Count one value `n` times, at the cost of one."""
         if n <= _VALUES_MAX:
             self.record_many(repeat(value, n))
         else:
             self._add(_buckets([value]), (n,), n, n * value, value, value)
 
     def record_many(self, values: Iterable[int]) -> None:
-        """Counts each of the values; much cheaper than one by one."""
+        """Count each of the values; much cheaper than one by one."""
         pending = self._pending
         pending += values
         if len(pending) >= _PENDING_MAX:
             self.fold()
 
     def fold(self) -> None:
-        """Sorts what was kept aside into buckets. Reading does it by itself."""
+        """Sort waiting values into buckets, as every read does."""
         values = self._pending
         if not values:
             return
@@ -98,7 +98,7 @@ class Histogram:
         return self._counts
 
     def merge(self, other: "Histogram") -> None:
-        """Adds all that `other` counted. `other` stays exactly as it is, so that threads may share it."""
+        """Add all counts of `other`, which stays unchanged, so that threads may share it."""
         counts = other._counts
         if counts is not None and other._min is not None and other._max is not None:
             self._add(counts.keys(), counts.values(), other._n, other._total, other._min, other._max)
@@ -120,7 +120,7 @@ class Histogram:
         self._max = high if self._max is None or high > self._max else self._max
 
     def to_bytes(self) -> bytes:
-        """All it counted: a few values as they are, many in 3 to 4 bytes a bucket (more for large counts)."""
+        """Return the counts packed: few values as they are, many in 3 to 4 bytes a bucket."""
         if self._min is None and len(self._pending) <= _VALUES_MAX:
             return b"v" + array("q", self._pending).tobytes()
         self.fold()
@@ -196,21 +196,20 @@ class Histogram:
 
     @property
     def mean(self) -> float | None:
-        """Exact; None when nothing was recorded."""
         self.fold()
         return self._total / self._n if self._n else None
 
     def count(self, value: int) -> int:
-        """How many values fell into the bucket of `value`: exactly it, for whole numbers below 1,024."""
+        """Return the number of values in the bucket of `value`: exact for whole numbers below 1,024."""
         self.fold()
         return self._open()[_BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED]
 
     def percentile(self, p: float) -> float | None:
-        """The value below which the share `p` (0 to 1) lies; None when nothing was recorded."""
+        """Return the value below which the share `p` (0 to 1) lies; None if nothing was recorded."""
         return self.percentiles((p,))[0]
 
     def percentiles(self, shares: Sequence[float]) -> list[float | None]:
-        """Several percentiles in one pass over the buckets."""
+        """Return several percentiles in one pass over the buckets."""
         self.fold()
         if self._min is None or self._max is None:
             return [None] * len(shares)
@@ -227,7 +226,7 @@ class Histogram:
         return out
 
     def _order_statistic(self, k: int, indices: list[int], ends: list[int]) -> float:
-        """The k-th smallest value, from 0, within the histogram's error."""
+        """Return the k-th smallest value, from 0, within the histogram's error."""
         assert self._min is not None and self._max is not None
         if k == 0:
             return self._min
@@ -255,29 +254,29 @@ def _count(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
 
 
 def _buckets(values: list[int]) -> Sequence[int]:
-    """The bucket of each value: the upper bits of its 32-bit float."""
+    """Return the bucket of each value: the upper bits of its 32-bit float."""
     floats = array("f", values).tobytes()
-    # One shift for all of them, as of one long number; the mask takes off what came from the neighbour.
+    # One shift for all, as one long number; the mask removes the neighbour's bits.
     mask = int.from_bytes(_KEPT * len(values), byteorder)
     shifted = int.from_bytes(floats, byteorder) >> _DROPPED & mask
     return memoryview(shifted.to_bytes(len(floats), byteorder)).cast("I")
 
 
 def _narrow(values: list[int]) -> tuple[bytes, bytes]:
-    """Whole numbers from 0 on, in as few bytes each as the largest needs, and the type that is."""
+    """Pack whole numbers from 0 on in as few bytes each as the largest needs; return them and the type."""
     most = max(values)
     code = next(code for code in "BHIQ" if most < 1 << 8 * array(code).itemsize)
     return array(code, values).tobytes(), code.encode()
 
 
 def _hdr_index(value: int) -> int:
-    """The place of a value among HdrHistogram's counts: 2,048 for the smallest, then 1,024 an octave."""
+    """Return the index of a value in HdrHistogram's counts: 2,048 for the smallest, then 1,024 an octave."""
     octave = max(0, value.bit_length() - 11)
     return (octave << 10) + (value >> octave)
 
 
 def _zigzag(number: int) -> bytes:
-    """ZigZag LEB128, as HdrHistogram has it: 7 bits a byte, the ninth byte has 8."""
+    """Encode as ZigZag LEB128, as HdrHistogram does: 7 bits a byte, the ninth byte has 8."""
     left = number << 1 if number >= 0 else (-number << 1) - 1
     out = bytearray()
     while left > 0x7F and len(out) < 8:
@@ -288,12 +287,12 @@ def _zigzag(number: int) -> bytes:
 
 
 def _by_value(index: int) -> int:
-    """Sort key: negative floats have the sign bit set and grow downwards."""
+    """Sort key of a bucket: negative floats have the sign bit set and grow downwards."""
     return index if index < _SIGN else _SIGN - 1 - index
 
 
 def _middle(index: int) -> float:
-    """The middle of the whole numbers that fall into the bucket."""
+    """Return the middle of the whole numbers that fall into the bucket."""
     if index >= _SIGN:
         return -_middle(index - _SIGN)
     lower = _edge(index)

@@ -1,4 +1,4 @@
-"""Confidence intervals for figures of one run: how they would differ with other requests of the same kind.
+"""Confidence intervals of quantiles, means and shares of one run, for other requests of the same kind.
 
 Values are taken as independent; `clustered_quantile_interval` draws whole requests. No interval here covers
 the difference between runs (`comparison.compare_runs`).
@@ -27,12 +27,12 @@ __all__ = [
 Values = NDArray[np.float64]
 
 BEYOND_MIN: Final = 10
-"""Samples that must lie beyond a percentile: 1,000 in all for P99, 10,000 for P99.9, as the draft wants them,
-and by the same rule 20 for P50 and 100 for P90, of which it says nothing."""
+"""Samples required beyond a percentile: 1,000 in all for P99, 10,000 for P99.9, as in the draft; by the same
+rule 20 for P50 and 100 for P90, for which it has no number."""
 RANKS_ABOUT: Final = 3
 """Ranks to either side of those of equal tails among which the interval's ends are chosen."""
 TAIL_MAX: Final = 0.8
-"""The part of 1 - level that may be on one side: 4 % and 1 % at most, where 95 % are to be covered."""
+"""Largest part of 1 - level on one side: 4 % and 1 % for 95 %."""
 ROUNDING: Final = 1e-12
 CHECKPOINTS: Final = 128
 """Places in the sorted pool at which each request's values are counted in advance."""
@@ -82,11 +82,11 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
 
 @lru_cache(4_096)
 def _ranks(n: int, p: float, level: float) -> tuple[int, int]:
-    """The ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 are no bound at all.
+    """Return the ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 are no bounds.
 
-    With B ~ Bin(n, p) values below the quantile it is enclosed when low <= B < high. Of the ranks about those
-    of equal tails it is those that cover least and still `level`, with at most `TAIL_MAX` of what is left
-    over on one side; of equals the higher: what is said of a latency may rather be too high.
+    With B ~ Bin(n, p) values below the quantile it is enclosed if low <= B < high. Among ranks near those of
+    equal tails, those are chosen that cover least and still `level`, with at most `TAIL_MAX` of the rest on
+    one side; of equals the higher, because a stated latency should rather be too high.
     """
     spare = 1 - level
     low, high = int(stats.binom.ppf(spare / 2, n, p)), int(stats.binom.ppf(1 - spare / 2, n, p)) + 1
@@ -103,9 +103,9 @@ def _ranks(n: int, p: float, level: float) -> tuple[int, int]:
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval | None:
-    """Around the mean, by Student's t; None below two values.
+    """Return the interval around the mean, by Student's t; None below two values.
 
-    Exact for normal values. The more skewed they are, the more it takes before it covers what it says.
+    Exact for normal values; skewed values need more samples.
     """
     n = len(values)
     if n < 2:
@@ -132,11 +132,10 @@ def clustered_quantile_interval(
     resamples: int = 1_000,
     seed: int = 0,
 ) -> Interval | None:
-    """Return the interval of the p-th quantile of values that are alike within a group.
+    """Return the interval of the p-th quantile of values that are similar within a group.
 
-    None below two groups.
-
-    Whole groups are drawn again. `n` counts values. Source: Davison and Hinkley 1997, 3.8.
+    None below two groups. Whole groups are resampled. `n` counts values. Source: Davison and Hinkley 1997,
+    3.8.
     """
     parts = [np.asarray(group, dtype=float) for group in groups if len(group)]
     k = len(parts)
@@ -151,7 +150,7 @@ def clustered_quantile_interval(
 
 
 class _Pool:
-    """The values of all groups, ascending; gives quantiles when each group counts a number of times."""
+    """Values of all groups, ascending; gives quantiles if each group counts a number of times."""
 
     def __init__(self, parts: Sequence[Values]) -> None:
         k = len(parts)
@@ -164,7 +163,7 @@ class _Pool:
         self._below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
-        """By the rule of `percentile`, of the pool in which group i is `times[i]` times."""
+        """Return the quantile, by the rule of `percentile`, of the pool with group i `times[i]` times."""
         reached: Values = self._below @ times
         last = int(reached[-1]) - 1
         rank = last * p

@@ -1,8 +1,9 @@
-"""Latency metrics of an exchange, one pure function each (ns, None where a term does not apply), and bursts.
+"""Latency metrics of one exchange (TTFT, TPOT, ITL, ...) as pure functions, and bursts of events.
 
-DEFINITIONS.md defines each term. An event *carries output* when something generated is in it. A burst is at
-least `EVENTS_MIN` such events within `SPREAD_NS`, the first of them after a hold: a gap of at least `HOLD_NS`
-and `HOLD_MEDIANS` times the median gap of the answer. These numbers are ours: no source defines the term.
+Values are ns, None where a term does not apply. DEFINITIONS.md defines each term. A burst is at least
+`EVENTS_MIN` events with output within `SPREAD_NS`, the first of them after a hold: a gap of at least
+`HOLD_NS` and `HOLD_MEDIANS` times the median gap of the answer. These numbers are ours: no source defines the
+term.
 """
 
 from bisect import bisect_right
@@ -28,11 +29,11 @@ __all__ = [
 
 
 EVENTS_MIN: Final = 3
-"""Fewer than that come together by chance, in one segment of TCP."""
+"""Fewer events arrive together by chance, in one TCP segment."""
 SPREAD_NS: Final = 1_000_000
-"""No engine makes tokens this fast; a write of many events takes less."""
+"""No engine makes tokens this fast; writing many events takes less."""
 HOLD_NS: Final = 50_000_000
-"""A shorter wait is no more than one token of a slow engine, or a 20 tokens/s reader's time for one."""
+"""A shorter wait may be one token of a slow engine, or of a reader of 20 tokens/s."""
 HOLD_MEDIANS: Final = 5
 
 
@@ -47,7 +48,7 @@ NO_BURSTS: Final = Bursts(0, 0, None)
 
 
 def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) -> Bursts:
-    """The bursts among the events that carry output.
+    """Return the bursts among the events that carry output.
 
     Args:
         times_ns: their stamps, ascending. gaps_ns: the n - 1 gaps between them; gap_max_ns: the longest.
@@ -73,7 +74,7 @@ IN_SECONDS: Final = (
 )  # fmt: skip
 """Public names of metrics in seconds, in their order; each is a field of `Measured` without `_ns`."""
 _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
-"""By the flags of an event: 1 where it carries output."""
+"""By the flags of an event: 1 if it carries output."""
 
 
 def ttfb_ns(t: Timeline) -> int | None:
@@ -112,7 +113,7 @@ def first_event_ns(t: Timeline) -> int | None:
 
 
 def e2e_ns(t: Timeline) -> int | None:
-    """End to end: last byte of the response - submit. None when the response never ended.
+    """Return end to end time: last byte of the response - submit; None if the response never ended.
 
     Source: chapter on SLO metrics.
     """
@@ -120,11 +121,11 @@ def e2e_ns(t: Timeline) -> int | None:
 
 
 def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
-    """Time per output token after the first: (last token - first token) / (output tokens - 1).
+    """Return the time per output token after the first: (last token - first token) / (output tokens - 1).
 
-    None with fewer than two tokens, or when all came at once in a single event: one stamp spans no time.
-    The last output stands in place of the response's end (chapter on SLO metrics), so that a trailing usage
-    event does not count as generation.
+    None with fewer than two tokens, or if all came in a single event, whose one stamp spans no time. The last
+    output stands in place of the response's end (chapter on SLO metrics), so that a trailing usage event does
+    not count as generation.
     """
     if t.first_token_ns is None or t.last_token_ns is None or output_tokens is None or output_tokens < 2:
         return None
@@ -134,12 +135,12 @@ def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
 
 
 def output_times_ns(log: EventLog) -> list[int]:
-    """Timestamps of the events that carry output, in order."""
+    """Return the timestamps of the events that carry output, in order."""
     return list(compress(log.t_ns, log.flags.translate(_CARRIES_OUTPUT)))
 
 
 def tbc_ns(times_ns: Sequence[int]) -> list[int]:
-    """Time between chunks: the gaps between consecutive events that carry output; 0 within one read.
+    """Return the gaps between consecutive events that carry output; 0 within one read.
 
     Source: IETF draft, 4.6.3 option A.
     """
@@ -147,20 +148,19 @@ def tbc_ns(times_ns: Sequence[int]) -> list[int]:
 
 
 def itl_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """Inter-token latency by option B: every token gets the stamp of its chunk.
+    """Return inter-token latencies by option B: every token gets the stamp of its chunk.
 
     A chunk of k tokens gives one full gap and k - 1 zeros. `tokens` holds the tokens of each chunk.
-
     Source: IETF draft, 4.6.3 option B.
     """
     return tbc_ns(list(chain.from_iterable(map(repeat, times_ns, tokens))))
 
 
 def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """Inter-token latency, evenly spread: a gap is divided among the tokens of the chunk that ends it.
+    """Return inter-token latencies, a gap divided evenly among the tokens of the chunk that ends it.
 
-    As SGLang's server does. The first chunk's own tokens give no sample; a chunk of no token leaves its gap
-    to the next.
+    As SGLang's server does. The first chunk's tokens give no sample; a chunk without tokens leaves its gap to
+    the next.
     """
     out: list[int] = []
     last_ns: int | None = None
@@ -176,7 +176,7 @@ def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
 
 
 def itl_c_ns(x: Exchange) -> list[int] | None:
-    """Inter-token latency by option C: gaps by the server's own clock; None where it tells none.
+    """Return inter-token latencies by option C, gaps by the server's own clock; None if it reports none.
 
     Source: IETF draft, 4.6.3 option C.
     """
@@ -184,9 +184,7 @@ def itl_c_ns(x: Exchange) -> list[int] | None:
 
 
 def jitter_ns(gaps_ns: Sequence[int]) -> float | None:
-    """Standard deviation of the gaps of one exchange; None with fewer than two of them.
-
-    The population's (divided by n): an exchange's gaps are all there are, not a sample of more.
+    """Return the standard deviation (divided by n) of the gaps of one exchange; None with fewer than two.
 
     Source: IETF draft, 5.4.3 step e.
     """
@@ -198,15 +196,15 @@ def jitter_ns(gaps_ns: Sequence[int]) -> float | None:
 
 
 def tbc_max_ns(gaps_ns: Sequence[int]) -> int | None:
-    """The longest pause between chunks. Source: IETF draft, 5.4.3 step f."""
+    """Return the longest gap between chunks. Source: IETF draft, 5.4.3 step f."""
     return max(gaps_ns, default=None)
 
 
 def tokens_per_chunk(x: Exchange) -> list[int] | None:
-    """Tokens of each event that carries output, or None when the stream does not tell.
+    """Return the tokens of each event that carries output, or None if unknown.
 
-    It tells when every such event declares its own (ids, logprobs, running usage), or when the total
-    equals their number: each brings at least one, so each brought exactly one.
+    Known if every such event declares its own (ids, logprobs, running usage), or if the total equals the
+    number of events: each has at least one token, so each has exactly one.
     """
     log = x.timeline.events
     declared = list(compress(log.tokens, log.flags.translate(_CARRIES_OUTPUT)))
@@ -219,7 +217,7 @@ def tokens_per_chunk(x: Exchange) -> list[int] | None:
 
 @dataclass(slots=True)
 class Measured:
-    """Every term of one exchange, worked out once; ns, None where a term does not apply."""
+    """All terms of one exchange, computed once; ns, None where a term does not apply."""
 
     ttft_ns: int | None
     ttft_any_ns: int | None
@@ -234,23 +232,23 @@ class Measured:
     """The same with TTFT forgiven: the reader starts at the first token."""
     smooth_benefit: float | None
     benefit: Benefit
-    """What the two lines above were worked out with."""
+    """Parameters of the two values above."""
     tbc_ns: list[int]
     tbc_max_ns: int | None
     jitter_ns: float | None
     tokens_per_chunk: list[int] | None
     output_events: int
     itl_b_ns: list[int] | None
-    """None when the tokens of each chunk are not known."""
+    """None if the tokens of each chunk are unknown."""
     itl_even_ns: list[int] | None
     itl_c_ns: list[int] | None
-    """None when the server does not tell its own stamps."""
+    """None if the server does not report its own stamps."""
     itl_policy: str
-    """Which ITL this exchange's figure should be read as, and where its tokens were counted."""
+    """How to read this exchange's ITL, and the source of its token counts."""
     bursts: Bursts
 
     def metrics(self) -> dict[str, float | None]:
-        """The public names: seconds, `smooth_benefit` in tokens."""
+        """Return the metrics by public name: seconds, `smooth_benefit` in tokens."""
         out: dict[str, float | None] = {name: _seconds(getattr(self, f"{name}_ns")) for name in IN_SECONDS}
         out["smooth_benefit"] = self.smooth_benefit
         return out
@@ -264,12 +262,12 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
     single = tokens is not None and tokens.count(1) == len(tokens)
     pace = 1.0
     if tokens is None:
-        # Only the total is known: the reader of a chunk is taken to get the mean number of tokens.
+        # Only the total is known: each chunk is taken to have the mean number of tokens.
         streamed = _streamed_tokens(x)
         if times and streamed is not None:
             pace = max(1.0, streamed / len(times))
     v_ns = benefit.reader_ns_per_token
-    # Another origin moves what a reader waits in all by just so much: one pass serves both.
+    # Another origin shifts the reader's wait by the difference: one pass serves both.
     gaps, pause, jitter, longest_ns = _gap_figures(times, round(v_ns * pace))
     b = even = None
     if tokens is not None and single:
@@ -326,12 +324,12 @@ def _gap_figures(times_ns: list[int], step_ns: int) -> tuple[list[int], int | No
 
 
 def metrics_of(x: Exchange) -> dict[str, float | None]:
-    """The exchange's metrics by their public names: seconds, `smooth_benefit` in tokens."""
+    """Return the exchange's metrics by public name: seconds, `smooth_benefit` in tokens."""
     return measure(x).metrics()
 
 
 def chunking_of(x: Exchange) -> dict[str, object]:
-    """How the answer was cut (IETF draft, B.2): events, those that carry output, reads, tokens in each.
+    """Return the chunking of the answer (IETF draft, B.2): events, those with output, reads, tokens in each.
 
     `tokens_per_chunk_mean` needs a token count that is not itself a count of chunks;
     `single_token_share` needs the tokens of each chunk. Both are None otherwise.
@@ -358,10 +356,10 @@ def chunking_of(x: Exchange) -> dict[str, object]:
 
 
 def _streamed_tokens(x: Exchange) -> int | None:
-    """Tokens that the events of the stream brought together; None when only chunks were counted.
+    """Return the tokens of all events of the stream; None if only chunks were counted.
 
-    A provider's total includes reasoning that it did not send; where no reasoning event passed, that
-    part is taken off.
+    A provider's total includes reasoning that it did not send; without a reasoning event that part is
+    subtracted.
     """
     n = _written_tokens(x)
     if n is None or x.tokens.source in (TokenSource.NONE, TokenSource.CHUNKS):
@@ -372,7 +370,7 @@ def _streamed_tokens(x: Exchange) -> int | None:
 
 
 def _written_tokens(x: Exchange) -> int | None:
-    """Tokens of the output, with reasoning that was sent and is counted beside it."""
+    """Return the output tokens, with reasoning that was sent and is counted separately."""
     n = x.tokens.output
     return n + (x.tokens.reasoning or 0) if n is not None and x.reasoning_apart and _shows_reasoning(x) else n
 
@@ -382,14 +380,14 @@ def _shows_reasoning(x: Exchange) -> bool:
 
 
 def _since_submit(t: Timeline, t_ns: int | None) -> int | None:
-    # An answer that came before the request was all out (an early 413, say) has no such latency.
+    # An answer before the request was complete (an early 413) has no such latency.
     if t_ns is None or t.submit_ns is None or t_ns < t.submit_ns:
         return None
     return t_ns - t.submit_ns
 
 
 def _itl_policy(tokens: list[int] | None, single: bool, server: bool, source: TokenSource) -> str:
-    """The delivery pattern, and so which option may be called ITL (IETF draft, 4.6.3 and B.2.1)."""
+    """Return the delivery pattern, which decides the ITL option (IETF draft, 4.6.3 and B.2.1)."""
     if tokens is None:
         option = "A (time between chunks)"
     elif single or tokens.count(1) > 0.9 * len(tokens):

@@ -1,4 +1,4 @@
-"""Shape of a distribution: number and position of modes, and the tail (IETF draft, 5.4.4.3).
+"""Shape of a distribution of latencies: number and position of modes, and the tail (IETF draft, 5.4.4.3).
 
 Hartigans' dip is the least distance between the sample's distribution function and a unimodal one: from 1 /
 (2 n) to 1/4. p is for the uniform distribution. Values are taken as independent. Own code, because the
@@ -29,7 +29,7 @@ Values = NDArray[np.float64]
 Places = NDArray[np.int_]
 
 VALUES_MIN: Final = 4
-"""Of fewer the dip is 1 / (2 n), whatever they are."""
+"""With fewer values the dip is always 1 / (2 n)."""
 DIP_SIZES: Final = (4, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 DIP_SHARES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995)
 # fmt: off
@@ -56,11 +56,11 @@ _ROUNDED: Final = 1 + 1e-9
 
 
 def dip(values: Sequence[float] | Values) -> float:
-    """The dip of values in any order, one at least. Equal ones are a step of that height, as they are."""
+    """Return the dip of at least one value, in any order."""
     distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
     n = int(counts.sum())
     upto: Values = np.concatenate(([0.0], np.cumsum(counts, dtype=float)))
-    # Between 0 and 1, or differences of nanoseconds in seconds would lose their digits.
+    # Scaled to 0..1, because differences of nanoseconds in seconds would lose their digits.
     x: Values = (distinct - distinct[0]) / ((distinct[-1] - distinct[0]) or 1.0)
     first, last = 0, len(x) - 1
     found = 1.0  # n times twice the dip: a step of one value is half its height from any continuous function
@@ -89,7 +89,7 @@ def dip(values: Sequence[float] | Values) -> float:
 
 
 def _minorant(x: Values, heights: Values) -> tuple[Values, Places]:
-    """The greatest convex function below the points, at each x; and the places of the points it touches."""
+    """Return the greatest convex function below the points, at each x, and where it touches them."""
     widths = np.diff(x)
     corners: Places = isotonic_regression(np.diff(heights) / widths, weights=widths).blocks
     return np.interp(x, x[corners], heights[corners]), corners
@@ -113,27 +113,27 @@ def dip_p(found: float, n: int) -> float:
 
 GRID: Final = 2_048
 WIDE: Final = 10.0
-"""The greatest value over the least from which modes are looked for on a logarithmic scale."""
+"""Ratio of greatest to least value from which modes are looked for on a logarithmic scale."""
 OUTERMOST: Final = 0.002
-"""Part of the values that is left out on either side."""
+"""Share of the values left out on either side."""
 MODE_SHARE_MIN: Final = 0.01
-"""Of all values: so many a mode has above the level of its valleys, or nobody would miss it."""
+"""Least share of the values that a mode has above the level of its valleys."""
 MODE_VALUES_MIN: Final = 10
 MODE_ERRORS_MIN: Final = 4.0
-"""And so many standard errors of their number, or it may be a clump that luck has made."""
+"""Standard errors of that number which it must exceed, or it may be random."""
 _ALMOST: Final = 1 - 1e-9
 TAIL_SHARE: Final = 0.1
-"""Of the values, the greatest, whose shape is the tail's."""
+"""Share of the values, the greatest, that form the tail."""
 TAIL_VALUES_MIN: Final = 50
-"""Below it any shape fits."""
+"""With fewer values any shape fits."""
 TAIL_VALUES_MAX: Final = 2_000
-"""With more values the tail begins further out, where it is more of a tail."""
+"""With more values the tail begins further out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dip:
     dip: float
-    """Distance to the nearest unimodal distribution: 1/4 is two points, 0.01 is hardly to be seen."""
+    """Distance to the nearest unimodal distribution: 1/4 is two points, 0.01 is hardly visible."""
     p: float
     n: int
     unimodal: bool
@@ -222,11 +222,11 @@ class Tail:
     ratio: float | None
     """P99 / P50 (5.4.4.3); None without values, or where half of them are 0."""
     kind: Literal["light", "exponential", "heavy"] | None
-    """Lighter than an exponential, not to be told from one, or heavier, by whether the interval of `shape`
-    lies below 0, across it, or above; None with fewer than 50 values in the tail (500 in all)."""
+    """Lighter than an exponential, not distinguishable from it, or heavier: the interval of `shape` lies
+    below 0, across it, or above; None with fewer than 50 values in the tail (500 in all)."""
     shape: float | None
-    """Of the generalised Pareto distribution fitted to what exceeds `threshold`: 0 is an exponential tail,
-    above it a power of 1 / shape, below it one that ends."""
+    """Of the generalised Pareto distribution fitted to the values above `threshold`: 0 is an exponential
+    tail, above it a power of 1 / shape, below it one that ends."""
     low: float | None
     high: float | None
     threshold: float | None
@@ -234,7 +234,7 @@ class Tail:
 
 
 def tail(values: Sequence[float]) -> Tail:
-    """Return the tail of values in any order: of the greatest tenth of them, 2,000 at most.
+    """Return the tail of values in any order: the greatest tenth of them, 2,000 at most.
 
     By maximum likelihood, for independent values. Source: Pickands 1975, and Smith 1987 (the interval).
     """

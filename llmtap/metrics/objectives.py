@@ -1,4 +1,4 @@
-"""Objectives: limits that an exchange must all meet, which exchanges count, and how many met them.
+"""Latency objectives of an exchange (request and response): parse them, judge exchanges, count goodput.
 
 Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
 bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
@@ -67,12 +67,12 @@ _FIGURES: Final[Mapping[str, Callable[[Measured], float | None]]] = {
 BOUNDS: Final = tuple(_FIGURES)
 """Every name a bound can have, in the order of the canonical text."""
 STREAMED_BOUNDS: Final = frozenset(BOUNDS) - {"ttfb", "e2e"}
-"""Those that say something about streams only."""
+"""Bounds of streams only."""
 
 _WAITS: Final = frozenset({"ttft", "ttft_any", "ttfb", "e2e", "user_idle"})
-"""Bounds that time alone breaks: an exchange that still lacks the point at bound + 1 ns can never meet it."""
+"""Bounds that time alone breaks: without the point at bound + 1 ns an exchange can never meet them."""
 _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
-"""Figures that can only grow while a stream goes on, so that what is over the bound stays over it."""
+"""Figures that only grow during a stream, so that a broken bound stays broken."""
 _FAILED: Final = frozenset(
     {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED}
 )
@@ -123,9 +123,10 @@ class Objectives:
 
     @classmethod
     def parse_vllm(cls, text: str, place: str = "--goodput") -> "Objectives":
-        """Objectives as `vllm bench serve --goodput` takes them: `ttft:200 tpot:50`, in milliseconds.
+        """Parse objectives of `vllm bench serve --goodput`:
 
-        Its names are ttft, tpot and e2el. Raises ConfigError. Source: chapter on SLO metrics, "Goodput".
+        `ttft:200 tpot:50`, in milliseconds. Its names are ttft, tpot and e2el. Raises ConfigError. Source:
+        chapter on SLO metrics, "Goodput".
         """
         pairs = []
         for pair in text.replace(",", " ").split():
@@ -141,16 +142,13 @@ class Objectives:
         return " ".join(f"{name}:{_duration(ns)}" for name, ns in self.bounds)
 
     def replaced(self, **bounds_ns: int | None) -> "Objectives":
-        """The same with some bounds set (ns); None leaves a bound as it is.
-
-        For what a request asks for itself, such as `replaced(ttft=x.slo_ttft_ns, tpot=x.slo_tpot_ns)`.
-        """
+        """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
         given = {name: ns for name, ns in bounds_ns.items() if ns is not None}
         assert given.keys() <= _FIGURES.keys()
         return Objectives(_ordered(dict(self.bounds) | given)) if given else self
 
     def broken(self, m: Measured, x: Exchange) -> tuple[str, ...]:
-        """The bounds that the exchange's own figures break, by name; whether it counts is not asked here."""
+        """Return the names of the bounds that the exchange's figures break, whether or not it counts."""
         return tuple(
             name
             for name, bound_ns in self.bounds
@@ -160,7 +158,7 @@ class Objectives:
         )
 
     def meets(self, m: Measured, x: Exchange) -> bool | None:
-        """Whether the exchange met every bound; None if it does not count (see the module)."""
+        """Return whether the exchange met every bound; None if it does not count (see the module)."""
         outcome = x.outcome
         if outcome in _NOT_COUNTED or (x.method in NOT_INFERENCE_METHODS and not x.stream):
             return None
@@ -177,9 +175,9 @@ class Objectives:
         return not self.broken(m, x)
 
     def _lost_by_waiting(self, m: Measured, x: Exchange) -> bool:
-        """Whether a bound could not be met any more at the moment the client left.
+        """Return whether a bound was already lost when the client left.
 
-        Means (`tpot`) and shares (`tbc_p99`, `jitter`) can recover, so they decide nothing here.
+        Means (`tpot`) and shares (`tbc_p99`, `jitter`) can recover, so they decide nothing.
         """
         t = x.timeline
         left_ns, submit_ns = t.delivered_ns, t.submit_ns
@@ -199,7 +197,7 @@ class Objectives:
 
 
 _NOTHING: Final = frozenset({"empty", "only_metadata"})
-"""Streams that ended well and brought nothing: they meet no one's objectives."""
+"""Streams that ended well without output: they meet no objectives."""
 
 
 def _ordered(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -212,14 +210,14 @@ def _duration(ns: int) -> str:
 
 
 REQUESTED = "as requested"
-"""The name of objectives that only the requests themselves brought, by header."""
+"""Name of objectives that come from requests' headers only."""
 _NOTHING_ASKED = Objectives(())
 
 
 def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, bool] | None:
-    """The objectives of this exchange, its own requests in the place of its class's, and whether it met them.
+    """Return the objectives of this exchange and whether it met them.
 
-    None when there are none, or when it does not count (`Objectives.meets`).
+    Its own replace those of its class. None if there are none, or it does not count (`Objectives.meets`).
     """
     asked = objectives
     if x.slo_ttft_ns is not None or x.slo_tpot_ns is not None:
@@ -237,7 +235,7 @@ class GoodputCount:
     tokens: int = 0
     good_tokens: int = 0
     broken: Counter[str] = field(default_factory=Counter)
-    """By bound, how often it was broken; `ended` where the exchange was bad by how it ended."""
+    """Exchanges that broke each bound; `ended`: bad by outcome."""
 
     def merge(self, other: "GoodputCount") -> None:
         self.counted += other.counted
@@ -247,7 +245,7 @@ class GoodputCount:
         self.broken.update(other.broken)
 
     def to_dict(self, seconds: float) -> dict[str, object]:
-        """Public JSON; rates over `seconds`."""
+        """Return public JSON; rates over `seconds`."""
         return {
             "met": self.met,
             "counted": self.counted,
@@ -266,12 +264,12 @@ class Goodput:
         self.by_objectives: dict[str, GoodputCount] = {}
 
     def add(self, objectives: Objectives | None, m: Measured, x: Exchange) -> bool | None:
-        """Judges and counts one exchange; says whether it met its objectives, None if it does not count."""
+        """Judge and count one exchange; return whether it met its objectives, None if it does not count."""
         verdict = judge(objectives, m, x)
         if verdict is None:
             return None
         asked, met = verdict
-        # What a header asked for is not part of the name: clients could make names without end.
+        # Bounds from headers are not part of the name: clients could make names without end.
         name = REQUESTED if objectives is None else objectives.text
         count = self.by_objectives.get(name)
         if count is None:
@@ -297,7 +295,7 @@ class Goodput:
         return total
 
     def to_dict(self, seconds: float) -> dict[str, object] | None:
-        """Public JSON, None where there were no objectives: the total, and under `by` each set of them."""
+        """Return public JSON, None without objectives: the total, and under `by` each set of them."""
         counts = self.by_objectives
         if not counts:
             return None
@@ -313,21 +311,21 @@ class Fluidity:
     tokens: int
     in_time: int
     missed: int
-    """As Etalon's code counts: every deadline that passed during a late gap."""
+    """As in Etalon's code: every deadline that passed during a late gap."""
 
     @property
     def doc(self) -> float:
-        """The fluidity index of Etalon's documentation: tokens in time / tokens."""
+        """Fluidity index of Etalon's documentation: tokens in time / tokens."""
         return self.in_time / self.tokens
 
     @property
     def deadlines(self) -> int:
-        """All deadlines, as Etalon's code counts them: met and missed."""
+        """All deadlines as in Etalon's code: met and missed."""
         return self.in_time + self.missed
 
     @property
     def code(self) -> float:
-        """The fluidity index of Etalon's code: 1 - missed / deadlines."""
+        """Fluidity index of Etalon's code: 1 - missed / deadlines."""
         return 1 - self.missed / self.deadlines
 
 
@@ -363,11 +361,11 @@ def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int)
 def qoe_area_step(
     times_ns: Sequence[int], origin_ns: int, ttft_ns: int, reader_ns_per_token: int
 ) -> float | None:
-    """Area under what a reader has digested / area under what was expected, 0 to 1; None without tokens.
+    """Return the area under digested tokens / area under expected tokens, 0 to 1; None without tokens.
 
     Token i is expected at e_i = TTFT + (i - 1) V after the origin. It is digested at c_i: when it has come
     and V after the one before, but not before e_i. Both areas are of steps and end at the later of the last
-    expected and the last digested token, H: sum(H - c_i) / sum(H - e_i), or 1 where that divides by 0.
+    expected and the last digested token, H: sum(H - c_i) / sum(H - e_i), or 1 if that divides by 0.
     """
     if not times_ns:
         return None
@@ -396,10 +394,10 @@ class Experience:
 
 
 def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experience | None:
-    """Both figures of a stream, by the bounds of its objectives and the reader of its user idle latency.
+    """Return fluidity and area ratio of a stream, by the bounds of its objectives and its reader.
 
     The first token's bound is `ttft`, or else `ttft_any`; that of the others `tbc_max`, or else `tpot`.
-    None without the two, without output or submit. A chunk whose tokens are not known counts as one token.
+    None without the two, without output or submit. A chunk with unknown tokens counts as one token.
     """
     bounded = _bounded(x, m, objectives)
     if bounded is None:

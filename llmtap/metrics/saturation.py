@@ -1,6 +1,6 @@
-"""Detect saturation at rising load, and fit the growth of latency with context length.
+"""Find the load at which a server saturates, and fit the growth of latency with context length.
 
-Levels are in ascending order of offered load; every rule is answered by itself. The exponent k of TTFT ~ L^k
+Levels are in ascending order of offered load; every rule gives its own answer. The exponent k of TTFT ~ L^k
 is fitted by least squares of ln TTFT on ln L, beside linear and quadratic fits.
 
 Source: IETF draft, 5.2.3.1, 5.3.4, 5.5.3, 5.9.4.
@@ -26,7 +26,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SaturationLevel:
-    """What was measured at one offered load. Latencies in any one unit."""
+    """Measurements at one offered load; latencies in any one unit."""
 
     offered_rps: float
     achieved_tps: float
@@ -36,7 +36,7 @@ class SaturationLevel:
 
 
 def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
-    """The first load whose P99 exceeds `times` the smallest P99 of all levels; None if none does (5.3.4)."""
+    """Return the first load whose P99 exceeds `times` the smallest P99; None if none does (5.3.4)."""
     if not levels:
         return None
     limit = times * min(level.p99 for level in levels)
@@ -44,7 +44,7 @@ def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
 
 
 def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
-    """The first load that achieved less than the level before; None while throughput only grows (5.3.4)."""
+    """Return the first load that achieved less than the level before; None while throughput grows (5.3.4)."""
     for before, level in pairwise(levels):
         if level.achieved_tps < before.achieved_tps:
             return level.offered_rps
@@ -52,17 +52,17 @@ def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
 
 
 def peak(levels: Sequence[SaturationLevel]) -> float | None:
-    """The load of the highest throughput, the first if several share it: the point that Table 5 prints."""
+    """Return the load of the highest throughput, the first of several: the point that Table 5 prints."""
     return max(levels, key=lambda level: level.achieved_tps).offered_rps if levels else None
 
 
 def incomplete(levels: Sequence[SaturationLevel], share: float = 0.9) -> float | None:
-    """The first load at which fewer than `share` of the requests completed (5.2.3.1)."""
+    """Return the first load at which fewer than `share` of the requests completed (5.2.3.1)."""
     return _first(levels, lambda level: level.success < share)
 
 
 def heavy_tail(levels: Sequence[SaturationLevel], times: float = 10.0, *, of: str = "lowest") -> float | None:
-    """The first load whose P99 exceeds `times` the P50 "at lower load" (5.2.3.1).
+    """Return the first load whose P99 exceeds `times` the P50 "at lower load" (5.2.3.1).
 
     `of="lowest"` compares with the lowest level, `of="previous"` with the one before.
     """
@@ -77,12 +77,12 @@ def heavy_tail(levels: Sequence[SaturationLevel], times: float = 10.0, *, of: st
 def operating_point(
     levels: Sequence[SaturationLevel], meets: Callable[[SaturationLevel], bool]
 ) -> float | None:
-    """The load of the highest throughput among the levels that meet the objectives (5.3.4)."""
+    """Return the load of the highest throughput among the levels that meet the objectives (5.3.4)."""
     return peak([level for level in levels if meets(level)])
 
 
 def capacity(completion: Sequence[tuple[float, float]], share: float = 0.99) -> float | None:
-    """The highest load, of `(load, share completed)`, at which at least `share` completed (5.5.3)."""
+    """Return the highest load, of `(load, share completed)`, at which at least `share` completed (5.5.3)."""
     return max((load for load, completed in completion if completed >= share), default=None)
 
 
@@ -110,7 +110,7 @@ class LinearFit:
     r2: float
     origin_slope: float
     origin_r2: float
-    """Against the mean, as `r2` is; `origin_r2_uncentred` is against 0, which flatters."""
+    """Against the mean, as `r2`; `origin_r2_uncentred` is against 0, which is too favourable."""
     origin_r2_uncentred: float
 
 
@@ -159,7 +159,7 @@ def fit_quadratic(xs: Sequence[float], ys: Sequence[float]) -> QuadraticFit:
 
 
 def local_exponents(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
-    """The exponent between each two neighbours: where it grows, one exponent does not describe it."""
+    """Return the exponent between neighbours: where it grows, one exponent does not describe the data."""
     points = zip(xs, ys, strict=True)
     return [log(y2 / y1) / log(x2 / x1) for (x1, y1), (x2, y2) in pairwise(points)]
 
@@ -167,14 +167,14 @@ def local_exponents(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
 def per_thousand_tokens(
     lengths: Sequence[float], latencies: Sequence[float], thousand: int = 1000
 ) -> list[float]:
-    """Latency per 1,000 (or, with `thousand=1024`, per 1,024) tokens of context."""
+    """Return latency per 1,000 (with `thousand=1024`, per 1,024) tokens of context."""
     return [latency / length * thousand for length, latency in zip(lengths, latencies, strict=True)]
 
 
 def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) -> float:
     """Return the share of the variance of y about its mean that the fit explains.
 
-    Below 0 where the mean is the better fit; nan where all y are equal.
+    Below 0 if the mean is the better fit; nan if all y are equal.
     """
     y = np.asarray(ys, dtype=float)
     left, about = y - fitted, y - y.mean()

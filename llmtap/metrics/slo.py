@@ -1,7 +1,8 @@
-"""Classes of tenants with objectives: their options, burn rates, and the alarms that each can raise.
+"""Service level objectives of classes of tenants: options, burn rates of the error budget, and alarms.
 
-An objective is the share of exchanges that must be good (0.99); its budget is the rest. Rate 1 uses exactly
-the budget of the period. An alarm watches a long window and a short one of a twelfth of its length.
+An objective is the share of exchanges that must be good (0.99); the error budget is the rest. Burn rate 1
+uses exactly the budget of the period. An alarm watches a long window and a short one of a twelfth of its
+length.
 
 Source: SRE Workbook, chapter 5 (multi-window, multi-burn-rate alerts).
 """
@@ -28,18 +29,18 @@ __all__ = [
 _HOUR_NS: Final = 3_600_000_000_000
 _DAY_NS: Final = 24 * _HOUR_NS
 PERIOD_NS: Final = 30 * _DAY_NS
-"""What the standard factors are reckoned over."""
+"""Period of the standard factors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Rings while the burn rate over both windows is above `factor`."""
+    """Alarm that rings while the burn rate over both windows is above `factor`."""
 
     severity: str
     long_ns: int
     short_ns: int
     budget: float
-    """Share of the period's budget that is gone when the long window burns at `factor` throughout."""
+    """Share of the period's budget that is used when the long window burns at `factor` throughout."""
     factor: float
 
     def rings(self, long_rate: float | None, short_rate: float | None) -> bool:
@@ -64,22 +65,22 @@ STANDARD_ALARMS: Final = tuple(
 
 
 def error_ratio(good: int, counted: int) -> float | None:
-    """The share of bad exchanges among those that counted; None when none did."""
+    """Return the share of bad exchanges among those that counted; None if none did."""
     return None if counted == 0 else (counted - good) / counted
 
 
 def burn_rate(ratio: float | None, objective: float) -> float | None:
-    """How many times faster than allowed the budget goes: error ratio / (1 - objective)."""
+    """Return how many times faster than allowed the budget is used: error ratio / (1 - objective)."""
     return None if ratio is None else ratio / (1 - objective)
 
 
 def burn_rate_max(objective: float) -> float:
-    """The burn rate when every exchange is bad: 1 / (1 - objective). No alarm above it can ring."""
+    """Return the burn rate if every exchange is bad: 1 / (1 - objective). No alarm above it can ring."""
     return 1 / (1 - objective)
 
 
 def reachable(objective: float, factor: float) -> bool:
-    """Whether a burn rate *above* `factor` is possible: factor (1 - objective) < 1."""
+    """Return whether a burn rate *above* `factor` is possible: factor (1 - objective) < 1."""
     return factor * (1 - objective) < 1 - 1e-9  # 14.4 x 0.0694... is 1 within rounding
 
 
@@ -108,7 +109,10 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
 
 
 def events_min(objective: float, factor: float) -> int:
-    """Exchanges that a window needs so that a single bad one cannot ring: 1 / (factor (1 - objective))."""
+    """Return the exchanges that a window needs so that a single bad one cannot ring:
+
+    1 / (factor (1 - objective)).
+    """
     return max(1, ceil(1 / (factor * (1 - objective)) - 1e-9))
 
 
@@ -171,7 +175,7 @@ class SloClass:
     target: float
     tenants: tuple[str, ...]
     alarms: tuple[Alarm, ...]
-    """Pages that can ring at this target, which the meter evaluates itself."""
+    """Pages that can ring at this target, evaluated by the meter."""
     unreachable: tuple[Alarm, ...]
     """Standard pages that cannot ring."""
 
@@ -201,12 +205,11 @@ class SloClass:
 
 
 TENANTS_CACHED: Final = 10_000
-"""Tenants whose class is remembered: those that have a name of their own, and as many again."""
+"""Tenants whose class is remembered."""
 
 
 class TenantClasses:
-    """Finds the class of a tenant: that which names it, else the first with a pattern it fits, else the one
-    without tenants."""
+    """Finds the class of a tenant: by name, else by pattern, else the one without tenants."""
 
     def __init__(self, classes: Iterable[SloClass]) -> None:
         self.named: dict[str, SloClass] = {}

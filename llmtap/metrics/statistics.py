@@ -1,9 +1,9 @@
 """Summary statistics of a distribution, marks for figures with too few samples, and sequential tests.
 
 Percentiles interpolate linearly at rank (n - 1) p (numpy's default) everywhere. The summary of nothing is
-None. A confidence sequence is wrong at any moment with probability alpha at most; 1 / e of an e-value is a
-p-value at any stopping time (Ville). Student's t is computed here, because importing SciPy takes as long as
-the meter's start.
+None. A confidence sequence (interval valid at every look) is wrong at any moment with probability alpha at
+most; 1 / e of an e-value is a p-value at any stopping time (Ville). Student's t is computed here, because
+importing SciPy takes as long as the meter's start.
 
 Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, theorem 2.2; Lindon and Malek 2020, "Anytime-valid
 inference for multinomial count data"; Abramowitz and Stegun 26.7.1 and 26.5.8 (Student's t).
@@ -31,7 +31,7 @@ SAMPLES_MIN: Final = {"p99": 1_000, "p999": 10_000}
 
 
 def percentile(ordered: Sequence[float], p: float) -> float | None:
-    """The value at rank (n - 1) p of values in ascending order, interpolated; None when there is none."""
+    """Return the value at rank (n - 1) p of ascending values, interpolated; None without values."""
     if not ordered:
         return None
     rank = (len(ordered) - 1) * p
@@ -43,14 +43,14 @@ def percentile(ordered: Sequence[float], p: float) -> float | None:
 PERCENTILE_RULES: Final = (
     "linear", "nearest_rank", "hazen", "weibull", "median_unbiased", "lower", "higher", "nearest",
 )  # fmt: skip
-"""What `percentile_by` knows: types 7, 1, 5, 6 and 8 of Hyndman and Fan, and numpy's three others."""
+"""Rules of `percentile_by`: types 7, 1, 5, 6 and 8 of Hyndman and Fan, and numpy's three others."""
 
 _ROUNDING: Final = 1e-9
-"""0.07 x 100 is a little over 7 in binary; the rank meant is 7."""
+"""0.07 x 100 is slightly above 7 in binary; rank 7 is meant."""
 
 
 def percentile_by(rule: str, ordered: Sequence[float], p: float) -> float | None:
-    """The percentile by another rule of `PERCENTILE_RULES`, so that a figure of another tool can be checked.
+    """Return the percentile by another rule of `PERCENTILE_RULES`, to check figures of other tools.
 
     Source: Hyndman and Fan 1996, "Sample quantiles in statistical packages"; numpy's names.
     """
@@ -78,12 +78,14 @@ def percentile_by(rule: str, ordered: Sequence[float], p: float) -> float | None
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Arithmetic mean; None when there is none."""
+    """Return the arithmetic mean; None without values."""
     return sum(values) / len(values) if values else None
 
 
 def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
-    """Standard deviation of a population (divided by n), or of a sample (n - 1); None with too few values."""
+    """Return the standard deviation of a population (over n) or sample (over n - 1); None with too few
+    values.
+    """
     n = len(values)
     if n < (2 if sample else 1):
         return None
@@ -92,15 +94,12 @@ def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
 
 
 def tail_ratio(p50: float | None, p99: float | None) -> float | None:
-    """P99 / P50, how heavy the tail is; None when either is missing or the median is 0.
-
-    Source: IETF draft, 5.4.4.3.
-    """
+    """Return P99 / P50; None if either is missing or the median is 0. Source: IETF draft, 5.4.4.3."""
     return None if p99 is None or not p50 else p99 / p50
 
 
 def marks(n: int) -> list[str]:
-    """The percentiles that `n` samples are too few for, by name (IETF draft, 5.1.4.3)."""
+    """Return the names of the percentiles that `n` samples are too few for (IETF draft, 5.1.4.3)."""
     return [name for name, least in SAMPLES_MIN.items() if n < least]
 
 
@@ -118,11 +117,11 @@ def parse_percentiles(text: str, place: str) -> dict[str, float]:
 
 
 def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) -> dict[str, object]:
-    """The summary of a histogram of nanoseconds, in seconds.
+    """Return the summary of a histogram of nanoseconds, in seconds.
 
-    Returns `n, mean, min, max, p50, p90, p95, p99, p999` and `marks`, the names of the percentiles
-    that rest on too few samples. With no samples every figure is None and `marks` is empty. `more`: further
-    percentiles, as from `parse_percentiles`.
+    `n, mean, min, max, p50, p90, p95, p99, p999` and `marks`, the names of the percentiles from too few
+    samples. Without samples every figure is None and `marks` is empty. `more`: further percentiles, as from
+    `parse_percentiles`.
     """
     n = histogram.n
     shares = {**SHARES, **(more or {})}
@@ -136,20 +135,20 @@ def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) 
 Interval = tuple[float, float]
 
 _COUNT_EXACT: Final = 0.01
-"""Units by which a bound of a count may be too wide."""
+"""Precision of the bound of a count."""
 _TINY: Final = 1e-300
 _NEAR: Final = 1e-15
 _STEPS_MAX: Final = 10_000
 
 
 def t_tail(t: float, df: float) -> float:
-    """Probability that |T| exceeds |t|, with `df` > 0 degrees of freedom."""
+    """Return the probability that |T| exceeds |t|, with `df` > 0 degrees of freedom."""
     return _beta_share(df / (df + t * t), df / 2, 0.5)
 
 
 @lru_cache(1_024)
 def t_quantile(alpha: float, df: float) -> float:
-    """The t that |T| exceeds with probability `alpha`: by bisection, to 12 digits; alpha in (0, 1)."""
+    """Return the t that |T| exceeds with probability `alpha`, by bisection to 12 digits; alpha in (0, 1)."""
     # The normal distribution has the shorter tails: its quantile is a lower bound.
     low = NormalDist().inv_cdf(1 - alpha / 2)
     high = 1.1 * low + 0.1
@@ -165,7 +164,7 @@ def t_quantile(alpha: float, df: float) -> float:
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
-    """I_x(a, b), the regularised incomplete beta function."""
+    """Return I_x(a, b), the regularised incomplete beta function."""
     if x <= 0 or x >= 1:
         return min(1.0, max(0.0, x))
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x))
@@ -176,7 +175,7 @@ def _beta_share(x: float, a: float, b: float) -> float:
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction, by Lentz's method."""
+    """Return the continued fraction, by Lentz's method."""
     c, d = 1.0, 1 - (a + b) * x / (a + 1)
     d = 1 / (d if abs(d) > _TINY else _TINY)
     value = d
@@ -196,16 +195,17 @@ def _fraction(x: float, a: float, b: float) -> float:
 
 
 TIGHTEST_AT: Final = 5_000
-"""Units of both arms together for which the interval of means is as narrow as it can be made."""
+"""Units of both arms for which the interval of means is as narrow as possible."""
 PRIOR_WEIGHT: Final = 100.0
-"""Counts that the Dirichlet prior is worth: it looks for deviations of about a tenth of a share. Small
-next to any experiment, and large enough not to believe in a mismatch after the first ten."""
+"""Weight of the Dirichlet prior in counts: it looks for deviations of about a tenth of a share. Small beside
+any experiment, and large enough not to see a mismatch in the first ten."""
 
 
 def _spread(alpha: float) -> float:
-    """rho^2: the mixture's variance in units of one observation's, for the narrowest at TIGHTEST_AT.
+    """Return rho^2, the mixture's variance for the narrowest interval at TIGHTEST_AT.
 
-    Source: Waudby-Smith et al., the closed form below their equation for rho(t*).
+    In units of one observation's variance. Source: Waudby-Smith et al., the closed form below their equation
+    for rho(t*).
     """
     a = -2 * log(alpha)
     return (a + log(a + 1)) / TIGHTEST_AT
@@ -245,9 +245,9 @@ def multinomial_e_log(counts: Sequence[float], shares: Sequence[float]) -> float
 
 
 def count_range(n: float, share: float, alpha: float) -> Interval:
-    """Range of the counts of `n` units that, at any number of units, leave it only with probability `alpha`.
+    """Return the range of counts of `n` units that is left with probability `alpha` at most, over all looks.
 
-    A unit counts with probability `share`. The e-value of `multinomial_e_log` stays below 1 / alpha in it.
+    A unit counts with probability `share`. Inside, the e-value of `multinomial_e_log` is below 1 / alpha.
     """
     limit, expected = log(1 / alpha), n * share
 
@@ -267,5 +267,5 @@ def count_range(n: float, share: float, alpha: float) -> Interval:
 
 
 def anytime_p(e_log: float) -> float:
-    """The p-value of an e-value given by its logarithm: min(1, 1 / e)."""
+    """Return the p-value of an e-value given by its logarithm: min(1, 1 / e)."""
     return 1.0 if e_log <= 0 else exp(-e_log)

@@ -1,8 +1,8 @@
-"""Summary of many exchanges: metrics with sample counts, windows and uncertainty. Mergeable.
+"""Mergeable summary of many exchanges: metrics with sample counts, windows and uncertainty.
 
-TTFT and its kin, TPOT, TBC, ITL, pauses, jitter, user idle and smooth goodput are of streamed answers,
-whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended as they should. `itl` is `B-even`
-where the tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF draft, 4.6.3).
+TTFT and the like, TPOT, TBC, ITL, pauses, jitter, user idle and smooth goodput are of streamed answers,
+whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended well. `itl` is `B-even` where the
+tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF draft, 4.6.3).
 Histograms exist once they have a value: a meter keeps thousands of small summaries.
 """
 
@@ -154,16 +154,16 @@ class Summary:
         self._reader = reader
         self.n = 0
         self.opened: int | None = None
-        """Exchanges begun, whether or not they have ended: the offered load. None if not counted."""
+        """Exchanges begun, ended or not: the offered load. None if not counted."""
         self.goodput = Goodput()
         self.benefit = 0.0
-        """Tokens: the sum of every stream's smooth benefit."""
+        """Sum of every stream's smooth benefit, in tokens."""
         self._readers: tuple[Benefit, ...] = ()
-        """The parameters that `benefit` and `user_idle` were worked out with, each once."""
+        """Parameters of `benefit` and `user_idle`, each once."""
         self._metrics: dict[str, Histogram] = {}
         self._added: dict[str, Histogram] = {}
         self._clocks: dict[str, Histogram] = {}
-        """Ours minus the server's, by duration; values below 0 too."""
+        """Our duration minus the server's, by name; may be below 0."""
         self._chunk_tokens = Histogram()
         self._counts: Counter[str] = Counter()
         self._itl_policies: Counter[str] = Counter()
@@ -177,7 +177,7 @@ class Summary:
         self._uncertainty_ns = 0
 
     def add(self, x: Exchange, measured: Measured | None = None) -> None:
-        """Counts one exchange. `measured` spares working its terms out again."""
+        """Count one exchange; `measured`: its terms, if they are already computed."""
         m = measure(x, self._reader) if measured is None else measured
         self.n += 1
         self._outcomes[x.outcome.value] += 1
@@ -215,7 +215,7 @@ class Summary:
             if value is not None:
                 _in(metrics, name).record(round(value))
         if m.smooth_benefit is not None:
-            # In billionths of a token, so that the histogram's integers serve.
+            # In billionths of a token, as the histogram holds integers.
             _in(metrics, "smooth_benefit").record(round(m.smooth_benefit * 1e9))
             self.benefit += m.smooth_benefit
             if m.benefit not in self._readers:
@@ -231,7 +231,6 @@ class Summary:
         if self.objectives is not None:
             experience = experience_of(x, m, self.objectives)
             if experience is not None:
-                # In billionths, as the benefit is.
                 _in(metrics, "fluidity_index_doc").record(round(experience.fluidity.doc * 1e9))
                 _in(metrics, "fluidity_index_code").record(round(experience.fluidity.code * 1e9))
                 _in(metrics, "qoe_area_step").record(round(experience.qoe_area_step * 1e9))
@@ -306,11 +305,11 @@ class Summary:
         self.saw_uncertainty(other._uncertainty_ns)
 
     def histogram(self, name: str) -> Histogram:
-        """The values of one of `METRICS` so far, in ns; don't change it."""
+        """Return the values of one of `METRICS`, in ns; not to be changed."""
         return self._metrics.get(name, _NOTHING)
 
     def hdr_histograms(self) -> dict[str, str]:
-        """Each metric with values, in ns, as `Histogram.to_hdr`; without shares and tokens."""
+        """Return each metric with values, in ns, as `Histogram.to_hdr`; without shares and tokens."""
         return {name: h.to_hdr() for name, h in self._metrics.items() if h.n and name not in _NOT_DURATIONS}
 
     @property
@@ -318,7 +317,7 @@ class Summary:
         return self._metrics.get("smooth_benefit", _NOTHING).n
 
     def to_bytes(self) -> bytes:
-        """All its numbers (not what it judges by), as small as they go: for keeping thousands of them."""
+        """Return all numbers (not the objectives) packed: a meter keeps thousands of summaries."""
         return _encode(
             _Packed(
                 self.n, self.opened, self.benefit,
@@ -375,11 +374,11 @@ class Summary:
         price: Price | None = None,
         percentiles: Mapping[str, float] | None = None,
     ) -> dict[str, object]:
-        """The summary as public JSON: stable names, seconds, null where nothing was seen.
+        """Return public JSON: stable names, seconds, null where nothing was seen.
 
-        `window` says what span of time it is of, `seconds` how long that is, `mode` how the load was
-        made (`live`, `open`, `closed`), `by` holds the same per tenant, model, arm and class; with a
-        `price` it says what the window cost. `percentiles`: further ones of each metric, by name.
+        `window` describes the time span, `seconds` is its length, `mode` how the load was made (`live`,
+        `open`, `closed`), `by` has the same for each tenant, model, arm and class. With a `price` the cost of
+        the window is included. `percentiles`: further ones of each metric, by name.
         """
         metrics = {name: summarise_ns(self._metrics.get(name, _NOTHING), percentiles) for name in METRICS}
         metrics["itl"]["option"] = "+".join(sorted(+self._itl_samples)) or None
@@ -399,7 +398,7 @@ class Summary:
             "outcomes": dict(sorted(self._outcomes.items())),
             "no_token": {"n": self._no_token.total(), "reasons": dict(sorted(self._no_token.items()))},
             "tokens": {
-                # A Counter holds a name once somebody counted it: what nobody counted is null, not 0.
+                # A name that was never counted is missing from a Counter: null, not 0.
                 **{name: self._tokens.get(name) for name in _TOKENS},
                 "input_per_second": _rate(self._tokens["input"], seconds)
                 if "input" in self._tokens
@@ -429,7 +428,7 @@ class Summary:
         return out
 
     def _smooth_goodput(self, seconds: float) -> dict[str, object]:
-        """With its parameters; where answers were judged for different readers, those are null and listed."""
+        """Return smooth goodput with its parameters; for different readers those are null, and listed."""
         readers = self._readers or (self._reader,)
         one = readers[0] if len(readers) == 1 else None
         due = {reader.due_text for reader in readers}

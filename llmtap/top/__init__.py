@@ -1,1 +1,1 @@
-"""Terminal view of a running llmtap, which reads the admin port over HTTP."""
+"""Terminal view (`llmtap top`) of a running llmtap, which reads the admin port over HTTP."""

@@ -1,6 +1,6 @@
-"""`llmtap top`: the application with header, tabs, table and keys.
+"""`llmtap top`: the terminal application (textual) with header, tabs, table and keys.
 
-Colour says nothing that a word does not say as well; NO_COLOR is textual's to respect.
+Everything shown by colour is also shown by a word; textual handles NO_COLOR.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ _MARKED: Final = {
 
 class FilterLine(Input):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "keeps the filter"),
-        Binding("escape", "app.no_filter", "drops it", key_display="esc"),
+        Binding("enter", "submit", "Keep the filter"),
+        Binding("escape", "app.no_filter", "Clear the filter", key_display="esc"),
     ]
 
 
@@ -65,10 +65,10 @@ class TopApp(App[None]):
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
-        Binding("S", "turn", "Turn", key_display="S"),
+        Binding("S", "turn", "Reverse", key_display="S"),
         Binding("w", "window", "Window"),
         Binding("p", "pause", "Pause"),
-        Binding("r", "ask", "Ask now", show=False),
+        Binding("r", "ask", "Refresh", show=False),
         Binding("question_mark,f1", "help", "Help", key_display="?"),
         Binding("escape", "no_filter", "No filter", show=False),
         Binding("tab", "next_tab(1)", "Next", key_display="tab", priority=True),
@@ -82,9 +82,8 @@ class TopApp(App[None]):
         self.view = VIEWS[0]
         self._woken = asyncio.Event()
         self._asked = True
-        """Somebody wants figures even while it is paused."""
+        """Whether the user asked for new figures, which applies even during a pause."""
         self._answered: View | None = None
-        self._of = ""
         self._orders: dict[str, tuple[str | None, bool]] = {}
         self._admin: Admin | None = None
         self._feed: Feed | None = None
@@ -93,8 +92,6 @@ class TopApp(App[None]):
         self._notes = Static(id="notes", markup=False)
         self.grid = TextTable("grid")
 
-    # ---------------------------------------------------------------- its parts
-
     def compose(self) -> ComposeResult:
         yield self._head
         yield Tabs(*(Tab(f"{i} {view.title}", id=view.name) for i, view in enumerate(VIEWS, 1)), id="tabs")
@@ -102,7 +99,7 @@ class TopApp(App[None]):
         yield self.grid
         yield FilterLine(id="filter", placeholder="filter: text in any column")
         yield Footer()
-        yield Static("the terminal is too small: 80x24 shows all", id="small")
+        yield Static("the terminal is too small: use 80x24 or larger", id="small")
 
     def on_resize(self, event: events.Resize) -> None:
         small = event.size.width < CELLS_MIN[0] or event.size.height < CELLS_MIN[1]
@@ -115,7 +112,7 @@ class TopApp(App[None]):
         self.query_one("#tabs", Tabs).can_focus = False
         self.grid.focus()
         if threading.current_thread() is threading.main_thread():
-            # The terminal is given back as it was, also where somebody else ends us.
+            # Restore the terminal also if another process ends this one.
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.set_interval(TICK_S, self._show_head)
         self._watching = self.run_worker(self._watch(), name="watch")
@@ -145,8 +142,6 @@ class TopApp(App[None]):
         self._asked = True
         self._woken.set()
 
-    # ---------------------------------------------------------------- what is seen
-
     def _show(self) -> None:
         self._show_head()
         self._show_table()
@@ -159,9 +154,6 @@ class TopApp(App[None]):
         head = Text(no_wrap=False)
         head.append(f"llmtap top {shown(self._options.url, 60)}  ")
         head.append(state, style=_MARKED.get(link, "bold"))
-        anew = self.feed.anew()
-        if anew is not None:
-            head.append(f"\n{anew}", style="reverse")
         summary = self.feed.shown.summary
         trouble = silent_relays(summary) if "relays" in summary else None
         if trouble is not None:
@@ -175,41 +167,29 @@ class TopApp(App[None]):
     def _show_table(self) -> None:
         if not self.grid.is_attached:
             return
-        if self._held():
-            self.grid.redraw()  # by a new filter
-        else:
-            self.grid.show(self.view.table(self.feed.shown, self.size.width))
-            self._of = self.feed.time()
+        self.grid.show(self.view.table(self.feed.shown, self.size.width))
         self._show_notes(self.grid.table.notes)
-
-    def _held(self) -> bool:
-        """Somebody is among lines that never change: newer ones above would only move them."""
-        return self.view.stands and self.grid.is_left
 
     def _show_notes(self, notes: Iterable[str]) -> None:
         grid, said = self.grid, list(notes)
         of = len(grid.table.rows)
         if self.view.inspects and of:
-            said.append("enter: event by event")
-        if self._held():
-            said.append(f"HELD as of {self._of}; home: the newest")
+            said.append("enter: events")
         before, behind = grid.aside
         if behind:
             said.append(f"→: {behind} more column{'' if behind == 1 else 's'}")
         elif before:
             said.append("←: the columns before")
         if grid.wanted:
-            said.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape drops it")
+            said.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it")
         if grid.matching > ROWS_MAX:
             said.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
         if not of and self.feed.trouble is None:
-            said.append("nothing in this window yet" if self._answered is self.view else "asking the tap")
+            said.append("no data in this window yet" if self._answered is self.view else "requesting data")
         self._notes.update(Text("\n".join(flowed(said, self.size.width - 2))))
 
-    # ---------------------------------------------------------------- keys
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys of the tabs do nothing while something lies above them, letters none while one types."""
+        """Disable keys of the tabs below another screen, and letters while text is typed."""
         if isinstance(self.focused, Input) and action in _LETTERS:
             return False
         return len(self.screen_stack) == 1 or action not in _OF_TABS
@@ -252,10 +232,6 @@ class TopApp(App[None]):
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         self.grid.sort_by_drawn(event.column_index)
-
-    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        if self._feed is not None and self.view.stands and event.data_table is self.grid:
-            self._show_table()
 
     def action_window(self) -> None:
         self.feed.window = WINDOWS[(WINDOWS.index(self.feed.window) + 1) % len(WINDOWS)]

@@ -1,7 +1,7 @@
-"""Client of the admin API, and the checked options of `llmtap top`.
+"""HTTP client of the admin API, and the checked options of `llmtap top`.
 
-The token comes from a variable or a file: a flag's value would stand in the process list and in the shell's
-history, a URL in logs.
+The token comes from a variable or a file: a flag's value would be visible in the process list and in the
+shell's history, a URL in logs.
 """
 
 import os
@@ -47,7 +47,7 @@ SAID_CHARS_MAX: Final = 200
 
 
 class Trouble(LlmtapError):
-    """There is no answer that could be shown; the text says why, `hint` what to try, where that is known."""
+    """No usable answer; the text says why, `hint` what to try, if that is known."""
 
     def __init__(self, said: str, hint: str | None = None) -> None:
         super().__init__(said)
@@ -55,19 +55,19 @@ class Trouble(LlmtapError):
 
 
 class NotThere(Trouble):
-    """The path is not known there: an older tap."""
+    """The path does not exist: the llmtap there is older."""
 
 
 class Denied(Trouble):
-    """The admin port asks for a token, or for another one."""
+    """The admin port requires a token, or another one."""
 
 
 class Untrusted(Trouble):
-    """Its certificate is of no CA that is trusted here, or of another name."""
+    """The certificate is of no trusted CA, or of another name."""
 
 
 class Admin:
-    """Client of one admin port, made inside a running loop, closed by `async with`.
+    """Client of one admin port, for `async with` inside a running loop.
 
     `token` is for `Authorization: Bearer`; redirects are never followed. `tls` verifies https.
     """
@@ -93,7 +93,7 @@ class Admin:
         await self._session.close()
 
     async def get(self, path: str, **query: str) -> Document:
-        """The JSON object at a path of `/api/v1/`. Raises Trouble."""
+        """Return the JSON object at a path of `/api/v1/`. Raises Trouble."""
         try:
             async with self._session.get(
                 f"{self._url}/api/v1/{path}", params=query, ssl=self._tls, allow_redirects=False
@@ -110,35 +110,35 @@ class Admin:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            raise Trouble("what answers there is no admin port of llmtap: it does not send JSON")
+            raise Trouble("the server is no admin port of llmtap: its answer is not JSON")
         return document
 
     def _refused(self, status: int, body: bytes) -> Trouble:
         match status:
             case 401 | 403 if self._has_token:
-                return Denied("the token is refused")
+                return Denied("the token is wrong")
             case 401 | 403:
-                # A port that has no token says with 403 which names it may be asked by.
-                return Denied((status == 403 and _said(body)) or "it asks for a token")
+                # Without a token the port answers 403 and lists the names under which it may be asked.
+                return Denied((status == 403 and _said(body)) or "a token is required")
             case 404:
-                return NotThere("this tap does not know the path: it is older, or no admin port of llmtap")
+                return NotThere("the path does not exist: an older llmtap, or no admin port of llmtap")
         said = _said(body)
-        return Trouble(f"it answers {status}" + (f": {said}" if said else ""))
+        return Trouble(f"the answer is status {status}" + (f": {said}" if said else ""))
 
 
 def _hint(exc: Exception, url: str) -> str | None:
-    """What to try, by the kind of trouble; None: nothing listens there, as far as one can tell."""
+    """Return what to try for this error; None if nothing seems to listen there."""
     scheme, _, rest = url.partition("://")
     inner = getattr(exc, "os_error", None) or exc
     match inner:
         case socket.gaierror():
-            return "the name in --admin: is it spelt right, and known on this machine?"
+            return "check the host name in --admin"
         case ssl.SSLError() if scheme == "https":
-            return f"if it has no TLS: --admin http://{rest}"
+            return f"without TLS: --admin http://{rest}"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() if scheme == "http":
-            return f"it ended the connection without an answer; if it has TLS: --admin https://{rest}"
+            return f"it closed the connection without an answer; with TLS: --admin https://{rest}"
         case TimeoutError():
-            return "is it reachable from here? A firewall may drop what is sent to it"
+            return "check that the host is reachable; a firewall may drop the packets"
     return None
 
 
@@ -147,7 +147,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > DOCUMENT_BYTES_MAX:
-            raise Trouble(f"its answer is longer than {DOCUMENT_BYTES_MAX >> 20} MiB")
+            raise Trouble(f"the answer is longer than {DOCUMENT_BYTES_MAX >> 20} MiB")
     return bytes(body)
 
 
@@ -167,9 +167,9 @@ def _said(body: bytes) -> str:
 ADMIN: Final = "http://127.0.0.1:9464"
 TOKEN_ENV: Final = "LLMTAP_ADMIN_TOKEN"
 WINDOWS: Final = ("10s", "1m", "5m", "1h", "all")
-"""The tap's rolling windows, and all since its start."""
+"""Rolling windows of the meter, and all since its start."""
 INTERVAL_NS_MIN: Final = 200_000_000
-"""A summary is merged anew for each answer: more often would cost the meter more than anybody sees."""
+"""A summary is merged for each answer: a shorter interval would cost the meter more than a reader can see."""
 INTERVAL_NS_MAX: Final = 3_600 * NS_PER_S
 TOKEN_BYTES_MAX: Final = 4_096
 
@@ -227,10 +227,10 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
 def read_token(
     environ: Mapping[str, str] = os.environ, *, name: str | None = None, file: Path | None = None
 ) -> str | None:
-    """The token of the file, else of the variable; None where nobody gives one.
+    """Return the token of the file, else of the variable; None without both.
 
-    `name` is the variable that was named, None for the usual one, which need not be there. Raises
-    ConfigError; its text never has a token in it.
+    `name`: the variable that was named, None for the usual one, which may be unset. Raises ConfigError, never
+    with the token in its text.
     """
     if file is not None:
         try:

@@ -1,36 +1,30 @@
-"""Documents for the screen: the newest answers, their age, and errors.
+"""Poll the admin API for the open view; keep the newest answers, their age, and the last error.
 
-Only what the open view needs is asked for, one question after another. When nobody answers, the pauses
-between tries grow, and the last documents stay, with their age beside them.
+Only what the open view needs is requested, one request after another. Without an answer the pauses between
+attempts grow, and the last answers stay, with their age beside them.
 """
 
 import asyncio
-from collections.abc import Mapping
-from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
 from llmtap.clock import Clock
 from llmtap.top.client import Admin, Document, NotThere, Trouble
-from llmtap.top.table import at, clock_time
+from llmtap.top.table import clock_time
 from llmtap.top.views import STREAMS, Shown, View
-from llmtap.units import NS_PER_S, parse_duration_ns
+from llmtap.units import NS_PER_S
 
 __all__ = ["Feed", "FeedLink"]
 
 RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
-"""Pauses before the next tries; the last one stays: who restarts a tap looks at the screen meanwhile."""
+"""Pauses before the next attempts; the last one repeats."""
 STALE_NS: Final = 3 * NS_PER_S
-"""Figures older than this, and than three intervals, are marked."""
-ANEW_NS: Final = 300 * NS_PER_S
-"""So long it is said that the meter began anew."""
-FULL: Final = 0.8
-"""Of its length a window holds at least so much where the meter is old enough: it is made of slices."""
+"""Age from which figures are marked, if it is also more than three intervals."""
 STREAM_WINDOW: Final = "60s"
-"""Of a stream under way so much is told chunk by chunk: the most that the API gives."""
+"""Time of a running stream that is shown chunk by chunk: the maximum of the API."""
 
 PAGES_MAX: Final = 16
-"""Answers that are read for one exchange: 64 MiB."""
+"""Maximum number of answers read for one exchange: 64 MiB."""
 
 
 class FeedLink(StrEnum):
@@ -42,10 +36,9 @@ class FeedLink(StrEnum):
 
 
 class Feed:
-    """The documents of one admin port. One task polls; the screen reads.
+    """Answers of one admin port: one task polls, the screen reads.
 
-    Args:
-        interval_ns: between an answer and the next question.
+    `interval_ns`: time between an answer and the next request.
     """
 
     def __init__(self, admin: Admin, clock: Clock, *, window: str, interval_ns: int) -> None:
@@ -61,16 +54,13 @@ class Feed:
         self._fetched_wall_ns = 0
         self._lost_ns = 0
         self._due_ns = 0
-        self._since_s: float | None = None
-        self._anew_s = 0.0
-        self._anew_seen_ns: int | None = None
 
     async def poll(self, view: View) -> None:
         now_ns = self._clock.mono_ns()
         try:
             summary = await self._admin.get("summary", window=self.window, by=view.by)
             if not isinstance(summary.get("metrics"), dict):
-                raise Trouble("what answers there is no admin port of llmtap: it sends no summary")
+                raise Trouble("the server is no admin port of llmtap: its answer is no summary")
             beside: Document | None = None
             if view.path is not None:
                 try:
@@ -84,7 +74,6 @@ class Feed:
             self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._tries, len(RETRY_NS) - 1)]
             self._tries += 1
             return
-        self._notice(summary)
         self.shown.summary = summary
         if view.path is not None:
             self.shown.beside[view.path] = beside
@@ -93,7 +82,7 @@ class Feed:
         self._due_ns = self._fetched_ns + self._interval_ns
 
     async def exchange(self, id_: str) -> Document | None:
-        """One exchange with its events; None where it is not kept any more. Raises Trouble."""
+        """Return one exchange with its events; None if it is not kept any more. Raises Trouble."""
         query = {"id": id_, "events": "1", "limit": "1"}
         whole: Document | None = None
         for _ in range(PAGES_MAX):
@@ -112,30 +101,13 @@ class Feed:
         return whole
 
     async def stream(self, id_: str) -> Document | None:
-        """One that is under way; None where it is not. Raises Trouble."""
+        """Return a running exchange; None if it does not run. Raises Trouble."""
         found = (await self._admin.get(STREAMS, id=id_, limit="1", window=STREAM_WINDOW)).get("streams")
         first = found[0] if isinstance(found, list) and found else None
         return first if isinstance(first, dict) and first.get("id") == id_ else None
 
-    def _notice(self, summary: Mapping[str, object]) -> None:
-        """Whether this is another meter than the one before: its figures begin later."""
-        start_s = _start_s(summary)
-        if start_s is None:
-            return
-        if self._since_s is not None and start_s > self._since_s + 1 and _is_short(summary):
-            self._anew_s, self._anew_seen_ns = start_s, self._clock.mono_ns()
-            self._since_s = start_s
-        self._since_s = start_s if self._since_s is None else min(self._since_s, start_s)
-
-    def anew(self) -> str | None:
-        """That the meter restarted while one looked, for a while after it did."""
-        seen_ns = self._anew_seen_ns
-        if seen_ns is None or self._clock.mono_ns() - seen_ns > ANEW_NS:
-            return None
-        return f"the meter restarted {clock_time(self._anew_s)}: what was before is gone"
-
     async def wait(self, woken: asyncio.Event) -> None:
-        """Until the next question is due, or somebody wants it now."""
+        """Wait until the next request is due, or is wanted now."""
         seconds = max(0, self._due_ns - self._clock.mono_ns()) / NS_PER_S
         try:
             async with asyncio.timeout(None if self.paused else seconds):
@@ -165,7 +137,7 @@ class Feed:
             case FeedLink.STALE:
                 return f"{link}: no answer for {(now_ns - (self._fetched_ns or now_ns)) // NS_PER_S} s; {of}"
             case FeedLink.PAUSED if self.trouble is not None:
-                return f"{link}; the last question failed: {self.trouble}; {of}"
+                return f"{link}; the last request failed: {self.trouble}; {of}"
             case FeedLink.CONNECTING:
                 return f"{link}"
             case _:
@@ -173,20 +145,3 @@ class Feed:
 
     def time(self) -> str:
         return clock_time(self._fetched_wall_ns / NS_PER_S)
-
-
-def _start_s(summary: Mapping[str, object]) -> float | None:
-    try:
-        return datetime.fromisoformat(str(at(summary, "window", "start"))).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def _is_short(summary: Mapping[str, object]) -> bool:
-    name, seconds = at(summary, "window", "name"), at(summary, "window", "seconds")
-    if name == "all":
-        return True
-    try:
-        return float(seconds) < FULL * parse_duration_ns(str(name)) / NS_PER_S
-    except (TypeError, ValueError, OverflowError):
-        return False

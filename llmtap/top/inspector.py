@@ -1,4 +1,4 @@
-"""Text view of one exchange: time, deadline and wait of the reader for each event.
+"""Table of one exchange's events: time, deadline and wait of the reader for each event.
 
 The waits add up to the user idle latency (smooth goodput paper, eq. 4 and 6).
 """
@@ -26,7 +26,7 @@ from llmtap.top.table import (
 __all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story", "story_so_far", "watched"]
 
 EVENTS_MAX: Final = 1_000
-"""Lines of one exchange; more are counted."""
+"""Maximum number of rows of one exchange."""
 OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
 _COUNTED_BY_CHUNKS: Final = frozenset({"none", "chunks"})
 _COLUMNS: Final = (
@@ -44,7 +44,7 @@ TOKENS: Final = 4
 
 
 def reader_ns(summary: Mapping[str, Any]) -> int:
-    """V of the reader that the tap judges by; of 20 tokens/s where it does not say."""
+    """Return V (ns per token) of the reader of the meter; of 20 tokens/s if it reports none."""
     speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
     return round(1e9 / speed) if isinstance(speed, int | float) and speed > 0 else READER_NS_PER_TOKEN
 
@@ -97,9 +97,10 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
 
 
 def watched(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
-    """What `/api/v1/streams` tells of a stream under way, the newest chunk first; v_ns: as in `inspected`.
+    """Return the table of a running exchange from `/api/v1/streams`, newest first.
 
-    What came before its timeline is one chunk. Of classes and bytes nothing is told before its end.
+    v_ns: ns per token of the reader. Output before the timeline is one row. Classes and bytes are known at
+    the end only.
     """
     events, readings = _so_far(told, v_ns)
     rows: list[Row] = []
@@ -178,7 +179,7 @@ def _readings(
 
 
 def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
-    """When a reader who never waits needs each, since submit: by the tokens before, known or on average."""
+    """Yield the deadline of each event since submit, by the tokens before it, known or on average."""
     declared = [e.get("tokens") for e in output]
     sizes = [n for n in declared if isinstance(n, int)]
     if len(sizes) == len(declared) and any(sizes):
@@ -190,7 +191,7 @@ def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int
 
 
 def _streamed(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]]) -> int | None:
-    """Tokens that the events brought: a provider's total has reasoning that it may not have sent."""
+    """Return the tokens of all events: a provider's total includes reasoning that it may not have sent."""
     total, hidden = at(x, "tokens", "output"), at(x, "tokens", "reasoning")
     if not isinstance(total, int) or at(x, "tokens", "source") in _COUNTED_BY_CHUNKS:
         return None

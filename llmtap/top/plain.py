@@ -1,4 +1,4 @@
-"""One screen as plain tables, for scripts and simple terminals."""
+"""Print all views once as plain tables (`llmtap top --once`), for scripts and simple terminals."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -18,17 +18,17 @@ __all__ = ["fetched", "print_once", "probe", "render_once"]
 
 ROWS_MAX: Final = 20
 PIPED_CELLS: Final = 240
-"""Of a line where nobody counts them; a table may be wider."""
+"""Width without a terminal; a table may be wider."""
 _APART: Final = 2
 _BY: Final = "tenant,model,arm"
 
 
 async def probe(options: TopOptions, admin: Admin) -> Document:
-    """A first answer, or one sentence on what to do. Raises ConfigError."""
+    """Return a first summary. Raises ConfigError with a hint."""
     try:
         summary = await admin.get("summary", window=options.window, by=_BY)
         if not isinstance(summary.get("metrics"), dict):
-            raise NotThere("what answers there is no admin port of llmtap: it sends no summary")
+            raise NotThere("the server is no admin port of llmtap: its answer is no summary")
         return summary
     except Denied as exc:
         raise ConfigError(
@@ -48,7 +48,7 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
 
 
 def fetched(options: TopOptions) -> dict[str, Any]:
-    """All documents, by name; None for what this tap does not know. Raises as `probe`."""
+    """Return all documents by name; None for paths that this llmtap does not have. Raises as `probe`."""
 
     async def fetch() -> dict[str, Any]:
         async with Admin(options.url, options.token, options.tls()) as admin:
@@ -68,7 +68,7 @@ def fetched(options: TopOptions) -> dict[str, Any]:
 
 
 def render_once(documents: dict[str, Any], width: int, *, whole: bool = False) -> RenderableType:
-    """The header and all tables that have lines; with `whole` also the columns that don't fit."""
+    """Return the header and all tables with rows; `whole`: with columns that do not fit."""
     summary = documents["summary"]
     beside = {path: documents.get(path) for path in (EXPERIMENT, STREAMS, EXCHANGES)}
     told = Shown(summary, beside)
@@ -89,7 +89,7 @@ def render_once(documents: dict[str, Any], width: int, *, whole: bool = False) -
 
 
 def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
-    """On standard output; where that is no terminal, nothing is wrapped and nothing left out."""
+    """Print to standard output; if that is no terminal, nothing is wrapped or left out."""
     if terminal:
         console = Console(highlight=False)
         console.print(render_once(documents, console.width))
@@ -104,7 +104,7 @@ def _lines(lines: Iterable[str]) -> list[RenderableType]:
 
 
 def _table(table: ViewTable, room: int | None, *, limited: bool) -> Iterator[RenderableType]:
-    """A figure that is cut would be another one: its column is shown whole, or named below."""
+    """Yield the table; columns that do not fit are named below it."""
     rows = table.rows[:ROWS_MAX] if limited else table.rows
     titles = [_title(column) for column in table.columns]
     widths = [

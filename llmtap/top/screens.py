@@ -1,4 +1,4 @@
-"""Screens above the tabs: the keys, and one exchange event by event."""
+"""Screens of `llmtap top` above the views: help, and the events of one exchange."""
 
 import asyncio
 from typing import ClassVar, Final
@@ -20,27 +20,26 @@ __all__ = ["EventScreen", "HelpScreen"]
 
 
 _HELP: Final = """\
-1 to 8, tab   the views
-up, down      the cursor: on the first line the newest is followed
-home          back to the first line
-left, right   columns that don't fit, marked ← and → at the right edge
-enter         in views 4 and 5: an exchange, ended or not, event by event
-escape        back; in a view: drops the filter
-s, S          sorts by the next column; the other way round
-/             filter: text in any column; enter keeps it, escape drops it
-w             the next window: 10s, 1m, 5m, 1h, all since the meter's start
-p             pause: nothing is asked until p again
-r             asks now; after a disconnection: tries now
-q, ctrl+c     leave
+1 to 8, tab   select a view
+up, down      move the cursor; on the first line it follows the newest
+home          go to the first line
+left, right   show hidden columns, marked ← and → at the right edge
+enter         in views 4 and 5: show the events of an exchange
+escape        go back; in a view: clear the filter
+s, S          sort by the next column; reverse the order
+/             filter by text in any column; enter keeps, escape clears it
+w             next window: 10s, 1m, 5m, 1h, all since the meter's start
+p             pause or resume
+r             refresh now; after a disconnection: try now
+q, ctrl+c     quit
 
-LIVE          the figures are of the time beside it
-STALE         no answer for a while: the figures are old
-DISCONNECTED  the last question failed, and why; the last figures stay
-HELD          the cursor is in the list of exchanges, which stands still
-*             behind a p99: of fewer than 1,000 samples
--             not known, or it does not apply
-~1            nobody declares the event's tokens: it counts as one
-·             in tokens over time: no token came"""
+LIVE          figures of the time beside it
+STALE         no answer lately: the figures are old
+DISCONNECTED  the last request failed, with reason; the last figures stay
+*             after a p99: fewer than 1,000 samples
+-             unknown or not applicable
+~1            number of tokens unknown: counts as one
+·             in tokens over time: no token"""
 
 
 class HelpScreen(Screen[None]):
@@ -60,7 +59,7 @@ FOLLOW_S: Final = 1.0
 
 
 class EventScreen(Screen[None]):
-    """One exchange, asked for until it is over. `v_ns`: time that the reader needs for a token."""
+    """Events of one exchange, requested until it is over. `v_ns`: ns per token of the reader."""
 
     CSS = """
     #story { height: auto; max-height: 9; padding: 0 1; }
@@ -84,7 +83,7 @@ class EventScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one("#story", Static).update(Text(f"{shown(self._wanted)}: asking"))
+        self.query_one("#story", Static).update(Text(f"{shown(self._wanted)}: requesting"))
         self.query_one("#events", TextTable).focus()
         self.run_worker(self._follow(), name="follow")
 
@@ -110,7 +109,7 @@ class EventScreen(Screen[None]):
             table.show(watched(told, self._v_ns))
             self._say([*flowed(story_so_far(told, self._v_ns), width), *table.table.notes])
         else:
-            self._say([f"{shown(self._wanted)} is neither under way nor kept any more"])
+            self._say([f"{shown(self._wanted)} is neither running nor kept any more"])
         return told is None
 
     def _say(self, lines: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""Tables and header as text: columns, rows, sort keys, and the state of the tap. Draws nothing.
+"""Data model of the tables and the header of `llmtap top`: columns, rows, cells, sort keys. Draws nothing.
 
-Names come from traffic: `shown` makes them harmless.
+Names come from traffic: `shown` escapes them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ __all__ = [
 NOTHING: Final = "-"
 NAME_CHARS: Final = (14, 32)
 TEXT_CELLS_MIN: Final = 12
-"""A text may be shown in part where so much of it is seen."""
+"""Width from which a text may be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ def unique(rows: Iterable[Row]) -> list[Row]:
 
 
 def fitting(columns: Sequence[Column], widths: Sequence[int], room: int, first: int = 1) -> dict[int, int]:
-    """By place the width of each column that fits: the one that names the rows, and those from `first` on.
+    """Return the width of each column that fits, by place: the first, and those from `first` on.
 
-    A column of figures is shown whole or not at all; one of texts, as the last, also in part.
+    A column of figures is shown whole or not at all; a text, as the last, may be cut.
     """
     found = {0: min(widths[0], room)} if columns else {}
     left = room - sum(found.values())
@@ -113,11 +113,8 @@ def fitting(columns: Sequence[Column], widths: Sequence[int], room: int, first: 
     return found
 
 
-# ---------------------------------------------------------------- texts
-
-
 def shown(value: object, chars: int = NAME_CHARS[1]) -> str:
-    """A text of others: nothing in it moves a cursor, and it is no longer than `chars`."""
+    """Return text from traffic without control characters, cut to `chars`."""
     if value is None or value == "":
         return NOTHING
     text = harmless(str(value)[: 4 * chars])
@@ -157,7 +154,7 @@ def ms_cell(seconds: object) -> Cell:
 
 
 def figure_cell(figures: object, statistic: str) -> Cell:
-    """A percentile in ms, marked where it rests on too few samples."""
+    """Return the cell of a percentile in ms, marked if it has too few samples."""
     value = at(figures, statistic)
     if not isinstance(figures, Mapping) or not isinstance(value, int | float):
         return Cell(NOTHING)
@@ -165,7 +162,7 @@ def figure_cell(figures: object, statistic: str) -> Cell:
 
 
 def at(document: object, *path: str) -> Any:
-    """What a document holds there; None where it does not, as of an older tap."""
+    """Return the value at a path of a document; None if an older llmtap does not report it."""
     for name in path:
         if not isinstance(document, Mapping):
             return None
@@ -174,13 +171,13 @@ def at(document: object, *path: str) -> Any:
 
 
 SILENT_S: Final = 5.0
-"""Relays speak twice a second; the meter itself does not count on one that is silent for so long."""
+"""Relays report twice a second; the meter, too, does not count on one that is silent for this long."""
 _APART: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
 
 
 def facts(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Each a figure with what it needs: its n, its window, its option, its parameters."""
+    """Yield the figures of the header, each with its n, window, option or parameters."""
     if "n" not in summary:
         return
     seconds = at(summary, "window", "seconds")
@@ -225,7 +222,7 @@ def _smooth(smooth: Any) -> str:
 
 
 def flowed(said: Iterable[str], width: int) -> list[str]:
-    """The facts in lines of that width, none of them torn apart unless it alone is longer."""
+    """Join facts to lines of that width without breaking them."""
     lines: list[str] = []
     for fact in said:
         joined = f"{lines[-1]}{_APART}{fact}" if lines else fact
@@ -238,11 +235,11 @@ def flowed(said: Iterable[str], width: int) -> list[str]:
 
 _WINDOW_S: Final = {"5m": 300, "30m": 1800, "1h": 3600, "6h": 21_600}
 _COMPLETE: Final = 0.9
-"""Share of its length from which a window counts as complete: it moves in steps."""
+"""Share of its length from which a window counts as complete, because it moves in steps."""
 
 
 def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
-    """Burn-rate alarms: class, alarm, and the burn rates of its long and short window in words."""
+    """Yield burn-rate alarms: class, alarm, and the burn rates of its long and short window in words."""
     slos = summary.get("slo")
     for name, slo in slos.items() if isinstance(slos, Mapping) else ():
         for alarm in at(slo, "alarms") or ():
@@ -269,11 +266,11 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
 
 
 def silent_relays(summary: Mapping[str, Any]) -> str | None:
-    """What is wrong where nothing is being measured now; None where a relay speaks."""
+    """Return a warning if nothing is being measured; None if a relay reports."""
     relays = summary.get("relays")
     if not isinstance(relays, Mapping):
         return None
     ages = [at(relay, "status_age") for relay in relays.values() if at(relay, "connected")]
     if any(isinstance(age, int | float) and age <= SILENT_S for age in ages):
         return None
-    return "NO RELAY SPEAKS: what passes now is not measured"
+    return "NO RELAY REPORTS: current traffic is not measured"

@@ -1,4 +1,4 @@
-"""Widget that shows a ViewTable in textual's DataTable and keeps the cursor on its row."""
+"""Table widget: shows a ViewTable in textual's DataTable and keeps the cursor on its row."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Final
@@ -15,14 +15,14 @@ from llmtap.top.table import Cell, Column, Row, ViewTable, filtered, fitting, or
 __all__ = ["ROWS_MAX", "TextTable"]
 
 ROWS_MAX: Final = 200
-"""Drawn at once: many screens; what is beyond is counted, and the filter finds it."""
+"""Maximum number of rows drawn; further ones are counted, and the filter finds them."""
 _ASIDE: Final = ("←", "→")
 
 
 class TextTable(DataTable[Text]):
-    """Shows a table in the chosen order and filter; both stay while tables change.
+    """Table in the chosen order and filter, which stay while tables change.
 
-    On the first line the cursor follows the newest row; elsewhere it stays on its row.
+    On the first row the cursor follows the newest row; elsewhere it stays on its row.
     """
 
     DEFAULT_CSS = """
@@ -73,7 +73,7 @@ class TextTable(DataTable[Text]):
         titles = tuple(self._title(column) for column in columns)
         widths = self._widths_of(titles, rows)
         if titles == self._titles:
-            # What has become shorter leaves its room: columns that breathe can't be read.
+            # A column keeps its largest width, so that columns do not move.
             widths = tuple(map(max, widths, self._widths))
         places = fitting(columns, widths, self._room, self._first)
         alike = (titles, places) == (self._titles, self._places)
@@ -98,10 +98,6 @@ class TextTable(DataTable[Text]):
         in_part = last > self._first and places[last] < widths[last]
         return len(self.table.columns) - 1 - last + in_part
 
-    @property
-    def is_left(self) -> bool:
-        return self.cursor_row > 0 or self.scroll_y > 0
-
     def _widths_of(self, titles: Sequence[str], rows: Sequence[Row]) -> tuple[int, ...]:
         widths = []
         for place, title in enumerate(titles):
@@ -124,14 +120,14 @@ class TextTable(DataTable[Text]):
             self.add_column(_text(titles[place], self.table.columns[place], place), width=width)
         before = self._first > 1
         if before or behind:
-            # What stands aside is told in the corner: nothing else has room for it.
+            # Marks of hidden columns.
             marks = "\n".join(mark for mark, is_so in zip(_ASIDE, (before, behind), strict=True) if is_so)
             self.add_column(Text(marks), width=1)
         for row in rows:
             texts = [self._cell(row.cells[place], place, width) for place, width in places.items()]
             self.add_row(*texts, key=row.key)
         if at_line and rows:
-            # The row under the cursor, or what now stands where it was.
+            # The row under the cursor, or the one that is now in its place.
             line = next((i for i, row in enumerate(rows) if row.key == at_key), min(at_line, len(rows) - 1))
             self.move_cursor(row=line, animate=False, scroll=False)
             scroll_y = max(0, scroll_y + line - at_line)

@@ -1,4 +1,4 @@
-"""Views in the order of their tabs: required documents, and the tables made from them."""
+"""Views of `llmtap top` in the order of their tabs: the API documents that they need, and their tables."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,14 +50,12 @@ class View:
     path: str | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
-    """A row is an exchange, over or under way, that can be looked into."""
-    stands: bool = False
-    """Lines never change and newer ones come above: with the cursor among them nothing moves."""
+    """Rows are exchanges, ended or running, whose events can be shown."""
 
 
 EXPERIMENT: Final = "experiment"
 FINE: Final = frozenset({"complete", "refused", "client_cancelled", "client_error"})
-"""Outcomes that are nobody's failure; all others are the upstream's, or ours."""
+"""Outcomes that are no failure; all others are failures of the upstream or of llmtap."""
 _FIGURES: Final = (
     Column("n", "\nn"), Column("rps", "\nreq/s"),
     Column("ttft_p50", "TTFT\np50"), Column("ttft_p99", "TTFT\np99"),
@@ -166,9 +164,10 @@ def _row(one: dict[str, Any], width: int, window: object) -> Row:
 
 
 def sparkline(timeline: Sequence[object], cells: int, since: float, until: float) -> str:
-    """Tokens in each of `cells` equal parts of the time from `since` to `until`, by the largest of them.
+    """Draw the tokens in each of `cells` equal parts of the time from `since` to `until`.
 
-    `timeline` has `[t, tokens]`, in seconds; where tokens are not known an event counts as one.
+    Relative to the largest. `timeline` has `[t, tokens]`, in seconds; an event with unknown tokens counts as
+    one.
     """
     length = until - since
     if length <= 0 or cells < 1:
@@ -243,7 +242,7 @@ def _status(value: object) -> tuple[str, float | None]:
 def refusals_table(documents: Shown, width: int) -> ViewTable:
     summary = documents.summary
     parts = at(summary, "by", "tenant")
-    # A tenant may be called `all`, too.
+    # A tenant may also be called `all`.
     rows = [_cut_row("", Cell(ALL, ""), summary)] if "refusals" in summary else []
     for name, part in parts.items() if isinstance(parts, Mapping) else ():
         rows.append(_cut_row(f"tenant {name}", name_cell(name, name_chars(width)), part))
@@ -274,14 +273,15 @@ _TAP_COLUMNS: Final = (
     Column("about", "\nabout", number=False),
 )  # fmt: skip
 _POINTS: Final = {
-    "request": "from a request's last byte read to its last byte written",
-    "first_chunk": "from the answer's first read to its write",
-    "chunk": "the same of every chunk",
+    "request": "request: last byte read to last byte written",
+    "first_chunk": "response: first read to its write",
+    "chunk": "response: each read to its write",
 }
 _COUNTS: Final = {
     "opened": "exchanges started", "measured": "acknowledged by the meter",
-    "unsettled": "under way, or not acknowledged yet", "lost": "went down with the relay",
-    "connections": "of clients, open", "streams": "answers under way", "refused": "connections turned away",
+    "unsettled": "running, or not acknowledged yet", "lost": "lost when the relay died",
+    "connections": "open client connections", "streams": "responses in progress",
+    "refused": "rejected connections",
 }  # fmt: skip
 _PACKETS: Final = {"packets": "lost: the kernel had no room for them", "watched": "connections, by kind"}
 
@@ -292,7 +292,7 @@ def tap_table(documents: Shown, width: int) -> ViewTable:
         Row(f"{of}/{what}", (_cell(of), _cell(what), value, _cell(about))) for of, what, value, about in found
     ]
     return ViewTable(
-        _TAP_COLUMNS, rows, ("added: what the tap adds to a request's way, in ms; lag: of its loops",)
+        _TAP_COLUMNS, rows, ("added: latency added by llmtap, in ms; lag: delay of its event loops",)
     )
 
 
@@ -305,14 +305,14 @@ Line = tuple[str, str, Cell, str]
 
 def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     yield from _added(summary)
-    yield "stamps", "uncertainty", _ms(summary.get("uncertainty")), "ms; worst time a byte waited unread"
+    yield "stamps", "uncertainty", ms_cell(summary.get("uncertainty")), "ms; worst time a byte waited unread"
     uncertain, limit = at(summary, "uncertain", "n"), at(summary, "uncertain", "limit")
     yield "stamps", "uncertain", _count(uncertain), f"exchanges above {milliseconds(limit)} ms"
-    yield "loops", "lag max", _ms(at(summary, "window", "lag_max")), "ms; of any relay in the window"
+    yield "loops", "lag max", ms_cell(at(summary, "window", "lag_max")), "ms; of any relay in the window"
     for name, relay in _items(summary.get("relays")):
         yield from _relay(f"{at(relay, 'vantage') or 'relay'} {name}", relay)
     for kind, n in _items(summary.get("meter_errors")):
-        yield "meter", f"errors: {kind}", _count(n), "could not be measured"
+        yield "meter", f"errors: {kind}", _count(n), "exchanges or values not measured"
     for name, value in _items(summary.get("capture")):
         if isinstance(value, int | float | str | bool) and value != "":
             yield "capture", name, Cell(shown(value, TEXT_CHARS), str(value)), ""
@@ -329,7 +329,7 @@ def _added(summary: Mapping[str, Any]) -> Iterator[Line]:
 
 def _relay(of: str, relay: object) -> Iterator[Line]:
     connected, age = at(relay, "connected"), at(relay, "status_age")
-    spoke = f"spoke {age:.1f} s ago" if isinstance(age, int | float) else "has not spoken yet"
+    spoke = f"reported {age:.1f} s ago" if isinstance(age, int | float) else "no report yet"
     clock = f"{at(relay, 'clock') or '?'} clock, pid {at(relay, 'pid') or '?'}"
     yield of, "state", Cell("connected" if connected else "GONE", str(connected)), f"{spoke}; {clock}"
     for name, about in _COUNTS.items():
@@ -346,16 +346,16 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
     if isinstance(dropped, Mapping):
         total = sum(n for n in dropped.values() if isinstance(n, int))
         why = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items() if n)
-        yield of, "dropped", _count(total), why or "exchanges that went unmeasured: none"
+        yield of, "dropped", _count(total), why or "no exchange dropped"
     for url, up in _items(at(relay, "upstreams")):
-        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), "by the latest connection to it"
+        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), "by the latest connection"
     if isinstance(skipped := at(relay, "skipped"), Mapping):
         rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
-        yield of, "skipped", _count(sum(skipped.values())), rules or "requests that are not inference: none"
-    yield of, "lag max", _ms(at(relay, "lag_max")), "ms; since its last word"
+        yield of, "skipped", _count(sum(skipped.values())), rules or "no request that is not inference"
+    yield of, "lag max", ms_cell(at(relay, "lag_max")), "ms; since its last report"
     pending = at(relay, "tap_pending_bytes")
     if isinstance(pending, int):
-        yield of, "pending", Cell(format_bytes(pending), pending), "waits for the meter"
+        yield of, "pending", Cell(format_bytes(pending), pending), "queued for the meter"
     cpu, rss = at(relay, "cpu"), at(relay, "rss_bytes")
     if isinstance(cpu, int | float) and isinstance(rss, int):
         yield of, "memory", Cell(format_bytes(rss), rss), f"resident; {number(cpu, 3)} s of CPU so far"
@@ -371,7 +371,7 @@ _ALARM_COLUMNS: Final = (
 
 
 def slo_table(documents: Shown, width: int) -> ViewTable:
-    """A line for each burn-rate alarm of each class of tenants; alarms that fire come first."""
+    """Return a row for each burn-rate alarm of each class of tenants; firing alarms first."""
     rows = []
     for name, alarm, long, short in alarms(documents.summary):
         slo = at(documents.summary, "slo", name)
@@ -407,10 +407,6 @@ def _count(value: object) -> Cell:
     return Cell(f"{value:,}", value) if isinstance(value, int) else Cell("-")
 
 
-def _ms(seconds: object) -> Cell:
-    return Cell(milliseconds(seconds), seconds) if isinstance(seconds, int | float) else Cell("-")
-
-
 STREAMS_MAX: Final = 200
 EXCHANGES_MAX: Final = 200
 
@@ -424,7 +420,7 @@ VIEWS: Final = (
     ),
     View(
         "exchanges", "Exchanges", exchanges_table,
-        path=EXCHANGES, query={"limit": str(EXCHANGES_MAX)}, inspects=True, stands=True,
+        path=EXCHANGES, query={"limit": str(EXCHANGES_MAX)}, inspects=True,
     ),
     View("refusals", "Refusals", refusals_table, by="tenant"),
     View("tap", "Tap", tap_table),

@@ -272,17 +272,6 @@ async def test_news_come_before_all_else_of_a_batch_but_the_hello() -> None:
 
 
 @scene
-async def test_a_relay_may_start_before_its_meter() -> None:
-    async with channel(meter=False) as (traffic, meter):
-        assert [traffic.open()[1] for _ in range(3)] == [False] * 3
-        assert traffic.tap.ledger.dropped == {"no_meter": 3}
-        await meter.start()
-        await wait_until(lambda: meter.hellos)
-        traffic.whole()
-        await wait_until(lambda: traffic.tap.ledger.measured == 1)
-
-
-@scene
 async def test_drain_waits_for_the_meters_word() -> None:
     async with channel() as (traffic, meter):
         for _ in range(20):

@@ -271,18 +271,6 @@ async def test_words_and_acknowledgements_are_told_apart(step: int) -> None:
 
 
 @scene
-async def test_a_word_acknowledges_nothing() -> None:
-    async with listening() as (tap, meter, words):
-        whole(tap)
-        await wait_until(lambda: FrameKind.CLOSE in meter.exchange(1).kinds)
-        meter.say(CONTROL | 1)
-        await wait_until(lambda: words)
-        assert (tap.ledger.measured, tap.ledger.unsettled) == (0, 1)
-        meter.acknowledge()
-        await wait_until(lambda: tap.ledger.measured == 1)
-
-
-@scene
 async def test_the_arm_follows_the_exchanges_first_frame() -> None:
     async with listening() as (tap, meter, _):
         whole(tap)

@@ -76,15 +76,6 @@ def test_garbage_is_refused(garbage: bytes) -> None:
         list(BatchReader().feed(garbage))
 
 
-def test_garbage_behind_a_good_batch_is_refused_after_it() -> None:
-    good = packed(1, [(15, 0, 1, 0, b"{}")])
-    feed = BatchReader().feed(good + b"\0" * 64)
-    number, frames = next(feed)
-    assert (number, list(frames)) == (1, [(15, 0, 1, 0, b"{}")])
-    with pytest.raises(ValueError, match="not a tap batch"):
-        next(feed)
-
-
 def test_a_batch_beyond_the_bound_is_refused_before_it_is_read() -> None:
     head = bytearray(packed(1, []))
     struct.pack_into("=I", head, 8, BATCH_BYTES_MAX + 1)  # the length of the payload

@@ -49,15 +49,6 @@ def said(view: Experiments) -> dict[str, Any]:
 # ---------------------------------------------------------------- counting
 
 
-def test_without_an_experiment_there_is_nothing_to_say() -> None:
-    view = Experiments(None, ManualClock())
-    assert said(view) == {"state": "none"}
-    view.join(0, lambda word: pytest.fail("a word about nothing"))
-    view.assigned("a", "1", False)
-    ended(view, streamed(100), "a")
-    assert said(view) == {"state": "none"}
-
-
 def test_an_exchange_counts_in_its_arm_and_nowhere_else() -> None:
     view = viewed()
     for arm, unit in (("a", "1"), ("b", "2"), ("b", "3")):

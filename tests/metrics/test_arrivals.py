@@ -65,14 +65,6 @@ def test_all_at_once_has_ties_and_no_rate() -> None:
     assert figures([3, 3, 3], rate_rps=5).ks == 1
 
 
-def test_public_names_are_in_seconds() -> None:
-    found = figures([0, S // 2, S, 2 * S]).to_dict()
-    assert list(found) == [
-        "n", "span", "rate_rps", "gap_mean", "gap_min", "gap_cv", "ties", "ks", "autocorrelation",
-    ]  # fmt: skip
-    assert (found["span"], found["gap_min"], found["gap_mean"]) == (2, 0.5, 2 / 3)
-
-
 @given(TIMES.filter(lambda t: len(t) > 1), st.floats(1e-3, 1e3))
 def test_figures_agree_with_their_definitions(times: list[int], rate_rps: float) -> None:
     found = figures(times, rate_rps=rate_rps)

@@ -1,7 +1,7 @@
 """Intervals: exact where it can be worked out, and covering what they say where it is simulated."""
 
 from collections.abc import Callable
-from itertools import chain, pairwise
+from itertools import chain
 from math import comb, exp, log, sqrt
 from random import Random
 
@@ -30,13 +30,6 @@ LATENCIES = st.lists(st.floats(0, 1e4, allow_nan=False), min_size=1, max_size=60
 def binomial(n: int, p: float, low: int, high: int) -> float:
     """P(low <= B < high), by the definition."""
     return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(low, high))
-
-
-def test_it_is_told_as_json() -> None:
-    told = Interval(2.0, 1.0, 3.0, 40, 0.95, "Student's t").to_dict()
-    assert told == {
-        "value": 2.0, "low": 1.0, "high": 3.0, "n": 40, "level": 0.95, "method": "Student's t",
-    }  # fmt: skip
 
 
 # ---------------------------------------------------------------- quantiles
@@ -107,13 +100,6 @@ def test_the_figure_lies_within_its_interval_in_any_unit(values: list[float], p:
     doubled = quantile_interval([2 * value for value in ordered], p, level)
     assert doubled is not None
     assert (doubled.low, doubled.high) == (2 * found.low, 2 * found.high)
-
-
-def test_more_confidence_is_wider() -> None:
-    found = [quantile_interval(range(1_000), 0.9, level) for level in (0.5, 0.9, 0.95, 0.99)]
-    for one, next_ in pairwise(found):
-        assert one is not None and next_ is not None
-        assert next_.low <= one.low < one.high <= next_.high
 
 
 # ---------------------------------------------------------------- means and shares

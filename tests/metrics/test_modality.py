@@ -173,13 +173,6 @@ def test_the_ratio_is_the_drafts() -> None:
     assert shifted.kind == "exponential"
 
 
-def test_shapes_do_not_depend_on_the_unit() -> None:
-    values = np.random.default_rng(4).exponential(1, 5_000)
-    one, other = tail(values), tail(values / 1e3)
-    assert one.shape == pytest.approx(other.shape, abs=1e-3)
-    assert one.ratio == pytest.approx(other.ratio)
-
-
 def test_too_few_values_have_a_ratio_and_no_kind() -> None:
     found = tail([1.0, 2.0, 3.0])
     assert (found.kind, found.shape) == (None, None)

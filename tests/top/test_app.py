@@ -18,7 +18,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.top.app import TopApp
 from llmtap.top.client import TopOptions
 from llmtap.top.feed import FeedLink
-from llmtap.top.text_table import ROWS_MAX, TextTable
+from llmtap.top.text_table import TextTable
 from llmtap.top.views import VIEWS
 from tests.support.servers.fake_admin import FakeAdmin, a_stream, fake_admin, recorded
 from tests.support.traffic.exchanges import streamed
@@ -172,18 +172,6 @@ def test_sorting_goes_through_the_columns_and_turns() -> None:
     play(screenplay)
 
 
-def test_the_cursor_stays_on_its_row_while_rows_move() -> None:
-    async def screenplay(stage: Stage) -> None:
-        await stage.until(lambda: len(stage.row_keys()) == 3)
-        await stage.press("down", "down")
-        assert stage.table().key_under_cursor() == "initech"
-        await stage.press("s", "S")
-        assert stage.row_keys()[0] == "initech"
-        assert stage.table().key_under_cursor() == "initech"
-
-    play(screenplay)
-
-
 def test_a_filter_is_typed_kept_and_dropped() -> None:
     async def screenplay(stage: Stage) -> None:
         await stage.until(lambda: len(stage.row_keys()) == 3)
@@ -220,62 +208,6 @@ def test_an_exchange_is_inspected_event_by_event() -> None:
         assert stage.table().order is None
 
     play(screenplay)
-
-
-def test_a_long_exchange_is_shown_whole_and_a_long_table_says_that_it_goes_on() -> None:
-    documents = recorded(streamed(i, 300, tenant=f"t{i:03}") for i in range(1, ROWS_MAX + 3))
-
-    async def screenplay(stage: Stage) -> None:
-        await stage.until(lambda: len(stage.row_keys()) == ROWS_MAX)
-        assert f"the first {ROWS_MAX} of {ROWS_MAX + 2} lines" in stage.text("notes")
-        await stage.open("exchanges")
-        await stage.press("enter")
-        await stage.until(lambda: len(stage.app.screen_stack) == 2)
-        await stage.until(lambda: len(stage.row_keys("events")) == 301)
-
-    play(screenplay, documents)
-
-
-def newer(documents: dict[str, Any], first: int, last: int) -> None:
-    """What a meter that keeps 200 tells once the exchanges up to `last` have ended."""
-    made = recorded(streamed(i, 3) for i in range(first, last + 1))
-    documents["exchanges"], documents["events"] = made["exchanges"], made["events"]
-
-
-def test_the_newest_exchanges_are_followed_until_the_cursor_is_among_them() -> None:
-    documents = some()
-    newer(documents, 1, 60)
-
-    async def screenplay(stage: Stage) -> None:
-        async def polled() -> None:
-            asked = len(stage.fake.asked)
-            await stage.until(lambda: len(stage.fake.asked) > asked + 4)
-
-        await stage.open("exchanges")
-        for last in (60, 63, 90, 150):
-            newer(documents, max(1, last - 59), last)
-            await stage.until(lambda last=last: stage.row_keys()[0] == f"run.0.1-{last}")
-            assert stage.table().cursor_row == 0
-            assert stage.table().scroll_y == 0
-            assert "HELD" not in stage.text("notes")
-        await stage.press("down", "down")
-        assert "HELD as of" in stage.text("notes")
-        assert "home: the newest" in stage.text("notes")
-        before = stage.lines()[8:20]
-        for last in (151, 300):  # the second time the row under the cursor is not kept any more
-            newer(documents, last - 59, last)
-            await polled()
-            assert stage.table().key_under_cursor() == "run.0.1-148"
-            assert stage.lines()[8:20] == before
-        await stage.press("slash", *"148", "enter")
-        await stage.until(lambda: stage.row_keys() in (["run.0.1-148"], []))
-        await stage.press("escape", "home")
-        await stage.until(lambda: stage.row_keys()[0] == "run.0.1-300")
-        assert "HELD" not in stage.text("notes")
-        await stage.press("enter")
-        await stage.until(lambda: "run.0.1-300: complete" in stage.text("story"))
-
-    play(screenplay, documents)
 
 
 def test_a_row_that_is_held_stays_on_its_line_while_others_come_above() -> None:
@@ -364,7 +296,7 @@ def test_all_keys_are_told() -> None:
         for key in ("question_mark", "f1"):
             await stage.press(key)
             text = "\n".join(stage.lines())
-            for part in ("home", "left, right", "DISCONNECTED", "asks now"):
+            for part in ("home", "left, right", "DISCONNECTED", "refresh now"):
                 assert part in text, text
             await stage.press("w", "escape")
             assert len(stage.app.screen_stack) == 1
@@ -377,7 +309,7 @@ def test_all_keys_are_told() -> None:
 @pytest.mark.parametrize("size", [(50, 24), (80, 12)])
 def test_a_terminal_without_room_for_lines_says_so(size: tuple[int, int]) -> None:
     async def screenplay(stage: Stage) -> None:
-        await stage.until(lambda: "too small: 80x24" in "\n".join(stage.lines()))
+        await stage.until(lambda: "too small: use 80x24" in "\n".join(stage.lines()))
         await stage.pilot.resize_terminal(80, 24)
         await stage.until(lambda: "too small" not in "\n".join(stage.lines()))
         await stage.press("down")

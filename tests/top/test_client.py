@@ -35,16 +35,16 @@ async def test_each_refusal_says_what_it_is() -> None:
     async with fake_admin(recorded()) as fake:
         fake.status = 401
         assert (str(await refused(fake)), str(await refused(fake, "t"))) == (
-            "it asks for a token",
-            "the token is refused",
+            "a token is required",
+            "the token is wrong",
         )
         assert isinstance(await refused(fake), Denied)
         fake.status = 404
         assert isinstance(await refused(fake), NotThere)
         fake.status = 503
-        assert str(await refused(fake)) == "it answers 503: said so"
+        assert str(await refused(fake)) == "the answer is status 503: said so"
         fake.status, fake.body = 302, b"elsewhere"
-        assert str(await refused(fake, "t")) == "it answers 302"
+        assert str(await refused(fake, "t")) == "the answer is status 302"
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"\xff", b'{"a": ' * 100_000])

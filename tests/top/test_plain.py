@@ -73,7 +73,7 @@ async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
         assert (await wrong(fake.url)).place == "--admin"
         plain = await wrong(fake.url.replace("http:", "https:"))
         assert "does not speak it" in plain.problem
-        assert plain.hint == f"if it has no TLS: --admin {fake.url}"
+        assert plain.hint == f"without TLS: --admin {fake.url}"
         fake.status = 401
         denied = await wrong(fake.url)
         assert denied.place == "--token-env"
@@ -91,7 +91,7 @@ async def test_a_certificate_that_is_not_trusted_leads_to_the_option_for_it() ->
         in_clear = await wrong(fake.url)
     finally:
         await fake.stop()
-    assert "if it has TLS: --admin https://127.0.0.1:" in (in_clear.hint or "")
+    assert "with TLS: --admin https://127.0.0.1:" in (in_clear.hint or "")
     assert (error.place, "certificate not trusted" in error.problem) == ("--ca", True)
     assert "--ca FILE" in (error.hint or "")
     assert "llmtap proxy" not in (error.hint or "")

@@ -15,7 +15,6 @@ from llmtap.top.table import (
     ms_cell,
     ordered,
     shown,
-    unique,
 )  # fmt: skip
 
 TEXT = st.text(max_size=200)
@@ -76,10 +75,6 @@ def test_figures_fit_whole_or_not_and_the_last_text_in_part() -> None:
     assert fitting(columns, widths, 25 + TEXT_CELLS_MIN) == {0: 10, 1: 8, 2: 8}
     assert fitting(columns, widths, 60, first=3) == {0: 10, 3: 40}
     assert fitting([], [], 10) == {}
-
-
-def test_a_key_comes_once() -> None:
-    assert [r.cells[1].text for r in unique([row("a", 1.0), row("a", 2.0)])] == ["1.0"]
 
 
 def test_cells_of_what_is_not_there_are_empty() -> None:

@@ -1,14 +1,13 @@
-"""Chained, salted hashes of prompt blocks: show what prompts share without storing text.
+"""Hash the blocks of a prompt, so that captures show what prompts share without storing text.
 
-The id of a block is a keyed BLAKE2b of the id before it and of the block: two prompts have the same first n
-ids exactly when their first n blocks agree in text, roles, pictures and tools. Blocks count text; roles and
-marks (`exchange/prompt.py`) are hashed at their place, at a border of blocks with the next one. By tokens
-each message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
+The id of a block is a keyed BLAKE2b of the block and of the id before it: two prompts have the same first n
+ids exactly when their first n blocks agree in text, roles, pictures and tools. Roles and other marks
+(`exchange/prompt.py`) are hashed with the block that begins at or after them. With tokens as unit, each
+message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
 
 Source: Mooncake's trace (a hash id stands for a block and all before it); RFC 7693.
 """
 
-import secrets
 from array import array
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -16,22 +15,17 @@ from typing import Final, Literal, NamedTuple
 
 from llmtap.exchange.prompt import ID_BYTES, PromptMessage, PromptShape
 
-__all__ = ["CHAIN_BYTES", "BlockHasher", "Blocks", "chain", "new_salt"]
+__all__ = ["CHAIN_BYTES", "BlockHasher", "Blocks", "chain"]
 
 CHAIN_BYTES: Final = 16
-"""Of a conversation's digest: two conversations of 10^9 agree by chance with 10^-21."""
+"""Of a conversation's digest: among 10^9 conversations two agree by chance with probability 10^-21."""
 _ID_BYTES: Final = 8
-"""A block's id is a signed 64-bit column. Among 10^8 blocks two agree by chance with 3 in 10,000."""
-_SALT_BYTES: Final = 32
+"""A block's id is a signed 64-bit column. Among 10^8 blocks two agree by chance with probability 3 in
+10,000."""
 _TOKENISE_CHARS_MAX: Final = 1 << 20
 """A text beyond this takes a tokenizer a second or more, and fits no context."""
 
 Tokenize = Callable[[str], Sequence[int]]
-
-
-def new_salt() -> bytes:
-    """Return a salt for one capture. It allows to test guesses of a prompt: keep it in memory only."""
-    return secrets.token_bytes(_SALT_BYTES)
 
 
 class Blocks(NamedTuple):

@@ -1,9 +1,11 @@
-"""Coarse sizes and times, for the level `coarse`: against guesses of a text by token lengths or keystrokes.
+"""Round the sizes and times of capture rows at the level `coarse`, so that they reveal less of the text.
+
+An attacker can guess text by the lengths of tokens or by the times of keystrokes.
 
 - Offsets and think times are rounded down to steps of `time_us`, arrivals to steps of `arrival_us`.
 - Sizes and token counts are rounded up to a multiple of half of their power of two, and of `bytes` or
   `tokens`: at most 50 % or one such step more, and at most two values between a size and its double.
-- Events of one class in one step are one event; its size is that of all.
+- Events of one class in one step become one event with the size of all of them.
 - Exact copies of these values (counts of events and reads, usage, times of the server) are left out.
 
 `benchmarks/privacy` measures what an attacker still learns.

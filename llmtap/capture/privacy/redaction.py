@@ -109,7 +109,7 @@ class _Walk:
         return out
 
     def _secret(self, value: Any, *, schema: bool) -> Any:
-        """Return the mark of a value whose name says that it is secret."""
+        """Return the mark of a value whose name marks it as secret."""
         if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
             return value
         if schema and isinstance(value, dict):  # a tool has a parameter of this name: it is no value

@@ -1,21 +1,21 @@
-"""Link the requests of a conversation, with the think time between them.
+"""Find the conversation that a request belongs to, its parent request, and the think time between them.
 
-A conversation is `explicit`: the request names it, in a header or a field of its body; or `prefix`: the
+A conversation is `explicit` if the request names it, in a header or a field of its body; or `prefix` if the
 request's first k messages are all the messages of an earlier one, for the longest such k. Tenants are never
 mixed. A request without messages and name has no session.
 
-- A branch (the same request again, or with another last message) stays in its session and has the parent, and
-  so the number, of what it branches from: a number is the depth in the conversation, not a count. A first
-  message that is sent again opens another session, because it may be another person's.
-- Of earlier exchanges with the same messages, those come first that nothing has followed and that had ended
-  when the request arrived; then one that was followed, after the same answer; of equals the latest.
+- A branch (the same request again, or with another last message) stays in the session of its parent. The
+  number of a turn is its depth in the conversation, not a count. A first message that is sent again opens
+  another session, because it may be from another person.
+- Among earlier exchanges with the same messages, one is preferred that has no follower and that had ended
+  when the request arrived; then one with a follower after the same answer; then the latest.
 - With an explicit id the parent is found in the same way among the session's exchanges, else (the server
   keeps the history) it is the latest that had ended.
-- The first exchange of a conversation that names the one that started it (a subagent's) has as its parent the
-  latest exchange there that had ended. It is turn 0 all the same.
-- Think time runs from the end of the parent's answer to the arrival; None where that end is not known, or
-  came later. Between the last token and that end it is 0: a fast agent asks before our last write has
-  returned. Stamps of one relay are compared by its monotonic clock, others by the wall clock.
+- The first exchange of a conversation that names the conversation which started it (as a subagent's does) has
+  as its parent the latest exchange there that had ended. Its number is 0 all the same.
+- Think time runs from the end of the parent's answer to the arrival; None where that end is unknown or
+  later. Between the last token and that end it is 0: a fast agent may ask before our last write has returned.
+  Times of one relay are compared by its monotonic clock, others by the wall clock.
 
 Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`.
 Source: Bailian's trace numbers turns by depth under a parent, too.
@@ -36,31 +36,31 @@ from llmtap.protocol.http1 import Headers, header_value
 __all__ = ["Keys", "Sessions"]
 
 _IDLE_NS: Final = 3_600_000_000_000
-"""An hour: who comes back later finds no cache, and begins a session."""
+"""An hour: after it the server's cache is gone, and a request begins a new session."""
 _EXCHANGES_MAX: Final = 100_000
 """An hour of 28 requests a second, in some 60 MB."""
 _SAME_MAX: Final = 256
-"""Exchanges remembered for one key, searched in 0.1 ms: a probe may ask the same all day."""
+"""Exchanges remembered for one key (a search of 0.1 ms): a health probe may send the same request all day."""
 _TAG_BYTES: Final = 8
 _NAME_BYTES: Final = 8
 
 
 @dataclass(slots=True)
 class Keys:
-    """What a request says of its conversation, as digests."""
+    """Digests by which the conversation of a request is found."""
 
     named: bytes | None = None
     starter: bytes | None = None
-    """Of the id of the conversation that started it, such as that of a subagent's caller."""
+    """Digest of the id of the conversation that started this one, for example of a subagent's caller."""
     chain: list[bytes] = field(default_factory=list)
     """Of its messages, as in `blocks.chain`; empty where it has no conversation."""
     by: str | None = None
-    """`tool` where all that follows the last answer are results of tools, else `human`."""
+    """`tool` if all messages after the last answer are results of tools, else `human`."""
 
 
 @dataclass(slots=True, eq=False)
 class _Seen:
-    """An exchange that may be followed."""
+    """An exchange that a later one may follow."""
 
     keys: tuple[bytes, ...]
     session: str
@@ -69,12 +69,12 @@ class _Seen:
     relay: str
     ended_ns: int | None
     ended_wall_ns: int
-    """Of the end, or of the arrival where the end is not known."""
+    """End, or arrival if the end is unknown."""
     closing_ns: int
-    """Before the end, for so long, the client may have had the whole answer."""
+    """Time before the end in which the client may already have had the whole answer."""
     answered: bool
     followed: bytes | None = None
-    """The conversation with this one's answer, as the first turn after it had it."""
+    """Digest of the conversation with this answer, as the first follower sent it."""
 
 
 class Sessions:
@@ -110,7 +110,7 @@ class Sessions:
         return len(self._order)
 
     def keys(self, headers: Headers, prompt: PromptShape | None) -> Keys:
-        """At the end of a request, while its text is at hand."""
+        """Return the digests of a request, at its end, while its text is available."""
         keys = Keys(self._name_in(headers, prompt), self._digest_of(headers, self._parents))
         if prompt is not None and prompt.chat:
             keys.chain = chain(prompt, self._salt)
@@ -118,7 +118,7 @@ class Sessions:
         return keys
 
     def turn(self, x: Exchange, keys: Keys) -> Turn | None:
-        """At the end of the exchange: its place; from now on it may be followed. None: it has no session."""
+        """Return the place of an exchange at its end, and remember it; None: it has no session."""
         if keys.named is None and not keys.chain:
             return None
         tag = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TAG_BYTES)
@@ -154,7 +154,7 @@ class Sessions:
         )
 
     def _parent(self, x: Exchange, links: list[bytes], tag: bytes, own: list[_Seen] | None) -> _Seen | None:
-        """The exchange that this one goes on from. `own`: those of the session it names, if it names one."""
+        """Return the exchange that this one follows; `own`: exchanges of the session that it names."""
         for k in range(len(links) - 2, -1, -1):
             found = self._by_key.get(tag + links[k])
             if found and own is not None:
@@ -175,7 +175,7 @@ class Sessions:
         self._order.append(seen)
 
     def _forget(self, until_wall_ns: int) -> None:
-        """Those that ended before then, and one if there are as many as there may be."""
+        """Forget exchanges that ended before this time, and one more if the limit is reached."""
         while self._order:
             seen = self._order[0]
             if len(self._order) < self._exchanges_max and seen.ended_wall_ns >= until_wall_ns:
@@ -224,7 +224,7 @@ def _preference(seen: _Seen, answer: bytes, x: Exchange) -> tuple[int, int]:
 
 
 def _end_ns(x: Exchange) -> int | None:
-    """When the client had the answer: all of it, or what it had when it left."""
+    """Return when the client had the answer, or the part of it that came before it left."""
     t = x.timeline
     for end_ns in (t.delivered_ns, t.response_end_ns, t.last_token_ns):
         if end_ns is not None:
@@ -233,7 +233,7 @@ def _end_ns(x: Exchange) -> int | None:
 
 
 def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
-    """From the last token (or byte, where there was none) to the end of an answer that was all there."""
+    """Return the time from the last token (or byte) to the end of a complete answer."""
     t = x.timeline
     if ended_ns is None or t.response_end_ns is None:
         return 0
@@ -252,7 +252,7 @@ def _think_ns(parent: _Seen, x: Exchange) -> int | None:
 
 
 def _by(messages: list[PromptMessage]) -> str | None:
-    """Who had the last word before the model. What an operator's program put in between is nobody's."""
+    """Return the author of the last messages; messages that the operator's program added do not count."""
     last = None
     for message in reversed(messages):
         if message.role == "assistant":

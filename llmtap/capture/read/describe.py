@@ -29,7 +29,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class CapturedWorkload:
-    """Sums up batches. `wall`: arrivals are moments in time, not offsets from a trace's own zero."""
+    """Statistics of a capture's workload, batch by batch; `wall`: arrivals are wall times, not offsets."""
 
     def __init__(self, *, wall: bool = True) -> None:
         self.rows = 0
@@ -91,29 +91,27 @@ class CapturedWorkload:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last end."""
         first_ns = self._first_ns()
         return 0.0 if first_ns is None or self._last_end_ns is None else (self._last_end_ns - first_ns) / 1e9
 
     @property
     def mode(self) -> str:
-        """How the load was made: `open` where somebody had planned when each was to be sent."""
+        """`open` if every row has a planned send time, else `recorded`."""
         return "open" if self._scheduled and self._scheduled == self.rows else "recorded"
 
     @property
     def ends_known(self) -> bool:
-        """Of some row at least: else nobody can tell how many ended in a second."""
         return self._ended > 0
 
     def window(self) -> dict[str, object]:
-        """The span as a Summary tells it."""
+        """Return the span in the form of a Summary's window."""
         return {
             "name": "capture", "seconds": self.span_s, "start": self._date(self._first_ns()),
             "end": self._date(self._last_end_ns),
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON: seconds, tokens, shares; null where nothing told it."""
+        """Return public JSON: seconds, tokens, shares; null if unknown."""
         return {
             "rows": self.rows,
             "levels": self._counts.get("level", {}),
@@ -206,7 +204,7 @@ def _figures(values: Any, unit: float = 1) -> dict[str, object]:
 
 
 GROUPS_MAX: Final = 1_000
-"""Of each label: a summary takes some KB, and sessions come by the million. The rest is `other`."""
+"""Groups of a label, each some KB; sessions can be millions. The rest is `other`."""
 _LABELS: Final[dict[str, Callable[[Exchange], str | None]]] = {
     "tenant": lambda x: x.tenant,
     "model": lambda x: x.model,
@@ -227,7 +225,7 @@ class TenantClass:
 
 
 class _Groups:
-    """A summary for each value of a label, of parts that are each judged by one class."""
+    """Summaries by value of a label, each split by the class that judges its exchanges."""
 
     def __init__(self, of: Callable[[Exchange], str | None], class_of: Callable[[str], TenantClass]) -> None:
         self._of, self._class_of = of, class_of
@@ -266,14 +264,14 @@ def describe(
     """A Summary as JSON, with `capture` (what it is) and `workload` beside it.
 
     Args:
-        infos: what the files say of themselves.
+        infos: metadata of the files.
         batches: all rows, in the whole schema.
         by: some of BY, to have the same for each tenant, model, ...
         objectives: what the exchanges are judged by, without `class_of`.
         class_of: class of a tenant; `by` then has `class`, too.
         percentiles: further ones of each metric, by name.
         reader: whose user idle latency and smooth goodput are computed, without `class_of`.
-        progress: told the rows done, now and then.
+        progress: called with the number of rows done.
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
@@ -308,7 +306,7 @@ def describe(
     total = whole.summaries().get("all") or Summary(objectives, reader)
     out = total.to_dict(window, seconds, mode, parts, percentiles=percentiles)
     if unknown:
-        # A trace that tells no outcome says nothing of how its exchanges ended.
+        # A trace without outcomes does not show how its exchanges ended.
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]
         outcomes["unknown"], outcomes["complete"] = unknown, outcomes["complete"] - unknown
         out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}

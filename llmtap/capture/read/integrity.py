@@ -1,13 +1,14 @@
-"""Find the missing exchanges of a capture, from its row numbers and the counts of its relays.
+"""Find the exchanges that a capture lacks, from its row numbers and the counts of its relays.
 
-Each relay numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). From these:
+Each relay (process that forwards traffic) numbers its exchanges from 1 and reports its counts
+(`schema.CaptureLedger`). From these:
 
-- Missing: numbers from 1 to the highest known one that no row has, less the running ones.
+- Missing: numbers from 1 to the highest known one that no row has, without those still running.
 - Running: exchanges under way at the last report of a capture that is not closed.
-- Explained: by counts of drops, exact up to the relay's last report, and of exchanges under way then or begun
-  since, which may have ended without a row.
+- Explained: by counts of drops, exact up to the relay's last report, and by exchanges that were under way
+  then or began later, which may have ended without a row.
 - `unexplained`: the rest, lost with a killed meter, a damaged spool, or a file that was deleted or not read.
-- The tail, begun after the relay's last report and last row, is unknown. A capture closed in order has none.
+- The tail, begun after the relay's last report and last row, is unknown. A capture that was closed has none.
 """
 
 from collections.abc import Iterable, Sequence

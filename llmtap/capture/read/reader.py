@@ -386,7 +386,7 @@ def _opened_spool(found: _Found) -> CaptureFile:
         raise CaptureError(found.name, f"cannot be read as a spool: {exc}") from None
     except (pa.ArrowException, msgspec.MsgspecError) as exc:
         raise CaptureError(found.name, f"cannot be read as a spool: {_first_line(exc)}") from None
-    # As the file will say that is made of it.
+    # As in the metadata of the file that will be made of it.
     info = msgspec.structs.replace(
         contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
     )

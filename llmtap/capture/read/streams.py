@@ -1,4 +1,4 @@
-"""Read and write trace files, also `.gz` and `.zst`; written files appear only when complete.
+"""Read and write files, plain or compressed (`.gz`, `.zst`); a written file appears only when it is complete.
 
 A new file is readable by its owner alone; one that replaces a file keeps its mode.
 """
@@ -26,11 +26,11 @@ _CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _ENDINGS: Final = {".gz": "gzip", ".zst": "zstd"}
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes read so far, as they lie on the disk, and how many there are, if that is known."""
+"""Called with the bytes read so far, as stored on disk, and their total number, if known."""
 
 
 class _CountedInput(io.RawIOBase):
-    """Passes reads through, and counts them."""
+    """Raw input that counts the bytes read."""
 
     def __init__(self, file: BinaryIO, total: int | None, progress: Progress | None) -> None:
         self._file = file
@@ -62,7 +62,7 @@ class _CountedInput(io.RawIOBase):
 
 
 class _Prefixed(io.RawIOBase):
-    """What was read already, and then the rest."""
+    """Input that first returns the bytes that were already read."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = head
@@ -87,11 +87,11 @@ class InputFile:
         """What it begins with, decompressed."""
         self.stream = stream
         self.seekable = seekable
-        """Whether `stream` can go back, as Parquet needs it."""
+        """Whether `stream` can seek, as Parquet needs it."""
 
     @property
     def size(self) -> int:
-        """Bytes as they lie on the disk; of a pipe, those that were read."""
+        """Size on disk in bytes; for a pipe, the bytes read so far."""
         return self._raw.bytes if self._raw.total is None else self._raw.total
 
 
@@ -113,7 +113,7 @@ def opened(source: str, head_bytes: int, progress: Progress | None = None) -> It
             return
         plain: Any = io.BufferedReader(_Prefixed(head, raw), _BUFFER_BYTES)  # type: ignore[arg-type]
         if codec is not None:
-            # pa.NativeFile reads like a raw file, and says so.
+            # pa.NativeFile has the interface of a raw file.
             plain = io.BufferedReader(pa.CompressedInputStream(plain, codec), _BUFFER_BYTES)
         head = _read_up_to(plain, head_bytes)
         again = io.BufferedReader(_Prefixed(head, plain), _BUFFER_BYTES)
@@ -121,7 +121,7 @@ def opened(source: str, head_bytes: int, progress: Progress | None = None) -> It
 
 
 def _read_up_to(file: Any, n: int) -> bytes:
-    """As many bytes as there are, at most n: a pipe gives them in pieces."""
+    """Read up to n bytes; a pipe may return them in pieces."""
     data = b""
     while len(data) < n and (more := file.read(n - len(data))):
         data += more
@@ -129,7 +129,7 @@ def _read_up_to(file: Any, n: int) -> bytes:
 
 
 class _Output(io.RawIOBase):
-    """Counts what is written. Closing it, as codecs do with what they write to, closes nothing."""
+    """Output that counts the bytes written and ignores `close`, which codecs call."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -162,10 +162,10 @@ class NewFile:
 
 @contextmanager
 def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
-    """A file that appears at `target` when the block is left without an exception, and not at all otherwise.
+    """Context of a file that appears at `target` only if the block ends without an exception.
 
-    Compressed where the name ends so. Standard output is written at once. Raises OSError, and ConfigError
-    where there is something at `target` already that is not to be replaced.
+    The name's ending decides about compression. Standard output is written at once. Raises OSError, and
+    ConfigError if `target` exists and is not to be replaced.
     """
     if target == STANDARD:
         output = _Output(sys.stdout.buffer)

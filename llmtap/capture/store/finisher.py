@@ -1,9 +1,9 @@
-"""Thread that converts closed spools to Parquet files, delivers them, and limits the size of local files.
+"""Thread that converts closed spools (crash-safe row files) to Parquet, delivers and bounds the files.
 
 A spool is removed only when its file is durable; until then everything may be repeated under the same name,
 so a kill at any point leaves no row twice. While the disk or the store does not take files, spools wait, and
 the first is retried with growing pauses. A faulty spool (of a newer llmtap, unreadable) is reported once and
-left. A spool without rows becomes a file only if its ledger or its damage tells of missing exchanges.
+left. A spool without rows becomes a file only if its ledger or its damage shows missing exchanges.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Finisher:
         """`kept(name, bytes)` is called for each file that is in its place."""
         self.counts = Finished()
         self.told = CaptureLedger()
-        """Ledger of the newest file of our own spools: a recovered one may be of another capture."""
+        """Ledger of the newest file of our own spools; a recovered spool may be of another capture."""
         self.problem: str | None = None
         """Why files do not reach their place now: one sentence, without secrets."""
         self._place = place
@@ -101,7 +101,6 @@ class Finisher:
             self._wake.notify()
 
     def kick(self) -> None:
-        """Try again at once."""
         with self._wake:
             self._kicked = True
             self._wake.notify()
@@ -235,7 +234,7 @@ class Finisher:
 
 
 def _tells(contents: SpoolContents) -> bool:
-    """Whether a spool without rows tells of missing exchanges."""
+    """Return whether the ledger or damage of a spool without rows shows missing exchanges."""
     ledger = contents.ledger
     return bool(
         ledger.dropped
@@ -245,7 +244,7 @@ def _tells(contents: SpoolContents) -> bool:
 
 
 _OURS: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4,8}\.parquet")
-"""Only what we may have made is counted, and deleted at the bound."""
+"""Only files with such names are counted, and deleted at the limit."""
 
 
 class LocalFiles:

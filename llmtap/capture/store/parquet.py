@@ -116,7 +116,7 @@ def check_place(to: str | Path) -> Place:
         place = open_place(str(to))
         if place.folder is not None:
             make_folder(place.folder)
-            # Of a file system that takes no writes, permissions do not tell.
+            # Permissions do not show that a file system is read-only.
             with tempfile.TemporaryFile(prefix=".llmtap-", dir=place.folder):
                 pass
     except ConfigError as exc:

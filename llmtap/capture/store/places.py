@@ -244,7 +244,7 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
     scheme, found, host = endpoint.partition("://")
     options: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
-        # Its documentation says that Linux ignores it; it does not (pyarrow 26): the SDK's own would be 3 s.
+        # Contrary to its documentation, it has an effect on Linux (pyarrow 26); the SDK's default is 3 s.
         "request_timeout": REQUEST_TIMEOUT_S,
         # One: we try again ourselves, with a longer breath.
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),

@@ -1,11 +1,11 @@
-"""Conversion of Exchanges to rows of a capture, and back.
+"""Convert Exchanges to rows of a capture (Arrow record batches), and back.
 
-It runs in the meter's encoder thread for every exchange, so C functions gather the values and Arrow's compute
-them: the event logs of a batch are joined as bytes.
+The meter's encoder thread runs it for every exchange, so C functions gather the values and Arrow computes the
+columns: the event logs of a batch are joined as bytes.
 
 - Offsets and durations are whole microseconds, rounded down; `uncertainty_us` is a bound and rounded up.
-- No input can stop a row: invalid Unicode is replaced, a number that does not fit its column is null.
-- This module alone decides which level writes which column (FORMAT.md).
+- No input can stop a row: invalid Unicode is replaced, a number that does not fit its column becomes null.
+- This module alone decides which privacy level writes which column (FORMAT.md).
 """
 
 import json
@@ -48,7 +48,7 @@ _PLAIN: Final = {
     "output_tokens": "tokens.output", "reasoning_tokens": "tokens.reasoning",
     "cached_tokens": "tokens.cached",
 }  # fmt: skip
-"""Columns that hold an attribute as it is."""
+"""Columns that hold an attribute unchanged."""
 _STAMPS: Final = {
     "scheduled_us": "scheduled_ns",
     **{f"{name}_us": f"timeline.{name}_ns" for name in (
@@ -80,10 +80,10 @@ _NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
 _SOURCES: Final = {source: None if source is TokenSource.NONE else source.value for source in TokenSource}
 
 _JSON_BYTES_MAX: Final = 64 << 10
-"""A provider's usage is some hundred bytes; longer than this is no usage."""
+"""A provider's usage has some hundred bytes."""
 _WORD_CHARS_MAX: Final = 64
 _SUSPECT: Final = re.compile(rb'[^!-~]|\\|[^"]{%d}' % (_WORD_CHARS_MAX + 1))
-"""Of compact JSON: there may be a text in it. Numbers and short words have no blank and no escape."""
+"""Matches compact JSON that may contain text: numbers and short words have no blank and no escape."""
 _WORD: Final = re.compile(rf"[!-~]{{1,{_WORD_CHARS_MAX}}}")
 _DEPTH_MAX: Final = 8
 _ROLE: Final = re.compile(r"[A-Za-z_-]{1,24}")
@@ -91,7 +91,7 @@ _ROLE: Final = re.compile(r"[A-Za-z_-]{1,24}")
 _to_json: Final = msgspec.json.Encoder().encode
 _from_json: Final = msgspec.json.Decoder().decode
 _clean: Final = lru_cache(4_096)(clean_path)
-"""The observer has done it; rows made of other exchanges are held to the same. Paths are few."""
+"""The observer has cleaned its paths already; exchanges from elsewhere have not. There are few paths."""
 
 
 def to_batch(
@@ -322,7 +322,7 @@ def _wordy(value: Any, depth: int) -> Any:
 
 
 def _set_part(x: Exchange, name: str) -> None:
-    """Set the numbers of a response of a session, which its id has."""
+    """Set the numbers of a response of a session, from its id."""
     seq, _, part = name.removeprefix(f"{x.relay}-").partition(".")
     if x.relay and seq.isdecimal() and part.isdecimal():
         x.seq, x.part = int(seq), int(part)
@@ -355,7 +355,7 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
 
 
 def _fill(x: Exchange, row: dict[str, Any]) -> None:
-    """All that stands in one column each."""
+    """Set what is in one column each."""
     for name, attribute in _PLAIN.items():
         if "." not in attribute and row[name] is not None:
             setattr(x, attribute, row[name])
@@ -432,12 +432,12 @@ def _logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[EventLog]:
 
 
 def _codes(names: pa.Array) -> pa.Array:
-    """Of the classes; a name that we do not know is metadata."""
+    """Return class codes; an unknown name becomes metadata."""
     return pc.fill_null(pc.index_in(names, value_set=_NAMES), int(EventClass.METADATA)).cast(pa.uint8())
 
 
 def _cut(column: pa.Array, code: str, work: Any = None) -> "list[array[int] | None]":
-    """The lists of a column as arrays of the type `code`; `work` is done once, on all their values."""
+    """Return the lists of a column as arrays of type `code`; `work` runs once, on all their values."""
     flat = column.flatten()
     if work is not None:
         flat = work(flat)

@@ -1,4 +1,4 @@
-"""Append-only spool file that keeps rows safe until they are in a Parquet file.
+"""Crash-safe, append-only file (spool) that holds rows until they are in a Parquet file.
 
 A spool is a sequence of frames:
 
@@ -6,15 +6,14 @@ A spool is a sequence of frames:
     length u32 | unpacked length u32 | crc32 u32 | payload of `length` bytes
 
 little-endian; the checksum covers the header before it and the payload, so that garbage never becomes a row.
-The first frame is the head: the CaptureInfo as JSON and the Arrow schema, by which a newer tap reads the
+The first frame is the head: the CaptureInfo as JSON and the Arrow schema, with which a newer llmtap reads the
 spool of an older one. A batch frame holds one Arrow IPC message, packed by zstd as a whole: with Arrow's own
-packing, one buffer at a time, a batch of one row took 2.6 ms and 12 KB instead of 0.33 ms and 3 KB, one of
-100 rows twice the time. A note frame holds a Ledger as JSON.
+packing of single buffers, a batch of one row took 2.6 ms and 12 KB instead of 0.33 ms and 3 KB. A note frame
+holds a ledger as JSON.
 
-A reader skips a broken frame to the next whole one. Frames are read with `pread`: on a bad disk a mapping
-into memory kills the process (SIGBUS). One process writes to a spool's folder and holds its lock. A meter
-that drains its relays while its successor goes on with the capture writes to `aside-<pid>` in it, with its
-own lock.
+A reader skips a broken frame to the next whole one. Frames are read with `pread`: on a bad disk a memory
+mapping kills the process (SIGBUS). One process writes to a spool's folder and holds its lock. A meter that
+drains its relays while its successor continues the capture writes to `aside-<pid>` in it, with its own lock.
 """
 
 import fcntl
@@ -52,7 +51,7 @@ _MAGIC: Final = b"LTSP"
 _HEADER: Final = struct.Struct("<4sBxHIIIII")
 _CRC_AT: Final = _HEADER.size - 4
 _PAYLOAD_BYTES_MAX: Final = 1 << 30
-"""Of a frame, packed or not: a batch is a few MB; a longer one is damage."""
+"""Of a frame, packed or not. A batch has a few MB; a longer frame is damage."""
 _SCAN_BYTES: Final = 1 << 20
 """Read at once while looking for the next whole frame."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
@@ -212,7 +211,7 @@ class SpoolContents:
 def read_spool(path: Path) -> SpoolContents:
     """Find the whole frames of a spool.
 
-    Raises CaptureVersionError if a newer tap wrote it, SpoolError if it cannot be read.
+    Raises CaptureVersionError if a newer llmtap wrote it, SpoolError if it cannot be read.
     """
     frames: list[int] = []
     head: tuple[CaptureInfo, pa.Schema] | None = None
@@ -248,7 +247,7 @@ def read_spool(path: Path) -> SpoolContents:
     if head is not None:
         contents.info, contents._schema = head
     elif frames and version != VERSION:
-        # Without its head nobody knows the columns of an older version.
+        # Without its head the columns of an older version are unknown.
         lost_batches += len(frames)
         frames, contents.rows = [], 0
     contents._frames = frames
@@ -261,7 +260,7 @@ class _Frame(NamedTuple):
     kind: int
     version: int
     before: int
-    """Batches written before it: a gap tells how many are lost."""
+    """Batches written before it: a gap is the number of lost ones."""
     rows: int
     unpacked: int
     payload: bytes

@@ -1,15 +1,15 @@
-"""Store of a capture: the open spool, and the files that closed spools become.
+"""Store of a capture: writes rows to the open spool, and hands closed spools to the finisher.
 
-Rows are safe once `append` returns True. What prevents it (a full disk, a folder that is gone or read-only,
-the bound on the total) is a named `problem`: the caller keeps the batch and tries again.
+Rows are safe once `append` returns True. A reason against writing (a full disk, a folder that is gone or
+read-only, the limit of the total size) is a named `problem`: the caller keeps the batch and tries again.
 
-A lock in the spool's folder keeps two taps from recovering each other's live spools. A file has the name of
-its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`, sorted by time and never used twice.
+A lock in the spool's folder prevents that two processes recover each other's live spools. A file has the name
+of its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`, sorted by time and never used twice.
 
-As much disk as the largest spool takes stays free, so that spools can become files. Spools and local files
-together are bounded; the size of a batch is estimated by how well earlier ones could be packed. A ledger
-without rows is written despite the bound and that reserve, so that a paused capture can report its losses; a
-spool of ledgers alone is replaced when it has grown.
+Disk space of the largest spool stays free, so that spools can become files. Spools and local files together
+are bounded; the size of a batch is estimated by the compression of earlier ones. A ledger without rows is
+written despite the limit and that reserve, so that a paused capture can report its losses; a spool of ledgers
+alone is replaced when it has grown.
 """
 
 import errno
@@ -49,14 +49,14 @@ log = logging.getLogger(__name__)
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 LOOK_AGAIN_NS: Final = 1_000_000_000
 MARGIN_BYTES: Final = 128 << 10
-"""Left free beside a spool's worth, for ledgers and the 15 KB that any Parquet file takes."""
+"""Left free beside the size of a spool, for ledgers and the 15 KB that any Parquet file takes."""
 NOTES_BYTES: Final = 32 << 10
-"""Of the bound on the total, for ledgers without rows: a spool's head takes 6 KB, a file of it 3 KB."""
+"""Share of the limit for ledgers without rows: a spool's head takes 6 KB, a file of it 3 KB."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
 LOOK_NOW_AND_THEN_NS: Final = 10_000_000_000
 _HEAD_BYTES: Final = 6 << 10
 _FRAME_BYTES: Final = 1 << 10
-"""Of a batch, whatever is in it: what Arrow says of 100 columns, packed, and the ledger behind it."""
+"""Fixed cost of a batch: Arrow's description of 100 columns, packed, and the ledger behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,6 @@ class StoreState:
     """Rows of spools that were removed before they became files."""
     problem: str | None
     files_problem: str | None
-    """Why files do not reach their place now: one sentence."""
 
 
 def spool_folder(options: CaptureOptions) -> Path:
@@ -258,7 +257,7 @@ class Store:
                 self._pause("disk_full" if full else "folder", exc.strerror or str(exc))
             return False
         self._rows += batch.num_rows
-        # That a ledger has room does not say that rows have.
+        # Room for a ledger does not mean room for rows.
         if self.problem is not None and (batch.num_rows or self.problem == "folder"):
             log.info("event=capture_resumed after=%s", self.problem)
             self.problem = None
@@ -282,7 +281,7 @@ class Store:
         grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
         writer = self._begin() if old is None or grown else old
         before = writer.bytes
-        # Each spool says it anew, so that each file tells of itself what it lacks.
+        # Each spool repeats it, so that each file shows what it lacks.
         news = ledger if ledger != self._noted or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
@@ -427,7 +426,7 @@ def _probe(key: str, folder: Path) -> list[Path]:
 def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
     """Lock the folder until the descriptor is closed; None if a child of process `supervisor` holds the lock.
 
-    Raises ConfigError if another tap holds it.
+    Raises ConfigError if another llmtap holds it.
     """
     key = "capture.to" if options.spool is None else "capture.spool"
     path = folder / LOCK

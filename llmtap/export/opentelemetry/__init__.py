@@ -1,1 +1,1 @@
-"""Spans and metrics by OTLP."""
+"""OpenTelemetry: spans of exchanges and metrics, sent by OTLP."""

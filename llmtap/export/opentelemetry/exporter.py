@@ -54,14 +54,14 @@ __all__ = ["OtlpExporter"]
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 512
-"""Spans in one request, the SDK's default: 0.7 MB at most, where receivers take 4 MiB."""
+"""Spans in one request, the SDK's default: 0.7 MB at most; receivers take 4 MiB."""
 POINTS_MAX: Final = 2_000
 """Points in one request: 0.6 KB each."""
 QUEUE_MAX: Final = 2_048
 RETRY_S: Final = 1.0
-"""Between tries with a batch, each of which the SDK repeats with growing pauses until its timeout."""
+"""Pause between attempts to send a batch, each of which the SDK repeats until its timeout."""
 CLOSE_S: Final = 3.0
-"""For the last flush, within what the supervisor gives a meter to end."""
+"""Time limit of the last flush, within the time that the supervisor gives a meter to end."""
 
 Answer = Literal["ok", "again", "refused"]
 
@@ -233,7 +233,7 @@ class _MetricDelivery:
 
 
 class OtlpExporter:
-    """Takes exchanges on one thread; the SDK's threads send what they come to."""
+    """Exporter of exchanges: called on one thread; the SDK's threads send."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class OtlpExporter:
         return ExporterState("otlp", self._spans.sent, max(0, self._waiting()), failures, dropped)
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Sends what is left, for at most `limit_s`; what then remains is counted as dropped. Blocks."""
+        """Send what is left, for at most `limit_s`; the rest is counted as dropped. Blocks."""
         self._closing.set()
         until = time.monotonic() + limit_s
         flushes = [Thread(target=self._provider.shutdown, daemon=True)]
@@ -352,7 +352,7 @@ def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Rece
 
 
 def _resource(version: str, reader: Benefit) -> Resource:
-    """Return our attributes, with those of the reader of user idle latency. The operator's win."""
+    """Return our resource attributes; those of the operator take precedence."""
     named = Resource.create()
     if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
         named = named.merge(Resource({SERVICE_NAME: "llmtap"}))

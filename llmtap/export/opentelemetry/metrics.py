@@ -51,7 +51,7 @@ class Point:
 
 
 class MetricRecorder:
-    """Counts exchanges, on the thread where they end."""
+    """Counter of exchanges, on the thread where they end."""
 
     def __init__(self, names: Semconv, series_max: int, *, exponential: bool = False) -> None:
         self.names: Final = (
@@ -71,7 +71,7 @@ class MetricRecorder:
         self._exponential = exponential
 
     def take(self) -> dict[tuple[int, Key], Buckets | ExponentialBuckets]:
-        """What was counted since the last call; from any thread."""
+        """Return what was counted since the last call; for any thread."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
         return fresh
@@ -89,7 +89,7 @@ class MetricRecorder:
         add(SemconvQuantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
         if terms.operation is None:
             return
-        # Only durations bear the error's type: the other terms are of answers.
+        # Only durations have the error's type: the other terms belong to answers.
         of_error = key if terms.error_type is None else (*base, terms.error_type, None)
         if terms.operation == "embeddings":
             add(SemconvQuantity.EMBEDDINGS_DURATION, of_error, terms.duration_ns)
@@ -165,7 +165,7 @@ class Totals:
             yield Point(measure, self._attributes(measure, place[1]), cell, start_ns, place)
 
     def forget(self, points: Sequence[Point]) -> None:
-        """Count these series from zero again: they were delivered as deltas."""
+        """Count these series from zero again, because they were delivered as deltas."""
         for point in points:
             del self._cells[point.place]
 

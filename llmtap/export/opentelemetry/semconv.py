@@ -1,7 +1,8 @@
-"""Names of OpenTelemetry by version of the GenAI semantic conventions; `off` has only our own.
+"""Names of OpenTelemetry metrics and attributes, by version of the GenAI semantic conventions.
 
-Source: open-telemetry/semantic-conventions v1.41.0 and open-telemetry/semantic-conventions-genai v0.1.0,
-docs/gen-ai. A metric is listed only where our measure is exactly its definition.
+The version `off` has only llmtap's own names. A metric is listed only if our measure is exactly its
+definition. Source: open-telemetry/semantic-conventions v1.41.0 and open-telemetry/semantic-conventions-genai
+v0.1.0, docs/gen-ai.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ ERROR_TYPE: Final = "error.type"
 HTTP_METHOD: Final = "http.request.method"
 HTTP_STATUS: Final = "http.response.status_code"
 OVERFLOW: Final = "otel.metric.overflow"
-"""True on the point that takes what has no room for a series of its own."""
+"""True on the point that counts what has no series of its own."""
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 SERVICE_NAME: Final = "service.name"
@@ -40,7 +41,7 @@ DIALECT: Final = "llmtap.dialect"
 REFUSAL_KIND: Final = "llmtap.refusal.kind"
 TOKEN_SOURCE: Final = "llmtap.token.source"
 UNCERTAINTY: Final = "llmtap.uncertainty"
-"""Seconds: the width of every stamp of the exchange."""
+"""Seconds: uncertainty of every timestamp of the exchange."""
 
 
 _SECONDS: Final = edges_ns(
@@ -91,7 +92,7 @@ class Instrument:
 
     @property
     def scale(self) -> float:
-        """How many of what we count make one of the unit."""
+        """Number of counted units in one unit of the instrument."""
         return 1e9 if self.unit == "s" else 1.0
 
 
@@ -186,7 +187,7 @@ def _v1_41() -> Semconv:
 
 def _v0_1_0() -> Semconv:
     inference, embeddings = "gen_ai.client.inference.", "gen_ai.client.embeddings."
-    # Providers tell tokens of text from those of images or sound too seldom to build on it.
+    # Providers report tokens of text, images and sound separately too seldom to rely on it.
     unknown = (("gen_ai.token.modality", "unknown"),)
 
     def counter(name: str, text: str) -> Measure:

@@ -1,6 +1,6 @@
-"""One span of the SDK for each exchange, made when it is over. Nothing of a prompt or an answer is in it.
+"""Make one OpenTelemetry span for each finished exchange, without any text of prompt or answer.
 
-The caller's `traceparent` passes the relay unchanged, so our span is its child beside the spans of the
+The caller's `traceparent` passes the relay unchanged, so our span is its child, beside the spans of the
 gateway behind us.
 """
 
@@ -52,23 +52,22 @@ __all__ = [
 
 
 TEXT_MAX: Final = 256
-"""Characters of a name that someone else chose: enough for any model there is, too few to do harm."""
+"""Characters of a name from traffic: enough for any model name, few enough to be harmless."""
 
 _NO_ERROR: Final = ENDED_WELL | {Outcome.CLIENT_CANCELLED}
 _COUNTED: Final = frozenset(
     {TokenSource.USAGE, TokenSource.TOKEN_IDS, TokenSource.LOGPROBS, TokenSource.RUNNING_USAGE}
 )
-"""Sources the conventions let us report as usage: the provider told it, or showed each token."""
+"""Token sources that the conventions accept as usage: the provider reported the count, or each token."""
 _IS_CHUNK: Final = bytes(
     code not in (EventClass.KEEPALIVE.value, EventClass.DONE.value) for code in range(256)
 )
-"""By EventClass code: 1 where a client library hands a chunk to its caller."""
+"""By EventClass code: 1 where a client library returns a chunk to its caller."""
 
 
 @dataclass(slots=True)
 class Terms:
     operation: str | None
-    """None: no operation of a model, just HTTP."""
     provider: str | None
     model: str | None
     response_model: str | None
@@ -124,7 +123,7 @@ def error_type(x: Exchange) -> str | None:
 
 
 def chunk_times_ns(log: EventLog) -> list[int]:
-    """Stamps of the events that a client library would hand on: all but keep-alives and the end marker."""
+    """Return the timestamps of all events but keep-alives and end marker."""
     return list(compress(log.t_ns, log.classes.translate(_IS_CHUNK)))
 
 
@@ -144,7 +143,7 @@ def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, outp
 
 
 def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
-    """Input tokens written to a cache, in the words of Anthropic, Bedrock's Converse and OpenRouter."""
+    """Return the input tokens written to a cache (fields of Anthropic, Converse and OpenRouter)."""
     details = usage.get("prompt_tokens_details")
     for source, name in (
         (usage, "cache_creation_input_tokens"), (usage, "cacheWriteInputTokens"),
@@ -222,7 +221,7 @@ def start_span(
 
 
 def _text(text: str) -> str:
-    # Text of the world may hold what UTF-8 cannot: half a surrogate pair out of a JSON escape.
+    # Text from traffic may hold what UTF-8 cannot encode: half a surrogate pair from a JSON escape.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -23,7 +23,7 @@ WHO: Final = ("tenant", "model", "arm")
 
 @dataclass(frozen=True, slots=True)
 class HistogramFamily:
-    """A histogram metric; `unit` of the recorded integers make one of the metric's unit."""
+    """A histogram metric; `unit` is the number of recorded units in one unit of the metric."""
 
     name: str
     help: str

@@ -1,4 +1,4 @@
-"""Render the meter's numbers as a Prometheus exposition.
+"""Count finished exchanges for `/metrics`, and render the counts in a format of Prometheus.
 
 An exchange is counted once, at its end. A scrape copies the counts on the recording thread
 (`Exposition.freeze`) and renders the copy in a worker thread (`Frozen.render`), which may take seconds.
@@ -34,10 +34,10 @@ __all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "by_series"]
 
 
 EXEMPLARS_MAX: Final = 20_000
-"""The newest: 0.7 KB each, and 2,000 series of a histogram have 60,000 buckets, most with old news."""
+"""Newest exemplars: 0.7 KB each; 2,000 series of a histogram have 60,000 buckets, most with old ones."""
 
 CALLS_MAX: Final = 1_000
-"""Tenants, methods, tools and outcomes of MCP together; the methods of more are `other`."""
+"""Combinations of tenant, method, tool and outcome of MCP; the methods of further ones are `other`."""
 
 Place = tuple[str, tuple[str, ...], int]
 
@@ -154,7 +154,7 @@ class Exposition:
             values: those of llmtap itself, by name in `catalogue.SELF`; they must not change any more.
             lags: the relays' histograms of loop lag. helps: replaces the help of some metrics.
         """
-        # Sorting and formatting can wait for another thread: only copying has to be done here.
+        # Sorting and formatting run in another thread: only copying must happen here.
         return Frozen(
             self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()},
@@ -200,7 +200,7 @@ class Frozen:
             writer.counter(COUNTERS[name], rows)
 
     def collect(self) -> Iterator[Metric]:
-        """The few series that are not of a tenant: a prometheus_client collector."""
+        """Yield the few series without tenant: a prometheus_client collector."""
         yield from collect(self.values, self.helps)
         yield InfoMetricFamily(
             "llmtap_build",
@@ -219,7 +219,7 @@ class Frozen:
                 keys, read[::2], read[1::2], exact or repeat(None, len(keys)), strict=True
             ):
                 found.setdefault(name, []).append(((*who, *more), counts, total, buckets))
-        # Option A is the gap between chunks, counted once and shown by both names.
+        # Option A is the gap between chunks: counted once, shown under both names.
         gaps = [((*labels, "A"), *rest) for labels, *rest in found.get("chunk_gap", ())]
         if gaps:
             found["token_gap"] = gaps + found.get("token_gap", [])

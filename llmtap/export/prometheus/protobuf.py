@@ -1,4 +1,4 @@
-"""The exposition in Prometheus' protobuf format, the only one with native histograms.
+"""Write Prometheus' protobuf exposition, the only format with native histograms.
 
 `prometheus_client` 0.26 cannot write it. Source: prometheus/client_model, `metrics.proto`; Prometheus,
 "Native histograms", "Exposition formats".
@@ -22,7 +22,7 @@ CONTENT_TYPE: Final = (
 )
 _COUNTER, _GAUGE, _HISTOGRAM = 0, 1, 4
 _ZERO_THRESHOLD: Final = 2.0**-128
-"""Values up to it are zeros; client libraries use the same."""
+"""Values up to it count as zero, as in client libraries."""
 
 Labels = tuple[str, ...]
 Encoded = bytes

@@ -1,6 +1,6 @@
-"""Series of a tenant, model and arm: histograms and counters that each exchange updates.
+"""Histograms and counters of one combination of tenant, model and arm, updated once by each exchange.
 
-Recording happens once per exchange, when it ends. A histogram exists once it counted something.
+A histogram exists once it has a value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _ALSO: Final = {
     "tbc_p99": ("chunk_gap", "token_gap"),
 }  # fmt: skip
 GUARDRAILS_MAX: Final = 32
-"""Kinds and sources of a series; more are `other`."""
+"""Combinations of kind and source in a series; further ones are `other`."""
 _FROM_THE_START: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
     *((("no_token", (reason,))) for reason in NO_TOKEN_REASONS),
@@ -43,9 +43,9 @@ FrozenSeries = tuple[list[Key], list[Any], dict[Key, float], list[ExponentialBuc
 def families_for(
     bounds: Sequence[tuple[str, int]], edges: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, HistogramFamily]:
-    """HISTOGRAMS, with an edge at each bound (name of an objective, ns) that operators set.
+    """Return HISTOGRAMS with an additional edge at each bound (objective, ns) that operators set.
 
-    So that the share of exchanges within a bound can be read off exactly. `edges`: as `buckets.edges_as`.
+    The share of exchanges within a bound is then exact. `edges`: as in `buckets.edges_as`.
     """
     found = {key: replace(one, edges=edges_as(one.edges, edges or {})) for key, one in HISTOGRAMS.items()}
     for name, bound_ns in bounds:
@@ -64,8 +64,7 @@ class Series:
         self.counts: dict[Key, float] = dict.fromkeys(_FROM_THE_START, 0)
 
     def freeze(self) -> FrozenSeries:
-        """A copy: the keys of the histograms; of each the counts by bucket, then the sum; the counters; the
-        native buckets of each histogram, where they are counted."""
+        """Return a copy: keys, counts by bucket, sums, counters, and native buckets of each histogram."""
         cells = self._cells.values()
         # Few objects that the garbage collector has to look at: there are 30,000 cells.
         read = chain.from_iterable(cell.read() for cell in cells)

@@ -68,7 +68,7 @@ class TextWriter:
 
 
 def _order(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Label names in alphabetical order, as prometheus_client writes them, with where their values are."""
+    """Return label names in alphabetical order, as prometheus_client writes them, with their positions."""
     return sorted(enumerate(names), key=lambda pair: pair[1])
 
 

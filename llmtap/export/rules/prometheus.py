@@ -1,9 +1,8 @@
-"""Prometheus recording rules and burn-rate alerts of the SLO classes, and alerts about llmtap itself.
+"""Generate Prometheus rules: burn-rate recordings and alerts of SLO classes, and alerts about llmtap itself.
 
 Recordings have the names of Sloth. Unlike Sloth, windows of a day and longer sum the 5-minute rates of all
-tenants, and an alarm needs so many exchanges in its long window that one bad exchange cannot raise it.
-
-Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
+tenants, and an alarm needs a minimum number of exchanges in its long window, so that one bad exchange cannot
+raise it. Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
 """
 
 import textwrap
@@ -244,8 +243,8 @@ def _counter(name: str, slo: SloClass, job: str) -> str:
 
 
 def _error_ratio(name: str, good: str, events: str, identity: Mapping[str, str]) -> Rule:
-    # Nothing where nothing counted: a NaN would spoil every sum over it. And rate() extrapolates each counter
-    # by itself, so that where all are good the two can differ by a hair.
+    # Empty where nothing was counted: a NaN would spoil every sum. rate() extrapolates each counter
+    # separately, so that the two can differ slightly where all exchanges are good.
     expr = f"clamp_min(\n  1 - {good}\n  / ({events} > 0),\n  0\n)\n"
     return _recording(f"slo:sli_error:ratio_rate{name}", expr, {**identity, "sloth_window": name})
 

@@ -1,7 +1,8 @@
-"""`/api/v1/live`: server-sent events `exchange` (finished), `summary` (once a second) and `missed`.
+"""Serve `/api/v1/live`: server-sent events with each finished exchange and one summary per second.
 
-The meter never waits for a subscriber: an exchange is put into its queue or counted as missed. JSON is
-written in a worker thread. Source: WHATWG HTML, "Server-sent events".
+Events: `exchange`, `summary`, and `missed` (number of exchanges that a slow subscriber did not get). The
+meter never waits for a subscriber. JSON is written in a worker thread. Source: WHATWG HTML, "Server-sent
+events".
 """
 
 import asyncio
@@ -29,23 +30,24 @@ from llmtap.metrics.latency import Measured, chunking_of
 __all__ = ["LiveFeed"]
 
 SUBSCRIBERS_MAX: Final = 32
-"""Each costs a connection and a queue; dashboards are few, and a proxy in front can fan out further."""
+"""Each costs a connection and a queue; a proxy in front can fan out further."""
 QUEUE_MAX: Final = 1_000
 """Exchanges that wait for one subscriber: some seconds of a busy gateway."""
 QUEUE_BYTES_MAX: Final = 10 << 20
 BATCH_MAX: Final = 200
 BATCH_BYTES_MAX: Final = 2 << 20
-"""Of the exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
+"""Limit for exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
 BATCH_S: Final = 0.05
-"""Exchanges that end within it are written together: one turn of a thread instead of many."""
+"""Exchanges that end within this time are written together: one turn of a thread instead of many."""
 SUMMARY_S: Final = 1.0
 SUMMARY_WINDOW: Final = next(iter(WINDOWS))
 KEEPALIVE_S: Final = 15.0
-"""Without summaries: proxies on the way close what is silent for 30 to 60 s."""
+"""Pause after which a comment is sent if there are no events: proxies close connections that are silent for
+30 to 60 s."""
 STALLED_S: Final = 30.0
-"""A subscriber that takes nothing for so long is gone, whatever its connection says."""
+"""A subscriber that reads nothing for this time is disconnected."""
 LOOK_S: Final = 1.0
-"""Nobody tells a handler that writes nothing that its client has left: it looks so often."""
+"""Interval of the check whether a client has left: a handler that writes nothing does not notice."""
 CLOSING_S: Final = 1.0
 RETRY: Final = b"retry: 2000\n\n"
 
@@ -94,7 +96,7 @@ class _Subscriber:
 
 
 class LiveFeed:
-    """All subscribers of one meter; lives as long as the application it is added to."""
+    """Subscribers of one meter, from start to end of the application."""
 
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
@@ -169,7 +171,6 @@ class LiveFeed:
                 async with asyncio.timeout(STALLED_S):
                     await response.write(b"".join(pieces))
                 pieces = []
-                # Whatever ends meanwhile goes out together.
                 await asyncio.sleep(BATCH_S)
             if not subscriber.queue:
                 subscriber.awake.clear()
@@ -199,7 +200,7 @@ class LiveFeed:
             return self._summary
 
     async def _close(self, app: web.Application) -> None:
-        """The meter ends: subscribers are told by the end of their stream, and no one is waited for long."""
+        """Close all streams at the meter's end, without waiting long for any of them."""
         if self._closing:
             return
         self._closing = True

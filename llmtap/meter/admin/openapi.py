@@ -45,15 +45,15 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     text: str
     answers: dict[str, Schema]
-    """Schema by content type, of 200."""
+    """Schema of the 200 response by content type."""
     method: str = "get"
     query: tuple[Parameter, ...] = ()
     parts: tuple[Parameter, ...] = ()
     body: Schema | None = None
     errors: dict[int, str] = {}
-    """Answers other than 200, beside 401."""
+    """Descriptions of responses other than 200, beside 401."""
     probe: bool = False
-    """Open to all, also where a token is asked for, and not JSON when it fails."""
+    """Health check: needs no token, and its errors are not JSON."""
 
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
@@ -62,32 +62,32 @@ _READ: Final[dict[Callable[[str, str], object], Schema]] = {
     read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
 }  # fmt: skip
 _FILTERS: Final = tuple(
-    Parameter(name, f"only exchanges whose {name} is this", _READ[read]) for name, read in FILTERS.items()
+    Parameter(name, f"only exchanges with this {name}", _READ[read]) for name, read in FILTERS.items()
 )
-_CERTAIN: Final = Parameter("certain", "1: without exchanges whose stamps are too wide", FLAG)
-_FORBIDDEN: Final = "A browser sent the request for a page of another origin."
-_STRANGE_NAME: Final = "Or `Host` is no loopback name, which a port without a token requires."
-_BAD_QUERY: Final = {400: "A query parameter that cannot be; `field` names it."}
+_CERTAIN: Final = Parameter("certain", "1: without exchanges flagged `uncertain`", FLAG)
+_FORBIDDEN: Final = "The request is from a page of another origin."
+_STRANGE_NAME: Final = "Or `Host` is no loopback name, as required without a token."
+_BAD_QUERY: Final = {400: "Invalid query parameter, named by `field`."}
 
 ROUTES: Final = (
     ApiRoute(
-        path="/", name="dashboard", text="The dashboard: a page that asks this API.",
+        path="/", name="dashboard", text="The dashboard, a page that uses this API.",
         answers={"text/html": TEXT}, probe=True,
     ),
     ApiRoute(
-        path="/assets/{name}", name="asset", text="A part of the page.",
+        path="/assets/{name}", name="asset", text="A file of the page.",
         answers=dict.fromkeys(sorted(set(ASSETS.values())), TEXT), probe=True,
         parts=(Parameter("name", "the file", {**TEXT, "enum": sorted(ASSETS)}),),
-        errors={404: "There is no such part."},
+        errors={404: "There is no such file."},
     ),
     ApiRoute(
         path="/healthz", name="health", text="The process runs and its loop turns.",
         answers={"text/plain": TEXT}, probe=True,
     ),
     ApiRoute(
-        path="/readyz", name="readiness", text="A relay is connected and spoke lately.",
+        path="/readyz", name="readiness", text="A relay is connected and has reported lately.",
         answers={"text/plain": TEXT}, probe=True,
-        errors={503: "No relay speaks to the meter, or the upstream that it needs is away."},
+        errors={503: "No relay reports to the meter, or its upstream is not reachable."},
     ),
     ApiRoute(
         path="/metrics", name="metrics", text="The Prometheus exposition, as Accept asks for it.",
@@ -96,7 +96,7 @@ ROUTES: Final = (
         },
     ),
     ApiRoute(
-        path="/api/v1/summary", name="summary", text="Every figure of a window.",
+        path="/api/v1/summary", name="summary", text="All metrics of a window.",
         answers={JSON: reference("Summary")}, errors=_BAD_QUERY,
         query=(
             Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}),
@@ -125,7 +125,7 @@ ROUTES: Final = (
                 {**COUNT, "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
             ),
             _EVENTS,
-            Parameter("next", "cursor of an earlier answer: what comes after it"),
+            Parameter("next", "cursor from an earlier answer"),
             Parameter("cursor", "the same"),
             _CERTAIN,
             *_FILTERS,
@@ -141,16 +141,16 @@ ROUTES: Final = (
         errors={409: "Nothing is captured.", 415: "The body is a form."},
     ),
     ApiRoute(
-        path="/api/v1/streams", name="streams", text="The exchanges under way, newest first.",
+        path="/api/v1/streams", name="streams", text="The running exchanges, newest first.",
         answers={JSON: reference("Streams")}, errors=_BAD_QUERY,
         query=(
             Parameter(
-                "limit", "how many",
+                "limit", "maximum number of streams",
                 {**COUNT, "minimum": 1, "maximum": STREAMS_MAX, "default": STREAMS_DEFAULT},
             ),
             Parameter("window", f"length of timelines, up to {WINDOW_MAX_S}s", {**TEXT, "default": "10s"}),
             *(
-                Parameter(name, f"only those whose {name} is this")
+                Parameter(name, f"only streams with this {name}")
                 for name in ("id", "tenant", "model", "arm")
             ),
         ),
@@ -182,8 +182,8 @@ ROUTES: Final = (
         body={"type": "object", "properties": {"enabled": FLAG}, "required": ["enabled"],
               "additionalProperties": False},
         errors={
-            400: "The body is not what it should be.",
-            409: "No experiment is configured, or its end has come.",
+            400: "The body is invalid.",
+            409: "No experiment is configured, or it has ended.",
             413: "The body is too long.",
             415: "The body is not declared as JSON.",
         },
@@ -206,7 +206,7 @@ def document(*, token: bool = False) -> dict[str, Any]:
         "info": {
             "title": "llmtap admin API",
             "version": __version__,
-            "description": "What the tap measured. Durations are seconds, null is unknown or does not apply.",
+            "description": "Measurements of llmtap. Durations are seconds; null: unknown or not applicable.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,

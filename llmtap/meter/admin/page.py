@@ -1,7 +1,7 @@
-"""Serve the dashboard at `/` and its parts at `/assets/NAME`, with ETags.
+"""Serve the dashboard at `/` and its files at `/assets/NAME`, with ETags.
 
-plotly.js is that of the package `plotly` (4.8 MB), read and compressed at the first request. The policy lets
-the page load nothing from elsewhere, run only its own files, and be in no frame.
+plotly.js comes from the package `plotly` (4.8 MB), and is read and compressed at the first request. The
+content security policy lets the page load nothing from other hosts and be in no frame.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def add_dashboard(app: web.Application) -> None:
 
 @cache
 def _plotly() -> _Part:
-    # Found, not imported: its Python is not needed here. It is a core dependency, so it is there.
+    # Found, not imported: only the file is needed, and plotly is a core dependency.
     spec = find_spec("plotly")
     assert spec is not None
     assert spec.origin is not None

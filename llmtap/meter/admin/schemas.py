@@ -38,14 +38,14 @@ def _about(description: str, schema: Schema) -> Schema:
 def _object(
     properties: dict[str, Schema], description: str = "", *, optional: tuple[str, ...] = ()
 ) -> Schema:
-    """An object of these properties, all of them there but the optional ones."""
+    """Return the schema of an object; all properties but the optional ones are required."""
     required = [name for name in properties if name not in optional]
     out: Schema = {"type": "object", "properties": properties, "required": required}
     return _about(description, out) if description else out
 
 
 def _map(values: Schema, description: str = "") -> Schema:
-    """An object whose names are data."""
+    """Return the schema of an object whose keys are data."""
     out: Schema = {"type": "object", "additionalProperties": values}
     return _about(description, out) if description else out
 
@@ -68,15 +68,15 @@ _EXCHANGE_METRICS: Final = (*IN_SECONDS, "smooth_benefit")
 _EXCHANGE: Final = _object(
     {
         "id": _about("Relay and number.", TEXT),
-        "relay": _about("Which relay process saw it.", TEXT),
-        "seq": _about("Its number in that relay, from 1 and without gaps.", COUNT),
+        "relay": _about("Relay process that observed it.", TEXT),
+        "seq": _about("Number within that relay, from 1 without gaps.", COUNT),
         "arrival": _about("When the request's first byte was read.", DATE),
         "tenant": TEXT,
-        "model": _about("As the request names it, or else the answer.", _MAYBE_TEXT),
+        "model": _about("Model named in the request, else in the answer.", _MAYBE_TEXT),
         "route": _MAYBE_TEXT,
-        "arm": _about("Of the experiment that was running.", _MAYBE_TEXT),
+        "arm": _about("Arm of the running experiment.", _MAYBE_TEXT),
         "unit": _about("Unit of randomisation: a keyed hash.", _MAYBE_TEXT),
-        "excluded": _about("Why the arm's change was not made.", _MAYBE_TEXT),
+        "excluded": _about("Reason why the arm's change was not made.", _MAYBE_TEXT),
         "endpoint": _MAYBE_TEXT,
         "dialect": _MAYBE_TEXT,
         "method": TEXT,
@@ -94,7 +94,7 @@ _EXCHANGE: Final = _object(
             {
                 **dict.fromkeys(("input", "output", "reasoning", "cached"), _MAYBE_COUNT),
                 "source": _about(
-                    "Where `output` comes from.",
+                    "Source of `output`.",
                     {"type": "string", "enum": [source.value for source in TokenSource]},
                 ),
             }
@@ -113,26 +113,26 @@ _EXCHANGE: Final = _object(
         "finish_reason": _MAYBE_TEXT,
         "refusal": _or_null(reference("Refusal")),
         "guardrail": _or_null(reference("Guardrail")),
-        "retries": _about("Times that a gateway began the answer again.", COUNT),
-        "resent": _about("Times that the relay sent the request again on a fresh connection.", COUNT),
-        "no_token_reason": _about("Why a stream never brought a token.", _MAYBE_TEXT),
+        "retries": _about("Number of times that a gateway began the answer again.", COUNT),
+        "resent": _about("Number of times that the relay sent the request again on a new connection.", COUNT),
+        "no_token_reason": _about("Reason why a stream has no token.", _MAYBE_TEXT),
         "usage": _about("As the provider sent it.", _or_null(_ANYTHING)),
         "server_timing": _or_null(_list(reference("ServerTime"))),
         "error": _about("One sentence that names the side at fault.", _MAYBE_TEXT),
         "clock": {"type": "string", "enum": ["kernel", "mono", "packet"]},
-        "uncertainty": _about("The width of every stamp: the longest a byte may have waited unread.", NUMBER),
-        "uncertain": _about("That is more than the operator's limit.", FLAG),
-        "paused": _about("How long the client's back-pressure held the stream.", NUMBER),
+        "uncertainty": _about("Uncertainty of each timestamp: longest time that a byte was unread.", NUMBER),
+        "uncertain": _about("`uncertainty` is above the operator's limit.", FLAG),
+        "paused": _about("Time that the client's back-pressure held the stream.", NUMBER),
         "added": _object(
             dict.fromkeys(("request", "connect", "first_chunk", "chunk_max"), _MAYBE),
-            "Seconds that the tap itself added. `connect`: to connect to the upstream; null where a kept"
-            " connection was used.",
+            "Seconds added by llmtap. `connect`: time to connect to the upstream; null for a kept"
+            " connection.",
         ),
         "request_bytes": COUNT,
         "response_bytes": COUNT,
         "events": _about("With `events=1` only.", _list(reference("Event"))),
         "events_start": _about(
-            "Number of events before `events`, which an earlier answer holds; absent: none.", COUNT
+            "Number of events in earlier answers; absent: none.", COUNT
         ),
     },
     "One request and its answer.",
@@ -143,8 +143,8 @@ _EVENT: Final = _object(
     {
         "t": _about("Seconds since arrival: the read in which the event became complete.", NUMBER),
         "class": {"type": "string", "enum": [c.name.lower() for c in EventClass]},
-        "bytes": _about("Of the event in the decoded body.", COUNT),
-        "tokens": _about("That the event itself declares.", _MAYBE_COUNT),
+        "bytes": _about("Size of the event in the decoded body.", COUNT),
+        "tokens": _about("Number that the event itself declares.", _MAYBE_COUNT),
     }
 )
 
@@ -166,14 +166,14 @@ _STREAM: Final = _object(
             _list({"type": "array", "prefixItems": [NUMBER, COUNT], "minItems": 2, "maxItems": 2}),
         ),
     },
-    "An exchange under way.",
+    "A running exchange.",
 )  # fmt: skip
 
 _REFUSAL: Final = _object(
     {
         "kind": {"type": "string", "enum": ["model_refusal", "input_guardrail", "output_guardrail"]},
-        "source": _about("The sign by which it is known.", TEXT),
-        "detail": _about("What else is known: event, value, category, ...", _ANYTHING),
+        "source": _about("Sign by which the refusal was recognised.", TEXT),
+        "detail": _about("Further details: event, value, category, ...", _ANYTHING),
         "confidence": {"type": "string", "enum": ["high", "medium", "low"]},
     },
     "The answer was refused, by the model or by a guardrail.",
@@ -183,10 +183,10 @@ _GUARDRAIL: Final = _object(
     {
         "phase": _or_null({"type": "string", "enum": ["input", "output"]}),
         "action": {"type": "string", "enum": ["flagged", "blocked", "replaced", "redacted"]},
-        "signal": _about("What gave it away.", TEXT),
-        "event": _about("Index of the event that did.", COUNT),
+        "signal": _about("Sign by which the intervention was recognised.", TEXT),
+        "event": _about("Index of the event with the sign.", COUNT),
         "category": _MAYBE_TEXT,
-        "late": _about("It acted behind tokens that the client had been sent.", FLAG),
+        "late": _about("Tokens had been sent to the client before.", FLAG),
         "tokens_before": COUNT,
     },
     "A filter, rail or hook acted, or flagged without acting.",
@@ -195,7 +195,7 @@ _GUARDRAIL: Final = _object(
 
 _SERVER_TIME: Final = _object(
     {
-        "name": TEXT, "ms": NUMBER, "where": TEXT, "unit": _about("On the wire.", TEXT),
+        "name": TEXT, "ms": NUMBER, "where": TEXT, "unit": _about("Unit on the wire.", TEXT),
         "path": _MAYBE_TEXT, "event": _about("Index of the event that reported it.", COUNT),
     },
     "A duration that the server reported about its own work.",
@@ -207,7 +207,7 @@ _STATISTICS: Final = _object(
         "n": COUNT,
         **dict.fromkeys(("mean", "min", "max", *SHARES), _MAYBE),
         "marks": _about("Percentiles that rest on too few samples (IETF 5.1.4.3).", _list(TEXT)),
-        "option": _about("How ITL was taken: A, B-even, C.", _MAYBE_TEXT),
+        "option": _about("ITL option: A, B-even, C.", _MAYBE_TEXT),
         "samples": _map(COUNT),
         "policy": _map(COUNT),
     },
@@ -255,7 +255,7 @@ _SUMMARY: Final[dict[str, Schema]] = {
             "tokens_per_second": _MAYBE, "n": COUNT, "alpha": _MAYBE, "speed_tokens_per_second": _MAYBE,
             "idle": TEXT, "readers": _list(_ANYTHING),
         },
-        "With its parameters; those are null where exchanges were judged for different readers.",
+        "With its parameters, which are null if exchanges were judged for different readers.",
         optional=("readers",),
     ),
     "chunking": _object(
@@ -273,17 +273,17 @@ _SUMMARY: Final[dict[str, Schema]] = {
     "refusals": _object({"n": COUNT, "share": _MAYBE, "kinds": _map(COUNT)}),
     "cost": _or_null(_ANYTHING),
     "uncertainties": _about(
-        "Of each exchange: the longest time a byte may have waited unread.", reference("Statistics")
+        "Uncertainties of the exchanges.", reference("Statistics")
     ),
-    "uncertainty": _about("The worst of them, and of the relays' event-loop lag.", _MAYBE),
+    "uncertainty": _about("Largest uncertainty, or event-loop lag of a relay if that is larger.", _MAYBE),
 }  # fmt: skip
 
 _LIVE_SUMMARY: Final = _object(
     {
         "open": _about("Exchanges that began and have not ended.", COUNT),
         "subscribers": COUNT,
-        "missed": _about("Exchanges that some subscriber was too slow for, since the start.", COUNT),
-        "listen": _about("Where clients connect, as bound; null where only apps are measured.", _MAYBE_TEXT),
+        "missed": _about("Exchanges that a slow subscriber did not get, since the start.", COUNT),
+        "listen": _about("Address where clients connect; null if only apps are measured.", _MAYBE_TEXT),
         **{
             name: _SUMMARY[name]
             for name in ("n", "window", "load", "outcomes", "tokens", "goodput", "smooth_goodput", "refusals")
@@ -319,12 +319,12 @@ _RELAY_STATUS: Final[dict[str, Schema]] = {
 
 _WATCH_STATUS: Final[dict[str, Schema]] = {
     "side": _about(
-        "Where a passive vantage stands; null: not known.",
+        "Place of a passive vantage; null: unknown.",
         {"type": ["string", "null"], "enum": ["client", "server", "host", "middle", "mixed", None]},
     ),
-    "packets": _map(COUNT, "Packets that it captured, and that the kernel lost."),
+    "packets": _map(COUNT, "Packets `captured`, and `lost` by the kernel."),
     "watched": _map(COUNT, "Connections that it followed, joined in the middle, or cannot measure, by kind."),
-    "missing_bytes": _about("Bytes of its streams that no packet brought.", COUNT),
+    "missing_bytes": _about("Bytes of its streams that were in no packet.", COUNT),
 }
 
 SCHEMAS: Final[dict[str, Schema]] = {
@@ -362,8 +362,8 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "Streams": _object(
         {
-            "count": _about("Exchanges under way, all of them.", COUNT),
-            "window": _about("How far back the timelines go, in seconds.", NUMBER),
+            "count": _about("Number of all running exchanges.", COUNT),
+            "window": _about("Length of the timelines in seconds.", NUMBER),
             "streams": _list(reference("Stream")),
         },
         "Newest first.",
@@ -381,29 +381,29 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "not_inference": _about("Requests that were forwarded and not measured (`relay.skip`).", COUNT),
             "uncertain": _object(
                 {"n": COUNT, "included": FLAG, "limit": _about("`meter.uncertainty_limit`.", NUMBER)},
-                "Exchanges whose stamps are too wide.",
+                "Exchanges whose uncertainty is above the limit.",
             ),
             "by": _object(
                 {
                     **dict.fromkeys(("tenant", "model", "arm", "class"), _map(reference("SummaryPart"))),
                     "series": _list(reference("SummarySeries")),
                 },
-                "The same for each; what `by=` asked for.",
+                "The same for each value of the labels in `by=`.",
                 optional=("tenant", "model", "arm", "class", "series"),
             ),
             "slo": _map(reference("SloClass"), "By class of tenants."),
-            "relays": _map(reference("Relay"), "Each relay of itself."),
+            "relays": _map(reference("Relay"), "Status of each relay."),
             "meter": _object({"version": TEXT, **_IMPLEMENTATION}, "The meter that answers."),
             "meter_errors": _map(COUNT, "What could not be measured, by kind."),
             "upstream": _about(
-                "The upstream's own load by its /metrics; null where it is not read.",
+                "Load of the upstream by its /metrics; null if it is not scraped.",
                 _or_null(_object({"values": _map(NUMBER), "failures": COUNT, "problem": _MAYBE_TEXT})),
             ),
-            "capture": _about("What is kept, dropped and waiting; null without one.", _or_null(_ANYTHING)),
+            "capture": _about("Counts of the capture; null without one.", _or_null(_ANYTHING)),
         }
     ),
     "Relay": _about(
-        "A relay. Its counters are here once it has sent a status.",
+        "A relay. Counters exist after its first status.",
         _object(
             {
                 "connected": FLAG,
@@ -413,7 +413,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
                 **_IMPLEMENTATION,
                 **_WATCH_STATUS,
                 "status_age": _about("Seconds since its last status; null before the first.", _MAYBE),
-                "lost": _about("Exchanges that were open when it went away for good.", COUNT),
+                "lost": _about("Exchanges that were open when it died.", COUNT),
                 **_RELAY_STATUS,
             },
             optional=(*_RELAY_STATUS, *_WATCH_STATUS),
@@ -464,7 +464,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Error": _object(
         {
             "error": _object(
-                {"message": TEXT, "field": _about("The query parameter that is to blame.", _MAYBE_TEXT)}
+                {"message": TEXT, "field": _about("Invalid query parameter.", _MAYBE_TEXT)}
             )
         }
     ),

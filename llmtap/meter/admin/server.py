@@ -1,7 +1,7 @@
-"""The admin port: metrics, health, and the API, as JSON with stable names.
+"""Admin port of the meter: HTTP server with `/metrics`, health checks, the JSON API, and access control.
 
-Whatever takes long (merging windows, rendering metrics, writing many exchanges) runs in a worker thread
-on a copy, so that neither the frames nor `/healthz` wait for it.
+Work that takes long (merging windows, rendering metrics, writing many exchanges) runs in a worker thread on a
+copy, so that neither frames nor `/healthz` wait for it.
 """
 
 import asyncio
@@ -39,8 +39,10 @@ _name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullm
 
 
 def refuse_rebinding() -> Middleware:
-    """For a port without a token, which is on loopback: whoever asks does so by a loopback name, whatever it
-    asks for. A request without `Host` is of HTTP/1.0, which no browser speaks."""
+    """Refuse a host name other than loopback on a port without a token (DNS rebinding).
+
+    A request without `Host` is HTTP/1.0, which no browser sends.
+    """
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -56,10 +58,10 @@ def refuse_rebinding() -> Middleware:
 
 
 def refuse_cross_site() -> Middleware:
-    """Refuse what a browser marks as sent for a page of another origin, whatever the method and the path.
+    """Refuse requests that a browser marks as sent by a page of another origin, for any method and path.
 
-    The dashboard's page alone may be opened by a link on any page, but not be shown in a frame. Programs
-    send no mark and pass.
+    The dashboard's page alone may be opened by a link on any page, but not be shown in a frame. Programs send
+    no such mark and pass.
     """
 
     @web.middleware
@@ -102,10 +104,10 @@ def _is_loopback(host: str) -> bool:
 BODY_BYTES_MAX: Final = 4_096
 
 FLUSH_S: Final = 30.0
-"""A store that is away must not hold a request for ever."""
+"""Time limit of a flush: a store that is away must not hold a request for ever."""
 FLUSH_STEP_S: Final = 0.02
 _FORMS: Final = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""A page of another origin can send these without asking the server first."""
+"""Content types that a page of another origin can send without a preflight request."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -115,7 +117,7 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_experiment_routes(app: web.Application, experiments: Experiments) -> None:
-    """GET and POST. The application's middlewares have checked origin, and token or loopback name."""
+    """Add GET and POST of the experiment. Middlewares have checked origin, and token or loopback name."""
 
     async def results(request: web.Request) -> web.Response:
         work = experiments.results()
@@ -143,8 +145,8 @@ def add_experiment_routes(app: web.Application, experiments: Experiments) -> Non
 
 
 _OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz"}) | PATHS
-"""Probes carry no token, and learn nothing but yes or no. The dashboard's page and its parts hold no data: it
-asks for the token itself. Whole paths, so that no spelling of another path can pass for one of these."""
+"""Paths without a token: probes answer only yes or no, the dashboard's files hold no data. Whole paths, so
+that no other spelling of a path matches."""
 
 _HEADERS: Final = {
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -152,11 +154,11 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Of every answer that sets no others: pages of other origins cannot embed it."""
+"""Header fields of answers that set no others: pages of other origins cannot embed them."""
 
 
 def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Application:
-    """The application behind the admin port; with a token, everything but probes and page asks for it."""
+    """Return the application; with a token, all but probes and dashboard files require it."""
     api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
     app = web.Application(middlewares=[_guard(token), *names, refuse_cross_site()])
@@ -206,7 +208,7 @@ class _Admin:
         return web.Response(body=body, headers=headers)
 
     async def summary(self, request: web.Request) -> web.Response:
-        """The Summary of `?window=`, split by `?by=`; `?certain=1`: of what was stamped well enough."""
+        """Answer the Summary of `?window=`, split by `?by=`; `?certain=1`: without uncertain exchanges."""
         fields = read_fields(request.query.items())
         window = _window(fields.pop("window", self._pipeline.options.window_name))
         by = _by(fields.pop("by", ",".join(BY_DEFAULT)))
@@ -233,7 +235,7 @@ class _Admin:
             return _json(await asyncio.to_thread(self._pipeline.recent.to_json, found, query))
 
     async def flush(self, request: web.Request) -> web.Response:
-        """Make files of the exchanges captured so far; wait FLUSH_S for them at most."""
+        """Make files of the exchanges captured so far; wait at most FLUSH_S."""
         if request.content_type in _FORMS:
             raise web.HTTPUnsupportedMediaType(reason="expected a POST without a body")
         recorder = self._pipeline.recorder
@@ -248,14 +250,14 @@ class _Admin:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    # In place of the versions of Python and aiohttp, which nobody without a token is to learn.
+    # Hides the versions of Python and aiohttp from those without a token.
     response.headers[hdrs.SERVER] = "llmtap"
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
 
 
 def _guard(token: str | None) -> Middleware:
-    """Asks for the token, and turns what went wrong into JSON."""
+    """Check the token, and answer errors as JSON."""
     expected = None if token is None else f"Bearer {token}".encode()
 
     @web.middleware
@@ -313,7 +315,7 @@ def _problem(
 
 
 LOOK_S: Final = 30.0
-"""Between two looks at the files: who renews them does so days before it matters."""
+"""Interval of the check for new certificates, which are renewed days before they expire."""
 
 log = logging.getLogger(__name__)
 
@@ -331,8 +333,11 @@ class AdminTls:
         return cls(options.admin_tls_certificate, options.admin_tls_key)
 
     async def renew(self) -> None:
-        """Read the files again whenever they change; never ends. A pair that does not fit (the one file is
-        written, the other not yet) leaves what was there, and is looked at again."""
+        """Load the files again whenever they change; never ends.
+
+        A pair that does not fit (only one of the files is written yet) leaves the old one in use, and is
+        tried again.
+        """
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
@@ -342,7 +347,7 @@ class AdminTls:
         if seen == self._seen:
             return False
         try:
-            # Tried apart first: what OpenSSL has half taken it does not give back.
+            # Tried on a separate context first: OpenSSL does not undo a pair that was loaded by half.
             server_context(*self._files, "meter.admin_tls_")
             self.context.load_cert_chain(*self._files)
         except (ConfigError, OSError) as exc:

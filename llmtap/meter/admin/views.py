@@ -1,4 +1,4 @@
-"""Views of the meter for the admin port: copied on its loop, rendered in worker threads."""
+"""Data for the admin port (metrics, summaries), copied on the meter's loop and rendered in worker threads."""
 
 import resource
 from collections.abc import Callable, Collection, Sequence

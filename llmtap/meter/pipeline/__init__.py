@@ -1,1 +1,1 @@
-"""From frames to windows, captures, exports and live views."""
+"""From frames to finished exchanges, and to windows, captures, exports and live views."""

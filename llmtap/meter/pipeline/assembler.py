@@ -1,7 +1,7 @@
-"""Rebuilds Exchanges from the frames of one relay: one Observer for each open exchange.
+"""Rebuild Exchanges from the frames of one relay, with one Observer for each open exchange.
 
-An exchange that cannot be understood is given up and counted; the others go on. Exchanges that were open when
-a relay died end as `tap_error`, with all that had been seen of them.
+An exchange that cannot be understood is given up and counted; the others continue. Exchanges that were open
+when a relay died end as `tap_error`, with what was seen of them.
 """
 
 import os
@@ -31,7 +31,7 @@ from llmtap.net.lag import make_lag_meter
 
 __all__ = ["Assembler", "CooperativeYield", "Sink"]
 
-# Plain ints: comparing with an IntEnum's member costs ten times as much, and this runs for every frame.
+# Plain ints: comparing with an IntEnum's member costs ten times as much, for every frame.
 _K: Final = FrameKind
 _OPEN, _REQUEST_DATA, _REQUEST_END, _SUBMIT, _RESPONSE_HEAD, _RESPONSE_DATA, _RESPONSE_END = map(int, (
     _K.OPEN, _K.REQUEST_DATA, _K.REQUEST_END, _K.SUBMIT, _K.RESPONSE_HEAD, _K.RESPONSE_DATA, _K.RESPONSE_END
@@ -43,18 +43,18 @@ _UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _AR
 _LAST: Final = (_CLOSE, _DROP)
 
 ANCHORS_MAX: Final = 4
-"""Remembered, for requests whose head took so long that the wall clock was set meanwhile."""
+"""Clock anchors kept, for requests whose head took so long that the wall clock was set meanwhile."""
 LAG_FLOOR_NS: Final = 11_000_000
-"""Uncertainty of an exchange whose relay died: relays tell their lag with a status, twice a second, and look
-for it every 10 ms with a timer whose grain is 1 ms."""
+"""Uncertainty of an exchange whose relay died: relays report their lag twice a second, and check for it every
+10 ms with a timer whose grain is 1 ms."""
 CPU_FREE_NS: Final = 5_000_000
-"""CPU time that is not charged to an exchange, each time that the clock is read: other frames are in it."""
+"""CPU time that is not charged to an exchange at each reading of the clock: other frames are in it."""
 CPU_PER_BYTE_NS: Final = 1_000
-"""CPU time that a byte of a frame may take. The events of a token stream take 20 to 250 ns a byte."""
+"""CPU time allowed for a byte of a frame. Events of a token stream take 20 to 250 ns a byte."""
 CPU_MAX_NS: Final = 1_000_000_000
-"""Beyond that, and CPU_SHARE of the exchange's duration, its response is not parsed any further."""
+"""Beyond it, and CPU_SHARE of the exchange's duration, the response is not parsed further."""
 CPU_SHARE: Final = 1 / 50
-"""An exchange may last for hours, and is charged with a pause of the garbage collector now and then."""
+"""An exchange may last for hours, and is charged with pauses of the garbage collector."""
 _TOO_COSTLY: Final = "its parsing took too much CPU time"
 _DIED: Final = "the relay died while this exchange ran"
 
@@ -93,9 +93,9 @@ class Assembler:
         first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
         self._anchors = deque([first], ANCHORS_MAX)
         self._steps: dict[int, int] = {}
-        """Of the open exchanges whose anchor was not the relay's first: `Exchange.anchor`."""
+        """Clock steps by exchange, where it is not that of the relay's first anchor (`Exchange.anchor`)."""
         self._cpu_ns: dict[int, int] = {}
-        """CPU time that open exchanges used beyond what their bytes allow."""
+        """CPU time of open exchanges beyond what their bytes allow."""
         self._arms: dict[int, Assigned] = {}
         self._heads: dict[int, bytes] = {}
         self._sessions: dict[int, Session] = {}
@@ -103,7 +103,7 @@ class Assembler:
         self.reckoning = Reckoning()
 
     def __len__(self) -> int:
-        """Exchanges open now, tunnels and the responses in them included."""
+        """Number of open exchanges, with tunnels and the responses in them."""
         return len(self._live) + sum(len(session.observers) for session in self._sessions.values())
 
     def under_way(self) -> list[tuple[Observer, str | None]]:
@@ -120,12 +120,12 @@ class Assembler:
         return frames.unrecognised(self._live)
 
     def digest(self, frames: Iterable[Frame]) -> None:
-        """Take in the frames of a batch, in order. Never raises for their content."""
+        """Process the frames of a batch, in order. Never raises for their content."""
         live = self._live
         for kind, seq, t_ns, extra_ns, data in frames:
             try:
                 if kind == _RESPONSE_DATA:
-                    # Frames of an exchange that was given up are passed over, here and below.
+                    # Frames of an exchange that was given up are ignored, here and below.
                     observer = live.get(seq)
                     if observer is not None:
                         observer.response_data(data, t_ns, extra_ns)
@@ -165,7 +165,7 @@ class Assembler:
             self._sink.failed("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
 
     def discard(self) -> None:
-        """Give up all open exchanges: the relay lives, and counts what was not acknowledged."""
+        """Give up all open exchanges: the relay is alive, and counts what was not acknowledged."""
         self._sink.forgot(len(self._live))
         for observer in self._live.values():
             observer.abandon()
@@ -175,7 +175,7 @@ class Assembler:
             table.clear()
 
     def lose(self) -> None:
-        """The relay died: end all open exchanges as `tap_error`."""
+        """End all open exchanges as `tap_error`: the relay died."""
         for seq, observer in list(self._live.items()):
             try:
                 if self._close_session(seq, None, Outcome.TAP_ERROR, _DIED, LAG_FLOOR_NS):
@@ -192,7 +192,7 @@ class Assembler:
                     response_bytes=0,
                 )
                 exchange.uncertainty_ns = self._lag.worst_since(exchange.timeline.arrival_ns)
-                # Nobody knows whether a token would have come.
+                # It is unknown whether a token would have come.
                 exchange.no_token_reason = None
                 self._end(seq, exchange)
             except Exception as error:
@@ -208,7 +208,7 @@ class Assembler:
         self._anchors.append(_Anchor(mono_ns, wall_ns, about.since_ns, about.steps))
 
     def _anchor_at(self, t_ns: int) -> _Anchor:
-        """The newest one that was in force at `t_ns`; where none is known, the oldest."""
+        """Return the newest anchor in force at `t_ns`; if none is known, the oldest."""
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
@@ -232,7 +232,7 @@ class Assembler:
         if t_ns <= anchor.since_ns:
             anchor = self._anchor_at(t_ns)
         wall_ns = anchor.wall_ns + t_ns - anchor.mono_ns
-        # Counted before it is understood: what follows gives it up by the same number.
+        # Counted before it is parsed: a failure below takes it back by the same number.
         self._sink.opened()
         try:
             return self._sink.observe(hello.relay, seq, t_ns, wall_ns, head, hello.clock), anchor.steps
@@ -273,8 +273,7 @@ class Assembler:
     def _close_session(
         self, seq: int, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int
     ) -> bool:
-        """End the responses of a session; return whether there were any, which leaves nothing to say of the
-        tunnel."""
+        """End the responses of a session; return whether there were any, which then stand for the tunnel."""
         session = self._sessions.pop(seq, None)
         if session is None or not session.began:
             return False
@@ -311,7 +310,7 @@ class Assembler:
             self._sink.assigned(dealt)
         elif kind in (_TUNNEL_UP, _TUNNEL_DOWN):
             self._pass_tunnel(observer, kind, seq, t_ns, extra_ns, data)
-        # INTERIM heads say nothing that an exchange keeps; kinds of a newer relay are passed over.
+        # INTERIM heads and kinds of a newer relay are ignored.
 
     def _close(self, seq: int, t_ns: int, data: bytes) -> None:
         closing = _closing.decode(data)
@@ -364,12 +363,12 @@ def _split(message: bytes) -> tuple[bytes, bytes]:
 
 
 TURN_NS: Final = 50_000
-"""About as long as a relay takes for an event, so that it waits for the meter no longer than for itself."""
+"""About the time that a relay takes for an event, so that it waits for the meter no longer than that."""
 AWAY_NS: Final = 2_000_000
-"""Getting the CPU back later than this means that it is shared with a process that never sleeps."""
+"""A longer return from a yield means that the CPU is shared with a process that never sleeps."""
 INSIST_NS: Final = 100_000_000
 BEHIND_NS: Final = 50_000_000
-"""Frames come every 10 ms (`channel/channel.py`); a batch as old as five of those has waited for the CPU."""
+"""Frames come every 10 ms (`channel/channel.py`); a batch as old as five of those waited for the CPU."""
 CPU_EVERY_NS: Final = 1_000_000
 """Least time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
 
@@ -377,9 +376,9 @@ CPU_EVERY_NS: Final = 1_000_000
 class CooperativeYield:
     """Offers the CPU to the relays between short turns of work, and measures the CPU time of long frames.
 
-    On the same CPU, Linux (EEVDF) may run a relay only at the next tick, up to 4 ms later. The meter's nice
-    value does not change that, so the meter calls `sched_yield` between frames. If it waited long itself, or
-    is behind, it does not yield for a while.
+    On the same CPU, Linux (EEVDF) may run a relay only at the next tick, up to 4 ms later, whatever the
+    meter's nice value. So the meter calls `sched_yield` between frames. If it waited long itself, or is
+    behind, it does not yield for a while.
     """
 
     __slots__ = (
@@ -429,7 +428,7 @@ class CooperativeYield:
                     charge(frame, used_ns)
 
     def pause(self) -> int:
-        """Let others run if the turn is over. Returns the time."""
+        """Yield if the turn is over. Return the time."""
         now_ns = self._mono_ns()
         if now_ns - self._since_ns > TURN_NS and now_ns >= self._insist_until_ns:
             self._give()

@@ -1,6 +1,7 @@
-"""`/api/v1/streams`: the running exchanges, newest first, copied from the observers a few at a time.
+"""Answer `/api/v1/streams`: list the responses that are still running, newest first.
 
-Frames come every 10 ms (`channel/channel.py`), so `since_last` is up to that much too long.
+Their observers are copied a few at a time. Frames come every 10 ms (`channel/channel.py`), so `since_last` is
+up to that much too long.
 """
 
 import asyncio
@@ -31,9 +32,9 @@ WINDOW_DEFAULT_NS: Final = 10 * NS_PER_S
 WINDOW_MAX_S: Final = 60
 POINTS_MAX: Final = 200
 EVENTS_MAX: Final = 1_000_000
-"""Events copied for one answer, at 17 bytes each; of a stream its share of them, the newest."""
+"""Events copied for one answer, at 17 bytes each; each stream gets an equal share, its newest events."""
 SLICE: Final = 16
-"""Streams looked at before frames get their turn: about half a millisecond."""
+"""Streams processed before frames get their turn: about half a millisecond."""
 _FILTERS: Final = ("id", "tenant", "model", "arm")
 
 OpenExchange = tuple[Observer, str | None]
@@ -50,7 +51,7 @@ class StreamsQuery:
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> "StreamsQuery":
-        """Reads `limit`, `window` and filters. Raises BadQuery for an unknown name or what cannot be."""
+        """Parse `limit`, `window` and filters. Raises BadQuery for an unknown name or an invalid value."""
         limit, window_ns = LIMIT_DEFAULT, WINDOW_DEFAULT_NS
         for field, value in fields.items():
             if field == "limit":
@@ -62,7 +63,7 @@ class StreamsQuery:
         return cls(limit, window_ns, **{name: fields[name] for name in _FILTERS if name in fields})
 
     def matches(self, found: OpenExchange) -> bool:
-        """Tenant and model are known once the request has been read."""
+        """Return whether the stream matches; tenant and model are known once the request has been read."""
         observer, arm = found
         x = observer.exchange
         return (
@@ -86,7 +87,7 @@ class _Copied:
 
     def to_dict(self) -> dict[str, object]:
         carries = [flags & OUTPUT for flags in self.flags]
-        # A chunk whose tokens nobody declares counts as one, as in the token source `chunks`.
+        # A chunk without a declared number of tokens counts as one, as in the token source `chunks`.
         points = [
             (t, n if n >= 0 else 1) for t, n in compress(zip(self.t_ns, self.tokens, strict=True), carries)
         ]
@@ -120,7 +121,7 @@ class Streams:
                     break
             if looked % SLICE == 0:
                 await asyncio.sleep(0)
-        # Relays tell of their requests in the order of their ends of heads: nearly that of arrivals.
+        # Relays report requests in the order of the ends of their heads, which is nearly that of arrivals.
         found.sort(key=lambda copied: copied.arrival_ns, reverse=True)
         return found
 
@@ -146,9 +147,9 @@ class Streams:
 
 
 def thinned(points: list[tuple[int, int]], since_ns: int, now_ns: int) -> list[tuple[int, int]]:
-    """At most POINTS_MAX points of `(t_ns, tokens)` in order of time.
+    """Return at most POINTS_MAX points of `(t_ns, tokens)` in order of time.
 
-    Where there are more, the span is cut into POINTS_MAX equal pieces and each becomes one point: the time of
+    If there are more, the span is cut into POINTS_MAX equal pieces, and each becomes one point: the time of
     its first event, the tokens of all. So no pause longer than a piece is hidden, and no token is lost.
     """
     if len(points) <= POINTS_MAX:
@@ -199,5 +200,4 @@ def _window_ns(text: str) -> int:
 
 
 def _seconds(ns: int) -> float:
-    # Whole microseconds: what the stamps are good for, and half as long as JSON.
     return round(ns / NS_PER_S, 6)

@@ -1,6 +1,6 @@
-"""The path of an exchange: observed while it runs, measured once at its end, passed to every sink.
+"""Measure each finished exchange once and pass it to every consumer: windows, metrics, exports, capture.
 
-`ExchangePipeline` is also the registry of what the meter holds, which `admin/views.py` reads.
+`ExchangePipeline` also holds the state of the meter, which `admin/views.py` reads.
 """
 
 import logging
@@ -37,8 +37,8 @@ __all__ = ["ExchangePipeline"]
 
 UNAUTHORIZED = 401
 BODIES_BYTES_MAX: Final = 256 << 20
-"""Bodies of incomplete requests and responses together: 2,000 prompts of 100,000 characters.
-Slow uploads of 8 MiB each would take 80 GB otherwise, as many as a relay has streams (`relay.streams`)."""
+"""Bodies of incomplete requests and responses together: 2,000 prompts of 100,000 characters. Without it, slow
+uploads of 8 MiB in all streams of a relay would take 80 GB."""
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class ExchangePipeline:
         self.live -= n
 
     def ended(self, x: Exchange) -> None:
-        """An exchange is complete, in whatever way it ended: measure it once and pass it to every sink."""
+        """Measure a finished exchange once and pass it to every sink."""
         self.live -= 1
         pause = self.turns.pause  # all this takes as long as a dozen frames
         pause()
@@ -138,7 +138,7 @@ class ExchangePipeline:
         for kind, n in (x.invalid_values or {}).items():
             self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
-        # Clients without a valid key could otherwise use up all the names.
+        # Clients without a valid key could otherwise use up all names.
         x.tenant = self.labels.tenant(x.tenant, trusted=x.status != UNAUTHORIZED)
         if x.call is not None:
             self.exposition.called(x, m)
@@ -170,13 +170,13 @@ class ExchangePipeline:
             )
 
     def left(self, relay: str, final: RelayStatus) -> None:
-        """A relay left; `final` are its counts as of its last frame, and none of its exchanges is open."""
+        """Note that a relay left; `final`: its counts as of its last frame. None of its exchanges is open."""
         if self.recorder is not None:
-            # Its own last status is half a second older: a capture would miss what became rows since.
+            # Its own last status is half a second older, and lacks what became rows since.
             self.recorder.relay_left(relay, final.opened, final.dropped)
 
     def failed(self, kind: str, error: BaseException | str, n: int = 1) -> None:
-        """Count `n` things that could not be measured; the first of each kind is logged."""
+        """Count `n` things that could not be measured, and log the first of each kind."""
         seen = self.errors.get(kind, 0)
         self.errors[kind] = seen + n
         if not seen:

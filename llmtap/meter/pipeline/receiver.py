@@ -1,8 +1,7 @@
-"""Meter's end of the channel: a local socket on which relays deliver batches of frames.
+"""Receive batches of frames from relays on a local socket, and acknowledge each one that was processed.
 
-Each connection is one relay. A batch is acknowledged when all of it is accounted. If a relay hangs up with
-exchanges open, it has died, and they end as `tap_error`. Another meter reports only hello and status of a
-relay.
+Each connection is one relay. If a relay hangs up with exchanges open, it has died, and they end as
+`tap_error`. A meter that hands over to this one sends only hello and status of its relays.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ class Receiver:
         )
 
     async def relays_left(self) -> None:
-        """Until no relay is connected. Guests are not waited for: they stay when the meter goes."""
+        """Wait until no relay is connected; apps with the middleware do not count."""
         while (one := next((c for c in self._connections if not c.guest), None)) is not None:
             await one.lost.wait()
 
@@ -47,7 +46,6 @@ class Receiver:
         leaving = list(self._connections)
         for connection in leaving:
             connection.close()
-        # Transports close on a later turn of the loop; the relays' exchanges are given up there.
         for connection in leaving:
             await connection.lost.wait()
 
@@ -88,20 +86,20 @@ class _Connection(asyncio.Protocol):
             if self._pipeline.turns.behind:
                 self._breathe()
         except (ValueError, msgspec.MsgspecError) as error:
-            # Bytes out of step cannot be resynchronised: hang up, and the relay begins anew.
+            # Bytes out of step cannot be resynchronised: hang up, and the relay connects again.
             self._pipeline.failed("bad_batch", error)
             self.close()
 
     def _breathe(self) -> None:
-        # The loop reads a socket up to 32 times in a row while there is more, and an answer at the admin port
+        # uvloop reads a socket up to 32 times in a row while there is more, and an answer at the admin port
         # takes several rounds of the loop: seconds, in a backlog. Stopped and started, it reads once a round.
         if self._transport is not None:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._transport.resume_reading)
 
     def _acknowledge(self) -> None:
-        # Past the transport, which ends a connection that cannot be written to, and what of the last words of
-        # a relay that has died was not read yet would go with it. Reading finds its end.
+        # Not through the transport: it closes a connection that cannot be written to, with the last unread
+        # bytes of a relay that has died. Reading finds the end.
         transport, acks = self._transport, bytes(self._acks)
         self._acks.clear()
         if transport is None or self.lost.is_set() or transport.is_closing():
@@ -165,10 +163,10 @@ class _Connection(asyncio.Protocol):
 
 
 def listen_on(path: str) -> socket.socket:
-    """A listening unix socket at `path` that only this user can open (0600).
+    """Return a listening unix socket at `path` that only this user can open (0600).
 
-    A socket left behind by a meter that died is replaced. Raises OSError when something else is there
-    or the path is longer than the system's limit (about 100 bytes).
+    A socket of a dead meter is replaced. Raises OSError if something else is there, or the path is longer
+    than the system's limit (about 100 bytes).
     """
     try:
         if stat.S_ISSOCK(os.lstat(path).st_mode):

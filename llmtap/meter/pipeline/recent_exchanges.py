@@ -1,4 +1,4 @@
-"""The newest exchanges in memory, bounded by number and by bytes."""
+"""Keep the newest finished exchanges in memory (bounded by number and bytes) for `/api/v1/exchanges`."""
 
 import re
 from collections import deque
@@ -35,9 +35,9 @@ BYTES_MAX: Final = 80 << 20
 LIMIT_DEFAULT: Final = 100
 LIMIT_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 << 20
-"""Bytes of one answer; the exchange or the slice of events that reaches it is the answer's last."""
+"""Bytes of one answer: the exchange, or the slice of events, that reaches it is the last."""
 EVENTS_SLICE: Final = 1_000
-"""Events that become JSON at a time: about 60 kB."""
+"""Events converted to JSON at a time: about 60 kB."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _cursor: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?").fullmatch
@@ -60,7 +60,7 @@ def read_count(field: str, value: str) -> int:
 
 
 def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The fields of a query, each once. Raises BadQuery for one that comes again."""
+    """Return the fields of a query. Raises BadQuery for a repeated one."""
     fields: dict[str, str] = {}
     for field, value in query:
         if field in fields:
@@ -115,22 +115,21 @@ FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """Which exchanges, and how much of each."""
+    """Filters and limits of one request."""
 
     limit: int = LIMIT_DEFAULT
     events: bool = False
     before: int | None = None
     events_start: int = 0
-    """First event of exchange `before` - 1, within which the earlier answer ended; 0: it did not."""
+    """First event to return of exchange `before` - 1, in which the earlier answer ended; 0: none."""
     wanted: dict[str, object] = {}
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> "Query":
-        """Reads `limit`, `events`, `next` (a cursor from an earlier answer) and filters by name.
+        """Parse `limit`, `events`, `next` (a cursor from an earlier answer) and filters by name.
 
-        `certain=1` leaves out what is flagged `uncertain`.
-
-        Raises BadQuery for an unknown name or a value that cannot be.
+        `certain=1` leaves out exchanges flagged `uncertain`. Raises BadQuery for an unknown name or an
+        invalid value.
         """
         limit, events, before, events_start = LIMIT_DEFAULT, False, None, 0
         wanted: dict[str, object] = {}
@@ -178,7 +177,7 @@ class RecentExchanges:
             self.weight_bytes -= ring.popleft()[1]
 
     def find(self, query: Query) -> list[tuple[int, Exchange, Benefit]]:
-        """The newest exchanges that match, with number and reader; one above the limit if there are more."""
+        """Return the newest matching exchanges with number and reader, up to one above the limit."""
         found: list[tuple[int, Exchange, Benefit]] = []
         for number, _, x, reader in reversed(self._ring):
             if (query.before is not None and number >= query.before) or not query.matches(x):
@@ -189,9 +188,9 @@ class RecentExchanges:
         return found
 
     def to_json(self, found: Sequence[tuple[int, Exchange, Benefit]], query: Query) -> bytes:
-        """The answer of `/api/v1/exchanges`: as much of `found` as its limit and PAGE_BYTES_MAX allow.
+        """Return the JSON of `/api/v1/exchanges`: as much of `found` as its limit and PAGE_BYTES_MAX allow.
 
-        Finished exchanges do not change: any thread may do this.
+        For any thread: finished exchanges do not change.
         """
         out: list[bytes] = []
         size, cursor = 0, None
@@ -219,7 +218,7 @@ class RecentExchanges:
 def encode_with_events(
     about: dict[str, object], x: Exchange, start: int = 0, bytes_max: int | None = None
 ) -> tuple[bytes, int | None]:
-    """JSON of an exchange (`about`) with its events from `start` on, and the first event left out or None.
+    """Return the JSON of an exchange (`about`) with events from `start` on, and the first omitted event.
 
     The events become JSON slice by slice, so that their dicts never exist all at once. The slice that reaches
     `bytes_max` is the last.
@@ -235,5 +234,5 @@ def encode_with_events(
 
 
 def weight_bytes(x: Exchange) -> int:
-    """Memory of an exchange, except for the bodies that a capture counts itself and removes soon."""
+    """Return the memory of an exchange, except for bodies, which a capture counts and removes soon."""
     return memory_bytes(x) - memory_bytes(x.said) - memory_bytes(x.keeping)

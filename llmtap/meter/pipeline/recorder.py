@@ -1,7 +1,8 @@
-"""Captures finished exchanges: the meter's loop queues them, a thread writes them to the spool.
+"""Record finished exchanges in the capture: the meter's loop queues them, a thread writes them to disk.
 
 The memory that may wait is bounded: beyond it exchanges are measured and not captured, counted by reason. An
-exchange is in the spool at most `capture.flush` and one turn of the thread (0.6 s by default) after its end.
+exchange is on disk (in the spool) at most `capture.flush` and one turn of the thread (0.6 s by default) after
+its end.
 """
 
 import logging
@@ -39,25 +40,25 @@ from llmtap.protocol.http1 import Headers, RequestHead
 __all__ = ["Recorder"]
 
 ROWS_MAX: Final = 1_000
-"""Of a batch: what waits this long in numbers is written at once."""
+"""A queue of this length is written at once."""
 TURN_S: Final = 0.1
-"""The thread looks this often: a wake-up for each exchange would cost more than the exchange."""
+"""Interval of the thread: a wake-up for each exchange would cost more than the exchange."""
 LEFT_MAX: Final = 64
-"""Relays that left and are told of in each file after, by which a file that is lost is missed. All of them
-would be too many: apps with the middleware may come and go for ever."""
+"""Relays that left and are reported in each later file, so that a lost file is noticed. Their number is
+bounded because apps with the middleware may come and go for ever."""
 _OF_STORE: Final = (
     "bytes_written", "files", "files_waiting", "files_deleted", "spool_bytes", "local_bytes", "failures",
     "recovered", "damaged",
 )  # fmt: skip
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
-"""For the files of what was recorded until then; exchanges wait in memory meanwhile."""
+"""Time to make files of what was recorded until then; exchanges wait in memory meanwhile."""
 
 log = logging.getLogger(__name__)
 
 
 class _Held:
-    """Bytes of bodies that wait for the end of their exchange; counted by whichever thread lets one go."""
+    """Bytes of bodies that wait for the end of their exchange; either thread may release them."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -74,7 +75,7 @@ class _Keeping:
 
 
 class _KeepingBody(_Keeping):
-    """The same where the body is kept. It goes with the exchange, however that ends, if it does."""
+    """The same for a body that is kept, released with its exchange."""
 
     __slots__ = ("_held", "body")
 
@@ -89,14 +90,14 @@ class _KeepingBody(_Keeping):
 
 
 class Recorder:
-    """One capture.
+    """Recorder of one capture.
 
     Args:
-        info: what its files say of themselves.
+        info: metadata of its files.
         salt: key of all hashes; it is written nowhere.
-        after: relays up to this number were there before the capture began, and so have a past; 0: none.
+        after: relays up to this number were there before the capture began; 0: none.
         encode: the configured tokenizer, if there is one.
-        waits: another recorder is about to leave the folder to us.
+        waits: another recorder is about to release the folder.
     """
 
     def __init__(
@@ -165,8 +166,6 @@ class Recorder:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
-    # ---------------------------------------------------------------- the meter's loop
-
     def start(self) -> None:
         self._open()
         self._thread.start()
@@ -177,7 +176,7 @@ class Recorder:
             self._unshaped += 1
             return False
         self._taken_bytes += len(body)
-        # No others: a queue is no place for keys and cookies.
+        # Only these fields: the queue must not hold keys and cookies.
         headers = [field for field in head.headers if field[0].lower() in self._telling]
         self._inbox.append((x, headers, body, len(body)))
         return wants_text
@@ -192,14 +191,14 @@ class Recorder:
         self._inbox.append((x, None, b"", n_bytes))
 
     def leave_out(self, reason: str) -> None:
-        """Count an exchange that is no model traffic: readers know then that its row is not missing."""
+        """Count an exchange that is no model traffic, so that readers do not miss its row."""
         self._left_out[reason] = self._left_out.get(reason, 0) + 1
 
     def relay_said(
         self, relay: str, opened: int, dropped: dict[str, int], unsettled: int,
         packets: dict[str, int] | None = None, watched: dict[str, int] | None = None,
     ) -> None:  # fmt: skip
-        """A relay's counts: by these a reader can tell what is missing."""
+        """Note a relay's counts, with which a reader can find missing rows."""
         known = self._relays.get(relay)
         if known is not None:
             since, before = known.since, known.before
@@ -207,7 +206,6 @@ class Recorder:
             since, before = opened, dict(dropped)
         else:
             since, before = 0, {}
-        # A new dict each time: the thread may be reading the old one.
         if packets is None and known is not None:
             packets, watched = known.packets, known.watched
         count = RelayCount(
@@ -217,10 +215,10 @@ class Recorder:
         self._left.pop(relay, None)
 
     def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
-        """A relay went away with these counts, and nothing of it is under way.
+        """Note the last counts of a relay that left; nothing of it is under way.
 
-        Of those that left before, the first ones are forgotten once a file tells what they said last: readers
-        take the last word of each relay from whichever file has it.
+        Of those that left before, the first ones are forgotten once a file has their last counts: readers use
+        the last report on each relay from any file.
         """
         self.relay_said(relay, opened, dropped, 0)
         if 0 < _number_of(relay) <= self._after:
@@ -250,7 +248,7 @@ class Recorder:
         )
 
     def go_by(self, config: str) -> None:
-        """Files that are begun from now on say that they were written under this configuration."""
+        """Use this configuration in the metadata of files begun from now on."""
         self._info = msgspec.structs.replace(self._info, config=config)
         self._store.info = self._info
 
@@ -262,7 +260,7 @@ class Recorder:
         return self._flush_done < self._flush_asked or self._store.state().files_waiting > 0
 
     def give_way(self) -> None:
-        """Leave the folder to another recorder of the capture; write what still ends beside it."""
+        """Release the folder to another recorder of the capture; write later exchanges beside it."""
         self._gives_way = True
 
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
@@ -294,8 +292,6 @@ class Recorder:
     def _drop(self, reason: str, n: int) -> None:
         self._dropped[reason] = self._dropped.get(reason, 0) + n
 
-    # ---------------------------------------------------------------- the thread
-
     def _run(self) -> None:
         while not self._stop.wait(TURN_S):
             self._turn()
@@ -325,7 +321,7 @@ class Recorder:
             self._failed(error)
 
     def _step_aside(self) -> None:
-        """Our spools become files, and the folder is free. Where they do not in time, it is when we end."""
+        """Make files of our spools and release the folder; what is not done in time is done at the end."""
         self._gives_way = False
         if self._opened:
             self._store.append(self._nothing, self._ledger())
@@ -438,7 +434,7 @@ class Recorder:
             self._kept += batch.num_rows
 
     def _give_up(self) -> None:
-        """The end: what could not be written is lost, and the last ledger says so."""
+        """Count what could not be written as lost, in the last ledger."""
         reason = self._store.problem or "closing"
         while self._batches:
             batch = self._batches.popleft()
@@ -448,7 +444,6 @@ class Recorder:
             log.error("event=capture_lost reason=%s exchanges=%d", reason, batch.num_rows)
 
     def _ledger(self, *, closed: bool = False) -> CaptureLedger:
-        # The store adds what it deletes.
         return CaptureLedger(self._relays, {**self._dropped, **self._left_out}, self._meter, closed)
 
     def _failed(self, error: BaseException) -> None:
@@ -460,11 +455,11 @@ class Recorder:
 
 
 def _number_of(relay: str) -> int:
-    """Relays are named RUN.INDEX.NUMBER, and numbered in the order in which they start; 0 for other names."""
+    """Return NUMBER of a relay's name RUN.INDEX.NUMBER, which counts relays by start; 0 for other names."""
     number = relay.rpartition(".")[2]
     return int(number) if number.isdigit() else 0
 
 
 def _bytes_of(x: Exchange) -> int:
-    """Memory of an exchange with the text that is kept of it; bodies of requests are counted as `_Held`."""
+    """Return the memory of an exchange with its kept text; bodies of requests are counted by `_Held`."""
     return memory_bytes(x) - memory_bytes(x.keeping)

@@ -1,7 +1,7 @@
-"""The rolling windows of the meter: the last 10 s, minute, 5 minutes and hour, and all since the start.
+"""Rolling windows of the meter: Summaries of the last 10 s, minute, 5 minutes, hour, and since the start.
 
-A slice holds one Summary for each series. Older slices are merged and packed into bytes. A reader takes the
-slices of a window and merges them in a thread of its own.
+A slice (short part of a window) holds one Summary for each series. Older slices are merged and packed into
+bytes. A reader takes the slices of a window and merges them in a thread of its own.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ __all__ = [
 
 
 SLICES_MAX: Final = 512
-"""Slices that may wait to be merged; beyond it the one who makes a new one does all the work."""
+"""Slices that may wait to be merged; beyond it the creator of the next one does all the work."""
 
 T = TypeVar("T")
 Merging = Generator[None, None, T]
@@ -38,7 +38,7 @@ Merging = Generator[None, None, T]
 
 @dataclass(frozen=True, slots=True)
 class SliceLevel:
-    """A window, and the step in which it moves: a divisor of its length and of every longer level's step."""
+    """Length of a window, and its step: a divisor of the length and of every longer level's step."""
 
     window_ns: int
     step_ns: int
@@ -52,10 +52,10 @@ class _Slice(Generic[T]):
 
 
 class Slices(Generic[T]):
-    """Slices of the windows, oldest first. `levels` ascending; `past`: keep what left the longest window.
+    """Slices of the windows, oldest first.
 
-    `make` returns an empty slice, `merge` merges slices to one of the level; the level after the last is the
-    past.
+    `levels` ascend; `past`: keep what left the longest window. `make` returns an empty slice, `merge` merges
+    slices to one of the level; the level after the last is the past.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Slices(Generic[T]):
         self._past: T | None = make() if past else None
         self._job: tuple[int, int, int, int, Merging[T]] | None = None
         self._idle_at_ns = -1
-        """The open slice's start when there was last nothing to merge."""
+        """Start of the open slice when there was last nothing to merge."""
 
     def __len__(self) -> int:
         return len(self._sealed) + 1
@@ -96,20 +96,20 @@ class Slices(Generic[T]):
         return open_.data
 
     def seal(self, now_ns: int) -> None:
-        """Makes what the current slice holds final, for a reader in another thread; a new one takes over."""
+        """Make the current slice final, for a reader in another thread, and begin a new one."""
         self.current(now_ns)
         self._sealed.append(self._open)
         self._open = _Slice(self._open.start_ns, 0, self._make())
         self._idle_at_ns = -1
 
     def window(self, level: int, now_ns: int) -> list[T]:
-        """The slices of a window, oldest first; all but the last are final."""
+        """Return the slices of a window, oldest first; all but the last are final."""
         self.current(now_ns)
         first_ns = self._first_ns(level, now_ns - self._begin_ns)
         return [s.data for s in self._sealed if s.start_ns >= first_ns] + [self._open.data]
 
     def window_start_ns(self, level: int, now_ns: int) -> int:
-        """Since when a window holds everything."""
+        """Return the time since which a window is complete."""
         return self._begin_ns + max(0, self._first_ns(level, now_ns - self._begin_ns))
 
     def everything(self, now_ns: int) -> list[T]:
@@ -142,7 +142,7 @@ class Slices(Generic[T]):
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 
     def _level_of(self, start_ns: int) -> int:
-        """The coarsest level that a slice of this start may be merged to: no shorter window holds it."""
+        """Return the coarsest level for a slice of this start: no shorter window contains it."""
         since_ns = self._open.start_ns
         if start_ns < self._first_ns(len(self._levels) - 1, since_ns):
             return len(self._levels)
@@ -187,23 +187,23 @@ LEVELS: Final = tuple(
     for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
 )
 TIDY_EACH: Final = 4
-"""Pieces of merging done for each exchange: each makes at most one Summary, and each Summary is merged at
-most once on each level, so this keeps up with anything."""
+"""Pieces of merging for each exchange: each makes at most one Summary, and each Summary is merged at most
+once on each level, so this is always enough."""
 TIDY_EACH_STATUS: Final = 16
-"""And whenever a relay speaks, twice a second: what is left over when exchanges stop."""
+"""Pieces at each status of a relay, twice a second: for the rest when exchanges stop."""
 EVERYTHING: Final = "all"
 
 
 BY: Final = ("tenant", "model", "arm", "class", "series")
 BY_DEFAULT: Final = BY[:-1]
 _FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
-"""Labels, and fields of SeriesKey, that have few values beside the tenants."""
+"""Labels with few values beside the tenants, and their fields of SeriesKey."""
 
 
 @dataclass(slots=True)
 class _Tile:
     opened: int = 0
-    """Exchanges begun, and below how late the relays ran and what they skipped: what belongs to no series."""
+    """Exchanges begun; below, the relays' lag and skipped requests: values without a series."""
     lag_ns: int = 0
     skipped: int = 0
     n: int = 0
@@ -233,7 +233,7 @@ class Rates:
     uncertain: int
     lag_ns: int
     goodput_rps: float | None
-    """None where no exchange was judged; below, where no stream ended."""
+    """None if no exchange was judged; below, if no stream ended."""
     smooth_goodput_tps: float | None
 
 
@@ -268,7 +268,7 @@ class Windows:
         self._tidy(TIDY_EACH)
 
     def opened(self, n: int = 1) -> None:
-        """Exchanges began just now; -1 takes one back that is no model traffic."""
+        """Count exchanges that began; -1 takes one back that is no model traffic."""
         self._slices.current(self._clock.mono_ns()).opened += n
 
     def skipped(self, n: int) -> None:
@@ -300,7 +300,7 @@ class Windows:
         return found
 
     def freeze(self, window: str) -> "FrozenWindow":
-        """What a window holds now: one of WINDOWS, or `all` since the start."""
+        """Return the content of a window: one of WINDOWS, or `all` since the start."""
         now_ns = self._clock.mono_ns()
         if self._slices.current(now_ns).n:
             self._slices.seal(now_ns)
@@ -332,7 +332,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class FrozenWindow:
-    """A window's slices at one moment; nothing changes them any more."""
+    """Slices of a window at one moment, unchangeable."""
 
     name: str
     start: str
@@ -347,12 +347,12 @@ class FrozenWindow:
         certain: bool = False,
         price: Price | None = None,
     ) -> dict[str, object]:
-        """The merged Summary as public JSON.
+        """Return the merged Summary as public JSON.
 
         Args:
             by: some of BY, to have the same for each tenant, model, ...
-            certain: without the exchanges whose stamps are too wide.
-            price: what is paid. GPUs are paid for all together; the parts are told what their tokens cost.
+            certain: without exchanges flagged `uncertain`.
+            price: GPUs are paid for all together; parts contain the costs of their tokens.
         """
         sums = _Tile()
         for tile in self.tiles:
@@ -372,7 +372,7 @@ class FrozenWindow:
         groups = {label: defaultdict[str, Summary](Summary) for label in _FEW if label in by}
         tenants: dict[str, object] = {}
         series: list[dict[str, object]] = []
-        # Tenant by tenant, each told and forgotten: all of them opened at once would be a gigabyte.
+        # One tenant after the other: all of them unpacked at once would take a gigabyte.
         for tenant, found in groupby(self.series(certain=certain), lambda one: one[0].tenant):
             of_tenant = Summary()
             for who, summary in found:
@@ -439,7 +439,7 @@ def _add(into: Summary, part: Summary | bytes) -> None:
 
 
 def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
-    """One tile of several; on the finest level still as objects, because they will be merged again soon."""
+    """Merge tiles to one; on the finest level the result stays unpacked, as it is merged again soon."""
     out = _Tile()
     for tile in tiles:
         out.add_sums(tile)

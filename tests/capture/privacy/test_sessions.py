@@ -129,11 +129,6 @@ def test_a_branch_stays_in_its_session_at_the_number_of_what_it_replaces(again: 
     assert (second.number, second.parent, second.think_ns) == (1, "r0-1", 4 * S)
 
 
-def test_the_same_opening_again_is_another_session() -> None:
-    client = Client()
-    assert client.send(0, 1, HELLO).session != client.send(2, 3, HELLO).session
-
-
 def test_people_with_the_same_opening_are_told_apart_as_soon_as_they_differ() -> None:
     client = Client()
     people: dict[str, list[Message]] = {name: [HELLO] for name in ("ann", "bob", "eve")}

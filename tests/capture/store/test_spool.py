@@ -19,7 +19,6 @@ from llmtap.capture.schema import (
     VERSION,
     CaptureInfo,
     CaptureLedger,
-    CaptureVersionError,
     RelayCount,
 )
 from llmtap.capture.store import spool as spools
@@ -230,15 +229,6 @@ def test_an_older_spool_without_its_head_is_counted_as_lost_and_not_guessed(tmp_
     assert contents.damaged == {"batches": 1, "bytes": head}
 
 
-def test_a_spool_of_a_newer_version_is_told_and_left_alone(tmp_path):
-    path = tmp_path / "new.spool"
-    SpoolWriter(path, CaptureInfo(schema_version=VERSION + 1)).close()
-    before = path.read_bytes()
-    with pytest.raises(CaptureVersionError, match=r"new\.spool"):
-        read_spool(path)
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("where", ["pwrite", "fdatasync"])
 def test_a_failed_write_leaves_the_file_as_it_was_and_may_be_tried_again(tmp_path, monkeypatch, code, where):
@@ -271,24 +261,6 @@ def test_a_failed_write_leaves_the_file_as_it_was_and_may_be_tried_again(tmp_pat
     contents, batches = _read(path)
     assert batches == [first, second]
     assert contents.damaged == {}
-
-
-def test_a_removed_file_is_written_anew_with_all_it_held(tmp_path):
-    path = tmp_path / "in" / "a.spool"
-    path.parent.mkdir()
-    writer = SpoolWriter(path, _INFO)
-    first, second = capture_rows.batch(2, seed=1, tokens=4), capture_rows.batch(3, seed=2, start=3, tokens=4)
-    writer.append(first)
-    assert writer.present
-    path.unlink()
-    path.parent.rmdir()
-    assert not writer.present
-    path.parent.mkdir()
-    writer.restore()
-    assert writer.present
-    writer.append(second)
-    writer.close()
-    assert _read(path)[1] == [first, second]
 
 
 def laid(folder: Path, *names: str) -> Path:

@@ -148,19 +148,3 @@ def test_a_read_only_folder_is_told_at_the_start(disk):
             refused()
         assert caught.value.place == "capture.to"
         assert str(disk / "cap") in caught.value.problem
-
-
-def test_a_folder_that_turns_read_only_is_as_a_full_disk(disk):
-    at = store(disk / "cap")
-    append(at, thin(1))
-    at.rotate()
-    until(lambda: at.state().files == 1)
-    _mode(disk, "ro")
-    for _ in range(2):
-        assert not at.append(thin(6), NOTHING)
-        assert at.problem == "folder"
-    _mode(disk, "rw")
-    append(at, thin(6))
-    assert at.problem is None
-    at.close(10)
-    assert numbers(disk / "cap") == list(range(1, 11))

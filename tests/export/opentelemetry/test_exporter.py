@@ -206,16 +206,6 @@ def test_the_queue_has_a_bound_and_every_span_is_accounted_for() -> None:
         assert state.dropped == {"queue_full": 96, "shutdown": 5}
 
 
-def test_the_end_does_not_wait_for_a_receiver_that_hangs() -> None:
-    with OtlpReceiver() as receiver:
-        receiver.hold = threading.Event()
-        e = exporter(receiver.endpoint)
-        end(e, chat())
-        e.close(0.2)
-        assert (e.state().sent, e.state().dropped) == (0, {"shutdown": 1})
-        receiver.hold.set()
-
-
 def test_more_than_a_batch_goes_in_several_requests() -> None:
     with OtlpReceiver() as receiver:
         n = 2 * BATCH_MAX + 1
@@ -392,15 +382,6 @@ def test_http_that_is_no_operation_is_a_plain_client_span() -> None:
     assert span.name == "GET"
     assert not [key for key in plain(span.attributes) if key.startswith("gen_ai.")]
     assert plain(span.attributes)["url.path"] == "/v1/models"
-
-
-def test_the_resource_may_name_the_service_as_well() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(), resource="service.name=edge,service.version=9,team=llm")
-        named = plain(receiver.traces[0].resource_spans[0].resource.attributes)
-    assert {key: named[key] for key in ("service.name", "service.version", "team")} == {
-        "service.name": "edge", "service.version": "9", "team": "llm",
-    }  # fmt: skip
 
 
 def test_without_an_endpoint_the_meter_loads_none_of_it() -> None:

@@ -315,15 +315,6 @@ def test_openmetrics_is_given_to_who_asks_for_it() -> None:
     assert b"_created" not in body
 
 
-def test_the_arm_is_a_label_where_there_is_one() -> None:
-    exposition, x = Exposition("1"), stream([100, 140])
-    exposition.ended(x, measure(x), SeriesKey("t", "m", "guarded"), None)
-    add(exposition, x)
-    found = parsed(exposition.freeze().render()[0])
-    assert found[of("llmtap_exchanges_total", **WHO, arm="guarded", outcome="complete")] == 1
-    assert found[of("llmtap_exchanges_total", **WHO, outcome="complete")] == 1
-
-
 def test_what_is_frozen_does_not_change() -> None:
     exposition = Exposition("1")
     add(exposition, stream([100, 140]))

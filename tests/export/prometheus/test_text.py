@@ -98,12 +98,6 @@ def test_names_follow_the_rules() -> None:
     assert all(one.name.endswith(("_seconds", "_tokens")) for one in histograms)
 
 
-def test_edges_rise_also_with_bounds_among_them() -> None:
-    for bounds in ([], [(name, 12_345_678) for name in BOUNDS]):
-        for family in families_for(bounds).values():
-            assert list(family.edges) == sorted(set(family.edges))
-
-
 def test_every_bound_but_that_of_a_spread_is_an_edge_somewhere() -> None:
     plain = families_for([])
     for name in BOUNDS:

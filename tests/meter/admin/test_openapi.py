@@ -1,40 +1,23 @@
 """Document and application agree: every route is in it, and every answer is as it says, name by name."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp.test_utils import TestClient, TestServer
 from jsonschema import Draft202012Validator
 
 from llmtap.channel.frames import Hello
-from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.saved import explain, read_saved
 from llmtap.meter.admin.openapi import ROUTES, document
-from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.slo import SloOptions
+from tests.meter.admin.serving import Client, pipeline, play
 from tests.support.traffic.corpus import NAMES, Recorded
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
 
-S = 1_000_000_000
-Client = TestClient[Any, Any]
-
-
-def play(scene: Callable[[ExchangePipeline, Client], Awaitable[None]], token: str | None = None) -> None:
-    slo = SloOptions(objectives="ttft:200ms tpot:50ms", target=0.95, tenants=("t1",))
-    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), slos={"gold": slo})
-
-    async def run() -> None:
-        async with TestClient(TestServer(admin_app(tally, token))) as client:
-            await scene(tally, client)
-
-    asyncio.run(run())
+GOLD = SloOptions(objectives="ttft:200ms tpot:50ms", target=0.95, tenants=("t1",))
 
 
 def strict(schema: Any) -> Any:
@@ -111,7 +94,7 @@ def test_every_route_is_in_the_document_and_nothing_else() -> None:
         async with client.get("/api/v1/openapi.json") as answer:
             assert await answer.json() == json.loads(json.dumps(document()))
 
-    play(scene)
+    play(scene, pipeline(slos={"gold": GOLD}))
 
 
 def test_real_answers_are_as_the_document_says() -> None:
@@ -131,7 +114,7 @@ def test_real_answers_are_as_the_document_says() -> None:
             fits(await answer_of(client, "/api/v1/summary?window=x", 400), "Error")
             fits(await answer_of(client, "/nowhere", 404), "Error")
 
-    play(scene)
+    play(scene, pipeline(slos={"gold": GOLD}))
 
 
 def test_a_token_is_asked_for_where_the_document_says_so() -> None:
@@ -168,7 +151,7 @@ def test_live_events_are_as_the_document_says() -> None:
                     fits(data, {"summary": "LiveSummary", "exchange": "Exchange"}[name[7:]])
                     seen.add(name[7:])
 
-    play(scene)
+    play(scene, pipeline(slos={"gold": GOLD}))
 
 
 def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
@@ -186,4 +169,4 @@ def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
         assert wrong == []
         fits(await answer_of(client, "/api/v1/summary"), "Summary")
 
-    play(scene)
+    play(scene, pipeline(slos={"gold": GOLD}))

@@ -1,47 +1,24 @@
 """The page and its parts as they are served: by whole names, with a policy, and nothing from elsewhere."""
 
-import asyncio
 import gzip
 import re
-from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 
-from llmtap.clock import ManualClock
-from llmtap.meter.admin.page import ASSETS, PATHS, add_dashboard
-from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions
+from llmtap.meter.admin.page import ASSETS, PATHS
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from tests.meter.admin.serving import Client, play
 from tests.support.results.pages import contrast
 from tests.support.servers.raw_client import RawClient, request
 
-Client = TestClient[Any, Any]
 STATIC = files("llmtap.meter.admin") / "static"
 OWN = sorted(part.name for part in STATIC.iterdir())
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
-def play(
-    scene: Callable[[Client], Awaitable[None]], *, token: str | None = None, alone: bool = False
-) -> None:
-    async def run() -> None:
-        if alone:
-            app = web.Application()
-            add_dashboard(app)
-        else:
-            app = admin_app(ExchangePipeline(MeterOptions(), ManualClock(now_ns=1)), token)
-        async with TestClient(TestServer(app)) as client:
-            await scene(client)
-
-    asyncio.run(run())
-
-
 def test_every_file_is_served_as_what_it_is() -> None:
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for name in OWN:
             path = "/" if name == "index.html" else f"/assets/{name}"
             async with client.get(path) as answer:
@@ -55,11 +32,11 @@ def test_every_file_is_served_as_what_it_is() -> None:
                 assert answer.headers["Referrer-Policy"] == "no-referrer"
         assert set(OWN) - {"index.html"} == set(ASSETS) - {"plotly.js"}
 
-    play(scene, alone=True)
+    play(scene)
 
 
 def test_plotly_comes_from_its_package_compressed() -> None:
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         async with client.get(
             "/assets/plotly.js", headers={"Accept-Encoding": "gzip"}, auto_decompress=False
         ) as answer:
@@ -72,12 +49,12 @@ def test_plotly_comes_from_its_package_compressed() -> None:
             assert "Content-Encoding" not in answer.headers
             assert await answer.read() == script
 
-    play(scene, alone=True)
+    play(scene)
 
 
 @pytest.mark.parametrize("path", ["/", "/assets/app.js", "/assets/plotly.js"])
 def test_what_a_browser_has_already_is_not_sent_again(path: str) -> None:
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         async with client.get(path) as answer:
             etag = answer.headers["ETag"]
             assert answer.headers["Cache-Control"] == "no-cache"
@@ -91,11 +68,11 @@ def test_what_a_browser_has_already_is_not_sent_again(path: str) -> None:
         async with client.head(path) as answer:
             assert (answer.status, await answer.read()) == (200, b"")
 
-    play(scene, alone=True)
+    play(scene)
 
 
 def test_page_and_parts_need_no_token_and_all_else_does() -> None:
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for path in sorted(PATHS):
             async with client.get(path) as answer:
                 assert answer.status == 200, path
@@ -118,7 +95,7 @@ def test_page_and_parts_need_no_token_and_all_else_does() -> None:
     "/assets\\..\\api\\v1\\summary",
 ])  # fmt: skip
 def test_no_spelling_of_a_path_comes_past_the_token(path: str) -> None:
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         port = client.port
         assert port is not None
         raw = await RawClient.connect(port)

@@ -4,47 +4,27 @@ import asyncio
 import gzip
 import json
 import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 import llmtap
 from llmtap import __version__, native
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import CaptureInfo
-from llmtap.channel.experiment import Experiment, switch_word
+from llmtap.channel.experiment import switch_word
 from llmtap.channel.frames import Hello
-from llmtap.clock import ManualClock, SystemClock
+from llmtap.clock import SystemClock
 from llmtap.export.prometheus.exposition import Frozen
 from llmtap.meter.admin import server
-from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recorder import Recorder
+from tests.meter.admin.serving import Client, S, pipeline, play
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
-
-S = 1_000_000_000
-Client = TestClient[Any, Any]
-
-
-def play(
-    scene: Callable[[ExchangePipeline, Client], Awaitable[None]],
-    token: str | None = None,
-    experiment: Experiment | None = None,
-) -> None:
-    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), experiment)
-
-    async def run() -> None:
-        async with TestClient(TestServer(admin_app(tally, token))) as client:
-            await scene(tally, client)
-
-    asyncio.run(run())
 
 
 async def get(client: Client, path: str, **about: Any) -> tuple[int, Any]:
@@ -103,24 +83,6 @@ def test_the_summary_is_of_the_window_or_of_everything() -> None:
             "version": __version__, "implementation": native.NAME,
             "implementation_reason": native.REASON or None,
         }  # fmt: skip
-
-    play(scene)
-
-
-def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        tally.ended(streamed(100, 140))
-        tally.clock.advance(30 * S)  # type: ignore[attr-defined]
-        tally.ended(streamed(100, 140, tenant="b"))
-        for asked, name, n in (("10s", "10s", 1), ("60s", "1m", 2), ("300s", "5m", 2), ("1h", "1h", 2)):
-            _, out = await get(client, f"/api/v1/summary?window={asked}")
-            assert (out["window"]["name"], out["n"]) == (name, n)
-            assert out["by"].keys() == {"tenant", "model", "arm", "class"}
-        _, out = await get(client, "/api/v1/summary?by=none")
-        assert out["by"] == {}
-        _, out = await get(client, "/api/v1/summary?by=series,tenant")
-        assert [(part["tenant"], part["n"]) for part in out["by"]["series"]] == [("b", 1), ("default", 1)]
-        assert out["by"]["tenant"].keys() == {"b", "default"}
 
     play(scene)
 
@@ -221,7 +183,7 @@ def test_what_runs_can_be_read_and_switched() -> None:
         assert (await post(client, b'{"enabled": false}'))[1]["state"] == "off"
         assert words == [switch_word(experiment.id, on) for on in (False, True, False)]
 
-    play(scene, experiment=experiment)
+    play(scene, pipeline(experiment))
 
 
 def test_without_an_experiment_there_is_nothing_to_switch() -> None:
@@ -240,7 +202,7 @@ def test_what_is_over_is_not_begun_again() -> None:
         assert (await post(client))[0] == 409
         assert (await post(client, b'{"enabled": false}'))[0] == 200
 
-    play(scene, experiment=an_experiment(until="1s"))
+    play(scene, pipeline(an_experiment(until="1s")))
 
 
 @pytest.mark.parametrize(
@@ -264,4 +226,4 @@ def test_who_may_not_switch_is_told_so_and_nothing_changes(
         assert out["error"]["message"]
         assert tally.experiments.state == "off"
 
-    play(scene, experiment=an_experiment(enabled=False))
+    play(scene, pipeline(an_experiment(enabled=False)))

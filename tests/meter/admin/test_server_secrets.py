@@ -3,28 +3,22 @@
 What acts is closed to other sites' pages, also what is still to be written.
 """
 
-import asyncio
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.meter.admin import server as admin
 from llmtap.meter.admin.openapi import ROUTES
-from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from tests.meter.admin.serving import Client, pipeline, play
 from tests.support.traffic.experiments import an_experiment
 
 TOKEN = "s3cret-of-the-operator"
 GUESS = "gu3ss-of-a-stranger"
-Client = TestClient[Any, Any]
 PATHS = sorted({route.path.replace("{name}", "app.js") for route in ROUTES} - {"/api/v1/live"})
 PLACES = (
     "/metrics", "/api/v1/summary", "/api/v1/exchanges", "/api/v1/streams", "/api/v1/experiment", "/none",
@@ -32,38 +26,15 @@ PLACES = (
 BAD = (f"/api/v1/summary?window={'x' * 9}", "/api/v1/exchanges?colour=red", "/none")
 
 
-def play(scene: Callable[[Client], Awaitable[None]], token: str | None = TOKEN) -> None:
-    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=1), an_experiment(enabled=False))
-
-    async def run() -> None:
-        async with TestClient(TestServer(admin_app(tally, token))) as client:
-            await scene(client)
-            assert tally.experiments.state == "off"
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("token", [TOKEN, None])
-def test_no_answer_tells_the_versions_of_what_serves_it(token: str | None) -> None:
-    async def scene(client: Client) -> None:
-        for path in (*PATHS, "/none"):
-            async with client.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
-                assert answer.headers["Server"] == "llmtap", path
-            async with client.post(path) as answer:
-                assert answer.headers["Server"] == "llmtap", path
-
-    play(scene, token)
-
-
 @pytest.mark.parametrize("where", ["token=", "access_token=", "authorization=Bearer%20"])
 def test_a_token_in_a_url_opens_nothing(where: str) -> None:
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for path in PLACES:
             async with client.get(f"{path}?{where}{TOKEN}") as answer:
                 assert answer.status == 401
                 assert TOKEN not in await answer.text()
 
-    play(scene)
+    play(scene, token=TOKEN)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +45,13 @@ def test_a_token_in_a_url_opens_nothing(where: str) -> None:
      {"Authorization": "Bearer "}, {"Proxy-Authorization": f"Bearer {TOKEN}"}],
 )  # fmt: skip
 def test_nothing_but_the_bearer_header_opens_anything(headers: dict[str, str]) -> None:
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for path in PLACES:
             async with client.get(path, headers=headers) as answer:
                 assert answer.status == 401, path
                 assert "Set-Cookie" not in answer.headers
 
-    play(scene)
+    play(scene, token=TOKEN)
 
 
 def test_the_token_is_compared_whole_and_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,12 +68,12 @@ def test_the_token_is_compared_whole_and_in_constant_time(monkeypatch: pytest.Mo
     monkeypatch.setattr(admin, "hmac", Watched)
     given = ("", "B", "Bearer ", f"Bearer {TOKEN[:3]}", f"Bearer {GUESS}", f"Bearer {TOKEN}")
 
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for told in given:
             async with client.get("/metrics", headers={"Authorization": told} if told else {}) as answer:
                 assert answer.status == (200 if told.endswith(TOKEN) else 401)
 
-    play(scene)
+    play(scene, token=TOKEN)
     # None is turned away by a shorter way: by its length, its first letter, its absence.
     assert compared == [(told.strip().encode(), f"Bearer {TOKEN}".encode()) for told in given]
 
@@ -111,7 +82,7 @@ def test_answers_and_logs_hold_neither_the_token_nor_a_guess_of_it(caplog: pytes
     caplog.set_level(logging.DEBUG)
     asks = [{"Authorization": f"Bearer {GUESS}"}, {"Authorization": f"Bearer {TOKEN}"}, {"Cookie": GUESS}]
 
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for headers in asks:
             for path in (*PATHS, *BAD):
                 async with client.get(path, headers=headers) as answer:
@@ -121,7 +92,7 @@ def test_answers_and_logs_hold_neither_the_token_nor_a_guess_of_it(caplog: pytes
             async with client.post("/api/v1/experiment", data=b"[", headers=headers) as answer:
                 assert TOKEN not in await answer.text()
 
-    play(scene)
+    play(scene, token=TOKEN)
     for record in caplog.records:
         said = record.getMessage() + str(record.exc_info or "")
         assert TOKEN not in said
@@ -152,7 +123,7 @@ def test_what_acts_is_closed_to_other_sites_and_to_forms(headers: dict[str, str]
     """A form and a simple request of a page (Fetch, 2.2.2) carry no JSON, and always tell their origin."""
     assert ACTING, "there is something that acts"
 
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         about = {"Content-Type": "application/json", **headers}
         if token is not None:
             about["Authorization"] = f"Bearer {token}"
@@ -160,12 +131,13 @@ def test_what_acts_is_closed_to_other_sites_and_to_forms(headers: dict[str, str]
             async with client.request(method, path, data=b'{"enabled": true}', headers=about) as answer:
                 assert answer.status in (403, 415), (method, path)
                 assert "Access-Control-Allow-Origin" not in answer.headers
+        assert tally.experiments.state == "off"
 
-    play(scene, token)
+    play(scene, pipeline(an_experiment(enabled=False)), token=token)
 
 
 def test_no_page_of_another_origin_may_read_an_answer() -> None:
-    async def scene(client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for path in PATHS:
             async with client.get(path, headers={"Origin": "https://evil.test"}) as answer:
                 assert "Access-Control-Allow-Origin" not in answer.headers
@@ -174,4 +146,4 @@ def test_no_page_of_another_origin_may_read_an_answer() -> None:
                 assert answer.status in (401, 403, 405)
                 assert "Access-Control-Allow-Origin" not in answer.headers
 
-    play(scene)
+    play(scene, token=TOKEN)

@@ -121,18 +121,6 @@ def check(windows: Windows, name: str, rows: list[tuple[int, SeriesKey, Exchange
         within(rates[name].smooth_goodput_tps, told["smooth_goodput"]["tokens_per_second"])
 
 
-def test_a_quiet_hour_empties_the_windows() -> None:
-    clock = ManualClock()
-    windows = Windows(clock)
-    add(windows)
-    clock.advance(3_601 * S)
-    add(windows)
-    out: Any = windows.freeze("1m").to_dict()
-    assert out["n"] == 1
-    assert out["window"]["seconds"] == pytest.approx(56.0)
-    assert [n(windows, name) for name in ("10s", "5m", "1h", "all")] == [1, 1, 1, 2]
-
-
 def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
     clock = ManualClock(now_ns=100 * S, wall_offset_ns=1_700_000_000 * S)
     windows = Windows(clock)

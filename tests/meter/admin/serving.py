@@ -1,0 +1,34 @@
+"""An admin port on loopback for one test."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from llmtap.clock import ManualClock
+from llmtap.meter.admin.server import admin_app
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+
+S = 1_000_000_000
+Client = TestClient[Any, Any]
+
+
+def pipeline(*args: Any, **about: Any) -> ExchangePipeline:
+    return ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), *args, **about)
+
+
+def play(
+    scene: Callable[[ExchangePipeline, Client], Awaitable[None]],
+    tally: ExchangePipeline | None = None,
+    *,
+    token: str | None = None,
+) -> None:
+    tally = tally or pipeline()
+
+    async def run() -> None:
+        async with TestClient(TestServer(admin_app(tally, token))) as client:
+            await scene(tally, client)
+
+    asyncio.run(run())
