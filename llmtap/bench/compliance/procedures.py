@@ -1,4 +1,4 @@
-"""Requirements of section 5: the ten tests. Long because section 5 of the draft is one table."""
+"""Checks of the IETF draft's section 5: the ten tests. Long because section 5 is one table."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ ITL_LEVELS: Final = (25, 50, 75, 90)
 
 
 workload_defined: Final = each_load()(fully_specified)
-"""One of 4.3.2, or another one that is fully specified."""
+"""The workload is one of 4.3.2, or fully specified."""
 
 
 @each_load()
@@ -170,7 +170,7 @@ def _lines(report: Report) -> Sequence[tuple[str, str]]:
 
 
 def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
-    """Return whether the configuration has a line for each of `words` (`a|b`: either), or `or_else` holds."""
+    """Return a check for a configuration line of each of `words` (`a|b`: either), or for `or_else`."""
 
     def check(report: Report) -> ComplianceVerdict:
         found = []
@@ -244,7 +244,7 @@ def _long_enough(report: Report) -> ComplianceVerdict:
 
 @each_load(is_measured)
 def _without_ttft(report: Report, step: Step) -> ComplianceVerdict:
-    """Each answer has one gap less than chunks with output: the time before the first is no gap."""
+    """Judge whether each response has one gap less than chunks, so that TTFT is not a gap."""
     gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
     first = at(step, "result.metrics.ttft_any.n")
     if not gaps or not chunks or not first:
@@ -272,7 +272,7 @@ COMPLETION_MIN: Final = 0.99
 
 
 def _params(among: Callable[[Step], bool] | None, none: str, *names: str) -> Check:
-    """Whether setup parameters have values, where some load is of that load model."""
+    """Return a check that setup parameters have values, if a load has that load model."""
 
     def check(report: Report) -> ComplianceVerdict:
         if not steps(report):
@@ -387,7 +387,7 @@ def _each_level(judge: LoadJudge) -> Check:
 
 @_each_level
 def _long_levels(report: Report, step: Step) -> ComplianceVerdict:
-    """60 seconds, and 100 completions per slot: the longer of the two is when both are over."""
+    """Judge 60 seconds and 100 completions per slot; both must be reached."""
     time, slots = lasted(report, step), slots_of(report, step)
     outcomes = at(step, "result.outcomes")
     if time is None or slots is None or outcomes is None:
@@ -471,7 +471,7 @@ def _both_states(report: Report) -> ComplianceVerdict:
 
 
 def _identical(report: Report) -> ComplianceVerdict:
-    """Loads of one repeat with the cache off and on (`0/off`, `0/cold`): the same work in the same words."""
+    """Judge whether loads of a repeat with the cache off and on (`0/off`, `0/cold`) have equal requests."""
     by_repeat: dict[str, dict[str, str]] = {}
     for step in measured(report):
         repeat, _, state = name_of(step).rpartition("/")

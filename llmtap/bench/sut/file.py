@@ -44,7 +44,7 @@ _UNKNOWN: Final = object()
 
 class Misfit(NamedTuple):
     path: str
-    """From the value that was read, as keys are written: `hardware.count`, `classes[0].name`; or empty."""
+    """Path of the wrong value: `hardware.count`, `classes[0].name`; or empty."""
     problem: str
     hint: str | None
 
@@ -59,7 +59,7 @@ def misfit(exc: msgspec.ValidationError, kind: Any, value: Any) -> Misfit:
 
 
 def inner_type(kind: Any) -> Any:
-    """What `Annotated` is of; of something that may be None, the rest where that is one type."""
+    """Return a type without `Annotated` and without None."""
     if get_origin(kind) is Annotated:
         return inner_type(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -142,7 +142,7 @@ def _unquoted(value: Any, wanted: Sequence[str]) -> str | None:
 
 
 def _meant(text: str, allowed: Sequence[str]) -> str | None:
-    """The nearest of some values, of which a word alone may have been written."""
+    """Return a hint with the nearest of the allowed values, by one of its words or as a whole."""
     words = {word: one for one in allowed for word in one.split()} | {one: one for one in allowed}
     near = difflib.get_close_matches(text, words, 1, 0.6)
     return f"did you mean {words[near[0]]!r}?" if near else None
@@ -167,7 +167,7 @@ class BenchFile:
     arms: Mapping[str, TargetArm] = field(default_factory=dict)
     tests: Mapping[str, msgspec.Struct] = field(default_factory=dict)
     given: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By test: which of them somebody gave; the others are defaults."""
+    """Names of the given parameters by test; the others have defaults."""
 
     def params_of(self, test: BenchTest[S], *, quick: bool) -> S:
         usual = test.params(**test.quick) if quick else test.params()
@@ -222,7 +222,7 @@ def load_bench(
 
 
 def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
-    """A target or an arm as JSON, for results: no values whose name says key, no passwords of URLs."""
+    """Return a target or an arm as JSON without keys and without passwords of URLs."""
     told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
     for table, secret in (("headers", _SECRET_FIELD), ("body", _SECRET_MEMBER)):
         told[table] = {name: HIDDEN if secret.search(name) else value for name, value in told[table].items()}
@@ -233,7 +233,7 @@ def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
 
 
 def shown_url(url: str) -> str:
-    """A URL without user, password and query: any of them may be a secret."""
+    """Return a URL without user, password and query, which may be secrets."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
@@ -288,7 +288,7 @@ def _check_names(kind: Any, value: Any, place: str, where: str) -> None:
 
 
 def _put_flag(tables: _Tables, item: str, tests: Sequence[str]) -> None:
-    """Puts a flag's value into the tables, if it fits there."""
+    """Put the value of a `--set` flag into the tables."""
     key, equals, text = item.partition("=")
     if not equals or not key:
         raise ConfigError(FLAG, f"expected NAME=VALUE, got {item!r}", "llmtap bench list")
@@ -342,7 +342,7 @@ def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], 
 
 
 def _value(kind: Any, text: str) -> Any:
-    """Text of a flag as JSON has it; numbers, switches and none stay texts, which are read by their type."""
+    """Return the value of a flag's text: lists and tables decoded, numbers as text, which is read by type."""
     if text.startswith(("[", "{")) or kind is msgspec.Raw:
         try:
             return decode_json(text)
@@ -370,7 +370,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 
 def _decoded(kind: type[S], held: Mapping[str, Any], table: str, where: str, *, lenient: bool = False) -> S:
-    """By way of JSON: members of bodies stay as they were written (`msgspec.Raw`)."""
+    """Decode a table by way of JSON, so that members of bodies stay unchanged (`msgspec.Raw`)."""
     try:
         raw = msgspec.json.encode(held)
         return msgspec.json.decode(raw, type=kind, strict=not lenient, dec_hook=read_special)

@@ -1,4 +1,4 @@
-"""What a bench file declares: the server to send to, and facts of the system under test.
+"""Contents of a bench file: the target server, and declarations about the system under test (SUT).
 
 Source: IETF draft, 4.1, 4.4, 4.6 to 4.8.
 """
@@ -15,7 +15,7 @@ Boundary = Literal["model engine", "application gateway", "compound system"]
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Accelerators, and what they cost (`[sut.hardware]`)."""
+    """Accelerators and their price (`[sut.hardware]`)."""
 
     accelerator: Annotated[str | None, Meta(description="type, such as H100 SXM; `none` without one")] = None
     count: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="how many")] = None
@@ -50,7 +50,7 @@ class Guardrails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SutClock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the load generator stands (IETF 4.7)."""
+    """Placement of the load generator, and clock synchronisation (IETF 4.7)."""
 
     placement: Annotated[
         Literal["same machine", "remote"] | None, Meta(description="load generator and SUT")
@@ -60,7 +60,7 @@ class SutClock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The system under test (`[sut]`). None is what nobody has said yet."""
+    """System under test (`[sut]`). None: not declared."""
 
     boundary: Annotated[Boundary | None, Meta(description="what is measured (4.1)")] = None
     model: Annotated[str | None, Meta(description="name, version, quantization")] = None
@@ -82,7 +82,7 @@ class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A configuration of the SUT, as an overlay on the target: what differs (`[arms.NAME]`)."""
+    """Configuration of the SUT to compare: its differences from the target (`[arms.NAME]`)."""
 
     about: Annotated[str, Meta(description="what it is, for the report")] = ""
     url: Annotated[str | None, Meta(description="another address")] = None
@@ -96,12 +96,12 @@ class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def switches(self) -> bool:
-        """It is another state of the server, not only another request: arms can't alternate by request."""
+        """Whether a command switches the server, so that arms cannot alternate by request."""
         return bool(self.apply)
 
 
 class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to send, and as whom (`[target]`). Keys are not written here: `key_env` names their variable."""
+    """Target server (`[target]`). The API key is in the environment variable that `key_env` names."""
 
     url: Annotated[str, Meta(description="http://host:port[/prefix]")]
     endpoint: Annotated[
@@ -127,7 +127,7 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def counting(self) -> dict[str, Any]:
-        """How prompts are counted, as arguments of `make_load`."""
+        """Arguments of `make_load` that say how prompts are counted."""
         return {"tokenizer": self.tokenizer, "chat": self.endpoint == "chat.completions"}
 
     def __post_init__(self) -> None:

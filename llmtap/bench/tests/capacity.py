@@ -1,7 +1,7 @@
 """Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
-A closed loop without a ramp-up. A level lasts for 100 completions per slot or 60 s, whichever is longer; the
-number of requests follows from the level before, and a level that ended too soon is sent again with more.
+A closed loop without a ramp-up. A level lasts for 100 completions per slot or 60 s, whichever is longer. The
+number of requests follows from the previous level; a level that ended too soon is sent again with more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -121,18 +121,17 @@ def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
 
 
 async def _try(session: BenchSession, params: CapacityParams, levels: _Levels, slots: int) -> Tried:
-    """A level, and once more with more requests where they were over too soon."""
+    """Send a level, and again with more requests if it ended too soon."""
     assert params.ttft_p99 is not None
     seconds = to_seconds(params.duration)
     base = f"search/{slots:04d}"
-    # The first level has the completions that are asked for; whether they take long enough shows then.
     least = most = 0.0
     if levels.tried:
         last = levels.tried[-1]
         least, most = _rates(last.level, last.steady.completed_rps, slots)
     for name in (base, f"{base}-longer"):
         duration = params.duration if params.per_slot * slots <= least * seconds else None
-        # Those under way when the last is sent come on top: until then all slots are taken.
+        # One more per slot, so that all slots are busy until the last is sent.
         rows = max(params.per_slot * slots, ceil(most * seconds)) + slots
         if duration is not None:
             rows = rows_for(slots, seconds, (slots, most))
@@ -256,7 +255,7 @@ def _measurements(
 
 
 def _own(measured: Measurement) -> dict[str, Any]:
-    """What this test counts of a level: of all its requests."""
+    """Return figures over all requests of a level, including the ramp-up."""
     well = len(measured.ended_well())
     interval = share_interval(well, measured.n)
     return {

@@ -4,8 +4,8 @@ Each class is measured alone, then in the mix. Readings of the draft:
 
 - Synthetic-Skewed and classes: see `mixes.py`.
 - Isolation "at same total load": the same tokens per second, or requests per second (`isolation`).
-- Jain's index of "normalized latency": TTFT in the mix over the median of its class alone, by request; it
-  falls with any spread of waits, so the index over class means stands beside it.
+- Jain's index of "normalized latency": TTFT in the mix over the median of its class alone, by request. It
+  falls with any spread of waits, so the index over class means is reported beside it.
 - Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
@@ -59,9 +59,9 @@ __all__ = ["TEST", "FairnessParams"]
 
 RESAMPLES: Final = 2_000
 BATCH: Final = 100
-"""Resamples at a time: 100 of 10,000 latencies are 8 MB."""
+"""Resamples per batch: 100 of 10,000 latencies are 8 MB."""
 _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
-"""Added to the seed, so that no prompt of one load is one of another, which a prefix cache would know."""
+"""Added to the seed, so that loads share no prompts, which a prefix cache would have."""
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,7 +160,7 @@ def _mix(session: BenchSession, params: FairnessParams) -> ClassMix:
 
 
 async def _capacity(session: BenchSession, params: FairnessParams, mix: ClassMix, warm: Any) -> Capacity:
-    """Of the mix: no other workload's says much of it."""
+    """Return the capacity for the mix."""
     told = capacity_told(session, params.max_rate)
     if told is not None:
         return told
@@ -197,7 +197,7 @@ def _figures(one: _Class) -> dict[str, Any]:
 
 
 def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
-    """The index in each reading; None where a class has no TTFT to compare, or none alone."""
+    """Return Jain's index in each reading; None if a class has no TTFT in the mix or alone."""
     latencies = {one.name: one.mixed.values("ttft_ns") for one in classes}
     alone = {one.name: one.alone.values("ttft_ns") for one in classes}
     medians = {name: percentile(values, 0.5) for name, values in alone.items()}

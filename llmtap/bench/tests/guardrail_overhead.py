@@ -53,9 +53,9 @@ __all__ = ["TEST", "GuardrailParams"]
 
 RUNS_MIN: Final = 3
 _APART: Final = 1_000
-"""Seeds of repeats are so far apart; those of levels and of searches lie between."""
+"""Difference between seeds of repeats; levels and searches use the seeds between."""
 CACHED_SHARE: Final = 0.01
-"""Of the input tokens, from a cache: above it, whose turn was first decides."""
+"""Largest share of cached input tokens at which the order of configurations does not matter."""
 
 Level = Annotated[float, Meta(gt=0, le=100)]
 
@@ -147,7 +147,7 @@ def _filters(session: BenchSession) -> list[str]:
 def _load(
     session: BenchSession, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
 ) -> Load:
-    """The rows of a repeat and a level: the same for all configurations."""
+    """Return the requests of a repeat and a level, the same for all configurations."""
     return make_load(
         params.workload, rate_rps=capacity_rps * block.level / 100, requests=params.requests,
         seed=session.seed + _APART * block.repeat + levels.index(block.level), arrivals=params.arrivals,
@@ -221,7 +221,7 @@ def _overheads(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _at(share: str) -> Cell:
-    """An overhead at a percentile; a dash where so few samples lie beyond that it has no interval."""
+    """Return the cell of an overhead at a percentile, or a dash if it has no interval."""
 
     def cell(row: Mapping[str, Any]) -> str:
         figure = row[share]
@@ -277,7 +277,7 @@ ANSWER_COLUMNS: Final[Mapping[str, Cell]] = {
 def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     levels = told["levels"]
     return [
-        # The draft has one Table 13; here each load has its own.
+        # One Table 13 per load.
         *(
             table_of(
                 f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
@@ -297,7 +297,7 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
 
 
 def _throughput_tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    """One, or none where no block is long enough to tell."""
+    """Return Table 14, or without `search` the throughput at each load."""
     peaks = told["max_throughput"]
     if peaks is not None:
         rows = [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
@@ -402,7 +402,7 @@ def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
 
 
 def _change(share: float | None) -> str:
-    """As Table 14 has a reduction: `-3.9%`."""
+    """Format a reduction as in Table 14: `-3.9%`."""
     return "-" if share is None else f"{-share:+.1%}"
 
 

@@ -1,9 +1,9 @@
-"""Loads that two tests draw: classes of requests (5.6), and shared prefixes with different texts (5.7).
+"""Random loads of two tests: requests of several length classes (fairness), shared prefixes (prefix cache).
 
 Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ranges and ratio contradict it. Here ratio and
-ranges hold, and within a range lengths follow the log-normals (`skewed`) or are uniform. Prefixes: `texts` is
-the seed of the words, the other seed that of lengths, arrivals and sharing. A row is the same however many
-are drawn. Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
+ranges hold, and lengths within a range follow the log-normals (`skewed`) or are uniform. Prefixes: `texts` is
+the seed of the words, the other seed that of lengths, arrivals and sharing. A row does not depend on the
+number of rows. Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
 
 import itertools
@@ -43,11 +43,11 @@ __all__ = [
 Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
 _INPUT: Final = LogNormal(mu=5.5, sigma=1.0)
 _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
-"""Synthetic-Skewed's (A.2), without its floor and cap: the class has its own."""
+"""Log-normals of Synthetic-Skewed (A.2), without its floor and cap."""
 _IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
 _STANDARD: Final = NormalDist()
 _STEPS: Final = 2_000
-"""Of the quantile function, for a mean: right within a tenth of a token for the draft's ranges."""
+"""Steps of the quantile function for a mean: exact to 0.1 tokens for the draft's ranges."""
 
 
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class ClassMix:
     lengths: Literal["skewed", "uniform"] = "skewed"
     content: Literal["words", "ids"] = "words"
     vocabulary: int = CL100K_IDS
-    """Of ids: they are below it."""
+    """Upper bound of token ids."""
     name: str = "request-classes"
 
     def alone(self, name: str) -> "ClassMix":
@@ -122,7 +122,7 @@ class ClassMix:
         }  # fmt: skip
 
     def names(self, seed: int) -> Iterator[str]:
-        """The class of one row after the other; endless."""
+        """Yield the class of each row, endlessly."""
         return (one.name for one in self._drawn(seed))
 
     def mean_tokens(self) -> float:
@@ -135,7 +135,7 @@ class ClassMix:
         return self._parts(count, seed).requests
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
+        """Return the prompts of `requests(count, seed)`. Raises ValueError for other requests."""
         parts = self._parts(len(requests), seed)
         check_rows(parts.requests, requests)
         if self.content == "ids":
@@ -162,7 +162,7 @@ class ClassMix:
             yield next((c for c, end in zip(self.classes, ends, strict=True) if u < end), self.classes[-1])
 
     def _length(self, skewed: LogNormal, span: tuple[int, int], u: float) -> int:
-        """The quantile u of lengths within a span, both ends included."""
+        """Return quantile u of the lengths within a span, both ends included."""
         low, high = span
         if self.lengths == "uniform":
             return min(high, low + int(u * (high - low + 1)))
@@ -184,7 +184,7 @@ class ClassMix:
 
 @dataclass(frozen=True, slots=True)
 class _Ids:
-    """Prompts of random token ids: of just the tokens that they were to have, whoever counts."""
+    """Prompts of random token ids of exact length."""
 
     requests: Requests
     vocabulary: int
@@ -228,7 +228,7 @@ def open_mix(
 def closed_mix(
     mix: ClassMix, *, slots: int, requests: int, seed: int, tokenizer: str | None = None, chat: bool = True
 ) -> Load:
-    """So many requests of the mix in a closed loop."""
+    """Return requests of the mix as a closed loop."""
     return _load(mix, mix.requests(requests, seed), seed, None, tokenizer, chat, slots=slots)
 
 
@@ -248,7 +248,7 @@ def _load(
 
 
 PRIMER_TOKENS: Final = 16
-"""Of the message behind a prefix that is sent only so that it is known; its answer is of one token."""
+"""Tokens of the message after a prefix that is sent only to fill the cache; its response has one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class Prefixes:
     tokenizer: str | None = None
     chat: bool = True
     output_tokens: int | None = None
-    """Of every answer, in place of the workload's own lengths."""
+    """Response length in place of the workload's own lengths."""
 
     @property
     def sharing(self) -> Sharing:
@@ -279,7 +279,7 @@ class Prefixes:
         return Load(plan=plan, closed=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
-        """Return each prefix of a load of these seeds once, each with a message of its own."""
+        """Return a load with each prefix of these seeds once, each with a message of its own."""
         lengths = self.sharing.lengths(seed)
         parts = Parts(lengths=lengths)
         for number, tokens in enumerate(lengths):
@@ -293,7 +293,7 @@ class Prefixes:
         return Load(plan=plan, closed=1)
 
     def shared(self, count: int, seed: int) -> tuple[Sequence[int], Sequence[int]]:
-        """By row, which prefix it shares (NO_CONTEXT: none), and the tokens of each prefix."""
+        """Return the number of each row's prefix (or NO_CONTEXT), and the tokens of each prefix."""
         parts = self._parts(count, seed)
         return parts.contexts, parts.lengths
 
@@ -328,7 +328,7 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Primer(ConversationScript):
-    """The contexts of a script, and other messages: what is primed is the prefix, not a request."""
+    """The contexts of a script with other messages, so that only prefixes get into the cache."""
 
     script: Written
 

@@ -53,7 +53,7 @@ ON: Final = "cache_on"
 RUNS_MIN: Final = 3
 KEPT: Final = "texts.json"
 _APART: Final = 1_000
-"""Seeds of repeats are so far apart, so that no two loads of the test share one."""
+"""Difference between seeds of repeats, so that no two loads share a seed."""
 
 
 class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,13 +162,13 @@ def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
 
 
 def _apart(session: BenchSession) -> bool:
-    """Off and on are two servers, or one that is started anew: what one was asked the other does not know."""
+    """Return whether off and on are two servers, or one that is restarted, with separate caches."""
     off, on = session.arms[OFF], session.arms[ON]
     return off.switches or on.switches or (off.url or session.target.url) != (on.url or session.target.url)
 
 
 class _Texts:
-    """Seeds of words: new ones for a load that is to be sent, those that it had for one that was measured."""
+    """Seeds of words: new ones for a load to send, stored ones for a load measured before."""
 
     def __init__(self, session: BenchSession, given: int | None) -> None:
         self._session = session
@@ -177,7 +177,7 @@ class _Texts:
         self.used: dict[str, int] = {}
 
     def of(self, step: str, shape: Load) -> int:
-        """Return the seeds of a step; a step that was broken off gets new ones."""
+        """Return the seed of a load; an interrupted load gets a new one."""
         if step in self.used:
             return self.used[step]
         key = f"{step} {shape.fingerprint()}"

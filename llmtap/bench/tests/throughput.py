@@ -99,14 +99,14 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class Sought:
     search: RateSearch
     step: float
-    """The increment, by which its numbers are multiplied."""
+    """Load per level of the search."""
     tried: list[Tried] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
-    """Steps whose requests were over before their time was."""
+    """Loads that ran out of requests before their time ended."""
 
     @property
     def best(self) -> Tried | None:
-        """The last try of the highest level that holds, of those that held."""
+        """The last successful try of the highest level that holds."""
         best = self.search.best
         if best is None:
             return None

@@ -59,13 +59,13 @@ __all__ = ["TEST", "TradeoffParams"]
 
 LEVELS_MIN: Final = 10
 RATE_MAX: Final = 1_024.0
-"""Requests per second, beyond which nobody looks for capacity without saying so."""
+"""Highest rate of the search for capacity, requests/s."""
 STEPS: Final = 12
-"""Increments into which a preliminary search divides what is to be found."""
+"""Increments per capacity in the preliminary search."""
 SEARCH_LEVELS: Final = 16
-"""At most, of such a search: eleven doublings to `RATE_MAX`, and five halvings."""
+"""Maximum number of levels of that search: eleven doublings and five halvings."""
 _ANY: Final = 1 << 62
-"""Of a resolution: none is needed."""
+"""Resolution that ends a search after its doublings."""
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,11 +155,10 @@ MORE_COLUMNS: Final[Mapping[str, Cell]] = {
 
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
-    """5.3.3, 1: as somebody says, as the throughput test found, or by a short one of our own."""
+    """Return the capacity (5.3.3, 1): given, found by the throughput test, or by a short search."""
     told = capacity_told(session, params.max_rate, params.workload)
     if told is not None:
         return told
-    # Doubled until it breaks, and from there in steps of its own size.
     rough = await _search(session, params, params.search_from, "capacity/rough", resolution=_ANY)
     fine = await _search(session, params, rough / STEPS, "capacity/fine", low=rough / 2, high=rough * 2)
     seconds = to_seconds(params.search_duration)
