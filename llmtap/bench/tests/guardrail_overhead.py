@@ -258,12 +258,6 @@ TABLE_14: Final[Mapping[str, Cell]] = {
     ),
     "Reduction": lambda one: _change(one["reduction"]),
 }
-LOAD_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Load": text("load"),
-    "Configuration": text("name"),
-    "Throughput": lambda row: "-" if row["throughput"] is None else f"{row['throughput']['value']:.4g} /s",
-    "Reduction": lambda row: _change(((row["throughput"] or {}).get("reduction") or {}).get("value")),
-}
 ANSWER_COLUMNS: Final[Mapping[str, Cell]] = {
     "Load": text("load"),
     "Configuration": text("name"),
@@ -275,7 +269,8 @@ ANSWER_COLUMNS: Final[Mapping[str, Cell]] = {
 
 
 def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    levels = told["levels"]
+    levels, peaks = told["levels"], told["max_throughput"]
+    rows = [] if peaks is None else [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
     return [
         # One Table 13 per load.
         *(
@@ -291,21 +286,9 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
             "Overhead against the baseline, with 95 % intervals (5.10.4)", _overheads(levels),
             OVERHEAD_COLUMNS,
         ),
-        *_throughput_tables(told),
+        *([table_of("Table 14: Throughput Impact", rows, TABLE_14)] if rows else []),
         table_of("Answers of each configuration, and P95 (5.10.4)", _rows(levels), ANSWER_COLUMNS),
     ]  # fmt: skip
-
-
-def _throughput_tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    """Return Table 14, or without `search` the throughput at each load."""
-    peaks = told["max_throughput"]
-    if peaks is not None:
-        rows = [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
-        return [table_of("Table 14: Throughput Impact", rows, TABLE_14)]
-    if all(row["throughput"] is None for row in _rows(told["levels"])):
-        return []
-    caption = "Throughput at each load: output tokens (maximum throughput was not measured)"
-    return [table_of(caption, _rows(told["levels"]), LOAD_COLUMNS)]
 
 
 def _charts(cells: Cells, told: Mapping[str, Any]) -> list[ChartSpec]:
@@ -357,8 +340,6 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
     found.deviations += _lacks(told, params)
     if marked(rows, *METRICS):
         found.notes.append(DOUBT)
-    if any(row["throughput"] is None for row in rows):
-        found.notes.append("no throughput at a load whose blocks are shorter than three answers")
     if not params.search:
         found.notes.append("maximum throughput was not measured (search = false): Table 14 is left out")
     cached = cached_share(cells)

@@ -1,9 +1,10 @@
 """Random loads of two tests: requests of several length classes (fairness), shared prefixes (prefix cache).
 
 Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ranges and ratio contradict it. Here ratio and
-ranges hold, and lengths within a range follow the log-normals (`skewed`) or are uniform. Prefixes: `texts` is
-the seed of the words, the other seed that of lengths, arrivals and sharing. A row does not depend on the
-number of rows. Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
+ranges hold, and lengths within a range follow the log-normals. Prefixes: `texts` is the seed of the words, and
+the other seed that of lengths, arrivals and sharing. A row does not depend on the number of rows.
+
+Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
 
 import itertools
@@ -81,7 +82,6 @@ def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> No
 @dataclass(frozen=True, slots=True)
 class ClassMix:
     classes: tuple[RequestClass, ...]
-    lengths: Literal["skewed", "uniform"] = "skewed"
     content: Literal["words", "ids"] = "words"
     vocabulary: int = CL100K_IDS
     """Upper bound of token ids."""
@@ -90,7 +90,7 @@ class ClassMix:
     def alone(self, name: str) -> "ClassMix":
         (one,) = (one for one in self.classes if one.name == name)
         whole = msgspec.structs.replace(one, share=1.0)
-        return ClassMix((whole,), self.lengths, self.content, self.vocabulary)
+        return ClassMix((whole,), self.content, self.vocabulary)
 
     def describe(self) -> Mapping[str, object]:
         content = RandomIds(self.vocabulary) if self.content == "ids" else ProseWords()
@@ -99,8 +99,8 @@ class ClassMix:
             "about": "requests of classes, mixed by share",
             "source": "IETF draft, 5.6.2, 4.3.2.2 and A.2",
             "classes": msgspec.to_builtins(self.classes),
-            "input": self._described(_INPUT, "the prompt"),
-            "output": {**self._described(_OUTPUT, "the answer"), "control": "max_tokens"},
+            "input": _described(_INPUT, "the prompt"),
+            "output": {**_described(_OUTPUT, "the answer"), "control": "max_tokens"},
             "content": content.describe(),
             "sharing": None,
             "conversations": None,
@@ -112,7 +112,7 @@ class ClassMix:
                 {
                     "section": "4.3.2.2", "says": "log-normal lengths up to a cap",
                     "here": "the lengths of 5.6.2's classes in their ratio, within whose ranges they are"
-                    + (" as these log-normals have them" if self.lengths == "skewed" else " all as likely"),
+                    " as these log-normals have them",
                 },
                 *([] if self.content == "ids" else [{
                     "section": "4.3.2.2", "says": "random token sequences",
@@ -127,7 +127,7 @@ class ClassMix:
 
     def mean_tokens(self) -> float:
         return sum(
-            one.share * (self._mean(_INPUT, one.input) + self._mean(_OUTPUT, one.output))
+            one.share * (_mean_length(_INPUT, one.input) + _mean_length(_OUTPUT, one.output))
             for one in self.classes
         )
 
@@ -149,8 +149,8 @@ class ClassMix:
         given, made = Random(f"{seed}/input"), Random(f"{seed}/output")
         for one in self._drawn(seed):
             yield PlannedTurn(
-                self._length(_INPUT, one.input, uniform_draw(given)),
-                self._length(_OUTPUT, one.output, uniform_draw(made)),
+                _length(_INPUT, one.input, uniform_draw(given)),
+                _length(_OUTPUT, one.output, uniform_draw(made)),
             )
 
     def _drawn(self, seed: int) -> Iterator[RequestClass]:
@@ -161,25 +161,24 @@ class ClassMix:
             # The last end is 1 but for rounding.
             yield next((c for c, end in zip(self.classes, ends, strict=True) if u < end), self.classes[-1])
 
-    def _length(self, skewed: LogNormal, span: tuple[int, int], u: float) -> int:
-        """Return quantile u of the lengths within a span, both ends included."""
-        low, high = span
-        if self.lengths == "uniform":
-            return min(high, low + int(u * (high - low + 1)))
-        mu, sigma = skewed.logarithm
-        first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
-        p = min(max(first + u * (last - first), 2**-54), 1 - 2**-53)
-        return max(low, min(high, skewed.quantile(p)))
 
-    def _mean(self, skewed: LogNormal, span: tuple[int, int]) -> float:
-        return math.fsum(self._length(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
+def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
+    """Return quantile u of the lengths within a span, both ends included."""
+    low, high = span
+    mu, sigma = skewed.logarithm
+    first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
+    p = min(max(first + u * (last - first), 2**-54), 1 - 2**-53)
+    return max(low, min(high, skewed.quantile(p)))
 
-    def _described(self, skewed: LogNormal, of: str) -> dict[str, Any]:
-        about: dict[str, Any] = {"of": of, "unit": "tokens", "within": "the class's range"}
-        if self.lengths == "uniform":
-            return {"distribution": "uniform", **about}
-        mu, sigma = skewed.logarithm
-        return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **about}
+
+def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
+    return math.fsum(_length(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
+
+
+def _described(skewed: LogNormal, of: str) -> dict[str, Any]:
+    mu, sigma = skewed.logarithm
+    about = {"of": of, "unit": "tokens", "within": "the class's range"}
+    return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **about}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from scipy import stats
 
 from llmtap.bench.run.figures import KEY_SHARES, figure, latency_row
-from llmtap.bench.run.levels import Capacity, is_long, overload
-from llmtap.bench.run.measurement import Measurement, steady_of
+from llmtap.bench.run.levels import Capacity, overload
+from llmtap.bench.run.measurement import Measurement
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.comparison import (
     adjusted,
@@ -151,13 +151,6 @@ def prefix_figures(
         "rate_rps": rate,
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
         "ttft": {state: latency_row(ttfts(runs, state), KEY_SHARES) for state in STATES},
-        "by_sharing": {
-            state: {
-                says: latency_row(ttfts(runs, state, shares), KEY_SHARES)
-                for says, shares in (("shared", True), ("not_shared", False))
-            }
-            for state in STATES
-        },
         "reduction": {},
         "hit_rate": {state: _hits(runs, state) for state in STATES},
         "throughput": None if rates is None else _improvement(rates),
@@ -175,14 +168,8 @@ def prefix_figures(
     return told
 
 
-def ttfts(runs: Iterable[PrefixRun], state: str, shares: bool | None = None) -> list[float]:
-    """Return TTFT of all repeats in a state; `shares`: only of requests with (without) a shared prefix."""
-    return [
-        value
-        for one in runs
-        for row, value in values_by_row(one.states[state], "ttft_ns").items()
-        if shares is None or shares == bool(one.prefix(row))
-    ]
+def ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
+    return [value for one in runs for value in values_by_row(one.states[state], "ttft_ns").values()]
 
 
 def _less(ratio: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,14 +262,6 @@ class GuardrailCell:
     def values(self, column: str) -> list[float]:
         return [value for one in self.runs.values() for value in values_by_row(one, column).values()]
 
-    def tps(self) -> dict[int, float] | None:
-        """Output tokens per second, by repeat; requests where tokens are not known. None of short blocks."""
-        if not all(is_long(one) for one in self.runs.values()):
-            return None
-        steadies = {i: steady_of(self.runs[i]) for i in sorted(self.runs)}
-        known = all(one.output_tps is not None for one in steadies.values())
-        return {i: (one.output_tps if known else one.completed_rps) or 0.0 for i, one in steadies.items()}
-
 
 Cells = Mapping[tuple[str, float], GuardrailCell]
 
@@ -341,7 +320,6 @@ def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
         "overhead": None if arm == BASELINE else {
             metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS
         },
-        "throughput": _throughput(base, cell, arm),
         "overload": [kept for one in cell.runs.values() if (kept := overload(one)) is not None],
     }  # fmt: skip
 
@@ -386,21 +364,6 @@ def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     if compared is not None:
         return compared.difference
     return percentile(sorted(b - a for a, b in zip(ours, theirs, strict=True)), 0.5)
-
-
-def _throughput(base: GuardrailCell, other: GuardrailCell, arm: str) -> dict[str, Any] | None:
-    """None where blocks are so short that most of the time answers begin or end."""
-    ours, theirs = base.tps(), other.tps()
-    if ours is None or theirs is None:
-        return None
-    told: dict[str, Any] = {
-        "value": sum(theirs.values()) / len(theirs), "runs": [*theirs.values()], "reduction": None
-    }  # fmt: skip
-    if arm != BASELINE:
-        less = [change for i in ours if (change := reduction(ours[i], theirs[i])) is not None]
-        mean = sum(less) / len(less) if less else None
-        told["reduction"] = over_repeats(less) or figure(mean, None, None, len(less), p=None)
-    return told
 
 
 def cached_share(cells: Cells) -> float | None:

@@ -241,6 +241,7 @@ def test_results_have_no_keys_in_them() -> None:
     assert told["headers"]["x-team"] == "perf"
     assert told["body"]["max_tokens"] == 7
     assert "secret" not in str(without_keys(TargetArm(headers={"cookie": "secret"})))
+    assert without_keys(BenchTarget(url="http://h", metrics="none"))["metrics"] == "none"
 
 
 @pytest.mark.parametrize("name", TESTS)

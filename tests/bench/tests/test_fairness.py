@@ -82,22 +82,14 @@ def test_slowdowns_by_hand(tmp_path: Path) -> None:
 
 def test_each_class_alone_is_as_much_work_as_the_mix(tmp_path: Path) -> None:
     mix = ClassMix(FairnessParams().classes)
-    for isolation in ("tokens", "requests"):
-        session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
-        perform(
-            TEST, session, rate=10.0, duration=Duration(30 * S), requests_per_class=10, isolation=isolation
-        )
-        rates = {name: load.rate_rps or 0.0 for name, load in session.asked}
-        assert list(rates) == ["alone/short", "alone/long", "mix"]
-        assert rates["mix"] == 10.0
-        if isolation == "requests":
-            assert rates["alone/short"] == rates["alone/long"] == 10.0
-        else:
-            for name in ("short", "long"):
-                work = rates[f"alone/{name}"] * mix.alone(name).mean_tokens()
-                assert work == pytest.approx(10.0 * mix.mean_tokens())
-        first = [load.plan.requests.input[:5] for _, load in session.asked]
-        assert len({tuple(column) for column in first}) == 3
+    session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
+    perform(TEST, session, rate=10.0, duration=Duration(30 * S), requests_per_class=10)
+    rates = {name: load.rate_rps or 0.0 for name, load in session.asked}
+    assert list(rates) == ["alone/short", "alone/long", "mix"]
+    work = {"mix": mix, **{f"alone/{name}": mix.alone(name) for name in ("short", "long")}}
+    for name, rate in rates.items():
+        assert rate * work[name].mean_tokens() == pytest.approx(10.0 * mix.mean_tokens())
+    assert len({tuple(load.plan.requests.input[:5]) for _, load in session.asked}) == 3
 
 
 def test_who_waits_five_medians_is_starved(tmp_path: Path) -> None:

@@ -80,16 +80,6 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     assert line.low[0] - 1 < 40 < line.high[0] + 1
 
 
-def test_a_table_of_dashes_is_left_out_and_a_note_says_why(tmp_path: Path) -> None:
-    """Two requests in a block are fewer than three answers long."""
-    found = run(planted(tmp_path), requests=2, repeats=2)
-    assert all(one["throughput"] is None for one in found.measurements["levels"][0]["arms"].values())
-    assert not any(table.caption.startswith("Throughput at each load") for table in found.tables)
-    assert any(note.startswith("no throughput at a load") for note in found.notes)
-    longer = run(planted(tmp_path))
-    assert any(table.caption.startswith("Throughput at each load") for table in longer.tables)
-
-
 def test_an_overhead_at_a_percentile_has_its_interval_and_its_mark(tmp_path: Path) -> None:
     """600 pairs: six lie beyond P99, which is an interval, and fewer than ten."""
     found = run(planted(tmp_path), requests=200, levels=[50.0])
