@@ -18,7 +18,8 @@ __all__ = [
     "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count",
     "counted", "declared", "departures", "has_levels", "has_requests", "is_closed", "is_measured",
     "is_open", "lacking", "lasted", "lasts", "level_of", "measured", "met", "name_of", "not_applicable",
-    "not_met", "only_at", "over", "protocol", "requirements", "seconds", "several", "slots_of", "steps",
+    "not_met", "only_at", "over", "protocol", "reads", "requirements", "seconds", "several", "slots_of",
+    "states", "steps",
     "table", "table_has", "text", "verdict", "workload", "workload_is", "worst",
 ]  # fmt: skip
 
@@ -116,6 +117,7 @@ def worst(verdicts: list[ComplianceVerdict], nothing: str) -> ComplianceVerdict:
 Step = Mapping[str, Any]
 """One load of a report: name, arm, load, cached, and its result as in `llmtap replay --json`."""
 LoadJudge = Callable[[Report, Step], ComplianceVerdict]
+Among = Callable[[Step], bool]
 _IDS: Final = {"content.kind": "ids", "sharing": None}
 _LONG: Final = {"content.kind": "document", "output.tokens": 256, "sharing": None}
 _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -189,12 +191,11 @@ def is_closed(step: Step) -> bool:
     return bool(at(step, "result.load.mode") == "closed")
 
 
-def over(
-    report: Report,
-    judge: LoadJudge,
-    among: Callable[[Step], bool] = lambda step: True,
-    none: str = NO_LOADS,
-) -> ComplianceVerdict:
+def every(step: Step) -> bool:
+    return True
+
+
+def over(report: Report, judge: LoadJudge, among: Among = every, none: str = NO_LOADS) -> ComplianceVerdict:
     """Return the gravest verdict over the loads `among`, with the load's name; `none`: why there are none."""
     loads = steps(report)
     chosen = [step for step in loads if among(step)]
@@ -208,12 +209,33 @@ def over(
     return worst(verdicts, NO_LOADS)
 
 
-def each_load(
-    among: Callable[[Step], bool] = lambda step: True, none: str = NO_LOADS
-) -> Callable[[LoadJudge], Check]:
+def each_load(among: Among = every, none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
 
     def decorate(judge: LoadJudge) -> Check:
         return lambda report: over(report, judge, among, none)
+
+    return decorate
+
+
+def states(path: str, shown: str, missing: str, among: Among = every, none: str = NO_LOADS) -> Check:
+    """Return a check that each load `among` has a value at `path`, which `shown` formats for the evidence."""
+
+    def judge(report: Report, step: Step) -> ComplianceVerdict:
+        value = at(step, path)
+        return met(shown.format(value)) if value else not_met(missing)
+
+    return lambda report: over(report, judge, among, none)
+
+
+def reads(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
+    """Make a check of a function of the report's value at `path`; without a value the check cannot tell."""
+
+    def decorate(judge: Callable[[Any], ComplianceVerdict]) -> Check:
+        def check(report: Report) -> ComplianceVerdict:
+            value = at(report, path)
+            return cannot_tell(missing) if value in (None, [], {}) else judge(value)
+
+        return check
 
     return decorate
 
@@ -266,11 +288,8 @@ def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is
 
 
 def has_levels(wanted: Sequence[int], of: str) -> Check:
-
-    def check(report: Report) -> ComplianceVerdict:
-        told = at(report, "params.levels")
-        if not told:
-            return cannot_tell("the levels of load are not reported")
+    @reads("params.levels", "the levels of load are not reported")
+    def check(told: Any) -> ComplianceVerdict:
         evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of {of}"
         less = ", ".join(f"{level} %" for level in lacking(told, wanted))
         return not_met(f"{evidence}; without {less}") if less else met(evidence)

@@ -15,6 +15,7 @@ from llmtap.bench.compliance.evidence import (
     ComplianceVerdict,
     LoadJudge,
     Report,
+    Status,
     Step,
     arrivals_of,
     at,
@@ -32,6 +33,7 @@ from llmtap.bench.compliance.evidence import (
     only_at,
     over,
     protocol,
+    reads,
     requirements,
     seconds,
     several,
@@ -332,11 +334,6 @@ def _seeded(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"seed {seed}" + (f", sequence sha256 {digest[:12]}" if digest else ""))
 
 
-def _seed_told(report: Report) -> ComplianceVerdict:
-    seed = report.get("seed")
-    return not_met("the report names no seed") if seed is None else met(f"seed {seed}")
-
-
 def _published(report: Report) -> ComplianceVerdict:
     exact = report.get("exact_requests")
     if exact:
@@ -600,11 +597,9 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d
 
 
 @only_at("model engine")
-def _same_machine(report: Report) -> ComplianceVerdict:
-    placement = at(report, "sut.clock.placement")
-    if placement is None:
-        return cannot_tell(NOT_PLACED)
-    return met(placement) if placement == "same machine" else not_met(f"the load generator is {placement}")
+@reads("sut.clock.placement", NOT_PLACED)
+def _same_machine(placement: Any) -> ComplianceVerdict:
+    return verdict(placement == "same machine", f"placement of the load generator: {placement}")
 
 
 def _only_remote(check: Check) -> Check:
@@ -702,11 +697,6 @@ def _shown(state: dict[str, bool | None]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {words[value]}" for name, value in state.items())
 
 
-def _accounted(report: Report) -> ComplianceVerdict:
-    state = _state(report)
-    return verdict(None not in state.values(), _shown(state))
-
-
 def _named(report: Report) -> ComplianceVerdict:
     names, state = text(at(report, "sut.guardrails.names")), _state(report)
     if names:
@@ -724,20 +714,16 @@ def _refused(report: Report) -> ComplianceVerdict:
     return met(f"{count(refused)} of {several(sent, 'request')} were refused")
 
 
-@only_at("application gateway")
-def _enabled(report: Report) -> ComplianceVerdict:
-    state = _state(report)
-    if None in state.values():
-        return cannot_tell(_shown(state))
-    return met(_shown(state)) if any(state.values()) else not_met(_shown(state))
+def _filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status) -> Check:
+    """Return a check of the declared filters, with a status for each combination."""
 
+    def check(report: Report) -> ComplianceVerdict:
+        state = _state(report)
+        on = [*state.values()].count(True)
+        status = undeclared if None in state.values() else (none_on, one_on, all_on)[on]
+        return ComplianceVerdict(status, _shown(state))
 
-@only_at("application gateway")
-def _noted(report: Report) -> ComplianceVerdict:
-    state = _state(report)
-    if None in state.values():
-        return not_met(_shown(state))
-    return met(_shown(state)) if False in state.values() else not_applicable(_shown(state))
+    return check
 
 
 @only_at("application gateway")
@@ -778,7 +764,7 @@ ROWS: Final = requirements(
         "4.3.2.3-1": only_at("application gateway")(workload_is("conversation")),
         "4.3.2.5-1": workload_is("long-context", "long-context-uniform"),
         "4.3.3-1": _seeded,
-        "4.3.3-2": _seed_told,
+        "4.3.3-2": declared("seed", "seed"),
         "4.3.3-3": _published,
         "4.3.3-4a": _of_data("version", "version"),
         "4.3.3-4b": _of_data("subset", "subset"),
@@ -815,13 +801,13 @@ ROWS: Final = requirements(
         "4.7.3-3": _subtracted,
         "4.7.4-1": _dated,
         "4.7.4-2": _dated,
-        "4.8-1": _accounted,
+        "4.8-1": _filters("not met", "met", "met", "met"),
         "4.8.1-1a": declared("sut.guardrails.input_filter", "input filter"),
         "4.8.1-1b": declared("sut.guardrails.output_filter", "output filter"),
         "4.8.1-1c": _named,
         "4.8.1-1d": _refused,
-        "4.8.2-1": _enabled,
-        "4.8.2-2": _noted,
+        "4.8.2-1": only_at("application gateway")(_filters("cannot tell", "met", "met", "not met")),
+        "4.8.2-2": only_at("application gateway")(_filters("not met", "not applicable", "met", "met")),
         # One test's report can only speak of itself: comparing is what 5.10 is.
         "4.8.2-3": _compared,
     }

@@ -48,7 +48,8 @@ def _misfit(exc: msgspec.ValidationError, kind: Any, value: Any) -> tuple[str, s
     kind, value = _walked(kind, value, path)
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", said):
         path += f".{unknown[1]}"
-        problem, hint = f"there is no key {unknown[1]!r}", _near(unknown[1], _names_of(kind))
+        problem: str = f"there is no key {unknown[1]!r}"
+        hint: str | None = _near(unknown[1], _names_of(kind))
     else:
         problem, hint = _told(said, kind, value)
     return path.removeprefix("."), problem, hint

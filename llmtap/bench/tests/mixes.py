@@ -1,7 +1,7 @@
 """Random loads of two tests: requests of several length classes (fairness), shared prefixes (prefix cache).
 
 Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ranges and ratio contradict it. Here ratio and
-ranges hold, and lengths within a range follow the log-normals. Prefixes: `texts` is the seed of the words, and
+ranges hold; lengths within a range follow the log-normals. Prefixes: `texts` is the seed of the words, and
 the other seed that of lengths, arrivals and sharing. A row does not depend on the number of rows.
 
 Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.

@@ -13,7 +13,7 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.fairness import TEST, FairnessParams
 from llmtap.bench.tests.mixes import ClassMix
 from llmtap.units import NS_PER_S, Duration
-from tests.bench.support import Planted, measured, perform
+from tests.bench.support import Planted, answered, measured, perform
 
 S = 1_000_000_000
 SECOND = Duration(NS_PER_S)
@@ -31,13 +31,9 @@ def served(ttft_s: Callable[[str, bool, Random], float]) -> Callable[[str, Load]
         requests = load.plan.requests
         for row in range(len(requests)):
             of = load.class_of(row) or ""
-            ttft_ns = round(ttft_s(of, name == "mix", random) * S)
-            e2e_ns = ttft_ns + 20_000_000 * requests.output[row]
-            rows.append({
-                "row": row, "request_class": of, "sent_ns": requests.arrival_ns[row], "ttft_ns": ttft_ns,
-                "ttft_any_ns": ttft_ns, "e2e_ns": e2e_ns, "end_ns": requests.arrival_ns[row] + e2e_ns,
-                "tpot_ns": 20e6, "output_tokens": requests.output[row],
-            })  # fmt: skip
+            first, output = ttft_s(of, name == "mix", random), requests.output[row]
+            more = {"row": row, "request_class": of, "tpot_ns": 20e6, "output_tokens": output}
+            rows.append(answered(requests.arrival_ns[row] / S, first, first + 0.02 * output, **more))
         return measured(name, rows, seconds=320.0)
 
     return answer
@@ -134,11 +130,8 @@ def test_a_mix_that_is_too_much_is_a_deviation(tmp_path: Path) -> None:
             return quick(name, load)
         rows = []
         for row, at_ns in enumerate(load.plan.requests.arrival_ns):
-            ttft_ns = 100_000_000 + at_ns
-            rows.append({
-                "row": row, "request_class": load.class_of(row), "sent_ns": at_ns, "ttft_ns": ttft_ns,
-                "ttft_any_ns": ttft_ns, "e2e_ns": ttft_ns + S // 10, "end_ns": at_ns + ttft_ns + S // 10,
-            })  # fmt: skip
+            at = at_ns / S
+            rows.append(answered(at, 0.1 + at, 0.2 + at, row=row, request_class=load.class_of(row)))
         return measured(name, rows)
 
     found = perform(

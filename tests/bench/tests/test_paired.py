@@ -29,7 +29,7 @@ from llmtap.bench.tests.paired import (
     values_by_row,
 )
 from llmtap.workload.plan import NO_CONTEXT
-from tests.bench.support import measured
+from tests.bench.support import answered, measured
 
 names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True)
 levels = st.lists(st.sampled_from([25.0, 50.0, 75.0]), min_size=1, unique=True)
@@ -195,14 +195,9 @@ def block(arm: str, repeat: int, rows: int, *, refused: int = 0, noise_ms: float
         own = Random(f"row/{repeat}/{row}")
         ttft_ms = own.lognormvariate(4.6, 0.5)
         e2e_ms = ttft_ms + own.lognormvariate(6, 0.8)
-        ttft_ns = round((ttft_ms + ttft_cost + random.gauss(0, noise_ms)) * 1e6)
-        e2e_ns = round((e2e_ms + e2e_cost + random.gauss(0, noise_ms)) * 1e6)
-        at_ns = row * S // 10
-        out.append({
-            "row": row, "sent_ns": at_ns, "ttft_ns": ttft_ns, "ttft_any_ns": ttft_ns, "e2e_ns": e2e_ns,
-            "end_ns": at_ns + e2e_ns, "output_tokens": 50, "input_tokens": 100,
-            "outcome": "refused" if row < refused else "complete",
-        })  # fmt: skip
+        ttft = (ttft_ms + ttft_cost + random.gauss(0, noise_ms)) / 1e3
+        e2e = (e2e_ms + e2e_cost + random.gauss(0, noise_ms)) / 1e3
+        out.append(answered(row / 10, ttft, e2e, row=row, outcome="refused" if row < refused else "complete"))
     return measured(f"{arm}/{repeat}", out)
 
 
