@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from llmtap.bench.run.session import BenchSession
 
 __all__ = [
-    "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "Rate",
-    "ReportTable", "TestResult", "TpotBound", "TtftBound", "Workload", "test_named", "tests_said",
+    "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "OutputTokens",
+    "Rate", "ReportTable", "SlotsMax", "TestResult", "TpotBound", "TtftBound", "Workload", "test_named",
+    "tests_said",
 ]  # fmt: skip
 
 
@@ -27,10 +28,14 @@ P = TypeVar("P", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 """Requests per second."""
-Workload = Annotated[str, msgspec.Meta(description="a reference workload (4.3.2), or FILE.toml of your own")]
+Workload = Annotated[str, msgspec.Meta(description="reference workload (4.3.2), or FILE.toml of your own")]
 ArrivalProcess = Annotated[
     str,
-    msgspec.Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process"),
+    msgspec.Meta(description="arrival process: poisson, uniform, gamma:cv=2 (bursty), ..."),
+]
+SlotsMax = Annotated[int, msgspec.Meta(ge=1, description="highest concurrency of the search for capacity")]
+OutputTokens = Annotated[
+    Count | None, msgspec.Meta(description="tokens of each response; default: the workload's lengths")
 ]
 TtftBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TTFT")]
 TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TPOT")]

@@ -60,21 +60,23 @@ RATE_SPARE: Final = 1.1
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ttft_p99: Annotated[
-        Duration | None, Meta(description="success criterion: largest P99 of TTFT; has to be given")
+        Duration | None, Meta(description="success criterion (required): largest P99 of TTFT")
     ] = None
     workload: Annotated[
         str,
-        Meta(description="synthetic-uniform is recommended; or another (4.3.2), or FILE.toml of your own"),
+        Meta(description="workload of 4.3.2 (synthetic-uniform is recommended), or FILE.toml of your own"),
     ] = "synthetic-uniform"
-    output_tokens: Annotated[int, Meta(ge=1, description="of every answer, so that all take as long")] = 256
-    initial: Annotated[int, Meta(ge=1, description="concurrency to begin with")] = 8
+    output_tokens: Annotated[int, Meta(ge=1, description="tokens of each response")] = 256
+    initial: Annotated[int, Meta(ge=1, description="first concurrency")] = 8
     maximum: Annotated[int, Meta(ge=1, description="highest concurrency to try")] = 512
-    resolution: Annotated[int, Meta(ge=1, description="how near capacity is to be told")] = 1
-    duration: Annotated[Duration, Meta(description="of each level, at least: 60s (5.5.3)")] = DURATION_MIN
-    per_slot: Annotated[int, Meta(ge=1, description="completions of each slot, at least: 100 (5.5.3)")] = (
+    resolution: Annotated[int, Meta(ge=1, description="resolution of the result")] = 1
+    duration: Annotated[Duration, Meta(description="duration of a level, at least 60s (5.5.3)")] = (
+        DURATION_MIN
+    )
+    per_slot: Annotated[int, Meta(ge=1, description="completions per slot, at least 100 (5.5.3)")] = (
         PER_SLOT_MIN
     )
-    completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: share that completes")] = (
+    completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: fraction completed")] = (
         COMPLETION_MIN
     )
 

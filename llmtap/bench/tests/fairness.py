@@ -38,7 +38,7 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, SlotsMax, TestResult
 from llmtap.bench.tests.mixes import (
     LONG,
     SHORT,
@@ -67,24 +67,25 @@ _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: Annotated[
         tuple[RequestClass, ...],
-        Meta(description="name, share, and ranges of input and output tokens of each"),
+        Meta(description="classes: name, fraction, ranges of input and output tokens"),
     ] = (SHORT, LONG)
     rate: Annotated[
         Rate | None,
-        Meta(description="requests/s of the mix; default: share of max_rate"),
+        Meta(description="rate, requests/s; default: `share` of max_rate"),
     ] = None
     max_rate: Annotated[
         Rate | None,
-        Meta(description="requests/s of the mix at saturation; default: it is looked for"),
+        Meta(description="saturation rate, requests/s; default: as measured"),
     ] = None
     share: Annotated[
-        float, Meta(gt=0, le=2, description="of saturation; the draft recommends 0.7 to 0.9")
+        float,
+        Meta(gt=0, le=2, description="fraction of saturation; 0.7 to 0.9 is recommended"),
     ] = 0.8
-    requests_per_class: Annotated[int, Meta(ge=2, description="at least; the draft wants 500")] = 500
-    duration: Annotated[Duration, Meta(description="of each load, at least; the draft wants 300 s")] = (
+    requests_per_class: Annotated[int, Meta(ge=2, description="at least; the draft demands 500")] = 500
+    duration: Annotated[Duration, Meta(description="duration of a load, at least; the draft: 300s")] = (
         Duration(300 * NS_PER_S)
     )
-    slots_max: Annotated[int, Meta(ge=1, description="highest concurrency that the search tries")] = 256
+    slots_max: SlotsMax = 256
 
 
 def check(session: BenchSession, params: FairnessParams) -> None:

@@ -31,7 +31,16 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    ArrivalProcess,
+    BenchTest,
+    ChartSpec,
+    OutputTokens,
+    Rate,
+    ReportTable,
+    SlotsMax,
+    TestResult,
+)
 from llmtap.bench.tests.paired import (
     AGAIN,
     ARMS,
@@ -61,33 +70,28 @@ Level = Annotated[float, Meta(gt=0, le=100)]
 
 
 class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    workload: Annotated[str, Meta(description="benign content; the draft recommends conversation")] = (
+    workload: Annotated[str, Meta(description="benign workload; conversation is recommended")] = (
         "conversation"
     )
-    output_tokens: Annotated[
-        Count | None,
-        Meta(description="of every answer; default: the workload's own lengths"),
-    ] = None
-    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
+    output_tokens: OutputTokens = None
+    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
         25.0, 50.0, 75.0,
     )  # fmt: skip
     max_rate: Annotated[
         Rate | None,
         Meta(
-            description="capacity of the baseline, requests/s; default: the throughput test's, or looked for",
+            description="capacity of the baseline, requests/s; default: as measured",
         ),
     ] = None
     requests: Annotated[
-        int, Meta(ge=1, description="of a block; all repeats together make the percentiles")
+        int, Meta(ge=1, description="requests per block; percentiles are over all repeats")
     ] = 200
-    repeats: Annotated[int, Meta(ge=1, description="blocks of each configuration and load; 6.3 wants 3")] = 5
-    arrivals: Annotated[str, Meta(description="arrival process: poisson, uniform, gamma:cv=2, ...")] = (
-        "poisson"
-    )
-    search: Annotated[
-        bool, Meta(description="measure each configuration's maximum throughput, too (Table 14)")
-    ] = True
-    slots_max: Annotated[int, Meta(ge=1, description="highest concurrency that the search tries")] = 128
+    repeats: Annotated[
+        int, Meta(ge=1, description="blocks of each configuration and load; 6.3 demands 3")
+    ] = 5
+    arrivals: ArrivalProcess = "poisson"
+    search: Annotated[bool, Meta(description="measurement of maximum throughputs (Table 14)")] = True
+    slots_max: SlotsMax = 128
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:

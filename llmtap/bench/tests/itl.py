@@ -34,7 +34,15 @@ from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult, Workload
+from llmtap.bench.run.test import (
+    ArrivalProcess,
+    BenchTest,
+    ChartSpec,
+    Rate,
+    ReportTable,
+    TestResult,
+    Workload,
+)
 from llmtap.errors import ConfigError
 from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.modality import dip_test, modes, tail
@@ -67,24 +75,24 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     workload: Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
-        Meta(description="of every answer; default: the workload's own, if at least 50"),
+        Meta(description="tokens of each response; default: the workload's lengths, if at least 50"),
     ] = None
-    requests: Annotated[int, Meta(ge=1, description="at each level; the draft wants 100")] = REQUESTS_MIN
+    requests: Annotated[int, Meta(ge=1, description="requests per level; the draft demands 100")] = (
+        REQUESTS_MIN
+    )
     max_rate: Annotated[
         Rate | None,
-        Meta(description="requests/s at saturation; default: what the throughput test found"),
+        Meta(description="saturation rate, requests/s; default: from the throughput test"),
     ] = None
-    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
+    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
         25.0, 50.0, 75.0, 90.0,
     )  # fmt: skip
-    arrivals: Annotated[str, Meta(description="arrival process: poisson, uniform, gamma:cv=2, ...")] = (
-        "poisson"
-    )
+    arrivals: ArrivalProcess = "poisson"
     option: Annotated[
         Literal["auto", "A", "B", "C"],
         Meta(
-            description="4.6.3: A, time between chunks; B, tokens of a chunk at one time; C, the server's"
-            " stamps; auto: C where it tells them, else A"
+            description="4.6.3: A, time between chunks; B, all tokens of a chunk at one time; C, the server's"
+            " timestamps; auto: C if available, else A"
         ),
     ] = "auto"
 

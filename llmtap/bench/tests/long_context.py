@@ -67,20 +67,23 @@ Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
 
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Annotated[
-        str, Meta(description="long-context (document and question), or FILE.toml with texts of your own")
+        str,
+        Meta(
+            description="workload: long-context (document and question), or FILE.toml with texts of your own"
+        ),
     ] = "long-context"
     lengths: Annotated[
         tuple[Length, ...],
         Meta(
-            min_length=1, description="tokens of input; those that the SUT refuses as too long end the test"
+            min_length=1, description="input lengths in tokens; the first that the SUT refuses ends the test"
         ),
     ] = LENGTHS
-    output_tokens: Annotated[int, Meta(ge=1, description="of every answer")] = 256
-    requests: Annotated[int, Meta(ge=1, description="for each length; the draft wants 20")] = 20
-    concurrency: Annotated[int, Meta(ge=1, le=4, description="requests at a time: 1 to 4")] = 1
+    output_tokens: Annotated[int, Meta(ge=1, description="tokens of each response")] = 256
+    requests: Annotated[int, Meta(ge=1, description="requests per length; the draft demands 20")] = 20
+    concurrency: Annotated[int, Meta(ge=1, le=4, description="concurrent requests, 1 to 4")] = 1
     throughput_concurrency: Annotated[
         Count | None,
-        Meta(description="requests at a time when throughput is looked for; none: not apart from TTFT"),
+        Meta(description="concurrent requests when throughput is measured; none: no separate loads"),
     ] = 8
 
 

@@ -31,7 +31,7 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.measurement import Measurement, Steady
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, OutputTokens, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase
 from llmtap.metrics.intervals import share_interval
@@ -57,22 +57,22 @@ _NOT_TOLD: Final = "not measurable"
 class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Annotated[
         str,
-        Meta(description="long-context is recommended (5.8.2); or another (4.3.2), or FILE.toml of your own"),
+        Meta(description="workload of 4.3.2 (long-context is recommended, 5.8.2), or FILE.toml of your own"),
     ] = "long-context"
     capacity: Annotated[
         Count | None,
         Meta(
-            description="concurrent capacity (5.5) with this workload; none: what the capacity test found",
+            description="concurrent capacity (5.5); default: from the capacity test",
         ),
     ] = None
     levels: Annotated[
         tuple[int, ...],
-        Meta(description="percent of capacity; the first is what the others are compared with"),
+        Meta(description="loads in % of capacity; the first is the base of comparison"),
     ] = (100, 110, 125, 150)
-    duration: Annotated[Duration, Meta(description="of each level: 120s at least (5.8.3)")] = DURATION_MIN
-    output_tokens: Annotated[
-        Count | None, Meta(description="of every answer; none: as the workload has them")
-    ] = None
+    duration: Annotated[Duration, Meta(description="duration of a level, at least 120s (5.8.3)")] = (
+        DURATION_MIN
+    )
+    output_tokens: OutputTokens = None
 
 
 @dataclass(frozen=True, slots=True)

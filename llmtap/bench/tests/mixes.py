@@ -54,10 +54,10 @@ _STEPS: Final = 2_000
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A class of requests (5.6.2)."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="its name, small letters")]
-    share: Annotated[float, Meta(gt=0, le=1, description="of all requests; shares add up to 1")]
-    input: Annotated[tuple[Tokens, Tokens], Meta(description="tokens of the prompt, from and to")]
-    output: Annotated[tuple[Tokens, Tokens], Meta(description="tokens of the answer, from and to")]
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="name in small letters")]
+    share: Annotated[float, Meta(gt=0, le=1, description="fraction of all requests; the sum is 1")]
+    input: Annotated[tuple[Tokens, Tokens], Meta(description="range of prompt lengths, tokens")]
+    output: Annotated[tuple[Tokens, Tokens], Meta(description="range of response lengths, tokens")]
 
 
 SHORT: Final = RequestClass(name="short", share=0.8, input=(64, 256), output=(32, 128))

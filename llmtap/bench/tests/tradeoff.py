@@ -38,6 +38,7 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import (
+    ArrivalProcess,
     BenchTest,
     ChartSeries,
     ChartSpec,
@@ -70,26 +71,24 @@ _ANY: Final = 1 << 62
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Workload = "synthetic-uniform"
-    duration: Annotated[Duration, Meta(description="of each level: 60s at least (5.3.2)")] = DURATION_MIN
+    duration: Annotated[Duration, Meta(description="duration of a level, at least 60s (5.3.2)")] = (
+        DURATION_MIN
+    )
     levels: Annotated[
         tuple[float, ...],
-        Meta(description="percent of capacity: 10 levels at least, from 10 to saturation (5.3.2)"),
+        Meta(description="loads in % of capacity; at least 10, from 10 % to saturation (5.3.2)"),
     ] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
     max_rate: Annotated[
         Rate | None,
         Meta(
-            description="estimated capacity, requests/s; default: the throughput test's, or looked for",
+            description="capacity, requests/s; default: as measured",
         ),
     ] = None
     search_duration: Annotated[
-        Duration, Meta(description="of each level of that search, where capacity is not known")
+        Duration, Meta(description="duration of each level of the search for capacity")
     ] = Duration(20 * NS_PER_S)
-    search_from: Annotated[float, Meta(gt=0, description="rate at which that search begins, requests/s")] = (
-        1.0
-    )
-    arrivals: Annotated[
-        str, Meta(description="poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
-    ] = "poisson"
+    search_from: Annotated[float, Meta(gt=0, description="first rate of that search, requests/s")] = 1.0
+    arrivals: ArrivalProcess = "poisson"
     ttft_p99: TtftBound = None
     tpot_p99: TpotBound = None
 

@@ -58,10 +58,10 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Setup (5.1.2). Default load: half of the throughput test's sustainable load."""
 
     workload: Workload = "synthetic-uniform"
-    requests: Annotated[int, Meta(ge=1, description="how many: P99 needs 1,000, P99.9 needs 10,000")] = 10_000
-    rate: Annotated[Rate | None, Meta(description="open loop: requests/s")] = None
+    requests: Annotated[int, Meta(ge=1, description="number; P99 needs 1,000, P99.9 needs 10,000")] = 10_000
+    rate: Annotated[Rate | None, Meta(description="open loop: rate, requests/s")] = None
     arrivals: ArrivalProcess = "poisson"
-    concurrency: Annotated[Count | None, Meta(description="closed loop: requests at a time")] = None
+    concurrency: Annotated[Count | None, Meta(description="closed loop: concurrent requests")] = None
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
