@@ -1,1 +1,1 @@
-"""Benchmarks by the IETF draft: tests, runs, reports and the compliance with its requirements."""
+"""Benchmarks of LLM servers by the IETF draft: its ten tests, their runs, reports, and compliance with it."""

@@ -1,9 +1,8 @@
-"""The error of our own TTFT and ITL on this host, at a given load.
+"""Measure the error of llmtap's own TTFT and ITL on this host, with an embedded server of known send times.
 
-A simulated server in this process sends answers at known times to the load generator's processes, and logs
-the time of every write by the same clock. The true ITL is the time between two writes, the true TTFT the time
-from the complete request at the server to the first write; the request's way counts as error. Source: IETF
-draft, 4.7.
+The server in this process responds to the load generator's processes and logs the time of every write by the
+same clock. The true ITL is the time between two writes, the true TTFT the time from the complete request at
+the server to the first write; the network time of the request counts as error. Source: IETF draft, 4.7.
 """
 
 import math
@@ -37,7 +36,7 @@ EVENTS_MAX: Final = 4_000
 """Events per second that the embedded server sends on time."""
 TTFT: Final = Duration(50_000_000)
 SPREAD: Final = 0.3
-"""Relative variation of TTFT and ITL between answers; without it all streams would write at once."""
+"""Relative variation of TTFT and ITL between responses, so that streams do not write at once."""
 ANSWER_NS: Final = NS_PER_S
 TIMEOUT: Final = Duration(30 * NS_PER_S)
 
@@ -138,7 +137,7 @@ def _error(errors_ns: list[int]) -> dict[str, Any]:
 
 
 class _Silent:
-    """Progress listener of a load that nobody watches."""
+    """Progress listener that ignores everything."""
 
     def preparing(self, done: int, of: int) -> None: ...
 

@@ -20,7 +20,7 @@ from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.load.workers.worker_handle import Progress
 from tests.support.servers.peer import play
 
-__all__ = ["SERVE", "Planted", "Silent", "measured", "perform", "session_to", "sim", "truths"]
+__all__ = ["SERVE", "Planted", "Silent", "answered", "measured", "perform", "session_to", "sim", "truths"]
 
 SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
 SECONDS_MAX = 280.0
@@ -131,6 +131,13 @@ class Planted(BenchSession):
         found = self.answer(name, load)
         self.steps.append(found)
         return found
+
+
+def answered(sent_s: float, ttft_s: float, e2e_s: float, **more: Any) -> dict[str, Any]:
+    """Return a request by its times in seconds: submission since the load's start, TTFT and E2E."""
+    sent_ns, ttft_ns, e2e_ns = (round(seconds * 1e9) for seconds in (sent_s, ttft_s, e2e_s))
+    times = {"sent_ns": sent_ns, "end_ns": sent_ns + e2e_ns, "ttft_ns": ttft_ns, "e2e_ns": e2e_ns}
+    return {**times, "ttft_any_ns": ttft_ns, **more}
 
 
 def measured(

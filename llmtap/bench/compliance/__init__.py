@@ -1,1 +1,1 @@
-"""Requirements of the IETF draft, and the judgement of reports by each of them."""
+"""Requirements of the IETF draft, and the check of a benchmark report against each of them."""

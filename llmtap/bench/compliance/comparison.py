@@ -1,6 +1,6 @@
-"""Requirements of sections 6 and 7: fair comparison of systems, duties of testers and operators.
+"""Checks of the IETF draft's requirements on comparisons of systems (section 6) and on testers (section 7).
 
-The report is that of a comparison (`bench/report/compare.py`), with the `reports` of one test on each system.
+The input is a comparison (`bench/report/compare.py`) with the `reports` of one test on each system.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ def _varied(report: Report) -> ComplianceVerdict:
 
 RUNS_MIN: Final = 3
 APART_MAX_S: Final = 3_600.0
-"""Longest time between two runs of a comparison. One sender cannot test "at the same time"."""
+"""Longest time between two runs of a comparison, since one sender cannot test two systems at once."""
 _DIGITS: Final = 12
 _PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
 
@@ -85,7 +85,7 @@ def _systems(report: Report) -> list[list[Report]]:
 
 
 def sequence(step: Step) -> str:
-    """What tells the requests of a load, and their times, from others."""
+    """Return a text that identifies the requests of a load and their planned times."""
     told = workload(step)
     what = (
         f"{told['name']} {str(told.get('sha256'))[:_DIGITS]}"
@@ -155,7 +155,7 @@ def _equal_hardware(report: Report) -> ComplianceVerdict:
 
 
 def _differs(report: Report) -> ComplianceVerdict | None:
-    """None where hardware differs; else the verdict on normalising."""
+    """Return the verdict that normalising does not apply, or None if the hardware differs."""
     same = [
         _all_equal(report, f"sut.hardware.{name}", name, needed=False) for name in ("accelerator", "count")
     ]
@@ -244,7 +244,7 @@ def _specification(report: Report) -> ComplianceVerdict:
 
 
 def _duration(report: Report) -> ComplianceVerdict:
-    """The time that was asked for; of tests that ask for none, the number of requests."""
+    """Compare the duration parameter, or the number of requests of tests without one."""
     asked = _all_equal(report, "params.duration", "duration (s)", needed=False)
     if asked.status != "met" or at(_reports(report)[0], "params.duration") is not None:
         return asked

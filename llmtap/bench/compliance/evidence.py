@@ -1,7 +1,8 @@
-"""A requirement, the verdict on it, and access to the evidence in a report: loads, statements, tables.
+"""Types and helpers of compliance checks: requirement, verdict, and access to parts of a benchmark report.
 
-REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD (BCP 14). A demand without a key word has level `procedure`
-and does not affect compliance. A part that a report lacks is None and never an error. Source: IETF draft, 2.
+REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD (BCP 14). A requirement without a key word has level
+`procedure` and does not affect compliance. A missing part of a report is None, not an error. Source: IETF
+draft, 2.
 """
 
 import csv
@@ -17,13 +18,14 @@ __all__ = [
     "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count",
     "counted", "declared", "departures", "has_levels", "has_requests", "is_closed", "is_measured",
     "is_open", "lacking", "lasted", "lasts", "level_of", "measured", "met", "name_of", "not_applicable",
-    "not_met", "only_at", "over", "protocol", "requirements", "seconds", "several", "slots_of", "steps",
+    "not_met", "only_at", "over", "protocol", "reads", "requirements", "seconds", "several", "slots_of",
+    "states", "steps",
     "table", "table_has", "text", "verdict", "workload", "workload_is", "worst",
 ]  # fmt: skip
 
 
 Report = Mapping[str, Any]
-"""What one test found, as JSON; where systems are compared, `{"reports": [...], "comparison": ...}`."""
+"""JSON of a test's report, or of a comparison: `{"reports": [...], "comparison": ...}`."""
 Level = Literal[
     "MUST", "MUST NOT", "REQUIRED", "SHALL", "SHOULD", "SHOULD NOT", "RECOMMENDED", "MAY", "OPTIONAL",
     "procedure",
@@ -50,7 +52,7 @@ Check = Callable[[Report], ComplianceVerdict]
 @dataclass(frozen=True, slots=True)
 class Requirement:
     id: str
-    """`4.2.5-2`: second key word of 4.2.5; `4.2.6-1c`: third item of a list; `5.3.2-p1`: no key word."""
+    """`4.2.5-2`: second key word of 4.2.5; `4.2.6-1c`: third item of its list; `5.3.2-p1`: no key word."""
     section: str
     level: Level
     says: str
@@ -85,7 +87,7 @@ def met(evidence: str) -> ComplianceVerdict:
 
 
 def not_met(evidence: str) -> ComplianceVerdict:
-    """The report shows that it was not, or lacks what it has to state."""
+    """The report shows a violation, or lacks a statement that the draft demands."""
     return ComplianceVerdict("not met", evidence)
 
 
@@ -98,12 +100,12 @@ def not_applicable(evidence: str) -> ComplianceVerdict:
 
 
 def cannot_tell(evidence: str) -> ComplianceVerdict:
-    """It may have been done; this report does not show it."""
+    """The report shows neither that it was done nor that it was not."""
     return ComplianceVerdict("cannot tell", evidence)
 
 
 def worst(verdicts: list[ComplianceVerdict], nothing: str) -> ComplianceVerdict:
-    """The gravest of several, which says how many share it; `nothing` is why there are none."""
+    """Return the gravest verdict and how many share it; `nothing`: evidence if there are none."""
     if not verdicts:
         return cannot_tell(nothing)
     gravest = min(verdicts, key=lambda verdict: _GRAVEST.index(verdict.status))
@@ -113,8 +115,9 @@ def worst(verdicts: list[ComplianceVerdict], nothing: str) -> ComplianceVerdict:
 
 
 Step = Mapping[str, Any]
-"""One load: name, arm, load, cached, and its result as `llmtap replay --json` has it."""
+"""One load of a report: name, arm, load, cached, and its result as in `llmtap replay --json`."""
 LoadJudge = Callable[[Report, Step], ComplianceVerdict]
+Among = Callable[[Step], bool]
 _IDS: Final = {"content.kind": "ids", "sharing": None}
 _LONG: Final = {"content.kind": "document", "output.tokens": 256, "sharing": None}
 _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -138,17 +141,17 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 """Properties of each workload of 4.3.2. `long-context` is as in A.5, `long-context-uniform` as in 4.3.2.5."""
 DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
-"""From which a workload of 4.3.2 is drawn."""
+"""Data sets from which workloads of 4.3.2 are drawn."""
 NO_LOADS: Final = "the report has no loads"
 PILOTS: Final = ("capacity/",)
-"""How the names of loads begin by which a test finds out what shares of load are of."""
+"""First parts of the names of loads that only search for the capacity."""
 NEARLY: Final = 0.99
-"""Of a time: the last arrival of a Poisson stream, and its answer, may come a little before its end."""
+"""Share of a duration that is enough: the last Poisson arrival may come a little before the end."""
 _PROTOCOLS: Final = {"http": "SSE", "https": "SSE", "ws": "WebSocket", "wss": "WebSocket", "grpc": "gRPC"}
 
 
 def at(tree: object, path: str) -> Any:
-    """What lies at `metrics.ttft.n`; None where the way ends before."""
+    """Return the value at a path such as `metrics.ttft.n`, or None."""
     for name in path.split("."):
         if not isinstance(tree, Mapping):
             return None
@@ -165,7 +168,7 @@ def name_of(step: Step) -> str:
 
 
 def is_measured(step: Step) -> bool:
-    """Its figures are the test's, and not only those of a search for the SUT's capacity."""
+    """Return whether a load belongs to the test itself, not to a search for the capacity."""
     return not name_of(step).startswith(PILOTS)
 
 
@@ -188,12 +191,11 @@ def is_closed(step: Step) -> bool:
     return bool(at(step, "result.load.mode") == "closed")
 
 
-def over(
-    report: Report,
-    judge: LoadJudge,
-    among: Callable[[Step], bool] = lambda step: True,
-    none: str = NO_LOADS,
-) -> ComplianceVerdict:
+def every(step: Step) -> bool:
+    return True
+
+
+def over(report: Report, judge: LoadJudge, among: Among = every, none: str = NO_LOADS) -> ComplianceVerdict:
     """Return the gravest verdict over the loads `among`, with the load's name; `none`: why there are none."""
     loads = steps(report)
     chosen = [step for step in loads if among(step)]
@@ -207,12 +209,33 @@ def over(
     return worst(verdicts, NO_LOADS)
 
 
-def each_load(
-    among: Callable[[Step], bool] = lambda step: True, none: str = NO_LOADS
-) -> Callable[[LoadJudge], Check]:
+def each_load(among: Among = every, none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
 
     def decorate(judge: LoadJudge) -> Check:
         return lambda report: over(report, judge, among, none)
+
+    return decorate
+
+
+def states(path: str, shown: str, missing: str, among: Among = every, none: str = NO_LOADS) -> Check:
+    """Return a check that each load `among` has a value at `path`, which `shown` formats for the evidence."""
+
+    def judge(report: Report, step: Step) -> ComplianceVerdict:
+        value = at(step, path)
+        return met(shown.format(value)) if value else not_met(missing)
+
+    return lambda report: over(report, judge, among, none)
+
+
+def reads(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
+    """Make a check of a function of the report's value at `path`; without a value the check cannot tell."""
+
+    def decorate(judge: Callable[[Any], ComplianceVerdict]) -> Check:
+        def check(report: Report) -> ComplianceVerdict:
+            value = at(report, path)
+            return cannot_tell(missing) if value in (None, [], {}) else judge(value)
+
+        return check
 
     return decorate
 
@@ -265,11 +288,8 @@ def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is
 
 
 def has_levels(wanted: Sequence[int], of: str) -> Check:
-
-    def check(report: Report) -> ComplianceVerdict:
-        told = at(report, "params.levels")
-        if not told:
-            return cannot_tell("the levels of load are not reported")
+    @reads("params.levels", "the levels of load are not reported")
+    def check(told: Any) -> ComplianceVerdict:
         evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of {of}"
         less = ", ".join(f"{level} %" for level in lacking(told, wanted))
         return not_met(f"{evidence}; without {less}") if less else met(evidence)
@@ -333,7 +353,7 @@ def seconds(value: float) -> str:
 
 
 def boundary(report: Report, of: str) -> ComplianceVerdict | None:
-    """None where the SUT has this boundary; else the verdict on a demand that is of it alone."""
+    """Return None if the SUT has this boundary, else the verdict on a requirement of that boundary alone."""
     told = at(report, "sut.boundary")
     if told is None:
         return cannot_tell("it depends on the SUT's boundary, which is not declared (sut.boundary)")
@@ -357,7 +377,7 @@ def workload(step: Step) -> Mapping[str, Any]:
 
 
 def departures(report: Report, step: Step) -> list[str]:
-    """How a load's workload differs from the one of 4.3.2 whose name it has; the name, where it has none."""
+    """Return how a workload differs from that of the same name in 4.3.2, or that there is none."""
     told = workload(step)
     name = str(told.get("name") or at(step, "result.plan.trace"))
     if name not in _STANDARD:
@@ -409,7 +429,7 @@ def table(report: Report, number: int) -> Mapping[str, Any] | None:
 
 
 def cell(found: Mapping[str, Any], label: str) -> str | None:
-    """The value beside a label, in a table of two columns; None where there is no such row or no value."""
+    """Return the value beside a label in a table of two columns, or None."""
     for cells in found["rows"]:
         if len(cells) > 1 and _same(label, cells[0]):
             return None if cells[1].strip() in ("", "-") else cells[1]

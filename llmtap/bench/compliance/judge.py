@@ -1,6 +1,6 @@
-"""Judge reports by every requirement of the IETF draft that applies to them.
+"""Check a benchmark report, or a comparison, against every requirement of the IETF draft that applies to it.
 
-All MUST and all SHOULD satisfied is unconditional compliance, all MUST is conditional (section 2). Missing
+Unconditional compliance: every MUST and SHOULD is satisfied. Conditional: every MUST is (section 2). Missing
 evidence counts as not satisfied. A procedure that was not followed is a deviation. Source: IETF draft, 2, 6.
 """
 
@@ -27,7 +27,7 @@ EXCLUDED: Final[Mapping[str, str]] = {
     **{f"2-{n}": _WORDS for n in range(1, 12)},
     **{f"2-{n}": _STATUS for n in range(12, 17)},
 }
-"""Key words of the draft that are no demand, by section and place, and why."""
+"""Key words of the draft that demand nothing, by section and place, and why."""
 
 
 REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *comparison.ROWS)
@@ -65,7 +65,7 @@ class Matrix:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Ids of the demands that keep it from the next better status."""
+        """Ids of the requirements that prevent the next better status."""
         return tuple(one.requirement.id for one in self._left(MUSTS) or self._left(SHOULDS))
 
     @property

@@ -1,4 +1,4 @@
-"""Requirements of section 4: load generator, workloads, tokens, warm-up, streaming, clocks, guardrails.
+"""Checks of the IETF draft's section 4: load generator, workloads, tokens, warm-up, clocks, guardrails.
 
 An ability that no load of the test used is not applicable. Long because section 4 is one table.
 """
@@ -15,6 +15,7 @@ from llmtap.bench.compliance.evidence import (
     ComplianceVerdict,
     LoadJudge,
     Report,
+    Status,
     Step,
     arrivals_of,
     at,
@@ -32,6 +33,7 @@ from llmtap.bench.compliance.evidence import (
     only_at,
     over,
     protocol,
+    reads,
     requirements,
     seconds,
     several,
@@ -50,18 +52,18 @@ __all__ = [
 
 
 _TIMES: Final = ("ttft", "ttfb", "e2e", "tbc", "tbc_max")
-"""Of which the shortest and the longest are as they were stamped, not rounded into a bucket."""
+"""Metrics whose minimum and maximum are exact, not rounded to a histogram bucket."""
 AS_PLANNED: Final = 1.1
-"""How much further than its plan a load may be from exponential."""
+"""Allowed ratio of the KS distance of the sent gaps to that of the planned gaps."""
 _LATE: Final = frozenset({"dispatch_lateness", "rate"})
-"""Findings of a load's own verdict: requests left late, or fewer than were planned."""
+"""Findings of a load's verdict: late requests, or fewer requests than planned."""
 WAITED: Final = 0.1
 NO_OPEN: Final = "no load of this test is an open loop"
 NO_CLOSED: Final = "no load of this test is a closed loop"
 
 
 def _resolution(limit_ns: int, what: str) -> Check:
-    """The largest step that all stamped times are multiples of, against a limit."""
+    """Return a check of the clock resolution: the largest step that divides all times, against a limit."""
 
     def check(report: Report) -> ComplianceVerdict:
         times = [
@@ -118,7 +120,7 @@ def _open_loop(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _poisson_possible(report: Report) -> ComplianceVerdict:
-    """Judge the median of the loads: one in twenty exceeds its limit by chance, as a plan may do."""
+    """Judge the median load, since one in twenty exceeds its limit by chance."""
     loads = [step for step in steps(report) if arrivals_of(step) == "poisson"]
     if not loads:
         return not_applicable("no load of this test has Poisson arrivals")
@@ -166,7 +168,7 @@ def _in_flight(step: Step) -> float | None:
 
 @each_load(is_open, NO_OPEN)
 def _not_delayed(report: Report, step: Step) -> ComplianceVerdict:
-    """Judge the lateness against an answer's time; the load's own verdict reports a lack of free CPUs."""
+    """Judge the dispatch lateness by the duration of a response."""
     late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
     if late is None:
         return cannot_tell("how late requests left is not reported")
@@ -209,7 +211,7 @@ def _recorded(what: str, *paths: str, of: str = "") -> Check:
 
 
 def _all_abilities(report: Report) -> ComplianceVerdict:
-    """The introduction of 4.2 is met where all it introduces is."""
+    """Judge the introduction of 4.2 by all the requirements that it introduces."""
     rows = [one for one in ROWS if one.section.startswith("4.2.") and one.level in MUSTS]
     verdicts = [one.check(report) for one in rows]
     against = [one.id for one, verdict in zip(rows, verdicts, strict=True) if verdict.status == "not met"]
@@ -253,7 +255,7 @@ def _described(step: Step) -> Mapping[str, Any]:
 
 
 def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
-    """Distribution, parameters and unit. `fixed` overrides the workload: one length for all requests."""
+    """Judge the distribution, parameters and unit of lengths. `fixed`: one length for all requests."""
     told = _described(step)
     if fixed:
         return met(f"{side}: fixed, {text(fixed)} tokens")
@@ -332,11 +334,6 @@ def _seeded(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"seed {seed}" + (f", sequence sha256 {digest[:12]}" if digest else ""))
 
 
-def _seed_told(report: Report) -> ComplianceVerdict:
-    seed = report.get("seed")
-    return not_met("the report names no seed") if seed is None else met(f"seed {seed}")
-
-
 def _published(report: Report) -> ComplianceVerdict:
     exact = report.get("exact_requests")
     if exact:
@@ -391,7 +388,7 @@ def _method(report: Report) -> ComplianceVerdict:
 
 
 def _reference(report: Report) -> ComplianceVerdict:
-    """Of a comparison whose systems have different tokenizers."""
+    """Judge a comparison of systems with different tokenizers."""
     reports = report.get("reports")
     if reports is None:
         return not_applicable("one system: nothing is compared across tokenizers")
@@ -406,7 +403,7 @@ def _reference(report: Report) -> ComplianceVerdict:
 
 REQUESTS_MIN: Final = 100
 TOKENS_MIN: Final = 10_000
-"""Both, as the draft wants the greater of the two."""
+"""Both apply, since the draft wants the greater of the two."""
 VARIATION_MAX: Final = 0.10
 
 WarmUp = Mapping[str, Any]
@@ -422,7 +419,7 @@ def _says_cold(report: Report) -> str | None:
 
 
 def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
-    """Over all warm-ups; each configuration that was measured needs its own."""
+    """Return a check over all warm-ups; each measured configuration needs its own."""
 
     def check(report: Report) -> ComplianceVerdict:
         made, cold = _made(report), _says_cold(report)
@@ -442,7 +439,7 @@ def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
 
 
 def _loaded(warmup: WarmUp) -> ComplianceVerdict:
-    """A model that has answered, evenly, is in memory: there is no other sign of it from outside."""
+    """A stable latency is the only sign from outside that the model is loaded."""
     n = warmup.get("requests") or 0
     if not n:
         return cannot_tell("it answered nothing before it was measured")
@@ -471,7 +468,7 @@ def _drained(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _prefixes(report: Report) -> ComplianceVerdict:
-    """Whether before each warm load its prefixes were sent, or it found cached tokens."""
+    """Judge whether each warm load was primed with its prefixes, or found cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
         return cannot_tell("no load is told to have found the cache filled")
@@ -570,7 +567,7 @@ def _handling(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _option(report: Report) -> ComplianceVerdict:
-    """`A`, `B`, `C`, a variant such as `B-even`, or several of them: `A + B-even`."""
+    """Judge the declared option: `A`, `B`, `C`, a variant such as `B-even`, or several: `A + B-even`."""
     told = report.get("itl_option")
     options = [one.strip()[:1].upper() for one in str(told or "").split("+")]
     if not all(option in OPTIONS for option in options):
@@ -600,11 +597,9 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d
 
 
 @only_at("model engine")
-def _same_machine(report: Report) -> ComplianceVerdict:
-    placement = at(report, "sut.clock.placement")
-    if placement is None:
-        return cannot_tell(NOT_PLACED)
-    return met(placement) if placement == "same machine" else not_met(f"the load generator is {placement}")
+@reads("sut.clock.placement", NOT_PLACED)
+def _same_machine(placement: Any) -> ComplianceVerdict:
+    return verdict(placement == "same machine", f"placement of the load generator: {placement}")
 
 
 def _only_remote(check: Check) -> Check:
@@ -621,7 +616,7 @@ def _only_remote(check: Check) -> Check:
 
 
 def _accuracy_s(report: Report) -> float | None:
-    """`2ms`, `< 2 ms`, `0.002`"""
+    """Return the declared accuracy in seconds, from texts such as `2ms`, `< 2 ms` or `0.002`."""
     told = text(at(report, "sut.clock.accuracy")).strip("<~ ").replace(" ", "")
     try:
         return parse_duration_ns(told) / NS_PER_S
@@ -673,7 +668,7 @@ def _subtracted(report: Report) -> ComplianceVerdict:
 
 
 def _says(report: Report, *words: str) -> str | None:
-    """A note, a line of the configuration or a statement on the SUT with one of these words."""
+    """Return the first note or line of the configuration that has one of these words."""
     lines = [
         *(f"{label}: {said}" for label, said in (report.get("configuration") or {}).items()),
         *(report.get("notes") or ()),
@@ -702,11 +697,6 @@ def _shown(state: dict[str, bool | None]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {words[value]}" for name, value in state.items())
 
 
-def _accounted(report: Report) -> ComplianceVerdict:
-    state = _state(report)
-    return verdict(None not in state.values(), _shown(state))
-
-
 def _named(report: Report) -> ComplianceVerdict:
     names, state = text(at(report, "sut.guardrails.names")), _state(report)
     if names:
@@ -724,20 +714,16 @@ def _refused(report: Report) -> ComplianceVerdict:
     return met(f"{count(refused)} of {several(sent, 'request')} were refused")
 
 
-@only_at("application gateway")
-def _enabled(report: Report) -> ComplianceVerdict:
-    state = _state(report)
-    if None in state.values():
-        return cannot_tell(_shown(state))
-    return met(_shown(state)) if any(state.values()) else not_met(_shown(state))
+def _filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status) -> Check:
+    """Return a check of the declared filters, with a status for each combination."""
 
+    def check(report: Report) -> ComplianceVerdict:
+        state = _state(report)
+        on = [*state.values()].count(True)
+        status = undeclared if None in state.values() else (none_on, one_on, all_on)[on]
+        return ComplianceVerdict(status, _shown(state))
 
-@only_at("application gateway")
-def _noted(report: Report) -> ComplianceVerdict:
-    state = _state(report)
-    if None in state.values():
-        return not_met(_shown(state))
-    return met(_shown(state)) if False in state.values() else not_applicable(_shown(state))
+    return check
 
 
 @only_at("application gateway")
@@ -778,7 +764,7 @@ ROWS: Final = requirements(
         "4.3.2.3-1": only_at("application gateway")(workload_is("conversation")),
         "4.3.2.5-1": workload_is("long-context", "long-context-uniform"),
         "4.3.3-1": _seeded,
-        "4.3.3-2": _seed_told,
+        "4.3.3-2": declared("seed", "seed"),
         "4.3.3-3": _published,
         "4.3.3-4a": _of_data("version", "version"),
         "4.3.3-4b": _of_data("subset", "subset"),
@@ -815,13 +801,13 @@ ROWS: Final = requirements(
         "4.7.3-3": _subtracted,
         "4.7.4-1": _dated,
         "4.7.4-2": _dated,
-        "4.8-1": _accounted,
+        "4.8-1": _filters("not met", "met", "met", "met"),
         "4.8.1-1a": declared("sut.guardrails.input_filter", "input filter"),
         "4.8.1-1b": declared("sut.guardrails.output_filter", "output filter"),
         "4.8.1-1c": _named,
         "4.8.1-1d": _refused,
-        "4.8.2-1": _enabled,
-        "4.8.2-2": _noted,
+        "4.8.2-1": only_at("application gateway")(_filters("cannot tell", "met", "met", "not met")),
+        "4.8.2-2": only_at("application gateway")(_filters("not met", "not applicable", "met", "met")),
         # One test's report can only speak of itself: comparing is what 5.10 is.
         "4.8.2-3": _compared,
     }

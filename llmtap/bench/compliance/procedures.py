@@ -1,4 +1,4 @@
-"""Requirements of section 5: the ten tests. Long because section 5 of the draft is one table."""
+"""Checks of the IETF draft's section 5: the ten tests. Long because section 5 is one table."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,10 +32,12 @@ from llmtap.bench.compliance.evidence import (
     not_applicable,
     not_met,
     over,
+    reads,
     requirements,
     seconds,
     several,
     slots_of,
+    states,
     steps,
     table,
     table_has,
@@ -60,31 +62,16 @@ ITL_LEVELS: Final = (25, 50, 75, 90)
 
 
 workload_defined: Final = each_load()(fully_specified)
-"""One of 4.3.2, or another one that is fully specified."""
+"""The workload is one of 4.3.2, or fully specified."""
 
 
-@each_load()
-def load_model(report: Report, step: Step) -> ComplianceVerdict:
-    mode = at(step, "result.load.mode")
-    return met(f"{mode} loop") if mode in ("open", "closed") else not_met("the load model is not reported")
-
-
-@each_load()
-def _requests(report: Report, step: Step) -> ComplianceVerdict:
-    planned = at(step, "result.plan.requests")
-    return met(f"{several(planned, 'request')} planned") if planned else not_met("no number of requests")
+load_model: Final = states("result.load.mode", "{} loop", "the load model is not reported")
 
 
 @each_load(is_open, "no load is an open loop")
 def _rate(report: Report, step: Step) -> ComplianceVerdict:
     rate = at(step, "result.plan.arrivals.rate_rps") or at(step, "result.load.planned_rps")
     return met(f"{rate:g} requests/s") if rate else not_met("no rate")
-
-
-@each_load(is_open, "no load is an open loop")
-def _distribution(report: Report, step: Step) -> ComplianceVerdict:
-    process = arrivals_of(step)
-    return met(f"arrivals {process}") if process else not_met("no arrival distribution")
 
 
 @each_load(is_closed, "no load is a closed loop")
@@ -170,7 +157,7 @@ def _lines(report: Report) -> Sequence[tuple[str, str]]:
 
 
 def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
-    """Return whether the configuration has a line for each of `words` (`a|b`: either), or `or_else` holds."""
+    """Return a check for a configuration line of each of `words` (`a|b`: either), or for `or_else`."""
 
     def check(report: Report) -> ComplianceVerdict:
         found = []
@@ -244,7 +231,7 @@ def _long_enough(report: Report) -> ComplianceVerdict:
 
 @each_load(is_measured)
 def _without_ttft(report: Report, step: Step) -> ComplianceVerdict:
-    """Each answer has one gap less than chunks with output: the time before the first is no gap."""
+    """Judge whether each response has one gap less than chunks, so that TTFT is not a gap."""
     gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
     first = at(step, "result.metrics.ttft_any.n")
     if not gaps or not chunks or not first:
@@ -262,6 +249,7 @@ def _gaps(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(n >= GAPS_MIN, evidence)
 
 
+NO_OPEN: Final = "no load is an open loop"
 DURATION_MIN_S: Final = 60
 DURATION_STABLE_S: Final = 300
 LEVELS_MIN: Final = 10
@@ -272,7 +260,7 @@ COMPLETION_MIN: Final = 0.99
 
 
 def _params(among: Callable[[Step], bool] | None, none: str, *names: str) -> Check:
-    """Whether setup parameters have values, where some load is of that load model."""
+    """Return a check that setup parameters have values, if a load has that load model."""
 
     def check(report: Report) -> ComplianceVerdict:
         if not steps(report):
@@ -289,7 +277,7 @@ def _params(among: Callable[[Step], bool] | None, none: str, *names: str) -> Che
 
 
 def _open(*names: str) -> Check:
-    return _params(is_open, "no load is an open loop", *names)
+    return _params(is_open, NO_OPEN, *names)
 
 
 def _closed(*names: str) -> Check:
@@ -333,12 +321,9 @@ def _percents(report: Report) -> list[float]:
     return sorted(map(float, told))
 
 
-def _enough_levels(report: Report) -> ComplianceVerdict:
-    levels = at(report, "measurements.levels")
-    if levels is None:
-        return cannot_tell("the report has no levels")
-    evidence = f"{len(levels)} levels, {LEVELS_MIN} needed"
-    return verdict(len(levels) >= LEVELS_MIN, evidence)
+@reads("measurements.levels", "the report has no levels")
+def _enough_levels(levels: Any) -> ComplianceVerdict:
+    return verdict(len(levels) >= LEVELS_MIN, f"{len(levels)} levels, {LEVELS_MIN} needed")
 
 
 def _span(report: Report) -> ComplianceVerdict:
@@ -364,13 +349,6 @@ def _all_levels(report: Report) -> ComplianceVerdict:
     return not_met(f"{evidence}; without {', '.join(map(str, less))} %") if less else met(evidence)
 
 
-def _fixed_output(report: Report) -> ComplianceVerdict:
-    tokens = at(report, "params.output_tokens")
-    if tokens is None:
-        return not_met("answers have the workload's own lengths")
-    return met(f"answers of {count(tokens)} tokens")
-
-
 def _criteria(report: Report) -> ComplianceVerdict:
     told = at(report, "measurements.criteria") or {}
     completion, ttft = told.get("completion"), told.get("ttft_p99")
@@ -387,7 +365,7 @@ def _each_level(judge: LoadJudge) -> Check:
 
 @_each_level
 def _long_levels(report: Report, step: Step) -> ComplianceVerdict:
-    """60 seconds, and 100 completions per slot: the longer of the two is when both are over."""
+    """Judge 60 seconds and 100 completions per slot; both must be reached."""
     time, slots = lasted(report, step), slots_of(report, step)
     outcomes = at(step, "result.outcomes")
     if time is None or slots is None or outcomes is None:
@@ -415,10 +393,8 @@ def _is_mix(step: Step) -> bool:
     return is_measured(step) and not name_of(step).startswith("alone")
 
 
-def _share_of_saturation(report: Report) -> ComplianceVerdict:
-    share = at(report, "measurements.load_share")
-    if share is None:
-        return cannot_tell("what share of saturation the load was is not reported")
+@reads("measurements.load_share", "what share of saturation the load was is not reported")
+def _share_of_saturation(share: Any) -> ComplianceVerdict:
     evidence = f"{share:.0%} of saturation, {SHARES[0]:.0%} to {SHARES[1]:.0%} recommended"
     return verdict(SHARES[0] - 0.005 <= share <= SHARES[1] + 0.005, evidence)
 
@@ -442,25 +418,21 @@ def _two_classes(report: Report) -> ComplianceVerdict:
     return verdict(len(classes) > 1, evidence)
 
 
-def _per_class(report: Report) -> ComplianceVerdict:
-    sent = {name: at(one, "sent") for name, one in _classes(report).items()}
-    if not sent or None in sent.values():
-        return cannot_tell("requests by class are not reported")
+@reads("measurements.classes", "requests by class are not reported")
+def _per_class(classes: Any) -> ComplianceVerdict:
+    sent = {name: at(one, "sent") or 0 for name, one in classes.items()}
     told = ", ".join(f"{name} {count(n)}" for name, n in sent.items())
     evidence = f"{told} requests, {PER_CLASS_MIN} of each needed"
     return verdict(min(sent.values()) >= PER_CLASS_MIN, evidence)
 
 
-def _isolated(report: Report) -> ComplianceVerdict:
-    classes = _classes(report)
-    if not classes:
-        return cannot_tell("no classes are reported")
+@reads("measurements.classes", "no classes are reported")
+def _isolated(classes: Any) -> ComplianceVerdict:
     lacking = [name for name, one in classes.items() if not at(one, "alone.sent")]
     if lacking:
         return not_met(f"not measured alone: {', '.join(lacking)}")
     alone = ", ".join(f"{name} {count(one['alone']['sent'])}" for name, one in classes.items())
-    basis = at(report, "measurements.isolation")
-    return met(f"requests of each class alone: {alone}" + (f", as many {basis} per second" if basis else ""))
+    return met(f"requests of each class alone: {alone}, as many tokens per second")
 
 
 def _both_states(report: Report) -> ComplianceVerdict:
@@ -471,7 +443,7 @@ def _both_states(report: Report) -> ComplianceVerdict:
 
 
 def _identical(report: Report) -> ComplianceVerdict:
-    """Loads of one repeat with the cache off and on (`0/off`, `0/cold`): the same work in the same words."""
+    """Judge whether loads of a repeat with the cache off and on (`0/off`, `0/cold`) have equal requests."""
     by_repeat: dict[str, dict[str, str]] = {}
     for step in measured(report):
         repeat, _, state = name_of(step).rpartition("/")
@@ -489,13 +461,10 @@ def _identical(report: Report) -> ComplianceVerdict:
     return met(f"{len(pairs)} repeats with the same requests off and on: {pairs[0]['off']}")
 
 
-def _oversubscribed(report: Report) -> ComplianceVerdict:
-    told = at(report, "params.levels")
-    if not told:
-        return cannot_tell("levels are not reported")
-    above = [float(one) for one in told if float(one) > 100]
+@reads("params.levels", "levels are not reported")
+def _oversubscribed(told: Any) -> ComplianceVerdict:
     evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of capacity"
-    return met(evidence) if above else not_met(f"{evidence}: none is above it")
+    return met(evidence) if max(map(float, told)) > 100 else not_met(f"{evidence}: none is above it")
 
 
 def _capacity_known(report: Report) -> ComplianceVerdict:
@@ -506,12 +475,9 @@ def _capacity_known(report: Report) -> ComplianceVerdict:
     return met(evidence) if "5.5" in source else cannot_tell(evidence)
 
 
-def _short_output(report: Report) -> ComplianceVerdict:
-    tokens = at(report, "params.output_tokens")
-    if tokens is None:
-        return cannot_tell("the length of answers is not reported")
-    evidence = f"answers of {count(tokens)} tokens, {OUTPUT} wanted"
-    return verdict(tokens == OUTPUT, evidence)
+@reads("params.output_tokens", "the length of answers is not reported")
+def _short_output(tokens: Any) -> ComplianceVerdict:
+    return verdict(tokens == OUTPUT, f"answers of {count(tokens)} tokens, {OUTPUT} wanted")
 
 
 def _is_latency(step: Step) -> bool:
@@ -528,11 +494,9 @@ def _few_at_a_time(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"{slots} at a time") if slots <= CONCURRENCY_MAX else not_met(f"{slots} at a time, 4 at most")
 
 
-def _short_warm_up(report: Report) -> ComplianceVerdict:
-    said = str(at(report, "configuration.Warm-up") or "")
-    if not said:
-        return cannot_tell("what it was warmed up with is not reported")
-    return met(said)
+@reads("configuration.Warm-up", "what it was warmed up with is not reported")
+def _short_warm_up(said: Any) -> ComplianceVerdict:
+    return met(str(said))
 
 
 def _four_configurations(report: Report) -> ComplianceVerdict:
@@ -545,10 +509,12 @@ def _four_configurations(report: Report) -> ComplianceVerdict:
 ROWS: Final = requirements(
     {
         "5.1.2-1a": workload_defined,
-        "5.1.2-1b": _requests,
+        "5.1.2-1b": states("result.plan.requests", "{:,} requests planned", "no number of requests"),
         "5.1.2-1c": load_model,
         "5.1.2-1d": _rate,
-        "5.1.2-1e": _distribution,
+        "5.1.2-1e": states(
+            "result.plan.arrivals.arrivals", "arrivals {}", "no arrival distribution", is_open, NO_OPEN
+        ),
         "5.1.2-1f": _concurrency,
         "5.1.2-1g": declared("sut.boundary", "boundary"),
         "5.1.2-1h": declared("sut.model", "model"),
@@ -618,7 +584,7 @@ ROWS: Final = requirements(
         "5.4.3-1": _without_ttft,
         "5.4.5-p1": table_has(6, ("Metric",), ("P99/P50 Ratio",)),
         "5.5.2-1": workload_is("synthetic-uniform"),
-        "5.5.2-p1": _fixed_output,
+        "5.5.2-p1": declared("params.output_tokens", "answer length"),
         "5.5.2-p2": _criteria,
         "5.5.3-p1": _long_levels,
         "5.5.5-p1": table_has(7, ("Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status")),

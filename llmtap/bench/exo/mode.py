@@ -1,9 +1,9 @@
-"""The exo benchmark: a grid of prompt length, answer length and concurrency, with repeats.
+"""Run the exo-bench benchmark: a grid of prompt length, response length and concurrency, with repeats.
 
-Connections are open and bodies are made before the common start of a batch, from which `elapsed_s` counts.
+Connections are opened and bodies prepared before the common start of a batch, from which `elapsed_s` counts.
 The requests of a batch share one prompt, unless the grid asks for distinct ones. Without
 `--use-prefix-cache` a field of the request switches the cache off, or no two batches have a common prefix.
-A prompt is one atom repeated until the text of the chat template has the wanted number of tokens.
+A prompt is a short word repeated until the text with the chat template has the wanted number of tokens.
 
 Source: exo-bench's methodology, whole.
 """
@@ -47,10 +47,10 @@ _IN_A_ROW: Final = 8
 
 
 class Prompts:
-    """Makes them, anew for each batch or request, or always the same of a length."""
+    """Generator of prompts of exact length: new for each batch or request, or one per length."""
 
     def __init__(self, counter: TokenCounter, *, alike: bool, seed: int, distinct: bool = False) -> None:
-        """`alike`: the same in all batches. `distinct`: the requests of a batch do not share one."""
+        """`alike`: one prompt per length in all batches. `distinct`: one prompt per request of a batch."""
         self.alike = alike
         self.distinct = distinct
         self._counter = counter
@@ -105,26 +105,26 @@ class PreparedPrompts:
 
 WARMUP: Final = "warm-up"
 CONCURRENCY_MAX: Final = 1_000
-"""As many connections as a replay opens before its start; one more would be opened after it."""
+"""Number of connections that a replay opens before its start."""
 TOKENS_MAX: Final = 10_000_000
-"""Of a prompt or an answer. Longer than any context; a slip of the finger ends here."""
+"""Maximum length of a prompt or a response, to catch typing errors."""
 _OURS: Final = "llmtap"
 
 
 class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     pp: list[int]
-    """Tokens of the prompt, the chat template's included."""
+    """Tokens of the prompts, including the chat template."""
     tg: list[int]
     concurrency: list[int] = msgspec.field(default_factory=lambda: [1])
     repeat: int = 1
     warmup: int = 0
-    """Requests of the first pp and tg before all others, one at a time; they are in no result."""
+    """Unmeasured requests of the first pp and tg, sent one at a time before all others."""
     use_prefix_cache: bool = False
     distinct_prompts: bool = False
-    """Requests of a batch have prompts of their own; by default they share one (exo-bench, "Concurrency")."""
+    """Each request of a batch has its own prompt; by default they share one (exo-bench, "Concurrency")."""
 
     def check(self) -> None:
-        """Raises ConfigError that names the option."""
+        """Raise ConfigError with the name of a wrong option."""
         limits = (("--pp", self.pp, TOKENS_MAX), ("--tg", self.tg, TOKENS_MAX))
         for option, values, most in (*limits, ("--concurrency", self.concurrency, CONCURRENCY_MAX)):
             if not values:
@@ -147,25 +147,25 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
     server: Kind = "auto"
     tokenizer: str | None = None
     headers: list[tuple[str, str]] = []
-    """May hold keys: never in a result."""
+    """May contain keys, so they are in no result."""
     fields: dict[str, msgspec.Raw] = {}
-    """Of each body; they replace ours."""
+    """Fields of each body; they replace llmtap's."""
     ca: str | None = None
-    """Whom to trust instead of the system's (PEM)."""
+    """CA certificate (PEM) to trust instead of the system's."""
     timeout: Duration = Duration(600 * NS_PER_S)
     metrics: str | None = None
-    """URL of the server's metrics, `none`, or None: its /metrics, if there is one."""
+    """URL of the server's metrics, or `none`; None: /metrics of the server, if available."""
     placement: PlacementWish | None = None
-    """For exo: place the model anew."""
+    """exo only: how to place the model again; None: measure the present instance."""
     seed: int | None = None
-    """Seed of the words that prompts begin with; None: a new one, so that no server has them in its cache."""
+    """Random seed of the first words of prompts; None: a new seed, so that no cache has the prompts."""
 
 
 class ExoBench:
     def __init__(
         self, options: ExoOptions, grid: ExoGrid, watcher: SessionWatcher, *, nvml: Any = None
     ) -> None:
-        """`nvml` stands in for the package pynvml. Raises ConfigError."""
+        """`nvml` replaces the package pynvml in tests. Raises ConfigError."""
         self._options = options
         self._sending = ReplayOptions(
             target=options.target, headers=options.headers, ca=options.ca, timeout=options.timeout,
@@ -183,10 +183,10 @@ class ExoBench:
         self.stopped = False
 
     def stop(self) -> None:
-        """Discard the current batch, keep the earlier ones. The second call does not wait for answers."""
+        """Discard the current batch and keep the earlier ones. A second call does not wait for responses."""
         self.stopped = True
         if self._placing is not None:
-            self._placing.cancel()  # which does nothing once it is over
+            self._placing.cancel()
         if self._replay is not None:
             self._replay.stop()
 

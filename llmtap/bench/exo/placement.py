@@ -30,12 +30,12 @@ class PlacementWish(msgspec.Struct, frozen=True, kw_only=True):
     nodes_max: int = NODES_MAX
 
     def fits(self, preview: Mapping[str, Any]) -> bool:
-        """Whether a preview can be used and is one of these."""
+        """Return whether a preview has no error and matches the wish."""
         nodes = len(_shards(preview.get("instance")).get("nodeToRunner") or {})
         meta, sharding = (str(preview.get(name) or "").lower() for name in ("instance_meta", "sharding"))
         if preview.get("error") is not None or not self.nodes_min <= nodes <= self.nodes_max:
             return False
-        # With one node these two are no other than pipeline and ring.
+        # On one node, tensor and jaccl are the same as pipeline and ring.
         if nodes == 1 and (
             (self.sharding == "both" and "tensor" in sharding)
             or (self.instance_meta == "both" and "jaccl" in meta)
@@ -53,9 +53,9 @@ class PlacementWish(msgspec.Struct, frozen=True, kw_only=True):
 class PlacedInstance(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     others: int
-    """Placements that fit as well."""
+    """Number of other placements that match."""
     download_s: float | None
-    """None: every node had the model."""
+    """None if every node had the model."""
 
 
 async def place(session: aiohttp.ClientSession, root: str, model: str, wish: PlacementWish) -> PlacedInstance:
@@ -137,7 +137,7 @@ async def _ask(
     params: Mapping[str, str] | None = None,
     body: Any = None,
 ) -> Any:
-    """Return the JSON of an answer; None where there is nothing (404). Raises LlmtapError."""
+    """Return the JSON of a response, or None for status 404. Raises LlmtapError."""
     try:
         async with session.request(method, url, params=params, json=body) as response:
             raw = await response.read()
@@ -156,7 +156,7 @@ def _rank(preview: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def _inner(tagged: Any) -> Mapping[str, Any]:
-    """What lies in an object under its only key, as exo writes variants."""
+    """Return the value of the only key of an object: exo encodes variants like that."""
     inner = next(iter(tagged.values()), None) if isinstance(tagged, dict) and len(tagged) == 1 else None
     return inner if isinstance(inner, dict) else {}
 

@@ -1,10 +1,10 @@
-"""The result of an exo benchmark: figures, and JSON with the keys `runs`, `cluster`, `system_metrics`.
+"""Results of an exo benchmark: rates, batches and energy, as JSON with the keys of exo-bench's output.
 
-A run is one request. Prefill is prompt tokens by prefill time, generation is gaps by the time from the first
-to the last token. `timing` says whose times are used: the server's if it reports both, else ours, whose
-prefill is TTFT and contains network and queue. `agg_gen_tps` is the rate of the fastest request times their
-number (exo-bench's), `wall_gen_tps` all tokens by the wall time of the batch. Power is of an exo node or of
-this host's GPUs; energy is integrated by trapezoids of samples a second apart.
+A run is one request. Prefill rate: prompt tokens / prefill time. Generation rate: gaps / time from the first
+to the last token. `timing` names the clock: the server's if it reports both times, else the client's, whose
+prefill time is TTFT and contains network and queue. `agg_gen_tps` is the rate of the fastest request times
+their number (exo-bench's), `wall_gen_tps` is all tokens / wall time of the batch. Power is that of exo's
+nodes or of this host's GPUs; energy is integrated by the trapezoidal rule over samples a second apart.
 
 Source: exo-bench's methodology, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System
 Metrics".
@@ -39,24 +39,24 @@ __all__ = [
 
 Hit = Literal["none", "partial", "exact"]
 LAST_TOKENS: Final = 16
-"""Tokens at a prompt's end that a server computes again even on an exact hit: a block of vLLM's cache."""
+"""Last tokens of a prompt that a server computes even on an exact hit: a block of vLLM's cache."""
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """How long one request's prompt and answer took; None where nobody knows."""
+    """Prefill and generation time of one request; None if unknown."""
 
     by: Literal["server", "client"]
     prefill_s: float | None
     decode_s: float | None
     source: str
-    """Where the server told it, as `Exchange.server_timing` names places; or our stamps."""
+    """Place of the server's times as in `Exchange.server_timing`, or the kind of client timestamps."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tps: float | None
     generation_tps: float | None
     prompt_tokens: int | None
-    """By the server's own count, else by ours."""
+    """As counted by the server, else by llmtap."""
     generation_tokens: int | None
     peak_memory_usage: dict[str, int] | None
 
@@ -64,32 +64,32 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 class BatchEnergy(msgspec.Struct, frozen=True, kw_only=True):
     joules: float
     seconds: float
-    """The part of the window that samples speak for."""
+    """Part of the window that samples cover."""
     seconds_missing: float
     average_power_w: float | None
 
 
 class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests that were sent together; of one request where concurrency is 1."""
+    """Requests sent together; one request at concurrency 1."""
 
     start_s: float
     wall_s: float | None
-    """From the common start until the last answer ended."""
+    """From the common start to the end of the last response."""
     per_req_tps: float | None
     agg_gen_tps: float | None
-    """That, times concurrency; None where not all answers came whole."""
+    """`per_req_tps` times concurrency; None if a response is incomplete."""
     wall_gen_tps: float | None
-    """All tokens of all answers by `wall_s`."""
+    """All generated tokens / `wall_s`."""
     start_spread_s: float | None
-    """Between the first request's first byte out and the last one's."""
+    """Time between the first bytes sent of the first and of the last request."""
     energy: BatchEnergy | None
     findings: list[dict[str, Any]]
-    """What speaks against its figures, such as requests that left late: as a replay's verdict has them."""
+    """Reasons against the figures, such as late requests, as in the verdict of a replay."""
 
 
 class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float | None
-    """From the batch's common start to the end of this answer."""
+    """From the common start of the batch to the end of this response."""
     output_text_preview: str | None
     stats: Stats
     model_id: str
@@ -97,19 +97,19 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     placement_instance_meta: str | None
     placement_nodes: int | None
     pp_tokens: int
-    """As the tokenizer counted the prompt, template and all."""
+    """Prompt tokens by the tokenizer, including the chat template."""
     tg: int
     repeat_index: int
     concurrency: int
     concurrent_index: int
     prefix_cache_hit: Hit | None
-    """None where the server does not say how many tokens it had in its cache."""
-    # Ours from here on.
+    """None if the server does not report cached tokens."""
+    # Fields below are not in exo-bench's output.
     pp: int
-    """Tokens that were asked for: `pp_tokens`, unless the prompt could not be made so."""
+    """Requested prompt tokens; `pp_tokens` may differ if no text has exactly that length."""
     cached_tokens: int | None
     prompt_tps_stored: bool
-    """`prompt_tps` is an earlier run's: everything was in the cache, and so nothing was prefilled."""
+    """`prompt_tps` is the rate of an earlier run, since the whole prompt was in the cache."""
     timing: Literal["server", "client"]
     timing_source: str
     ttft_s: float | None
@@ -122,7 +122,7 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     batch: ExoBatch
     download_duration_s: float | msgspec.UnsetType = msgspec.UNSET
-    """Of the model, if this benchmark had nodes download it."""
+    """Download time of the model, if this benchmark started the download."""
 
 
 class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prefill_tps(prompt_tokens: int | None, cached_tokens: int | None, seconds: float | None) -> float | None:
-    """Tokens of the prompt that were not in the cache / the time that they took."""
+    """Return uncached prompt tokens / prefill time."""
     if prompt_tokens is None or not seconds:
         return None
     computed = prompt_tokens - (cached_tokens or 0)
@@ -143,7 +143,7 @@ def prefill_tps(prompt_tokens: int | None, cached_tokens: int | None, seconds: f
 
 
 def generation_tps(tokens: int | None, seconds: float | None) -> float | None:
-    """(tokens - 1) / (last token - first token): the gaps between them, of which one token has none."""
+    """Return (tokens - 1) / (last token - first token)."""
     return (tokens - 1) / seconds if tokens is not None and tokens > 1 and seconds else None
 
 
@@ -154,7 +154,7 @@ def timing_of(x: Exchange) -> Timing:
         name, ms = entry.get("name"), entry.get("ms")
         if isinstance(name, str) and isinstance(ms, int | float):
             told.setdefault(name, (ms / 1e3, str(entry.get("where"))))
-    # vLLM's counts from when the request was scheduled: what it waited before is in neither.
+    # vLLM's TTFT counts from when the request was scheduled, so it has no queue wait.
     prefill = told.get("prefill") or told.get("ttft_from_schedule")
     decode = told.get("decode")
     if decode is not None and (prefill is not None or not x.stream):
@@ -170,7 +170,7 @@ def timing_of(x: Exchange) -> Timing:
 
 
 def prefix_hit(prompt_tokens: int | None, cached_tokens: int | None, *, known: bool) -> Hit | None:
-    """Return how much of a prompt was in the cache; only a prompt that is `known` can be an exact hit."""
+    """Return how much of a prompt was in the cache. `known`: the same prompt was sent before."""
     if cached_tokens is None or prompt_tokens is None:
         return None
     if cached_tokens <= 0:
@@ -220,7 +220,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ExoRow:
-    """One point of the grid; None where no repeat has the figure."""
+    """One point of the grid, for the table; None if no repeat has the figure."""
 
     pp_tokens: int
     tg: int
@@ -228,7 +228,7 @@ class ExoRow:
     repeats: int
     failed: int
     prompt_tps: Spread | None
-    """Of a repeat: the median over its requests. Stored rates are not counted again."""
+    """Of the medians of repeats, without stored rates."""
     per_req_tps: Spread | None
     agg_gen_tps: Spread | None
     wall_gen_tps: Spread | None
@@ -237,7 +237,7 @@ class ExoRow:
     memory_bytes: int | None
     hits: Mapping[str, int]
     timing: str
-    """`server`, `client`, or both where it differs."""
+    """`server`, `client`, or both."""
 
 
 def rows_of(runs: Iterable[ExoRun]) -> list[ExoRow]:
@@ -285,13 +285,13 @@ _NODE_POWER: Final = "power"
 
 
 class Power:
-    """What was sampled: of this host, if the server is on it, and of the nodes of its cluster, by id."""
+    """Power and memory samples of this host, if the server is on it, and of exo's nodes by id."""
 
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         told = [(columns, _NODE_POWER) for columns in nodes.values() if _NODE_POWER in columns.known()]
         self._local = local
         self._known = [] if local is None else local.known()
-        # A machine's power has its GPUs' in it: never both.
+        # The power of a machine includes its GPUs.
         self._sources = told or [
             (local, name) for name in self._known if local is not None and name.endswith("_power")
         ]
@@ -324,7 +324,7 @@ class Power:
 
 
 def total_of(windows: Iterable[Energy | None]) -> dict[str, Any] | None:
-    """All joules of all windows, and the average power: joules / seconds of inference; None without any."""
+    """Return joules, seconds of inference and average power of all windows, or None without samples."""
     known = [window for window in windows if window is not None]
     if not known:
         return None
@@ -354,7 +354,7 @@ class Sent:
     repeat: int
     prompts: Sequence[tuple[Prompt, Fitted]]
     known: bool
-    """The very same prompt was sent before, or is in this batch several times."""
+    """The same prompt was sent before, or several times in this batch."""
     began_ns: int = 0
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -365,14 +365,14 @@ class Sent:
 
     @property
     def window_ns(self) -> tuple[int, int]:
-        """From the common start to the last that was seen of an answer."""
+        """Times of the common start and of the last token or end of a response."""
         points = (x.timeline for x in self.exchanges.values())
         ends = [t.response_end_ns or t.last_token_ns for t in points]
         return self.began_ns, max((end for end in ends if end is not None), default=self.began_ns)
 
 
 class Telling:
-    """Makes runs of batches. What was sent to warm up has to pass, too: its prompts are in the cache."""
+    """Converter of batches to runs. Warm-up batches must pass, too, since their prompts are in the cache."""
 
     def __init__(
         self, served: ExoServed, power: Power, *, start_ns: int, download_s: float | None = None
@@ -382,7 +382,7 @@ class Telling:
         self._power = power
         self._start_ns = start_ns
         self._stored: dict[int, float] = {}
-        """By pp: the rate at which a prompt was prefilled that has been in the cache since."""
+        """By pp: the prefill rate of the prompt that is in the cache."""
 
     def runs(self, sent: Sent) -> Iterator[ExoRun]:
         energy = self._power.energy(*sent.window_ns)
@@ -419,7 +419,7 @@ class Telling:
             self._stored[cell.pp] = prompt_tps
         own = (x.usage or {}).get("generation_stats") if served.kind == "exo" else None
         if isinstance(own, dict):
-            # exo itself says what the methodology reports: of an exact hit the stored rate.
+            # exo reports the stored rate of an exact hit itself.
             hit = own["prefix_cache_hit"] if own.get("prefix_cache_hit") in get_args(Hit) else hit
             rate_told = own.get("prompt_tps")
             prompt_tps = float(rate_told) if isinstance(rate_told, int | float) else prompt_tps

@@ -1,8 +1,8 @@
 """Detect the type of a server, and the fields and endpoints that an exo benchmark can use with it.
 
-A benchmark's answers ignore EOS, and its prompts are not found in a cache. exo has an endpoint for both,
-llama.cpp a field for each; vLLM, SGLang and the simulated engine have fields for the first. An exo cluster is
-also asked for its nodes and, once a second, their state.
+The benchmark needs responses that ignore EOS and prompts that no cache has. exo has an endpoint for both,
+llama.cpp has a field for each; vLLM, SGLang and the simulated engine have fields for the first. An exo
+cluster is also asked for its nodes and, once a second, their state.
 
 Source: exo-bench's methodology, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and
 src/exo/shared/types; llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).
@@ -34,10 +34,9 @@ KINDS: Final = ("auto", "openai", "vllm", "sglang", "llamacpp", "exo")
 BENCH_PATH: Final = "/bench/chat/completions"
 _OWNERS: Final[Mapping[str, Kind]] = {"exo": "exo", "llamacpp": "llamacpp"}
 _SNAPSHOT: Final = ("nodeIdentities", "topology", "nodeMemory", "nodeSystem", "instances")
-"""Of exo's `/state`, which also has every task and event: what the cluster is."""
+"""Members of exo's `/state` to keep; the others are tasks and events."""
 _ASK_S: Final = 10.0
 _NODES_MAX: Final = 64
-"""exo's clusters are a handful of machines on a desk."""
 _NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
     "gpuUsage": ("gpu_usage", MonitorSeries("as told")),
     "temp": ("temperature", MonitorSeries("celsius")),
@@ -45,11 +44,11 @@ _NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
     "pcpuUsage": ("performance_cores", MonitorSeries("as told")),
     "ecpuUsage": ("efficiency_cores", MonitorSeries("as told")),
 }
-"""What `nodeSystem` says of a node, and what it is called here."""
+"""Members of a node in `nodeSystem`, with their name and unit in the result."""
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """How exo has laid a model out over its nodes; None for servers that do not say."""
+    """Distribution of a model over the nodes of an exo cluster; None for other servers."""
 
     sharding: str | None = None
     instance_meta: str | None = None
@@ -59,21 +58,21 @@ class Placement(msgspec.Struct, frozen=True):
 class ExoServed(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     url: str
-    """Without a `/v1` at its end where the endpoint is not under it."""
+    """Without `/v1` at its end if the endpoint is not below it."""
     model: str
     endpoint: str = "chat.completions"
     stream: bool = True
-    """exo's endpoint answers in one piece, and tells its own times."""
+    """False for exo, whose endpoint responds in one piece with its own timings."""
     fields: dict[str, msgspec.Raw] = {}
     bans_eos: str | None = None
-    """By what; None: nobody knows how."""
+    """Means by which EOS is ignored; None if there is none."""
     switches_cache: bool = False
-    """Whether its prefix cache is used is said by the request."""
+    """Whether a field of the request switches the prefix cache."""
     owner: str | None = None
-    """Who the server says owns its models."""
+    """`owned_by` of the server's models."""
     listed: Any = None
     state: dict[str, Any] | None = None
-    """exo's cluster; None for others."""
+    """Snapshot of exo's cluster; None for other servers."""
     placement: Placement = Placement()
 
 
@@ -93,7 +92,7 @@ async def ask_served(
 ) -> ExoServed:
     """Ask the server for its type. Raises ConfigError that names `--target` or `--model`.
 
-    `tls` overrides the system's trust. `instance`: of exo; None: the first of the model.
+    `tls` replaces the system's trust. `instance`: id in exo; None: the first instance of the model.
     """
     url = target.rstrip("/")
     root = url.removesuffix("/v1")
@@ -149,7 +148,7 @@ def placement_of(instances: Any, model: str, instance: str | None = None) -> Pla
 
 
 class NodeMetrics:
-    """How the nodes of an exo cluster are, from `start()` to `close()`. Nothing in it ends a run."""
+    """Samples of power, temperature and load of the nodes of an exo cluster; failures do not end the run."""
 
     def __init__(
         self,
@@ -193,7 +192,7 @@ class NodeMetrics:
                 except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                     self.failed += 1
                 now_ns = self._clock.mono_ns()
-                # The next multiple that is not over; one that cannot be in time is left out.
+                # Samples whose time is over are skipped.
                 number = max(number + 1, -(-(now_ns - start_ns) // self._period_ns))
                 await asyncio.sleep((start_ns + number * self._period_ns - now_ns) / NS_PER_S)
 
@@ -247,7 +246,7 @@ def _named(model: str | None, models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _untag(tagged: Any) -> tuple[str, dict[str, Any]]:
-    """The only key of an object, and what lies there."""
+    """Return the only key of an object and its value."""
     if not isinstance(tagged, dict) or len(tagged) != 1:
         return "", {}
     ((tag, inner),) = tagged.items()
@@ -259,7 +258,7 @@ def _raw(value: bool) -> msgspec.Raw:
 
 
 def side_session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
-    """For what is asked beside the load, with a name by which it can be told from it."""
+    """Return an HTTP session for requests beside the load, with llmtap's User-Agent."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=_ASK_S), headers={**dict(headers), "User-Agent": USER_AGENT},
         connector=aiohttp.TCPConnector(ssl=tls or True),

@@ -1,1 +1,1 @@
-"""Reports of the bench: minimum and full report, comparison of systems."""
+"""Reports of benchmarks: JSON, minimum and full text, and comparison of systems."""

@@ -1,10 +1,10 @@
-"""Compare several systems, or one system with itself, by section 6 of the IETF draft.
+"""Compare results folders of several systems, or of one system with itself, by section 6 of the IETF draft.
 
-Figures of runs are compared, three of each system at least (6.3), since requests of one run share the state
-of the machine. With fewer runs, requests of the first runs are compared. Figures of loads that differ are
-not tested. p-values of a test's main figures are corrected by Holm's method, and their intervals are of 95 %
-for all of them together (Bonferroni). p-values of the others are corrected by Benjamini and Hochberg's
-method, and each interval is of 95 % by itself.
+The samples are runs, at least three of each system (6.3), since requests of one run share the state of the
+machine. With fewer runs, the samples are the requests of the first runs. Figures of loads that differ are not
+tested. p-values of a test's main figures are corrected by Holm's method, and their intervals are simultaneous
+95 % intervals (Bonferroni). p-values of other figures are corrected by Benjamini and Hochberg's method, and
+each has a 95 % interval of its own.
 
 Source: IETF draft, 6.1 to 6.4.
 """
@@ -45,7 +45,7 @@ _FIGURES: Final = {
     "TBC P50": (_GAPS, 0.5), "TBC P99": (_GAPS, 0.99),
     "E2E P50": ("e2e_ns", 0.5), "E2E P99": ("e2e_ns", 0.99),
 }  # fmt: skip
-"""Of every load: a column of its requests, or all their gaps, and which share lies below."""
+"""Figures of every load: name, column of its requests (or all gaps between chunks), and quantile."""
 _RATE: Final = "output rate, mean of runs"
 _TTFT: Final = ("TTFT P50", "TTFT P99")
 _KEYS: Final[Mapping[str, Sequence[str]]] = {
@@ -53,7 +53,7 @@ _KEYS: Final[Mapping[str, Sequence[str]]] = {
     "fairness": _TTFT, "prefix-cache": _TTFT, "memory-pressure": _TTFT, "long-context": _TTFT,
     "guardrail-overhead": ("TTFT P50", "E2E P50"),
 }  # fmt: skip
-"""What a test is about, in each of its loads. Searches are about what they found."""
+"""Main figures of each test, in each of its loads. Searches have `_HEADLINES` instead."""
 _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
     "throughput": (
         ("max_output_tps", "maximum output rate", "tok/s"),
@@ -65,7 +65,7 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
     ),
     "capacity": (("max_concurrency", "maximum concurrency", "requests"),),
 }  # fmt: skip
-"""Figures of a whole test, by their name in its measurements; more of each is better."""
+"""Figures of a whole test by their name in its measurements; higher is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
 
 
 def read_system(label: str, results: Path, test: str) -> System:
-    """Its runs from its results folder. Raises ConfigError where it lacks what its report tells of."""
+    """Read a system's runs of a test. Raises ConfigError if the folder lacks data of a reported load."""
     folder = Folder(results).within(test)
     return System(label, [_read_run(folder.run(number)) for number in folder.runs()])
 
@@ -141,10 +141,10 @@ def _read_run(folder: Folder) -> ComparedRun:
 
 
 def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
-    """Each of `others` against `base` in one test.
+    """Compare each of `others` with `base` in one test.
 
-    As public JSON: `test`, `section`, `title`, `unlike` (how loads differ, in words; where there are any, the
-    comparison is none), `invalid` (which runs are not valid, and why), `systems`, `checklist` (6.4, as a
+    Public JSON: `test`, `section`, `title`, `unlike` (how parameters or loads differ, which are not tested),
+    `invalid` (invalid runs, and why), `systems`, `checklist` (6.4, as a
     compliance matrix), `comparisons` (a figure each: `a` of the base, `b`, the `difference` b - a with its
     interval and its `level`, `p`, `p_adjusted`, `finding`), `normalised` (6.2), `notes`, `tables`, `charts`.
     Times are in seconds.
@@ -212,7 +212,7 @@ def _shared(systems: Sequence[System]) -> list[str]:
 
 
 def _unlike_params(base: System, other: System) -> list[str]:
-    """Return parameters that differ: `rate 4 of a, 8 of b`. One that only one version knows is left out."""
+    """Return differing parameters as `rate 4 of a, 8 of b`, without those that only one version has."""
     ours, theirs = (one.runs[0].report.get("params") or {} for one in (base, other))
     return [
         f"{name} {_plain(ours[name])} of {base.label}, {_plain(theirs[name])} of {other.label}"
@@ -222,8 +222,8 @@ def _unlike_params(base: System, other: System) -> list[str]:
 
 
 def _unlike(base: System, other: System, step: str) -> str | None:
-    """How the requests of a load that are compared differ, or how they were sent; None where they do not."""
-    runs = RUNS_MIN if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1  # as they are compared
+    """Return how the compared requests of a load, or their sending, differ; None if they do not."""
+    runs = RUNS_MIN if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1
     sent = []
     for system in (base, other):
         chosen = system.runs if runs > 1 else system.runs[:1]
@@ -267,7 +267,7 @@ def _told(system: System) -> dict[str, Any]:
 
 
 def _began(run: ComparedRun) -> str:
-    """Return the time at which the first load was sent; in a resumed run, long before the report."""
+    """Return the start time of the first load."""
     starts = [str(step.result["window"].get("start") or "") for step in run.steps.values()]
     return min(starts, default="")
 
@@ -275,7 +275,7 @@ def _began(run: ComparedRun) -> str:
 def _compared(
     base: System, other: System, shared: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], _AtLevel]]:
-    """Each figure at the level of a single interval, with what compares it at another level."""
+    """Yield each figure with its own interval, and a function that compares it at another level."""
     test = base.runs[0].report["test"]
     for name, says, unit in _HEADLINES.get(test, ()):
         a, b = ([run.report["measurements"].get(name) for run in one.runs] for one in (base, other))
@@ -292,7 +292,7 @@ def _compared(
             if min(len(a), len(b)) >= RUNS_MIN:
                 at_level = partial(_of_runs, *([percentile(v, share) for v in runs] for runs in (a, b)))
             elif column == _GAPS:
-                continue  # gaps of a request are alike: they are no samples to draw from
+                continue  # gaps of a request are not independent
             else:
                 at_level = partial(compare_quantile, a[0], b[0], share, paired=False)
             result = at_level()
@@ -363,7 +363,7 @@ def _widen(found: Sequence[dict[str, Any]], intervals: Sequence[_AtLevel]) -> No
 
 
 def _normalised(system: System) -> dict[str, Any]:
-    """Output tokens by GPU-second and by money; None where the SUT does not say (6.2)."""
+    """Return output tokens per GPU-second and per unit of money; None if undeclared (6.2)."""
     hardware = system.runs[0].report["sut"].get("hardware") or {}
     rates = [max(map(_output_tps, run.steps.values()), default=0.0) for run in system.runs]
     tps = median(rates)
@@ -379,7 +379,7 @@ def _normalised(system: System) -> dict[str, Any]:
 
 
 def _output_tps(step: Measurement) -> float:
-    """Of answers that came whole, from the load's start to its last answer."""
+    """Return tokens of complete responses / time from the load's start to the last response."""
     tokens: Sequence[int] = step.ended_well().column("output_tokens").drop_null().to_pylist()
     return sum(tokens) / step.seconds if step.seconds else 0.0
 

@@ -67,7 +67,7 @@ COLUMNS: Final[Mapping[str, Cell]] = {
 def charts_of(
     test: str, loads: Mapping[str, Mapping[str, Sequence[Measurement]]], found: Sequence[_Row]
 ) -> list[ChartSpec]:
-    """Return charts of differences from the base, then of distributions; `loads`: by load and system."""
+    """Return charts of the differences from the base and of distributions; `loads`: by load and system."""
     return [*_differences(found), *_distributions(test, loads)]
 
 

@@ -1,11 +1,11 @@
-"""Public JSON of a benchmark: a report for each test, and one document of all tests.
+"""Build the public JSON of a benchmark: a report for each test, and one document of all tests.
 
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
 `deviations`, `itl_option`, `round_trip` (seconds), `exact_requests`, `forfeits`, `verdict` and `compliance`.
-The document has what they share, `tests` (the reports of first runs), `repeats` (of further ones, in short),
-`not_run` and a verdict over all.
+The document has what the reports share, `tests` (reports of first runs), `repeats` (short forms of the
+reports of further runs), `not_run` and a verdict over all.
 """
 
 import os
@@ -43,7 +43,7 @@ __all__ = [
 def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
     """Return charts of the streams with the median and the longest user idle latency.
 
-    Each chunk counts as the answer's mean tokens per chunk.
+    Each chunk counts as the response's mean tokens per chunk.
     """
     table = measured.ended_well().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
     streams = []
@@ -63,7 +63,7 @@ def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> l
 
 
 def read_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
-    """When each event was begun to be read: once it was there, and what was before it had been read."""
+    """Return when a reader begins each event: once it has arrived and the previous one is read."""
     read: list[int] = []
     for t_ns in times_ns:
         read.append(max(t_ns, read[-1] + per_event_ns) if read else t_ns)
@@ -97,9 +97,9 @@ _OPTIONS_SAID: Final = {
     "C": "the server's own stamps",
 }
 _OVER: Final = frozenset({"failed"})
-"""Findings about the server: of a test that goes to its limits and beyond, they are what was looked for."""
+"""Findings about the server, which tests at its limits expect."""
 _STREAMED: Final = frozenset({"ttft", "itl"})
-"""Tests about single answers: what readers had of two of them is drawn, of the last load."""
+"""Tests with charts of two streams of the last load."""
 _REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
 _LONG: Final = ("timeline", "hdr_histograms")
 
@@ -114,7 +114,7 @@ def report_of(
     ended_ns: int,
     selftest: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The report of one test, judged. Times are of the wall clock."""
+    """Return the report of one test with its compliance. Times are of the wall clock."""
     steps = _steps(session)
     option = _itl_option(found, steps)
     trip = next((told for step in steps if (told := step["result"].get("round_trip")) is not None), None)
@@ -187,7 +187,7 @@ def _unprobed(session: BenchSession) -> list[str]:
 
 
 def _of_workloads(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where a load's workload is another than the draft's, or a reading of it, each once."""
+    """Return each deviation of the loads' workloads from the draft once."""
     said = (
         f"{one['section']}: the draft has {one['says']}; here {one['here']}"
         for step in steps
@@ -209,7 +209,7 @@ def is_results(folder: Path) -> bool:
 
 
 def load_document(folder: Path) -> dict[str, Any]:
-    """The document of a results folder: every test in it that is whole. Raises ConfigError."""
+    """Return the document of a results folder, with every complete test. Raises ConfigError."""
     if not is_results(folder):
         raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {ASKED}")
     held = Folder(folder)
@@ -263,7 +263,7 @@ def _short(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _itl_line(option: str | None) -> dict[str, str]:
-    """The declaration that 4.6.3 wants, as a line of the configuration."""
+    """Return the configuration line that declares the ITL option (4.6.3)."""
     if option is None:
         return {}
     said = "; ".join(f"{one}: {_OPTIONS_SAID[one]}" for one in option.split(" + "))
@@ -287,7 +287,7 @@ def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | 
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Where what was sent is kept (4.3.3); None where nothing was sent."""
+    """Return where the exact requests are stored (4.3.3), or None."""
     told = [step["requests"] for step in steps if step.get("requests")]
     if not told:
         return None

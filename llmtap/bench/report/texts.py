@@ -1,7 +1,7 @@
-"""Texts of benchmark reports: the minimum report (IETF draft, C.1) and the full report (C.2) in Markdown.
+"""Render a benchmark's document as text: the minimum report (IETF draft, C.1) and the full report (C.2).
 
-In the minimum report one load stands for all: that of the TTFT test, else of the first test. A test's main
-load is the highest level that held, the highest share, the mix of classes, or the baseline of configurations.
+The minimum report shows one load: that of the TTFT test, else of the first test. A test's main load is the
+highest level that held, the highest share, the mix of classes, or the baseline of configurations.
 The full report ends with the data of its charts as tables, streams excepted.
 """
 
@@ -38,7 +38,7 @@ _Rule = Callable[[Report, Sequence[Step]], Step | None]
 
 
 def main_load(report: Report) -> Step | None:
-    """Of one test: one that was answered, if any was; None where it has no load."""
+    """Return the load that represents a test, with responses if any load has them, or None."""
     loads = [load for load in measured(report) if at(load, "result.metrics.ttft.n")] or measured(report)
     rule = _RULES.get(str(report.get("test")))
     chosen = None if rule is None else rule(report, loads)
@@ -59,7 +59,7 @@ def _greatest(pattern: str) -> _Rule:
 
 
 def _highest_held(report: Report, loads: Sequence[Step]) -> Step | None:
-    """Of the levels that held, or kept up where nothing was to be held; of none, the lowest."""
+    """Choose the highest level that held below the limit, else the lowest level."""
     told: Mapping[str, Any] = at(report, "measurements") or {}
     limit = told.get("limit")
     tried = [(level, one) for one in told.get("levels") or () if (level := _level(one)) is not None]
@@ -76,7 +76,7 @@ def _level(one: Mapping[str, Any]) -> float | None:
 
 
 def _holds(one: Mapping[str, Any]) -> bool:
-    """Whether a level was sustained: it met the objectives, or without any its queue did not grow."""
+    """Return whether a level met its objectives, or, without objectives, had a stable queue."""
     holds = one.get("holds")
     return bool(one.get("queue") == "stable" if holds is None else holds)
 
@@ -115,7 +115,7 @@ _Found = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def minimum_text(document: Mapping[str, Any]) -> str:
-    """The report of a benchmark's document (`bench/report/report.py`), as plain text."""
+    """Return the minimum report of a document (`bench/report/report.py`) as plain text."""
     return "\n".join(_lines(document)) + "\n"
 
 
@@ -184,7 +184,7 @@ def load_said(step: Mapping[str, Any]) -> str:
 
 
 def guardrails_said(sut: Mapping[str, Any]) -> str:
-    """Whether prompts and answers are filtered, and by what (4.8.1)."""
+    """Return the state and names of prompt and response filters (4.8.1)."""
     guardrails = sut.get("guardrails") or {}
     words = {True: "on", False: "off", None: NOT_SAID}
     said = [
@@ -259,11 +259,11 @@ POINTS_MAX: Final = 12
 NAMED_MAX: Final = 3
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _STREAM: Final = "steps"
-"""The kind of chart that shows one answer token by token."""
+"""Kind of the charts that show one response token by token."""
 
 
 def full_markdown(document: Mapping[str, Any]) -> str:
-    """The report of a benchmark's document (`bench/report/report.py`)."""
+    """Return the full report of a document (`bench/report/report.py`) as Markdown."""
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     titles = [f"{report['section']} {report['title']}" for report in reports]
     named = f"{len(reports)} tests" if len(reports) > NAMED_MAX else ", ".join(titles)

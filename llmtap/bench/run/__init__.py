@@ -1,1 +1,1 @@
-"""Run the tests of the draft: sessions, loads, measurements, results folders."""
+"""Running of benchmark tests: sessions, loads, measurements, results folders."""

@@ -1,6 +1,6 @@
-"""Figures of tests: percentiles with intervals, texts for tables, and the common charts.
+"""Percentiles with confidence intervals for benchmark results, and their table cells and chart series.
 
-Measurements are public JSON, in seconds. Texts and charts are for people, in milliseconds.
+Measurements are public JSON in seconds. Cells and charts are in milliseconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 MS: Final = 1e3
 _ABSENT: Final = "-"
 Cell = Callable[[Any], str]
-"""Text of a table's cell, from its row."""
+"""Function from a row to the text of a cell."""
 DOUBT: Final = (
     f"{MARK} fewer than ten samples lie beyond it: 5.1.4.3 asks for 1,000 in all for P99, 10,000 for P99.9"
 )
@@ -40,7 +40,7 @@ _ENDS: Final = ("value", "low", "high")
 _PLACES_MAX: Final = 2
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
-"""The highest values are told one by one: a P99.9 is among them up to 100,000 samples."""
+"""Number of highest values that are all drawn: P99.9 is among them up to 100,000 samples."""
 
 
 def figure(value: float | None, low: float | None, high: float | None, n: int, **more: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -
 
 
 def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
-    """Return the same for groups of alike samples (gaps of a request); intervals are of so many groups."""
+    """Return the same for groups of dependent samples (gaps of a request), which count as one sample each."""
     ordered = sorted(value for group in groups for value in group)
     return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in shares.items()})
 
@@ -81,7 +81,7 @@ def _row(ordered: Sequence[float], found: Mapping[str, tuple[float, Interval | N
 
 
 def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> str:
-    """`127 ms`, and `3.42 ms` where that says more; marked where it rests on too few samples."""
+    """Format a time as `127 ms` or `3.42 ms`; `doubtful` adds a mark for too few samples."""
     if seconds is None:
         return _ABSENT
     return _ms(seconds, _places(seconds)) + " ms" * unit + f" {MARK}" * doubtful
@@ -121,7 +121,7 @@ def _ms(seconds: float, places: int) -> str:
 
 
 def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
-    """The text of one figure of a row that `latency_row` made, with its interval if it has one."""
+    """Format a figure of a row by `latency_row`, with its interval if it has one."""
     figure, doubtful = row[name], name in row["marks"]
     if isinstance(figure, Mapping):
         return spanned(figure, doubtful=doubtful, unit=unit)
@@ -151,13 +151,13 @@ def text(name: str, form: str = "") -> Cell:
 
 
 def marked(rows: Iterable[Mapping[str, Any]], *metrics: str, share: str | None = None) -> bool:
-    """Whether a figure of these metrics rests on too few samples; only `share`, where that is given."""
+    """Return whether a figure of these metrics (or `share` of them) has too few samples."""
     marks = [mark for row in rows for metric in metrics for mark in row[metric]["marks"]]
     return bool(marks) if share is None else share in marks
 
 
 def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
-    """The share of values (y) that are no longer than so many ms (x), in 500 points at most."""
+    """Return the cumulative distribution in ms, with at most 500 points."""
     ordered = sorted(values)
     n = len(ordered)
     ranks: Sequence[int] = range(n)
@@ -171,11 +171,11 @@ def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
 def histogram_series(
     name: str, values: Sequence[float], *, bins: int = 60, span: tuple[float, float] | None = None
 ) -> ChartSeries:
-    """Return the share of values in equal bins over `span` (seconds; default: all), by middles in ms."""
+    """Return the share of values in equal bins over `span` (seconds; default: all), by bin centres in ms."""
     if not values:
         return ChartSeries(name, [], [])
     low, high = span or (min(values), max(values))
-    width = (high - low) / bins or 1e-9  # all alike: a bin of a nanosecond
+    width = (high - low) / bins or 1e-9  # equal values: one bin
     counts = [0] * bins
     for value in values:
         if low <= value <= high:
@@ -195,7 +195,7 @@ def line_series(
 
 
 def load_lines(load: Load, found: Measurement) -> dict[str, str]:
-    """The lines of a configuration summary that any load has (5.1.5.1)."""
+    """Return the configuration lines that every load has (5.1.5.1)."""
     about = load.plan.describe()
     workload: Any = about.get("workload") or {}
     arrivals: Any = about.get("arrivals") or {}

@@ -1,13 +1,13 @@
 """The results folder of a benchmark, from which an interrupted run is resumed.
 
     RESULTS/
-      bench.json            what was asked: SUT, target, parameters, seeds, versions (no keys)
-      TEST/asked.json       what its runs are measured with
-      TEST/result.json      what the test found
+      bench.json            SUT, target, parameters, seeds, versions (no keys)
+      TEST/asked.json       parameters of the test's runs, to recognise other ones
+      TEST/result.json      report of the test
       TEST/steps/NAME/      one load: step.json, requests.parquet, capture/ (the raw exchanges)
       TEST/run-2/           the second run of a test (`--runs`)
 
-A step is written beside its place and moved there when it is complete.
+A load is written to a folder beside its place and renamed when it is complete.
 """
 
 import os
@@ -30,7 +30,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.made = [one for one in (path, *path.parents) if not one.exists()]
-        """Folders that were not there before, the innermost first."""
+        """Folders that this object created, the innermost first."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -45,7 +45,7 @@ class Folder:
         return Folder(self.path / name)
 
     def run(self, number: int) -> "Folder":
-        """Of a run of the test whose folder this is: the first one's is the test's own."""
+        """Return the folder of a run of this test; the first run uses the test's own folder."""
         return self if number == 1 else self.within(f"{_RUN}{number}")
 
     def runs(self) -> list[int]:
@@ -56,7 +56,7 @@ class Folder:
         return sorted(n for n in numbers if (self.path / (f"{_RUN}{n}" if n > 1 else "") / RESULT).is_file())
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Whole or not at all."""
+        """Write JSON atomically."""
         place = self.path / name
         beside = place.with_name(place.name + ".new")
         beside.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
@@ -75,7 +75,7 @@ class Folder:
         return self.path / "steps" / name
 
     def step(self, name: str, fingerprint: str) -> Path | None:
-        """The folder of a step that is whole and asked the same; None where it is to be measured."""
+        """Return the folder of a complete load with this fingerprint, or None."""
         folder = self.place(name)
         told = Folder(folder).read_json("step.json") if folder.is_dir() else None
         return folder if told is not None and told.get("fingerprint") == fingerprint else None

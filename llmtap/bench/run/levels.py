@@ -1,8 +1,8 @@
-"""Load levels of tests: bounds, loads, figures in JSON, and the search for capacity.
+"""Load levels of benchmark tests: latency bounds, loads, figures as JSON, and the search for capacity.
 
-Every step has its own seed, from the session's seed and the step's name, so a prefix cache finds nothing.
-A share of load is a share of the workload's capacity: the throughput test's result, else closed loops are
-doubled until they bring no more output tokens per second. Source: IETF draft, 5.2.3.2.
+Every load has its own seed, from the session's seed and the load's name, so that a prefix cache has no hits.
+A share of load is a share of the workload's capacity: the throughput test's result, else the concurrency of
+closed loops is doubled until the output rate no longer grows. Source: IETF draft, 5.2.3.2.
 """
 
 import re
@@ -36,11 +36,11 @@ __all__ = [
 
 COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 FAILED_MAX: Final = 0.01
-"""Who fails has met no objective, and one on a P99 leaves so many."""
+"""Largest share of failures that a bound on a P99 allows."""
 ROWS_SPARE: Final = 1.5
-"""Requests made for a closed loop, of those that the level before lets expect."""
+"""Factor on the number of requests that the previous level suggests for a closed loop."""
 ROWS_PER_SLOT_S: Final = 5.0
-"""Where nothing is known of how long an answer takes: 200 ms each."""
+"""Requests per slot and second if no response time is known (200 ms each)."""
 QUICK_HINT: Final = "--quick gives that up, and the report says so"
 ENOUGH: Final = 0.95
 """Share of its time for which the requests of a closed loop have to last."""
@@ -54,7 +54,7 @@ _NO_MEMORY: Final = re.compile(
 @dataclass(frozen=True, slots=True)
 class Tried:
     level: float
-    """Requests per second, or at a time."""
+    """Requests per second, or concurrent requests."""
     measured: Measurement
     steady: Steady
     holds: bool
@@ -89,7 +89,7 @@ class Bounds:
         return found | {f"{name}_p99": to_seconds(ns) for name, ns in self._given()}
 
     def broken(self, steady: Steady) -> list[str]:
-        """What is not met, in words. Who was not answered has met nothing."""
+        """Return the violated bounds as texts. Failed requests violate every bound."""
         found = []
         for name, ns in self._given():
             p99 = steady.latency(f"{name}_ns", 0.99)
@@ -150,7 +150,7 @@ def rows_for(slots: int, seconds: float, before: tuple[float, float] | None) -> 
 
 
 def saturation_level(tried: Tried, column: str = "ttft_ns") -> SaturationLevel:
-    """For the rules of `metrics/saturation.py`; a latency that nobody had is endless."""
+    """Return a level for the rules of `metrics/saturation.py`; an unknown latency is infinite."""
     steady = tried.steady
     p50, p99 = steady.latency(column, 0.50), steady.latency(column, 0.99)
     endless = float("inf")
@@ -182,7 +182,7 @@ def level_json(tried: Tried) -> dict[str, Any]:
 
 
 def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
-    """TTFT, TPOT and E2E: P50, P95 and P99 with their intervals."""
+    """Return P50, P95 and P99 of TTFT, TPOT and E2E with their intervals."""
     return {name: latency_row(measured.values(f"{name}_ns"), KEY_SHARES) for name in COLUMNS}
 
 
@@ -217,7 +217,7 @@ def p99_chart(
 def check_duration(
     session: BenchSession, duration: Duration, least: Duration, section: str, hint: str | None = QUICK_HINT
 ) -> None:
-    """Raises ConfigError where levels are shorter than the draft wants, unless the run is a quick one."""
+    """Raise ConfigError if a level is shorter than the draft demands, except in a quick run."""
     if duration < least and not session.quick:
         told = f"is {to_seconds(duration):g} s, and {section} asks for {to_seconds(least):g} s at least"
         raise ConfigError("duration", told, hint)
@@ -226,7 +226,7 @@ def check_duration(
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """`2,847 tok/s`, `18.2 req/s`, `0.45 req/s`; `-` where it is not known."""
+    """Format a rate as `2,847 tok/s`, `18.2 req/s` or `0.45 req/s`; `-` for None."""
     if value is None:
         return "-"
     digits = 0 if abs(value) >= 1_000 else 1 if abs(value) >= 9.995 else 2
@@ -237,12 +237,12 @@ def share(value: float | None) -> str:
     if value is None:
         return "-"
     percent = value * 100
-    # What is not all of it is not called all of it.
+    # 0 % and 100 % are exact.
     return f"{percent:.0f}%" if percent in (0, 100) else f"{min(max(percent, 0.1), 99.9):.1f}%"
 
 
 def server_mean(measured: Measurement, name: str, steady: Steady) -> float | None:
-    """The mean of what the server said of itself in that time; None where it said nothing."""
+    """Return the mean of a server metric over the steady part, or None."""
     told = _told(measured, "series")
     series = (told.get("series") or {}).get(name)
     if series is None:
@@ -256,7 +256,7 @@ def server_mean(measured: Measurement, name: str, steady: Steady) -> float | Non
 
 
 def server_total(measured: Measurement, name: str) -> float | None:
-    """How much a counter of the server grew during a load, its end included; None where it has none."""
+    """Return the increase of a server counter during a load, or None."""
     total: float | None = (_told(measured, "summary").get(name) or {}).get("total")
     return total
 
@@ -267,46 +267,46 @@ def _told(measured: Measurement, part: str) -> dict[str, Any]:
 
 
 def memory_errors(measured: Measurement) -> int:
-    """Answers whose error says that memory was exhausted, of the errors that came most often."""
+    """Return the number of out-of-memory errors among the most frequent errors."""
     errors: dict[str, int] = measured.result.get("errors") or {}
     return sum(count for said, count in errors.items() if _NO_MEMORY.search(said))
 
 
 def endings(measured: Measurement) -> dict[str, int]:
-    """How the answers ended that did not come whole, by outcome."""
+    """Return the number of incomplete responses by outcome."""
     counted = Counter(measured.table.column("outcome").to_pylist())
     return {outcome: n for outcome, n in sorted(counted.items()) if outcome not in ENDED_WELL}
 
 
 def lasts(tries: int, duration_s: float) -> str:
-    """What is left: `at most 7 levels, 7 min`"""
+    """Format the remaining time: `at most 7 levels, 7 min`."""
     time = time_said(tries * duration_s)
     return f"at most {tries} {'level' if tries == 1 else 'levels'}, {time} and the time to drain"
 
 
 WARM_TOKENS: Final = 100
-"""Of each answer in a warm-up: 100 requests are then the 10,000 tokens that 4.5.1 asks for, too."""
+"""Tokens of a response in a warm-up: 100 requests then have the 10,000 tokens of 4.5.1."""
 ANSWERS_MIN: Final = 3
 SLOTS_FIRST: Final = 8
 ROUNDS: Final = 6
-"""Requests of a level of the search for capacity, for each slot."""
+"""Requests per slot at a level of the search for capacity."""
 GAIN_MIN: Final = 0.05
-"""A level that brings less more than this has found the end."""
+"""Smallest gain of a doubled concurrency that continues the search."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     rps: float
     tps: float | None
-    """Output tokens per second; None where only a rate was given, or answers do not tell."""
+    """Output tokens per second; None if only a rate is known."""
     how: str
     saturated: bool = True
-    """More load brought no more; False where the search ended at the most it may have in flight."""
+    """False if the search ended at its highest concurrency."""
 
 
 def capacity_told(
     session: BenchSession, max_rate: float | None, workload: str | None = None
 ) -> Capacity | None:
-    """Return the capacity by the user or the throughput test of this workload; None without either."""
+    """Return the capacity given by the user or found by the throughput test of this workload, or None."""
     if max_rate is not None:
         return Capacity(rps=max_rate, tps=None, how="given as max_rate")
     if workload is None:
@@ -334,7 +334,7 @@ async def find_capacity(
 ) -> Capacity:
     """Return the rate of completion at which more concurrent requests bring no more.
 
-    `load_of` makes a closed loop of so many slots and requests; `warm_by`: see `BenchSession.measure`.
+    `load_of` makes a closed loop of the given slots and requests; `warm_by`: see `BenchSession.measure`.
     """
     slots = min(SLOTS_FIRST, slots_max)
     best: tuple[float, float | None, float, int] | None = None

@@ -1,7 +1,8 @@
-"""The load of one step: a plan of requests and how it is sent, and the file of the exact requests.
+"""A load of a benchmark test: its requests, their rate or concurrency, and the file of exact requests.
 
-`requests.jsonl.gz` has a line for each row (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after` (row
-whose answer it waits for, or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is kept.
+`requests.jsonl.gz` has a line for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after`
+(row whose response it waits for, or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is
+stored.
 """
 
 import gzip
@@ -25,7 +26,7 @@ __all__ = ["BYTES_MAX", "FILE", "Load", "make_load", "write_requests"]
 
 
 SPARE_SHARE = 1.25
-"""A Poisson process may have more arrivals in a time than its rate says; so many more are drawn."""
+"""Factor on the expected number of arrivals, since a Poisson process may have more."""
 SPARE = 50
 
 
@@ -33,13 +34,13 @@ SPARE = 50
 class Load:
     plan: ReplayPlan
     closed: int | None = None
-    """So many at a time; None: at the plan's own arrivals (open loop)."""
+    """Concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
     rate_rps: float | None = None
-    """What the plan's arrivals were made at."""
+    """Rate of the plan's arrivals."""
     duration_ns: int | None = None
     """Maximum duration of sending; None: until the end of the plan."""
     class_of: Callable[[int], str | None] = lambda row: None
-    """The class of each row, where requests have classes."""
+    """Request class of a row, if requests have classes."""
     about: dict[str, object] = field(default_factory=dict)
     """Further properties of the load, as the results show them."""
 
@@ -92,7 +93,7 @@ def write_requests(
     digest, total = sha256(), prepared.bytes_total
     kept = total <= bytes_max
     if kept:
-        # Without a name and a date in it, so that the same requests are the same file.
+        # No name and no date, so that equal requests give equal files.
         with (folder / FILE).open("wb") as raw, gzip.GzipFile("", "wb", _LEVEL, raw, mtime=0) as file:
             for row, body in _bodies(prepared):
                 digest.update(body)

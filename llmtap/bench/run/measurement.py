@@ -1,9 +1,9 @@
 """The result of one load: a table with a row for each request, and its steady part without the ramp-up.
 
 Every figure of a test is computed from this table, which is stored as Parquet. The steady part begins after a
-tenth of the time, ends when nothing more is sent, and is divided into five equal parts. The tokens of an
-answer count as made evenly between its first token and its end. A difference counts if it exceeds two
-standard deviations of independent arrivals and departures.
+tenth of the time, ends with the last request sent, and is divided into five equal parts. The tokens of a
+response are spread evenly between its first token and its end. A difference counts if it exceeds two standard
+deviations of independent arrivals and departures.
 
 Source: IETF draft, 5.2.3.1 and 5.2.3.2, which define neither "growing" nor "stable".
 """
@@ -45,20 +45,20 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
 @dataclass(slots=True)
 class Measurement:
     name: str
-    """Of the step, unique within a test: `search/0012-16rps`."""
+    """Name of the load, unique within a test: `search/0012-16rps`."""
     arm: str
     result: dict[str, Any]
-    """As `llmtap replay --json` tells it: summary, plan, dispatch lateness, verdict, warm-up."""
+    """Result as in `llmtap replay --json`: summary, plan, dispatch lateness, verdict, warm-up."""
     table: pa.Table
-    """`COLUMNS`, a row for each request by time of submission. `sent_ns`, `scheduled_ns`, `end_ns`: from the
-    load's start; `gaps_ns`: times before each event with tokens but the first; `server_gaps_ns`: the same by
-    the server's clock (option C); `chunk_tokens`: the tokens of each event. Unknown values are null."""
+    """`COLUMNS`, a row per request by time of submission. `sent_ns`, `scheduled_ns`, `end_ns`: from the
+    load's start; `gaps_ns`: times between events with tokens; `server_gaps_ns`: the same by the server's
+    clock (option C); `chunk_tokens`: tokens of each event. Unknown values are null."""
     cached: bool = False
-    """It was measured before this run was begun, and read from the results folder."""
+    """Whether it was read from the results folder."""
 
     @property
     def seconds(self) -> float:
-        """From the load's start to its last answer."""
+        """Time from the load's start to its last response."""
         return float(self.result["window"]["seconds"])
 
     @property
@@ -66,7 +66,7 @@ class Measurement:
         return len(self.table)
 
     def ended_well(self) -> pa.Table:
-        """The rows whose answer came whole: complete, or refused by a guardrail."""
+        """Return the rows with a complete response or a refusal by a guardrail."""
         return self.table.filter(pc.field("outcome").isin([o.value for o in ENDED_WELL]))
 
     def of_class(self, name: str) -> "Measurement":
@@ -74,13 +74,13 @@ class Measurement:
         return Measurement(self.name, self.arm, self.result, chosen, self.cached)
 
     def values(self, column: str) -> list[float]:
-        """A column's known values, of whole answers, ascending; in seconds where its name ends in `_ns`."""
+        """Return a column's sorted values of complete responses, in seconds if its name ends in `_ns`."""
         found = self.ended_well().column(column).drop_null().to_pylist()
         scale = 1e9 if column.endswith("_ns") else 1
         return sorted(value / scale for value in found)
 
     def gaps(self) -> list[float]:
-        """All times between events with tokens, of answers that came whole; seconds, not sorted."""
+        """Return all times between events with tokens of complete responses, in seconds, unsorted."""
         column = self.ended_well().column("gaps_ns").combine_chunks()
         flat = column.flatten() if len(column) else pa.array([], pa.int64())
         return [ns / 1e9 for ns in flat.to_pylist()]
@@ -139,11 +139,11 @@ def _told_ns(x: Exchange, name: str) -> float | None:
 RAMP_UP: Final = 0.1
 """Share of a load's time that is dropped (5.2.3.2)."""
 PARTS: Final = 5
-"""Few enough that each has many requests, enough that a queue seldom grows from each to the next by luck."""
+"""Parts of the steady part: few enough for many requests each, enough to see a queue grow."""
 DEVIATIONS: Final = 2.0
 EARLY_MIN: Final = 5
 CHANGE_MAX: Final = 0.1
-"""Share by which the throughput of two halves may differ, however many requests they have."""
+"""Share by which the throughput of the halves may always differ."""
 _WELL: Final = frozenset(outcome.value for outcome in ENDED_WELL)
 
 
@@ -153,7 +153,7 @@ class _Request:
 
     sent_s: float
     first_s: float
-    """Its first token; where it had none, its end."""
+    """First token, or the end of a response without tokens."""
     end_s: float
     well: bool
     input: int | None
@@ -167,20 +167,20 @@ class Steady:
     sent: Measurement
     arrivals: int
     completed: int
-    """Answers that came whole in it, whenever they were asked."""
+    """Complete responses that ended in it."""
     expected: int
-    """Requests sent in a time as long, but earlier by the time of an answer: they would complete in it."""
+    """Requests that would complete in it without a queue: sent earlier by the time of a response."""
     output_tokens: float | None
-    """Made in it, of answers that came whole; None where no answer tells its tokens."""
+    """Tokens generated in it for complete responses; None without token counts."""
     input_tokens: int | None
-    """Of prompts whose first token came in it."""
+    """Tokens of prompts whose first response token came in it."""
     in_flight: tuple[float, ...]
     at_begin: int
     at_end: int
     halves: tuple[float, float]
-    """Tokens, or answers where tokens are not known, of the first and of the second half."""
+    """Tokens (or responses, without token counts) of the first and of the second half."""
     halves_deviation: float
-    """Standard deviation of the difference of the two, where requests come and go independently."""
+    """Standard deviation of their difference, for independent requests."""
     held_tokens: float | None
     """Time average of the tokens in flight: prompts and the generated part of responses."""
 
@@ -206,23 +206,23 @@ class Steady:
 
     @property
     def delivered(self) -> float:
-        """Completion rate / arrival rate; 1 where nothing was to be completed."""
+        """Completion rate / arrival rate; 1 if no completion was expected."""
         return self.completed / self.expected if self.expected else 1.0
 
     @property
     def success(self) -> float:
-        """Share of what was sent in it whose answer came whole, then or later."""
+        """Share of its requests with a complete response, whenever it ended."""
         return len(self.sent.ended_well()) / self.arrivals if self.arrivals else 1.0
 
     @property
     def failed(self) -> float:
-        """Share of what was sent in it whose answer never came whole."""
+        """Share of its requests without a complete response."""
         return (self.arrivals - len(self.sent.ended_well())) / self.arrivals if self.arrivals else 0.0
 
     @property
     def queue_grows(self) -> bool:
-        """Whether requests in flight grow: from each part to later ones (one exception), beyond chance, by
-        a quarter in the second half, so that the ramp-up of long answers does not count."""
+        """Whether requests in flight grow from each part to later ones (with one exception), beyond chance,
+        and by a quarter of it in the second half, which excludes the ramp-up of long responses."""
         parts = self.in_flight
         rise = parts[-1] - parts[0]
         falls = sum(later <= earlier for earlier, later in combinations(parts, 2))
@@ -231,7 +231,7 @@ class Steady:
 
     @property
     def falls_short(self) -> bool:
-        """Fewer than 90 % of the arrivals complete, and not for chance alone."""
+        """Whether fewer than 90 % of the arrivals complete, beyond chance."""
         short = self.expected - self.completed
         level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered)
         by_chance = DEVIATIONS * sqrt(self.at_begin + self.at_end)
@@ -239,7 +239,7 @@ class Steady:
 
     @property
     def throughput_is_stable(self) -> bool:
-        """Both halves make the same, within a tenth, or within chance where requests are few."""
+        """Whether both halves have the same throughput, within a tenth or within chance."""
         first, second = self.halves
         allowed = max(CHANGE_MAX * (first + second) / 2, DEVIATIONS * self.halves_deviation)
         return abs(second - first) <= allowed
@@ -316,12 +316,12 @@ def _requests(table: pa.Table) -> Iterator[_Request]:
     rows: list[dict[str, Any]] = table.select(names).to_pylist()
     for number, row in enumerate(rows):
         sent_ns, end_ns = row["sent_ns"], row["end_ns"]
-        if sent_ns is None:  # no connection was to be had: it came when it was due
+        if sent_ns is None:  # no connection: counted at its scheduled time
             sent_ns = row["scheduled_ns"]
         if sent_ns is None:
             continue
         ttft_ns = row["ttft_any_ns"]
-        if end_ns is None:  # it broke off: it ended with what is known of it last
+        if end_ns is None:  # broken off: ends with its last known event
             gaps_ns: Sequence[int] = table["gaps_ns"][number].as_py() or ()
             end_ns = sent_ns + (ttft_ns or 0) + sum(gaps_ns)
         first_ns = end_ns if ttft_ns is None else min(end_ns, sent_ns + ttft_ns)
@@ -332,7 +332,7 @@ def _requests(table: pa.Table) -> Iterator[_Request]:
 
 
 def _takes_s(well: Sequence[_Request], ramp_up_s: float) -> float:
-    """Return the time of an answer without a queue: the median over the ramp-up, or over the first few."""
+    """Return the duration of a response without a queue: the median of the ramp-up or of the first few."""
     early = [r.end_s - r.sent_s for r in well if r.sent_s < ramp_up_s]
     if len(early) < EARLY_MIN:
         early = [r.end_s - r.sent_s for r in well[:EARLY_MIN]]
@@ -350,7 +350,7 @@ def _share_made(r: _Request, from_s: float, to_s: float) -> float:
 
 
 def _held_tokens(requests: Sequence[_Request], from_s: float, to_s: float) -> float:
-    """Prompts count from the sending to the end, answers as they grow."""
+    """Return the time average of tokens held: prompts from submission to end, responses as they grow."""
     if to_s <= from_s:
         return 0.0
     total = 0.0

@@ -1,8 +1,8 @@
-"""Run benchmarks: check what they need, continue or refuse earlier results, run test by test, and report.
+"""Run benchmark tests one by one: check parameters, resume or refuse earlier results, measure, and report.
 
-Parameters, workloads, arrivals and servers are checked before anything is sent. Of several tests, one that
-cannot run is left out and checked again in its turn, since an earlier test may find what is missing. Results
-of equal parameters are continued; of other parameters, replaced only with `--again`.
+Parameters, workloads, arrivals and servers are checked before anything is sent. If several tests are chosen,
+one that cannot run is skipped and checked again in its turn, since an earlier test may find what it lacks.
+Results with equal parameters are resumed; results with other parameters are replaced only with `--again`.
 
 Long because a run is one sequence: check, refuse or resume, measure, report.
 """
@@ -41,7 +41,7 @@ __all__ = [
 TEST_ASKED: Final = "asked.json"
 SHOWN_MAX: Final = 3
 _PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "reader", "hidden")
-"""That change what is measured, in the order in which they are told."""
+"""Parts of the parameters that change the measurement, in the order of messages."""
 _NOTHING: Final[tuple[object, ...]] = (None, "", [])
 _NAMES: Final = {
     "quick": "--quick",
@@ -53,9 +53,9 @@ _NAMES: Final = {
 
 
 def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
-    """Return what the runs of a test are measured with, as JSON; `sut` changes nothing.
+    """Return the parameters of a test's runs as JSON. `sut` is compared only for messages.
 
-    `hidden` is a digest of target and arms with what is not shown.
+    `hidden` is a digest of target and arms, including keys.
     """
     arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
@@ -99,7 +99,7 @@ def declared_otherwise(folder: Folder, test: BenchTest[Any], asked: Mapping[str,
 
 
 def _before(folder: Folder, test: BenchTest[Any]) -> dict[str, Any] | None:
-    """What a test's folder was begun with, whether or not a load of it is whole; None where nothing tells."""
+    """Return the parameters of the results in a test's folder, or None."""
     asked: dict[str, Any] | None = folder.read_json(TEST_ASKED)
     report = folder.read_json(RESULT)
     if asked is not None or report is None:
@@ -155,7 +155,7 @@ def _check_workload(text: str, place: str) -> None:
 
 
 async def unreached(tests: Sequence[tuple[BenchTest[Any], BenchSession]]) -> Mapping[str, ConfigError]:
-    """Return why a test's server cannot be asked, by test; one that a command starts is not asked."""
+    """Return errors of unreachable servers by test. Servers that an `apply` command starts are not asked."""
     known: dict[str, ConfigError | None] = {}
     found: dict[str, ConfigError] = {}
     for test, session in tests:
@@ -197,10 +197,10 @@ ORDER: Final = (
     "throughput", "ttft", "tradeoff", "itl", "capacity", "fairness", "prefix-cache", "memory-pressure",
     "long-context", "guardrail-overhead",
 )  # fmt: skip
-"""Capacity in tokens/s comes first, since most loads are a share of it."""
+"""Throughput comes first, since most loads are a share of its result."""
 
 SEEDS_APART: Final = 1_000_000
-"""Between those of two runs: tests count on from theirs for each of their loads."""
+"""Difference between the seeds of two runs; loads of a test use the seeds between."""
 
 _KEYS: Final = {
     "--endpoint": "target.endpoint", "--tokenizer": "target.tokenizer", "--model": "target.model",
@@ -211,7 +211,7 @@ _KEYS: Final = {
 
 @dataclass(slots=True)
 class Bench:
-    """A run of some tests. `stop` may be called from a signal handler at any time."""
+    """Run of some tests. `stop` may be called from a signal handler at any time."""
 
     file: BenchFile
     folder: Folder
@@ -227,14 +227,14 @@ class Bench:
     again: bool = False
     """Remove all earlier runs of a test; otherwise a test with other parameters is refused."""
     command: str = ""
-    """As it was typed, for who wants to do it again."""
+    """Command line, for the report."""
     selftest: bool = True
-    """Measure the error of our own times after each test, at its densest load."""
+    """Measure the error of llmtap's own times after each test, at its densest load."""
     clock: Clock = field(default_factory=SystemClock)
     reported: Callable[[dict[str, Any]], None] = lambda document: None
     _session: BenchSession | None = None
     _measured: bool = False
-    """A load was sent, and is in the folder."""
+    """A load was sent and stored."""
     _stopped: bool = False
 
     def stop(self) -> None:
@@ -265,7 +265,7 @@ class Bench:
             self._tidy(fresh)
 
     async def _run(self, chosen: Sequence[BenchTest[Any]], fresh: Sequence[str]) -> dict[str, Any]:
-        """`fresh` are those of which nothing was measured yet: of others all may be there, and no server."""
+        """`fresh`: names of tests without results. Servers of other tests need not be reachable."""
         for test in chosen:
             check_values(test, self.file.params_of(test, quick=self.quick))
         lacking = dict(self._lacking(chosen))
@@ -329,7 +329,7 @@ class Bench:
         return document_of(asked, reports, not_run) | {"stopped": stopped}
 
     def _total(self, tests: Sequence[BenchTest[Any]]) -> str:
-        """How long several tests take, as far as their parameters tell."""
+        """Return the expected duration of several tests as text."""
         known = {test.name: _seconds(test, *self._prepared(test)) for test in tests}
         total = self.runs * sum(seconds or 0.0 for seconds in known.values())
         open_ = [name for name, seconds in known.items() if seconds is None]
@@ -339,8 +339,8 @@ class Bench:
     def _partial(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
     ) -> dict[str, Any] | None:
-        """Return the report of a stopped test, without its compliance: requirements are those of a whole
-        test. It is not kept; the same command continues the test."""
+        """Return the report of a stopped test, without compliance. It is not stored; the same command
+        resumes the test."""
         if not session.steps:
             return None
         rows = [{"name": one.name, "n": one.n, **latency_rows(one)} for one in session.steps]
@@ -380,7 +380,7 @@ class Bench:
         return report
 
     async def _selftest(self, session: BenchSession) -> dict[str, Any] | None:
-        """Return the self-test at the load with the most tokens per second, or the earlier one."""
+        """Return the self-test at the load with the most tokens per second, or the stored result."""
         steps = session.steps
         if all(step.cached for step in steps):
             earlier: dict[str, Any] | None = (session.folder.read_json(RESULT) or {}).get("selftest")

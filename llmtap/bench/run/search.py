@@ -19,9 +19,9 @@ class RateSearch:
     resolution: int = 1
     """Difference of `best` and `limit` at which the search ends."""
     best: int | None = None
-    """The highest level that holds; None where none does."""
+    """Highest level that holds, or None."""
     limit: int | None = None
-    """The lowest level that does not hold; None where all do."""
+    """Lowest level that does not hold, or None."""
 
     def __post_init__(self) -> None:
         assert 0 < self.low <= self.start <= self.high
@@ -35,7 +35,7 @@ class RateSearch:
 
     @property
     def next(self) -> int | None:
-        """The level to be tried next; None when the answer is found."""
+        """Next level to try; None at the end of the search."""
         if self.limit is not None:
             near = self.limit - self._floor <= self._nearest
             return None if near else (self._floor + self.limit) // 2
@@ -45,7 +45,7 @@ class RateSearch:
 
     @property
     def left(self) -> int:
-        """The largest number of tries that can follow."""
+        """Largest possible number of further tries."""
         if self.limit is not None:
             return _halvings(self.limit - self._floor, self._nearest)
         steps, worst, best = 0, 0, self.best
@@ -61,12 +61,12 @@ class RateSearch:
 
     @property
     def _floor(self) -> int:
-        """The level from which the limit is counted."""
+        """Highest level known to hold, or the level below the lowest."""
         return self.low - 1 if self.best is None else self.best
 
     @property
     def _nearest(self) -> int:
-        # Where nothing has held yet, the lowest level is to be tried, however coarse the resolution.
+        # If no level holds, the lowest one is tried at any resolution.
         return 1 if self.best is None else self.resolution
 
 

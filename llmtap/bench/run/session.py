@@ -1,6 +1,7 @@
-"""A running test: requests loads, and returns their results, measured now or before an interruption.
+"""Send the loads of a benchmark test and return their results, or read results measured before.
 
-The SUT is switched to the load's configuration and warmed up once in it (4.5) before the load is sent.
+The server is switched to the load's configuration (arm) and warmed up in it once (4.5) before the load is
+sent.
 """
 
 import asyncio
@@ -36,16 +37,16 @@ __all__ = ["BenchSession", "Interrupted", "SessionWatcher", "time_said"]
 TIMEOUT: Final = Duration(600 * NS_PER_S)
 CAPTURE: Final = "capture"
 BASELINE: Final = ""
-"""The arm without an overlay: the target as it is."""
+"""Name of the arm without changes to the target."""
 
 
 class Interrupted(LlmtapError):
-    """Somebody stopped it. Steps that were whole are in the results folder; the same command goes on."""
+    """The user stopped the test. Complete loads are in the results folder; the same command resumes it."""
 
 
 class SessionWatcher(ProgressListener, Protocol):
     def step(self, name: str, said: str, seconds: float | None = None) -> None:
-        """A load of so many seconds begins; or, with `said` "measured before", is not sent again."""
+        """A load with the given duration begins, or is not sent again (`said` is "measured before")."""
         ...
 
     def left(self, said: str) -> None: ...
@@ -62,9 +63,9 @@ class BenchSession:
     seed: int = 42
     quick: bool = False
     run: int = 1
-    """Which of several independent runs of the test this is; its seed is its own."""
+    """Number of this run of the test; each run has its own seed."""
     reader: Benefit = DEFAULT_BENEFIT
-    """Of user idle latency and smooth goodput."""
+    """Reader for user idle latency and smooth goodput."""
     warmup: str = "auto"
     """As `llmtap replay --warmup`: `auto` is IETF 4.5, `none` a cold start, or a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
@@ -79,12 +80,12 @@ class BenchSession:
 
     @property
     def results(self) -> Folder:
-        """The folder of all tests: what another one found, in its first run, is there."""
+        """Folder of all tests, with the results of other tests."""
         path = self.folder.path.parent
         return Folder(path if self.run == 1 else path.parent)
 
     def stop(self) -> None:
-        """From a signal handler: the load under way ends, and `measure` raises Interrupted."""
+        """End the current load; `measure` then raises Interrupted. Called from a signal handler."""
         self._stopped = True
         if self._replay is not None:
             self._replay.stop()
@@ -93,9 +94,9 @@ class BenchSession:
         return self._stopped
 
     async def reach(self, arm: str = BASELINE) -> None:
-        """Raises ConfigError where there is no server, or the target is none."""
+        """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
         overlay, plan = self._overlay(arm), ReplayPlan(Requests(bodies=[b"{}"]), None, {})
-        # Whose model somebody named, too: it is by asking for models that a server is found.
+        # Without the model's name, so that the server is always asked for its models.
         body = BodyOptions(endpoint=self._body(overlay).endpoint)
         await Replay(plan, self._options(Load(plan=plan), overlay), body, self.watcher).reach()
 
@@ -162,7 +163,7 @@ class BenchSession:
             self._warm.add(arm)
             self.warmups.append({"arm": arm, "step": name, **warmed})
         found = Measurement(name, arm, result, recorder.table())
-        if self._is_stopped():  # what came is reported; the load is sent anew when the command goes on
+        if self._is_stopped():  # reported, and sent again when the command is resumed
             self.steps += [found] if found.n else []
             raise Interrupted("stopped")
         found.save(place)
@@ -190,7 +191,7 @@ class BenchSession:
         return result
 
     async def _warm_up(self, load: Load, overlay: TargetArm, warmup: str) -> dict[str, Any]:
-        """Warms up with requests like those of a load, which are none of them; what it came to."""
+        """Warm up with requests like those of the load, but not the same; return the result."""
         options = self._options(load, overlay, warmup=warmup)
         one = self._replay_of(load.plan, options, overlay)
         return await self._perform(one, one.warm())
@@ -225,7 +226,7 @@ class BenchSession:
             last = said.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
             raise ConfigError(f"[arms.{arm}] apply", f"failed: {last[0]}")
         self._state = arm
-        self._warm.clear()  # it may be another process now
+        self._warm.clear()
 
     def _options(
         self, load: Load, overlay: TargetArm, *, warmup: str = "none", slo: str | None = None,
@@ -249,9 +250,9 @@ class BenchSession:
         )  # fmt: skip
 
     def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
-        """Return a digest of what is measured; declarations about the SUT change nothing."""
+        """Return a digest of what determines the measurement, without declarations about the SUT."""
         told = msgspec.json.encode([self.target, overlay])
-        # True: in place of an option of earlier versions, whose results are still found.
+        # True stands for a removed option, so that results of earlier versions are still found.
         reader = () if self.reader == DEFAULT_BENEFIT else (self.reader,)
         parts = (load.fingerprint(), arm, True, slo, self.warmup, told, *reader)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -272,7 +273,7 @@ def _says(load: Load) -> str:
 
 
 def _lasts_s(load: Load) -> float | None:
-    """Time until the last request of a load is sent, where the plan tells."""
+    """Return the time until the last request of a load is sent, if known."""
     if load.duration_ns is not None:
         return load.duration_ns / NS_PER_S
     arrivals = load.plan.requests.arrival_ns
@@ -280,5 +281,5 @@ def _lasts_s(load: Load) -> float | None:
 
 
 def time_said(seconds: float) -> str:
-    """`42 min`, `90 s`"""
+    """Format a duration as `42 min` or `90 s`."""
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

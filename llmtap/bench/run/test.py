@@ -1,6 +1,6 @@
-"""Declaration of a test of the draft (`BenchTest`), its result, and the list of all tests.
+"""Declaration of a benchmark test (`BenchTest`), its result with tables and charts, and the list of tests.
 
-A test's module is imported when the test is asked for. `llmtap bench list` prints `tests_said`.
+The module of a test is imported on demand. `llmtap bench list` prints `tests_said`.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from llmtap.bench.run.session import BenchSession
 
 __all__ = [
-    "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "Rate",
-    "ReportTable", "TestResult", "TpotBound", "TtftBound", "Workload", "test_named", "tests_said",
+    "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "OutputTokens",
+    "Rate", "ReportTable", "SlotsMax", "TestResult", "TpotBound", "TtftBound", "Workload", "test_named",
+    "tests_said",
 ]  # fmt: skip
 
 
@@ -27,10 +28,14 @@ P = TypeVar("P", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 """Requests per second."""
-Workload = Annotated[str, msgspec.Meta(description="a reference workload (4.3.2), or FILE.toml of your own")]
+Workload = Annotated[str, msgspec.Meta(description="reference workload (4.3.2), or FILE.toml of your own")]
 ArrivalProcess = Annotated[
     str,
-    msgspec.Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process"),
+    msgspec.Meta(description="arrival process: poisson, uniform, gamma:cv=2 (bursty), ..."),
+]
+SlotsMax = Annotated[int, msgspec.Meta(ge=1, description="highest concurrency of the search for capacity")]
+OutputTokens = Annotated[
+    Count | None, msgspec.Meta(description="tokens of each response; default: the workload's lengths")
 ]
 TtftBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TTFT")]
 TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TPOT")]
@@ -38,7 +43,7 @@ TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P9
 
 class ReportTable(msgspec.Struct, frozen=True):
     caption: str
-    """Which of the draft's it is, where it is one: `Table 1: TTFT Results`."""
+    """Caption with the number of the draft's table, if it is one: `Table 1: TTFT Results`."""
     heads: list[str]
     rows: list[list[str]]
 
@@ -48,7 +53,7 @@ class ChartSeries(msgspec.Struct, frozen=True):
     x: list[float | str]
     y: list[float | None]
     low: list[float | None] = []
-    """With `high`, the interval around each y; empty where there is none."""
+    """With `high`, the interval around each y; empty without intervals."""
     high: list[float | None] = []
 
 
@@ -75,32 +80,32 @@ class TestResult:
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
-    """Lines of the configuration summary (5.1.5.1) that only this test knows."""
+    """Lines of the configuration summary (5.1.5.1) of this test."""
     notes: list[str] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
-    """Where the procedure was left, and why: the report lists them (C.1 Notes, C.2 part 5)."""
+    """Deviations from the draft's procedure, and why (C.1 Notes, C.2 part 5)."""
     itl_option: str | None = None
-    """By which option of 4.6.3 its gaps were taken, `A` or `A + C`; None: as the loads' own results say."""
+    """Option of 4.6.3 for its gaps, `A` or `A + C`; None: as in the loads' results."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchTest(Generic[P]):
     name: str
-    """As the command line has it: `ttft`, `prefix-cache`."""
+    """Name on the command line: `ttft`, `prefix-cache`."""
     params: type[P]
-    """Setup parameters, each with a description; None is a required one without a default (see `check`)."""
+    """Setup parameters with descriptions; None is a required one without a default (see `check`)."""
     run: "Callable[[BenchSession, P], Awaitable[TestResult]]"
     quick: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters as `--quick` has them, where the user sets none."""
+    """Defaults of parameters with `--quick`."""
     seconds: "Callable[[BenchSession, P], float | None] | None" = None
-    """Time its loads take at most, as far as the parameters tell; None where it depends on the server."""
+    """Upper bound of the time to send all loads; None if it depends on the server."""
     forfeits: tuple[str, ...] = ()
-    """Ids of requirements (compliance/) that `quick` gives up."""
+    """Ids of requirements (compliance/) that a quick run does not meet."""
     check: "Callable[[BenchSession, P], None] | None" = None
     arms: tuple[str, ...] = ()
-    """Configurations that it compares: `[arms.NAME]` of the bench file; `check` reports a missing one."""
+    """Required configurations (`[arms.NAME]` of the bench file) to compare; `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
-    """More of them, of which it wants at least one."""
+    """Further configurations, of which at least one is required."""
 
     @property
     def section(self) -> str:
@@ -123,7 +128,7 @@ TESTS: Final = {
     "long-context": ("5.9", "Long Context Scaling"),
     "guardrail-overhead": ("5.10", "Guardrail Overhead"),
 }
-"""Name: the draft's section and title. The module has the name, with `_`, and a `TEST`."""
+"""Section and title in the draft by name. The module has that name, with `_`, and a `TEST`."""
 
 
 def test_named(name: str) -> "BenchTest[Any]":
@@ -135,11 +140,11 @@ def test_named(name: str) -> "BenchTest[Any]":
 
 
 DEFAULT_MAX: Final = 40
-"""A default that is longer stands on a line of its own."""
+"""Longest default that is printed on the parameter's line."""
 
 
 def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
-    """Lines; a test's parameters with their defaults and meanings, and what `--quick` makes of them."""
+    """Yield lines with the parameters of tests: defaults, meanings, and values with `--quick`."""
     for name in TESTS if names is None else names:
         test = test_named(name)
         yield f"{test.name}: {test.title} (IETF {test.section})"

@@ -1,7 +1,7 @@
 """Detect model, server and settings of a system under test, with a few small requests.
 
-Asked are `/v1/models`, endpoints of vLLM, SGLang, LiteLLM and `llmtap sim serve`, `/metrics`, the fields of
-the answers' heads, and one short stream for the tokens in a chunk. A 404 is an answer, too.
+The requests are `/v1/models`, endpoints of vLLM, SGLang, LiteLLM and `llmtap sim serve`, `/metrics`, and one
+short stream for the tokens per chunk. Response headers and a status 404 are used, too.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ __all__ = ["TRIPS", "Detected", "Fact", "detect", "round_trip_ns"]
 CHAT: Final = "chat.completions"
 TIMEOUT_S: Final = 10
 PROBE_TIMEOUT_S: Final = 120
-"""A model that is loaded by the first request takes its time."""
+"""Long, since the first request may load the model."""
 PROBE_TOKENS: Final = 32
 BODY_BYTES_MAX: Final = 16 << 20
 TRIPS: Final = 5
-"""Connections whose quickest is the round trip."""
+"""Number of connections; the fastest handshake is the round trip."""
 SINGLE_SHARE: Final = 0.9
 """IETF B.2.1: single-token chunks dominate above this."""
 _PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
@@ -60,11 +60,11 @@ class Detected:
     url: str
     facts: dict[str, Fact] = field(default_factory=dict)
     hints: dict[str, str] = field(default_factory=dict)
-    """By key, what is known of it and is not enough."""
+    """Incomplete knowledge by key."""
     notes: list[str] = field(default_factory=list)
 
     def know(self, key: str, value: Any, how: str) -> None:
-        """Who says it first is believed."""
+        """Add a fact unless the key has one."""
         if value not in (None, "", []):
             self.facts.setdefault(key, Fact(value, how))
 
@@ -84,7 +84,7 @@ class _Answer:
 
 
 async def detect(target: BenchTarget, clock: Clock | None = None) -> Detected:
-    """Ask. Raises ConfigError where nobody answers at all."""
+    """Ask a server about itself. Raises ConfigError if it cannot be reached."""
     one = _Detecting(target, SystemClock() if clock is None else clock)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -221,7 +221,7 @@ class _Detecting:
         self.found.know("sut.guardrails.output_filter", "post_call" in modes, how)
 
     async def _metrics(self, session: aiohttp.ClientSession) -> None:
-        """vLLM and SGLang tell their cache's configuration as labels of a gauge."""
+        """Read the cache configuration that vLLM and SGLang report as labels of a gauge."""
         answer = await self._get(session, self._target.metrics or f"{self._root}/metrics")
         if answer is None or answer.status != 200:
             self.found.hints["target.metrics"] = "GET /metrics does not answer: no preemptions"
@@ -237,7 +237,7 @@ class _Detecting:
                     self.found.notes.append(f"blocks of the KV cache have {block} tokens")
 
     async def _endpoint(self, session: aiohttp.ClientSession) -> None:
-        """An engine's own workload is of token ids, so it is asked for completions, where it has them."""
+        """Choose completions for an engine (its workload is token ids), else chat completions."""
         if _value(self.found.facts.get("sut.boundary")) == "model engine":
             how = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
             if await self._probe(session, "completions"):
@@ -296,7 +296,7 @@ class _Detecting:
             self.found.hints[key] = f"{how}, and it does not tell how many tokens are in each"
 
     async def _clocks(self) -> None:
-        """Where the load generator stands (4.7), and what stands on its machine."""
+        """Detect where the load generator runs (4.7), and the hardware of its machine."""
         found = self.found
         addresses = await self._addresses()
         if any(_is_ours(address, self._port) for address in addresses):
@@ -377,7 +377,7 @@ def _first(value: object) -> dict[str, Any]:
 
 
 def _is_ours(address: str, port: int) -> bool:
-    """Whether an address is one of this machine's: what is sent to it leaves from it, too."""
+    """Return whether an address is this machine's: packets to it then have it as source."""
     try:
         if ip_address(address.partition("%")[0]).is_loopback:
             return True

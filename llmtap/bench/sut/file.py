@@ -16,21 +16,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
-from urllib.parse import urlsplit, urlunsplit
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from llmtap.bench.run.test import TESTS, BenchTest, test_named
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.errors import ConfigError
+from llmtap.load.target import shown_url
+from llmtap.report.values import leaves
 from llmtap.units import encode_seconds, read_special, shown
 from llmtap.user_files import decode_json, read_toml
 
-__all__ = [
-    "BenchFile", "Misfit", "inner_type", "is_finite", "load_bench", "misfit", "params_told", "shown_url",
-    "without_keys",
-]  # fmt: skip
+__all__ = ["BenchFile", "load_bench", "params_told", "without_keys"]
 
 
 _PATH: Final = re.compile(r"\s*- at `(?:key in )?\$(.*)`$")
@@ -42,44 +40,43 @@ _NOUNS: Final = {
 _UNKNOWN: Final = object()
 
 
-class Misfit(NamedTuple):
-    path: str
-    """From the value that was read, as keys are written: `hardware.count`, `classes[0].name`; or empty."""
-    problem: str
-    hint: str | None
-
-
-def misfit(exc: msgspec.ValidationError, kind: Any, value: Any) -> Misfit:
-    said = str(exc)
-    found = _PATH.search(said)
+def _misfit(exc: msgspec.ValidationError, kind: Any, value: Any) -> tuple[str, str, str | None]:
+    """Return the path of a wrong value (`hardware.count`, `classes[0].name`), the problem, and a hint."""
+    found = _PATH.search(str(exc))
     path = found[1] if found else ""
+    said = _PATH.sub("", str(exc))
     kind, value = _walked(kind, value, path)
-    problem, hint = _told(_PATH.sub("", said), kind, value)
-    return Misfit(path.removeprefix("."), problem, hint)
+    if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", said):
+        path += f".{unknown[1]}"
+        problem: str = f"there is no key {unknown[1]!r}"
+        hint: str | None = _near(unknown[1], _names_of(kind))
+    else:
+        problem, hint = _told(said, kind, value)
+    return path.removeprefix("."), problem, hint
 
 
-def inner_type(kind: Any) -> Any:
-    """What `Annotated` is of; of something that may be None, the rest where that is one type."""
+def _inner_type(kind: Any) -> Any:
+    """Return a type without `Annotated` and without None."""
     if get_origin(kind) is Annotated:
-        return inner_type(get_args(kind)[0])
+        return _inner_type(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
         rest = [one for one in get_args(kind) if one is not type(None)]
-        return inner_type(rest[0]) if len(rest) == 1 else kind
+        return _inner_type(rest[0]) if len(rest) == 1 else kind
     return kind
 
 
-def is_finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     """Whether no number in it is infinite or NaN: JSON has neither, and no load can be sent at one."""
     if isinstance(value, dict):
-        return all(map(is_finite, value.values()))
+        return all(map(_is_finite, value.values()))
     if isinstance(value, list | tuple):
-        return all(map(is_finite, value))
+        return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 
 
 def _walked(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
     for name, index in _STEP.findall(path):
-        kind = inner_type(kind)
+        kind = _inner_type(kind)
         if name:
             kind = {one.encode_name: one.type for one in msgspec.structs.fields(kind)}.get(name)
             value = value.get(name, _UNKNOWN) if isinstance(value, dict) else _UNKNOWN
@@ -92,7 +89,7 @@ def _walked(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
             kind = kinds[at if at is not None and at < len(kinds) else -1]
         known = at is not None and isinstance(value, list | tuple) and at < len(value)
         value = value[at] if known else _UNKNOWN
-    return inner_type(kind), value
+    return _inner_type(kind), value
 
 
 def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
@@ -104,12 +101,6 @@ def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
     missing = re.fullmatch(r"Object missing required field `(.+)`", said)
     if missing:
         return f"{missing[1]} is missing", None
-    unknown = re.fullmatch(r"Object contains unknown field `(.+)`", said)
-    if unknown:
-        known = [one.encode_name for one in msgspec.structs.fields(kind)]
-        near = difflib.get_close_matches(unknown[1], known, 1, 0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"
-        return f"there is no key {unknown[1]!r} in it", hint
     expected = _EXPECTED.fullmatch(said)
     if expected is None:
         return said[:1].lower() + said[1:], None
@@ -142,7 +133,7 @@ def _unquoted(value: Any, wanted: Sequence[str]) -> str | None:
 
 
 def _meant(text: str, allowed: Sequence[str]) -> str | None:
-    """The nearest of some values, of which a word alone may have been written."""
+    """Return a hint with the nearest of the allowed values, by one of its words or as a whole."""
     words = {word: one for one in allowed for word in one.split()} | {one: one for one in allowed}
     near = difflib.get_close_matches(text, words, 1, 0.6)
     return f"did you mean {words[near[0]]!r}?" if near else None
@@ -167,7 +158,7 @@ class BenchFile:
     arms: Mapping[str, TargetArm] = field(default_factory=dict)
     tests: Mapping[str, msgspec.Struct] = field(default_factory=dict)
     given: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By test: which of them somebody gave; the others are defaults."""
+    """Names of the given parameters by test; the others have defaults."""
 
     def params_of(self, test: BenchTest[S], *, quick: bool) -> S:
         usual = test.params(**test.quick) if quick else test.params()
@@ -222,20 +213,14 @@ def load_bench(
 
 
 def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
-    """A target or an arm as JSON, for results: no values whose name says key, no passwords of URLs."""
+    """Return a target or an arm as JSON without keys and without passwords of URLs."""
     told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
     for table, secret in (("headers", _SECRET_FIELD), ("body", _SECRET_MEMBER)):
         told[table] = {name: HIDDEN if secret.search(name) else value for name, value in told[table].items()}
     for name in ("url", "metrics"):
-        if isinstance(told.get(name), str):
+        if "://" in str(told.get(name)):  # not of metrics = "none"
             told[name] = shown_url(told[name])
     return told
-
-
-def shown_url(url: str) -> str:
-    """A URL without user, password and query: any of them may be a secret."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def params_told(params: msgspec.Struct) -> dict[str, Any]:
@@ -245,9 +230,11 @@ def params_told(params: msgspec.Struct) -> dict[str, Any]:
 
 def _check_all(tables: _Tables, where: str) -> None:
     for table, kind, held in _parts(tables):
-        _check_names(kind, held, table, where)
-        if table == "target" and "url" not in held:
-            held = held | {"url": ""}  # a flag may say it
+        for path, value in leaves(held, f"{table}."):
+            if not _is_finite(value):
+                raise ConfigError(f"{path}{where}", f"expected a finite number, got {value}")
+        if table == "target":
+            held = {"url": ""} | held  # --target may set it
         _decoded(kind, held, table, where)
 
 
@@ -262,33 +249,8 @@ def _parts(
         yield f"tests.{name}", test_named(name).params, held
 
 
-def _check_names(kind: Any, value: Any, place: str, where: str) -> None:
-    """Every key of a table is one of its struct's, however deep, and numbers are some."""
-    if isinstance(value, float) and not is_finite(value):
-        raise ConfigError(f"{place}{where}", f"expected a finite number, got {value}")
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        if not isinstance(value, dict):
-            return  # which is told when it is read
-        fields = {one.encode_name: one.type for one in msgspec.structs.fields(kind)}
-        for name, held in value.items():
-            if name not in fields:
-                raise ConfigError(f"{place}.{name}{where}", "there is no such key", _near(name, fields))
-            _check_names(fields[name], held, f"{place}.{name}", where)
-    elif get_origin(kind) in (Union, UnionType):
-        for one in get_args(kind):
-            _check_names(one, value, place, where)
-    elif get_origin(kind) is dict and isinstance(value, dict):
-        for name, held in value.items():
-            _check_names(get_args(kind)[1], held, f"{place}.{name}", where)
-    elif get_origin(kind) in (list, tuple) and isinstance(value, list):
-        for i, held in enumerate(value):
-            _check_names(get_args(kind)[0], held, f"{place}[{i}]", where)
-
-
 def _put_flag(tables: _Tables, item: str, tests: Sequence[str]) -> None:
-    """Puts a flag's value into the tables, if it fits there."""
+    """Put the value of a `--set` flag into the tables."""
     key, equals, text = item.partition("=")
     if not equals or not key:
         raise ConfigError(FLAG, f"expected NAME=VALUE, got {item!r}", "llmtap bench list")
@@ -321,7 +283,7 @@ def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], 
     if name not in types:
         raise ConfigError(f"{FLAG} {key}", "there is no such parameter", _near(name, types))
     if len(path) > 1:
-        inner = inner_type(types[name])
+        inner = _inner_type(types[name])
         if get_origin(inner) is dict:
             held[name] = dict(held.get(name, {})) | {".".join(path[1:]): _value(get_args(inner)[1], text)}
         elif isinstance(inner, type) and issubclass(inner, msgspec.Struct):
@@ -331,18 +293,18 @@ def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], 
         else:
             raise ConfigError(f"{FLAG} {key}", f"{name} is no table")
     else:
-        held[name] = _value(inner_type(types[name]), text)
+        held[name] = _value(_inner_type(types[name]), text)
     try:
         read = _read(types[name], held[name])
     except msgspec.ValidationError as exc:
-        found = misfit(exc, types[name], held[name])
-        raise ConfigError(f"{FLAG} {key}", found.problem, found.hint or _example(kind, name, key)) from None
-    if not is_finite(read):
+        _, problem, hint = _misfit(exc, types[name], held[name])
+        raise ConfigError(f"{FLAG} {key}", problem, hint or _example(kind, name, key)) from None
+    if not _is_finite(read):
         raise ConfigError(f"{FLAG} {key}", f"expected a finite number, got {text!r}")
 
 
 def _value(kind: Any, text: str) -> Any:
-    """Text of a flag as JSON has it; numbers, switches and none stay texts, which are read by their type."""
+    """Return the value of a flag's text: lists and tables decoded, numbers as text, which is read by type."""
     if text.startswith(("[", "{")) or kind is msgspec.Raw:
         try:
             return decode_json(text)
@@ -370,14 +332,14 @@ def _read(kind: Any, value: Any) -> Any:
 
 
 def _decoded(kind: type[S], held: Mapping[str, Any], table: str, where: str, *, lenient: bool = False) -> S:
-    """By way of JSON: members of bodies stay as they were written (`msgspec.Raw`)."""
+    """Decode a table by way of JSON, so that members of bodies stay unchanged (`msgspec.Raw`)."""
     try:
         raw = msgspec.json.encode(held)
         return msgspec.json.decode(raw, type=kind, strict=not lenient, dec_hook=read_special)
     except msgspec.ValidationError as exc:
-        found = misfit(exc, kind, held)
-        key = ".".join(part for part in (table, found.path) if part)
-        raise ConfigError(f"{key}{where}", found.problem, found.hint) from None
+        path, problem, hint = _misfit(exc, kind, held)
+        key = ".".join(part for part in (table, path) if part)
+        raise ConfigError(f"{key}{where}", problem, hint) from None
 
 
 def _names_of(kind: type[msgspec.Struct]) -> list[str]:

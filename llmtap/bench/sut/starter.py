@@ -1,4 +1,4 @@
-"""Write a bench file with detected values, and comments for declarations that a person must add.
+"""Write a bench file with the detected facts of a server, and comments for missing declarations.
 
 A declaration is required if, without it, a MUST is not met or cannot be judged by the requirements' checks.
 """
@@ -80,7 +80,7 @@ _EXAMPLES: Final = {
     "target.metrics": "http://127.0.0.1:8000/metrics", "target.processes": 1,
     "target.endpoint": "chat.completions",
 }  # fmt: skip
-"""Of what a person may write; each of them is read, and a test sees to it."""
+"""Examples of values in comments; a test reads each of them."""
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "target": BenchTarget, "sut": Sut, "sut.hardware": Hardware, "sut.tokenizer": SutTokenizer,
     "sut.guardrails": Guardrails, "sut.clock": SutClock,
@@ -181,7 +181,7 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML. Texts as JSON has them, which are TOML's basic strings but for one character."""
+    """Format a value as TOML. JSON strings are TOML basic strings except for one character."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {_toml(held)}" for name, held in value.items()) + " }"
     if isinstance(value, list):

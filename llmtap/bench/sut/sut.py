@@ -1,4 +1,4 @@
-"""What a bench file declares: the server to send to, and facts of the system under test.
+"""Contents of a bench file: the target server, and declarations about the system under test (SUT).
 
 Source: IETF draft, 4.1, 4.4, 4.6 to 4.8.
 """
@@ -15,119 +15,121 @@ Boundary = Literal["model engine", "application gateway", "compound system"]
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Accelerators, and what they cost (`[sut.hardware]`)."""
+    """Accelerators and their price (`[sut.hardware]`)."""
 
     accelerator: Annotated[str | None, Meta(description="type, such as H100 SXM; `none` without one")] = None
-    count: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="how many")] = None
-    memory: Annotated[str | None, Meta(description="of each, such as 80 GB")] = None
-    cpu: Annotated[str | None, Meta(description="of the host")] = None
+    count: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="number of accelerators")] = None
+    memory: Annotated[str | None, Meta(description="memory of each, such as 80 GB")] = None
+    cpu: Annotated[str | None, Meta(description="CPU of the host")] = None
     price_per_hour: Annotated[
-        Annotated[float, Meta(gt=0)] | None, Meta(description="of all of it together")
+        Annotated[float, Meta(gt=0)] | None, Meta(description="price of all hardware per hour")
     ] = None
-    currency: Annotated[str, Meta(description="of the price")] = "USD"
+    currency: Annotated[str, Meta(description="currency of the price")] = "USD"
 
 
 class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens are counted (IETF 4.4)."""
 
-    name: Annotated[str | None, Meta(description="name and version")] = None
-    vocabulary: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="size")] = None
-    source: Annotated[str | None, Meta(description="where it comes from: a model id, a tiktoken name")] = None
+    name: Annotated[str | None, Meta(description="name and version of the tokenizer")] = None
+    vocabulary: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="vocabulary size")] = None
+    source: Annotated[str | None, Meta(description="source: a model id, a tiktoken name")] = None
     counting: Annotated[
-        Literal["native", "reference"], Meta(description="4.4.2: option A (native) or B (reference)")
+        Literal["native", "reference"],
+        Meta(description="counting of tokens (4.4.2): option A (native) or B (reference)"),
     ] = "native"
     special: Annotated[str | None, Meta(description="BOS/EOS: included in counts or excluded")] = None
-    system_prompt: Annotated[str | None, Meta(description="its tokens: counted apart or included")] = None
-    tools: Annotated[str | None, Meta(description="tokens that tool calls are formatted with")] = None
+    system_prompt: Annotated[str | None, Meta(description="its tokens: counted separately or included")] = (
+        None
+    )
+    tools: Annotated[str | None, Meta(description="formatting tokens of tool calls")] = None
 
 
 class Guardrails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Safety systems (IETF 4.8.1)."""
 
-    input_filter: Annotated[bool | None, Meta(description="prompts are filtered")] = None
-    output_filter: Annotated[bool | None, Meta(description="answers are filtered")] = None
-    names: Annotated[list[str], Meta(description="of the systems, where known")] = []
+    input_filter: Annotated[bool | None, Meta(description="whether prompts are filtered")] = None
+    output_filter: Annotated[bool | None, Meta(description="whether responses are filtered")] = None
+    names: Annotated[list[str], Meta(description="names of the safety systems, if known")] = []
 
 
 class SutClock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the load generator stands (IETF 4.7)."""
+    """Placement of the load generator, and clock synchronisation (IETF 4.7)."""
 
     placement: Annotated[
-        Literal["same machine", "remote"] | None, Meta(description="load generator and SUT")
+        Literal["same machine", "remote"] | None, Meta(description="placement of load generator and SUT")
     ] = None
-    synchronization: Annotated[str | None, Meta(description="method, when remote: NTP, PTP")] = None
-    accuracy: Annotated[str | None, Meta(description="estimated, when remote: 2ms")] = None
+    synchronization: Annotated[str | None, Meta(description="method, if remote: NTP, PTP")] = None
+    accuracy: Annotated[str | None, Meta(description="estimated accuracy, if remote: 2ms")] = None
 
 
 class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The system under test (`[sut]`). None is what nobody has said yet."""
+    """System under test (`[sut]`). None: not declared."""
 
-    boundary: Annotated[Boundary | None, Meta(description="what is measured (4.1)")] = None
-    model: Annotated[str | None, Meta(description="name, version, quantization")] = None
+    boundary: Annotated[Boundary | None, Meta(description="boundary of the SUT (4.1)")] = None
+    model: Annotated[str | None, Meta(description="name, version and quantization of the model")] = None
     software: Annotated[str | None, Meta(description="engine or gateway, and version")] = None
     protocol: Annotated[str | None, Meta(description="SSE, WebSocket or gRPC (4.6.1)")] = None
     chunking: Annotated[
         Literal["one token per chunk", "several tokens per chunk"] | None,
-        Meta(description="as it is known; what was seen is reported beside it (4.6.2)"),
+        Meta(description="tokens per chunk; the observed number is reported, too (4.6.2)"),
     ] = None
-    prefix_cache: Annotated[bool | None, Meta(description="on or off")] = None
+    prefix_cache: Annotated[bool | None, Meta(description="whether the prefix cache is on")] = None
     max_batch: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at a time, where known")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="maximum number of running requests, if known")
     ] = None
     hardware: Hardware = Hardware()
     tokenizer: SutTokenizer = SutTokenizer()
     guardrails: Guardrails = Guardrails()
     clock: SutClock = SutClock()
-    notes: Annotated[list[str], Meta(description="anything else a reader should know")] = []
+    notes: Annotated[list[str], Meta(description="further remarks for the reader")] = []
 
 
 class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A configuration of the SUT, as an overlay on the target: what differs (`[arms.NAME]`)."""
+    """Configuration of the SUT to compare: its differences from the target (`[arms.NAME]`)."""
 
-    about: Annotated[str, Meta(description="what it is, for the report")] = ""
-    url: Annotated[str | None, Meta(description="another address")] = None
-    headers: Annotated[dict[str, str], Meta(description="fields of each request, besides the target's")] = {}
-    body: Annotated[
-        dict[str, msgspec.Raw], Meta(description="members of each body, besides the target's")
-    ] = {}
+    about: Annotated[str, Meta(description="description for the report")] = ""
+    url: Annotated[str | None, Meta(description="another URL")] = None
+    headers: Annotated[dict[str, str], Meta(description="additional header fields of each request")] = {}
+    body: Annotated[dict[str, msgspec.Raw], Meta(description="additional members of each body")] = {}
     apply: Annotated[
-        list[str], Meta(description="a command that switches the SUT over; run before the arm's load")
+        list[str], Meta(description="command that switches the SUT; run before the arm's load")
     ] = []
 
     @property
     def switches(self) -> bool:
-        """It is another state of the server, not only another request: arms can't alternate by request."""
+        """Whether a command switches the server, so that arms cannot alternate by request."""
         return bool(self.apply)
 
 
 class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to send, and as whom (`[target]`). Keys are not written here: `key_env` names their variable."""
+    """Target server (`[target]`). The API key is in the environment variable that `key_env` names."""
 
     url: Annotated[str, Meta(description="http://host:port[/prefix]")]
     endpoint: Annotated[
         Literal["", "chat.completions", "completions", "responses"],
         Meta(
-            description="of its API; where none is said chat.completions with a tokenizer, else completions,"
-            " which takes prompts of token ids"
+            description="API endpoint; default: chat.completions with a tokenizer, else completions,"
+            " which accepts token ids as prompts"
         ),
     ] = ""
-    model: Annotated[str | None, Meta(description="its name; default: the one that the server lists")] = None
+    model: Annotated[str | None, Meta(description="model name; default: the server's only model")] = None
     server: Annotated[
-        Literal["auto", "openai", "vllm", "sglang"], Meta(description="whose fields it knows")
+        Literal["auto", "openai", "vllm", "sglang"],
+        Meta(description="server type, for vendor-specific fields"),
     ] = "auto"
     tokenizer: Annotated[
-        str | None, Meta(description="folder, file or tiktoken:NAME, by which prompts get their length")
+        str | None, Meta(description="tokenizer of the prompts: folder, file or tiktoken:NAME")
     ] = None
-    headers: Annotated[dict[str, str], Meta(description="fields of each request")] = {}
+    headers: Annotated[dict[str, str], Meta(description="header fields of each request")] = {}
     body: Annotated[dict[str, msgspec.Raw], Meta(description="members of each body")] = {}
-    key_env: Annotated[str | None, Meta(description="variable with the API key")] = None
-    ca: Annotated[str | None, Meta(description="trust this CA (PEM)")] = None
+    key_env: Annotated[str | None, Meta(description="environment variable of the API key")] = None
+    ca: Annotated[str | None, Meta(description="file with the trusted CA (PEM)")] = None
     metrics: Annotated[str | None, Meta(description="URL of the server's metrics, or none")] = None
-    processes: Annotated[int, Meta(ge=1, le=256, description="sending processes")] = 1
+    processes: Annotated[int, Meta(ge=1, le=256, description="number of sending processes")] = 1
 
     @property
     def counting(self) -> dict[str, Any]:
-        """How prompts are counted, as arguments of `make_load`."""
+        """Arguments of `make_load` that say how prompts are counted."""
         return {"tokenizer": self.tokenizer, "chat": self.endpoint == "chat.completions"}
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
-A closed loop without a ramp-up. A level lasts for 100 completions per slot or 60 s, whichever is longer; the
-number of requests follows from the level before, and a level that ended too soon is sent again with more.
+A closed loop without a ramp-up. A level lasts for 100 completions per slot or 60 s, whichever is longer. The
+number of requests follows from the previous level; a level that ended too soon is sent again with more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,21 +60,23 @@ RATE_SPARE: Final = 1.1
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ttft_p99: Annotated[
-        Duration | None, Meta(description="success criterion: largest P99 of TTFT; has to be given")
+        Duration | None, Meta(description="success criterion (required): largest P99 of TTFT")
     ] = None
     workload: Annotated[
         str,
-        Meta(description="synthetic-uniform is recommended; or another (4.3.2), or FILE.toml of your own"),
+        Meta(description="workload of 4.3.2 (synthetic-uniform is recommended), or FILE.toml of your own"),
     ] = "synthetic-uniform"
-    output_tokens: Annotated[int, Meta(ge=1, description="of every answer, so that all take as long")] = 256
-    initial: Annotated[int, Meta(ge=1, description="concurrency to begin with")] = 8
+    output_tokens: Annotated[int, Meta(ge=1, description="tokens of each response")] = 256
+    initial: Annotated[int, Meta(ge=1, description="first concurrency")] = 8
     maximum: Annotated[int, Meta(ge=1, description="highest concurrency to try")] = 512
-    resolution: Annotated[int, Meta(ge=1, description="how near capacity is to be told")] = 1
-    duration: Annotated[Duration, Meta(description="of each level, at least: 60s (5.5.3)")] = DURATION_MIN
-    per_slot: Annotated[int, Meta(ge=1, description="completions of each slot, at least: 100 (5.5.3)")] = (
+    resolution: Annotated[int, Meta(ge=1, description="resolution of the result")] = 1
+    duration: Annotated[Duration, Meta(description="duration of a level, at least 60s (5.5.3)")] = (
+        DURATION_MIN
+    )
+    per_slot: Annotated[int, Meta(ge=1, description="completions per slot, at least 100 (5.5.3)")] = (
         PER_SLOT_MIN
     )
-    completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: share that completes")] = (
+    completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: fraction completed")] = (
         COMPLETION_MIN
     )
 
@@ -121,18 +123,17 @@ def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
 
 
 async def _try(session: BenchSession, params: CapacityParams, levels: _Levels, slots: int) -> Tried:
-    """A level, and once more with more requests where they were over too soon."""
+    """Send a level, and again with more requests if it ended too soon."""
     assert params.ttft_p99 is not None
     seconds = to_seconds(params.duration)
     base = f"search/{slots:04d}"
-    # The first level has the completions that are asked for; whether they take long enough shows then.
     least = most = 0.0
     if levels.tried:
         last = levels.tried[-1]
         least, most = _rates(last.level, last.steady.completed_rps, slots)
     for name in (base, f"{base}-longer"):
         duration = params.duration if params.per_slot * slots <= least * seconds else None
-        # Those under way when the last is sent come on top: until then all slots are taken.
+        # One more per slot, so that all slots are busy until the last is sent.
         rows = max(params.per_slot * slots, ceil(most * seconds)) + slots
         if duration is not None:
             rows = rows_for(slots, seconds, (slots, most))
@@ -256,7 +257,7 @@ def _measurements(
 
 
 def _own(measured: Measurement) -> dict[str, Any]:
-    """What this test counts of a level: of all its requests."""
+    """Return figures over all requests of a level, including the ramp-up."""
     well = len(measured.ended_well())
     interval = share_interval(well, measured.n)
     return {

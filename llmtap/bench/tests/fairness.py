@@ -3,9 +3,9 @@
 Each class is measured alone, then in the mix. Readings of the draft:
 
 - Synthetic-Skewed and classes: see `mixes.py`.
-- Isolation "at same total load": the same tokens per second, or requests per second (`isolation`).
-- Jain's index of "normalized latency": TTFT in the mix over the median of its class alone, by request; it
-  falls with any spread of waits, so the index over class means stands beside it.
+- Isolation "at same total load": the same tokens per second.
+- Jain's index of "normalized latency": TTFT in the mix over the median of its class alone, by request. It
+  falls with any spread of waits, so the index over class means is reported beside it.
 - Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
@@ -38,7 +38,7 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, SlotsMax, TestResult
 from llmtap.bench.tests.mixes import (
     LONG,
     SHORT,
@@ -59,44 +59,33 @@ __all__ = ["TEST", "FairnessParams"]
 
 RESAMPLES: Final = 2_000
 BATCH: Final = 100
-"""Resamples at a time: 100 of 10,000 latencies are 8 MB."""
+"""Resamples per batch: 100 of 10,000 latencies are 8 MB."""
 _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
-"""Added to the seed, so that no prompt of one load is one of another, which a prefix cache would know."""
+"""Added to the seed, so that loads share no prompts, which a prefix cache would have."""
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: Annotated[
         tuple[RequestClass, ...],
-        Meta(description="name, share, and ranges of input and output tokens of each"),
+        Meta(description="classes: name, fraction, ranges of input and output tokens"),
     ] = (SHORT, LONG)
-    lengths: Annotated[
-        Literal["skewed", "uniform"],
-        Meta(description="within a class's ranges: as Synthetic-Skewed has them, or all as likely"),
-    ] = "skewed"
-    content: Annotated[
-        Literal["auto", "ids", "words"],
-        Meta(description="random token ids (/v1/completions), random words, or ids where they can be sent"),
-    ] = "auto"
     rate: Annotated[
         Rate | None,
-        Meta(description="requests/s of the mix; default: share of max_rate"),
+        Meta(description="rate, requests/s; default: `share` of max_rate"),
     ] = None
     max_rate: Annotated[
         Rate | None,
-        Meta(description="requests/s of the mix at saturation; default: it is looked for"),
+        Meta(description="saturation rate, requests/s; default: as measured"),
     ] = None
     share: Annotated[
-        float, Meta(gt=0, le=2, description="of saturation; the draft recommends 0.7 to 0.9")
+        float,
+        Meta(gt=0, le=2, description="fraction of saturation; 0.7 to 0.9 is recommended"),
     ] = 0.8
-    isolation: Annotated[
-        Literal["tokens", "requests"],
-        Meta(description="what is the same when a class is alone: tokens per second, or requests per second"),
-    ] = "tokens"
-    requests_per_class: Annotated[int, Meta(ge=2, description="at least; the draft wants 500")] = 500
-    duration: Annotated[Duration, Meta(description="of each load, at least; the draft wants 300 s")] = (
+    requests_per_class: Annotated[int, Meta(ge=2, description="at least; the draft demands 500")] = 500
+    duration: Annotated[Duration, Meta(description="duration of a load, at least; the draft: 300s")] = (
         Duration(300 * NS_PER_S)
     )
-    slots_max: Annotated[int, Meta(ge=1, description="highest concurrency that the search tries")] = 256
+    slots_max: SlotsMax = 256
 
 
 def check(session: BenchSession, params: FairnessParams) -> None:
@@ -129,7 +118,7 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     for i, one in enumerate(mix.classes):
         session.watcher.left(f"{len(mix.classes) - i} classes alone, then the mix")
         single = mix.alone(one.name)
-        own = rate * (mix.mean_tokens() / single.mean_tokens() if params.isolation == "tokens" else 1)
+        own = rate * mix.mean_tokens() / single.mean_tokens()
         load = open_mix(single, rate_rps=own, seed=session.seed + _SEEDS["alone"] + i, **plain)
         alone[one.name] = (await session.measure(f"alone/{one.name}", load, warm_by=warm), own)
     session.watcher.left("the mix")
@@ -142,25 +131,25 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
         "load_share": None if capacity is None else rate / capacity.rps,
         "tokens_per_second": rate * mix.mean_tokens(),
-        "isolation": params.isolation,
+        "isolation": "tokens",
         "classes": {one.name: _figures(one) for one in classes},
         "jain": _jain(classes, session.seed),
     }
     found.configuration |= _configuration(params, found.measurements)
     found.tables = _tables(found.measurements)
     found.charts = _charts(classes)
-    _remark(found, params, mixed, classes, capacity)
+    _remark(found, mixed, classes, capacity)
     return found
 
 
 def _mix(session: BenchSession, params: FairnessParams) -> ClassMix:
-    ids = params.content == "ids" or (params.content == "auto" and session.target.endpoint == "completions")
+    content: Literal["ids", "words"] = "ids" if session.target.endpoint == "completions" else "words"
     vocabulary = min(CL100K_IDS, session.sut.tokenizer.vocabulary or CL100K_IDS)
-    return ClassMix(params.classes, params.lengths, "ids" if ids else "words", vocabulary)
+    return ClassMix(params.classes, content, vocabulary)
 
 
 async def _capacity(session: BenchSession, params: FairnessParams, mix: ClassMix, warm: Any) -> Capacity:
-    """Of the mix: no other workload's says much of it."""
+    """Return the capacity for the mix."""
     told = capacity_told(session, params.max_rate)
     if told is not None:
         return told
@@ -197,7 +186,7 @@ def _figures(one: _Class) -> dict[str, Any]:
 
 
 def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
-    """The index in each reading; None where a class has no TTFT to compare, or none alone."""
+    """Return Jain's index in each reading; None if a class has no TTFT in the mix or alone."""
     latencies = {one.name: one.mixed.values("ttft_ns") for one in classes}
     alone = {one.name: one.alone.values("ttft_ns") for one in classes}
     medians = {name: percentile(values, 0.5) for name, values in alone.items()}
@@ -260,11 +249,10 @@ def _configuration(params: FairnessParams, told: Mapping[str, Any]) -> dict[str,
     alone = ", ".join(f"{name} {one['alone']['rate_rps']:.3g}/s" for name, one in told["classes"].items())
     counts = ", ".join(f"{name} {one['sent']:,}" for name, one in told["classes"].items())
     level = "as given" if told["load_share"] is None else f"{told['load_share']:.0%} of saturation"
-    same = "tokens" if params.isolation == "tokens" else "requests"
     return {
         "Request classes": classes,
         "Load level": f"{told['rate_rps']:.3g} requests/s, {level}",
-        "Isolation baseline": f"each class alone at as many {same} per second as the mix: {alone}",
+        "Isolation baseline": f"each class alone at as many tokens per second as the mix: {alone}",
         "Requests by class": counts,
     }
 
@@ -324,22 +312,14 @@ def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:
 
 def _remark(
     found: TestResult,
-    params: FairnessParams,
     mixed: Measurement,
     classes: Sequence[_Class],
     capacity: Capacity | None,
 ) -> None:
     told = found.measurements
-    skewed = params.lengths == "skewed"
-    same = f"as many {params.isolation} per second as the mix"
     found.notes += [
-        "the lengths of each class are "
-        + (
-            "Synthetic-Skewed's log-normals within the class's ranges"
-            if skewed
-            else "uniform within its ranges, not Synthetic-Skewed's"
-        ),
-        f"alone, each class had {same} ({told['tokens_per_second']:,.0f} tokens/s)",
+        "the lengths of each class are Synthetic-Skewed's log-normals within the class's ranges",
+        f"alone, each class had as many tokens per second as the mix ({told['tokens_per_second']:,.0f})",
         (
             "Jain's index is of requests: TTFT in the mix / the median of its class alone; the spread within"
             " a class lowers it too. Of class means 0.9 is where one of two classes is slowed down twice as"

@@ -31,7 +31,16 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    ArrivalProcess,
+    BenchTest,
+    ChartSpec,
+    OutputTokens,
+    Rate,
+    ReportTable,
+    SlotsMax,
+    TestResult,
+)
 from llmtap.bench.tests.paired import (
     AGAIN,
     ARMS,
@@ -53,41 +62,36 @@ __all__ = ["TEST", "GuardrailParams"]
 
 RUNS_MIN: Final = 3
 _APART: Final = 1_000
-"""Seeds of repeats are so far apart; those of levels and of searches lie between."""
+"""Difference between seeds of repeats; levels and searches use the seeds between."""
 CACHED_SHARE: Final = 0.01
-"""Of the input tokens, from a cache: above it, whose turn was first decides."""
+"""Largest share of cached input tokens at which the order of configurations does not matter."""
 
 Level = Annotated[float, Meta(gt=0, le=100)]
 
 
 class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    workload: Annotated[str, Meta(description="benign content; the draft recommends conversation")] = (
+    workload: Annotated[str, Meta(description="benign workload; conversation is recommended")] = (
         "conversation"
     )
-    output_tokens: Annotated[
-        Count | None,
-        Meta(description="of every answer; default: the workload's own lengths"),
-    ] = None
-    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
+    output_tokens: OutputTokens = None
+    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
         25.0, 50.0, 75.0,
     )  # fmt: skip
     max_rate: Annotated[
         Rate | None,
         Meta(
-            description="capacity of the baseline, requests/s; default: the throughput test's, or looked for",
+            description="capacity of the baseline, requests/s; default: as measured",
         ),
     ] = None
     requests: Annotated[
-        int, Meta(ge=1, description="of a block; all repeats together make the percentiles")
+        int, Meta(ge=1, description="requests per block; percentiles are over all repeats")
     ] = 200
-    repeats: Annotated[int, Meta(ge=1, description="blocks of each configuration and load; 6.3 wants 3")] = 5
-    arrivals: Annotated[str, Meta(description="arrival process: poisson, uniform, gamma:cv=2, ...")] = (
-        "poisson"
-    )
-    search: Annotated[
-        bool, Meta(description="measure each configuration's maximum throughput, too (Table 14)")
-    ] = True
-    slots_max: Annotated[int, Meta(ge=1, description="highest concurrency that the search tries")] = 128
+    repeats: Annotated[
+        int, Meta(ge=1, description="blocks of each configuration and load; 6.3 demands 3")
+    ] = 5
+    arrivals: ArrivalProcess = "poisson"
+    search: Annotated[bool, Meta(description="measurement of maximum throughputs (Table 14)")] = True
+    slots_max: SlotsMax = 128
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
@@ -147,7 +151,7 @@ def _filters(session: BenchSession) -> list[str]:
 def _load(
     session: BenchSession, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
 ) -> Load:
-    """The rows of a repeat and a level: the same for all configurations."""
+    """Return the requests of a repeat and a level, the same for all configurations."""
     return make_load(
         params.workload, rate_rps=capacity_rps * block.level / 100, requests=params.requests,
         seed=session.seed + _APART * block.repeat + levels.index(block.level), arrivals=params.arrivals,
@@ -221,7 +225,7 @@ def _overheads(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _at(share: str) -> Cell:
-    """An overhead at a percentile; a dash where so few samples lie beyond that it has no interval."""
+    """Return the cell of an overhead at a percentile, or a dash if it has no interval."""
 
     def cell(row: Mapping[str, Any]) -> str:
         figure = row[share]
@@ -258,12 +262,6 @@ TABLE_14: Final[Mapping[str, Cell]] = {
     ),
     "Reduction": lambda one: _change(one["reduction"]),
 }
-LOAD_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Load": text("load"),
-    "Configuration": text("name"),
-    "Throughput": lambda row: "-" if row["throughput"] is None else f"{row['throughput']['value']:.4g} /s",
-    "Reduction": lambda row: _change(((row["throughput"] or {}).get("reduction") or {}).get("value")),
-}
 ANSWER_COLUMNS: Final[Mapping[str, Cell]] = {
     "Load": text("load"),
     "Configuration": text("name"),
@@ -275,9 +273,10 @@ ANSWER_COLUMNS: Final[Mapping[str, Cell]] = {
 
 
 def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    levels = told["levels"]
+    levels, peaks = told["levels"], told["max_throughput"]
+    rows = [] if peaks is None else [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
     return [
-        # The draft has one Table 13; here each load has its own.
+        # One Table 13 per load.
         *(
             table_of(
                 f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
@@ -291,21 +290,9 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
             "Overhead against the baseline, with 95 % intervals (5.10.4)", _overheads(levels),
             OVERHEAD_COLUMNS,
         ),
-        *_throughput_tables(told),
+        *([table_of("Table 14: Throughput Impact", rows, TABLE_14)] if rows else []),
         table_of("Answers of each configuration, and P95 (5.10.4)", _rows(levels), ANSWER_COLUMNS),
     ]  # fmt: skip
-
-
-def _throughput_tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    """One, or none where no block is long enough to tell."""
-    peaks = told["max_throughput"]
-    if peaks is not None:
-        rows = [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
-        return [table_of("Table 14: Throughput Impact", rows, TABLE_14)]
-    if all(row["throughput"] is None for row in _rows(told["levels"])):
-        return []
-    caption = "Throughput at each load: output tokens (maximum throughput was not measured)"
-    return [table_of(caption, _rows(told["levels"]), LOAD_COLUMNS)]
 
 
 def _charts(cells: Cells, told: Mapping[str, Any]) -> list[ChartSpec]:
@@ -357,8 +344,6 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
     found.deviations += _lacks(told, params)
     if marked(rows, *METRICS):
         found.notes.append(DOUBT)
-    if any(row["throughput"] is None for row in rows):
-        found.notes.append("no throughput at a load whose blocks are shorter than three answers")
     if not params.search:
         found.notes.append("maximum throughput was not measured (search = false): Table 14 is left out")
     cached = cached_share(cells)
@@ -402,7 +387,7 @@ def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
 
 
 def _change(share: float | None) -> str:
-    """As Table 14 has a reduction: `-3.9%`."""
+    """Format a reduction as in Table 14: `-3.9%`."""
     return "-" if share is None else f"{-share:+.1%}"
 
 

@@ -1,8 +1,8 @@
 """Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
-The time between events that carry output: ITL if nearly all carry one token (B.2.1), else time between chunks
-(TBC, option A of 4.6.3); option C if the server reports its times. Option B, all tokens of a chunk at one
-time, is a choice, since it understates the variance. TTFT is not included.
+The gap is the time between events with output: ITL if nearly all have one token (B.2.1), else time between
+chunks (TBC, option A of 4.6.3); with option C, by the server's timestamps. Option B (all tokens of a chunk at
+one time) must be chosen, since it understates the variance. TTFT is not included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,15 @@ from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult, Workload
+from llmtap.bench.run.test import (
+    ArrivalProcess,
+    BenchTest,
+    ChartSpec,
+    Rate,
+    ReportTable,
+    TestResult,
+    Workload,
+)
 from llmtap.errors import ConfigError
 from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.modality import dip_test, modes, tail
@@ -43,13 +51,13 @@ from llmtap.metrics.statistics import deviation, percentile, tail_ratio
 __all__ = ["TEST", "ItlParams"]
 
 OUTPUT_MIN: Final = 50
-"""Tokens an answer is to have (5.4.2)."""
+"""Smallest number of tokens of a response (5.4.2)."""
 REQUESTS_MIN: Final = 100
 SAMPLES_MIN: Final = 5_000
 DIRECT_SHARE: Final = 0.9
-"""Of answers, or of an answer's chunks: above it single-token chunks dominate (B.2.1)."""
+"""Share above which single-token chunks dominate (B.2.1)."""
 ZERO_SHARE: Final = 0.01
-"""Of gaps, from which it is noted that tokens came together."""
+"""Share of gaps of 0 from which a note is made."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _RESULTS: Final = ("Samples", *_ROWS.values(), "Mean", "Std Dev", "P99/P50 Ratio")
 _HISTOGRAM_TO: Final = 0.995
@@ -67,24 +75,24 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     workload: Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
-        Meta(description="of every answer; default: the workload's own, if at least 50"),
+        Meta(description="tokens of each response; default: the workload's lengths, if at least 50"),
     ] = None
-    requests: Annotated[int, Meta(ge=1, description="at each level; the draft wants 100")] = REQUESTS_MIN
+    requests: Annotated[int, Meta(ge=1, description="requests per level; the draft demands 100")] = (
+        REQUESTS_MIN
+    )
     max_rate: Annotated[
         Rate | None,
-        Meta(description="requests/s at saturation; default: what the throughput test found"),
+        Meta(description="saturation rate, requests/s; default: from the throughput test"),
     ] = None
-    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
+    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
         25.0, 50.0, 75.0, 90.0,
     )  # fmt: skip
-    arrivals: Annotated[str, Meta(description="arrival process: poisson, uniform, gamma:cv=2, ...")] = (
-        "poisson"
-    )
+    arrivals: ArrivalProcess = "poisson"
     option: Annotated[
         Literal["auto", "A", "B", "C"],
         Meta(
-            description="4.6.3: A, time between chunks; B, tokens of a chunk at one time; C, the server's"
-            " stamps; auto: C where it tells them, else A"
+            description="4.6.3: A, time between chunks; B, all tokens of a chunk at one time; C, the server's"
+            " timestamps; auto: C if available, else A"
         ),
     ] = "auto"
 
@@ -133,7 +141,7 @@ async def run(session: BenchSession, params: ItlParams) -> TestResult:
 
 
 def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
-    """What 100 % are. Raises ConfigError where nobody says so."""
+    """Return the load of 100 %. Raises ConfigError if it is unknown."""
     told = capacity_told(session, params.max_rate, params.workload)
     if told is None:
         raise ConfigError(
@@ -154,7 +162,7 @@ def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
 def _level(
     measured: Measurement, option: Literal["auto", "A", "B", "C"]
 ) -> tuple[list[list[float]], dict[str, Any]]:
-    """The gaps of each answer that is long enough, and all that is told of them."""
+    """Return the gaps of each sufficiently long response, and the figures of a level."""
     columns = ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
     columns += ["chunk_tokens"] * (option == "B")
     rows = measured.ended_well().select(columns).to_pylist()
@@ -207,7 +215,7 @@ def _tokens(row: dict[str, Any]) -> int:
 
 
 def _option(server: bool, direct: bool) -> str:
-    """How gaps were measured, as 4.6.3 wants it declared."""
+    """Return the option of 4.6.3 to declare."""
     if server:
         return "C"
     return "A (direct)" if direct else "A"
@@ -218,7 +226,7 @@ def _ratio(itl: dict[str, Any]) -> float | None:
 
 
 def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
-    """With where the modes are, if there are several."""
+    """Return the dip test, with the modes if there are several."""
     dip = dip_test(gaps)
     return None if dip is None else {**asdict(dip), "modes": [] if dip.unimodal else modes(gaps)}
 
@@ -243,7 +251,7 @@ def _results(one: dict[str, Any]) -> list[str]:
 
 
 def _of_dip(cell: Cell) -> Cell:
-    """A cell of the dip test; `-` where there are too few gaps for it."""
+    """Return a cell of the dip test, or `-` without one."""
     return lambda one: "-" if one["modality"] is None else cell(one["modality"])
 
 

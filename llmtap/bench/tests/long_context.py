@@ -54,33 +54,36 @@ SHORT: Final = 128
 """Tokens of the prompts that warm up (5.9.3 step 1)."""
 SHORT_OUTPUT: Final = 100
 SHORT_REQUESTS: Final = 4
-"""Different ones: a warm-up sends them as often as it takes."""
+"""Number of different requests of a warm-up, which sends them repeatedly."""
 _SHARES: Final = {"p50": 0.50, "p95": 0.95}
 _FULL: Final = 3
-"""Requests for each slot, so that for most of the time all slots have one."""
+"""Requests per slot, so that all slots are busy for most of the time."""
 _CURVE_POINTS: Final = 60
 BIC_STRONG: Final = 6.0
-"""A parameter more has to lower the criterion by so much."""
+"""Reduction of the criterion that justifies another parameter."""
 
 Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
 
 
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Annotated[
-        str, Meta(description="long-context (document and question), or FILE.toml with texts of your own")
+        str,
+        Meta(
+            description="workload: long-context (document and question), or FILE.toml with texts of your own"
+        ),
     ] = "long-context"
     lengths: Annotated[
         tuple[Length, ...],
         Meta(
-            min_length=1, description="tokens of input; those that the SUT refuses as too long end the test"
+            min_length=1, description="input lengths in tokens; the first that the SUT refuses ends the test"
         ),
     ] = LENGTHS
-    output_tokens: Annotated[int, Meta(ge=1, description="of every answer")] = 256
-    requests: Annotated[int, Meta(ge=1, description="for each length; the draft wants 20")] = 20
-    concurrency: Annotated[int, Meta(ge=1, le=4, description="requests at a time: 1 to 4")] = 1
+    output_tokens: Annotated[int, Meta(ge=1, description="tokens of each response")] = 256
+    requests: Annotated[int, Meta(ge=1, description="requests per length; the draft demands 20")] = 20
+    concurrency: Annotated[int, Meta(ge=1, le=4, description="concurrent requests, 1 to 4")] = 1
     throughput_concurrency: Annotated[
         Count | None,
-        Meta(description="requests at a time when throughput is looked for; none: not apart from TTFT"),
+        Meta(description="concurrent requests when throughput is measured; none: no separate loads"),
     ] = 8
 
 
@@ -149,7 +152,7 @@ def _load(
     requests: int,
     output: int | None = None,
 ) -> Load:
-    """Requests of one length, with texts that no other length has."""
+    """Return requests of one length, with texts of their own."""
     load = make_load(
         params.workload, slots=slots, seed=session.seed + 2 * length + (slots > params.concurrency),
         requests=requests, output_tokens=output or params.output_tokens, **session.target.counting,
@@ -182,7 +185,7 @@ def _length(length: int, measured: Measurement, throughput: list[dict[str, Any]]
 
 
 def _throughput(measured: Measurement, slots: int) -> dict[str, Any]:
-    """Of answers that came whole, by the time from the first request to the last answer."""
+    """Return rates of complete responses over the time from the first request to the last response."""
     seconds = measured.seconds
     return {
         "concurrency": slots,
@@ -206,7 +209,7 @@ class _Fit:
     formula: str
     parameters: int
     r2: float
-    """Of the means, in seconds and not in logarithms."""
+    """R^2 of the mean TTFT in seconds, not in logarithms."""
     bic: float
     at: Callable[[float], float]
     told: dict[str, Any]
@@ -220,7 +223,7 @@ def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float
 
     def fit(name: str, formula: str, parameters: int, at: Callable[[float], float], raw: Any) -> _Fit:
         n = len(points)
-        # Where a model leaves nothing, it is out by less than a stamp says.
+        # A perfect fit still has the error of a timestamp.
         rss = max(sum((y - at(x)) ** 2 for x, y in points), n * 1e-18)
         bic = n * log(rss / n) + parameters * log(n)
         return _Fit(name, formula, parameters, r_squared(ys, [at(x) for x in xs]), bic, at, asdict(raw))
@@ -257,7 +260,7 @@ def _fits_told(fits: Sequence[_Fit], told: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _best(fits: Sequence[_Fit]) -> str:
-    """As 5.9.5 words it: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
+    """Format as in 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
     best = fits[0]
     text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
     if best.name == "Linear":
@@ -334,7 +337,7 @@ def _throughput_series(
 
 
 def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
-    """A fit, evenly on a logarithmic axis; where it would be below 0 there is nothing to draw."""
+    """Return points of a fit, evenly on a logarithmic axis; None below 0."""
     steps = _CURVE_POINTS - 1
     xs = [first * exp(log(last / first) * i / steps) for i in range(_CURVE_POINTS)]
     ys = [fit.at(x) * 1e3 for x in xs]

@@ -1,9 +1,9 @@
 """Memory Pressure Behavior (IETF draft, 5.8): more requests than memory has room for.
 
 A closed loop at capacity, then above it. The test warns beforehand (7.4), waits after each level until every
-answer has ended, and asks at the end whether the system has recovered. Preemptions are the server's counters:
-vLLM and SGLang count events, which bound the share of requests; the simulated engine counts requests,
-recoveries and tokens, too. A figure that the server does not count is not measurable, and not 0.
+response has ended, and checks at the end whether the system has recovered. Preemptions are the server's
+counters: vLLM and SGLang count events, which bound the share of requests; the simulated engine also counts
+requests, recoveries and tokens. A figure that the server does not count is not measurable, not 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.measurement import Measurement, Steady
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, OutputTokens, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase
 from llmtap.metrics.intervals import share_interval
@@ -42,14 +42,14 @@ __all__ = ["TEST", "MemoryPressureParams"]
 
 DURATION_MIN: Final = Duration(120 * NS_PER_S)
 PROBES: Final = 5
-"""Requests sent one after the other, before and after."""
+"""Requests sent one at a time before the first and after the last level."""
 LONGER_MAX: Final = 0.5
 LONGER_S: Final = 0.05
-"""The median of their TTFT may be longer by such a share, or by so much, which it may be by chance."""
+"""Allowed increase of the probes' median TTFT in a recovered system: a share, or seconds."""
 FAILS: Final = 0.01
 FALLS: Final = 0.10
 WAITS: Final = 2.0
-"""From where a share that fails, a throughput that falls and a TTFT that grows are called that."""
+"""Thresholds of the degradation patterns: share of failures, fall of throughput, factor of TTFT."""
 WARNING: Final = "this pushes the SUT past its memory (7.4): only on an isolated system that can be restarted"
 _NOT_TOLD: Final = "not measurable"
 
@@ -57,22 +57,22 @@ _NOT_TOLD: Final = "not measurable"
 class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Annotated[
         str,
-        Meta(description="long-context is recommended (5.8.2); or another (4.3.2), or FILE.toml of your own"),
+        Meta(description="workload of 4.3.2 (long-context is recommended, 5.8.2), or FILE.toml of your own"),
     ] = "long-context"
     capacity: Annotated[
         Count | None,
         Meta(
-            description="concurrent capacity (5.5) with this workload; none: what the capacity test found",
+            description="concurrent capacity (5.5); default: from the capacity test",
         ),
     ] = None
     levels: Annotated[
         tuple[int, ...],
-        Meta(description="percent of capacity; the first is what the others are compared with"),
+        Meta(description="loads in % of capacity; the first is the base of comparison"),
     ] = (100, 110, 125, 150)
-    duration: Annotated[Duration, Meta(description="of each level: 120s at least (5.8.3)")] = DURATION_MIN
-    output_tokens: Annotated[
-        Count | None, Meta(description="of every answer; none: as the workload has them")
-    ] = None
+    duration: Annotated[Duration, Meta(description="duration of a level, at least 120s (5.8.3)")] = (
+        DURATION_MIN
+    )
+    output_tokens: OutputTokens = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +92,20 @@ class _Level:
 
     @property
     def preemptions(self) -> int | None:
-        """Events, as the server counts them; None where it tells none."""
+        """Preemption events by the server's counter, or None."""
         told = self.total("preemptions")
         return None if told is None else round(told)
 
     @property
     def preempted_most(self) -> float | None:
-        """Share of requests that were preempted; if only events are told, as if none was more than once."""
+        """Share of preempted requests; from events alone, an upper bound."""
         told = self.total("preempted")
         told = self.preemptions if told is None else told
         return None if told is None else min(1.0, told / max(1, self.measured.n))
 
     @property
     def recovery_rate(self) -> float | None:
-        """Share of preempted requests that were served to the end."""
+        """Share of preempted requests with a complete response."""
         preempted, recovered = self.total("preempted"), self.total("recovered")
         if preempted and recovered is not None:
             return recovered / preempted
@@ -148,7 +148,7 @@ def check(session: BenchSession, params: MemoryPressureParams) -> None:
 
 
 def _capacity_found(session: BenchSession) -> tuple[int, str] | None:
-    """What the capacity test found in the same results, and with which workload."""
+    """Return the result of the capacity test in the same folder, and its workload."""
     told = session.results.read_json("capacity/result.json") or {}
     measurements = told.get("measurements") or {}
     slots = measurements.get("max_concurrency")
@@ -183,7 +183,7 @@ async def _press(session: BenchSession, params: MemoryPressureParams) -> _Presse
         capacity, source = params.capacity, "given (capacity)"
     else:
         known = _capacity_found(session)
-        assert known is not None  # or `check` had said so
+        assert known is not None  # checked by `check`
         capacity, source = known[0], f"the capacity test (5.5) in these results, with {known[1]}"
     seconds = to_seconds(params.duration)
     session.watcher.left(WARNING)
@@ -198,7 +198,7 @@ async def _press(session: BenchSession, params: MemoryPressureParams) -> _Presse
                 session, f"levels/{percent:03d}", params.workload, slots, params.duration, rate,
                 output_tokens=params.output_tokens,
             )  # fmt: skip
-        except ConfigError as exc:  # it was asked the same before, and answered
+        except ConfigError as exc:  # the same request succeeded before
             pressed.lost = f"before {percent} %: {exc.problem}"
             return pressed
         pressed.levels.append(_Level(percent, slots, measured, steady))
@@ -275,7 +275,7 @@ def _pauses(measured: Measurement) -> list[float]:
 
 
 def _pattern(level: _Level, base: _Level) -> str:
-    """How it degrades against the base: the gravest of what there is."""
+    """Return the most severe degradation compared with the base level."""
     if level.failed / max(1, level.measured.n) > FAILS:
         return "requests fail"
     if level is base:

@@ -1,9 +1,10 @@
-"""Loads that two tests draw: classes of requests (5.6), and shared prefixes with different texts (5.7).
+"""Random loads of two tests: requests of several length classes (fairness), shared prefixes (prefix cache).
 
 Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ranges and ratio contradict it. Here ratio and
-ranges hold, and within a range lengths follow the log-normals (`skewed`) or are uniform. Prefixes: `texts` is
-the seed of the words, the other seed that of lengths, arrivals and sharing. A row is the same however many
-are drawn. Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
+ranges hold; lengths within a range follow the log-normals. Prefixes: `texts` is the seed of the words, and
+the other seed that of lengths, arrivals and sharing. A row does not depend on the number of rows.
+
+Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
 
 import itertools
@@ -43,20 +44,20 @@ __all__ = [
 Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
 _INPUT: Final = LogNormal(mu=5.5, sigma=1.0)
 _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
-"""Synthetic-Skewed's (A.2), without its floor and cap: the class has its own."""
+"""Log-normals of Synthetic-Skewed (A.2), without its floor and cap."""
 _IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
 _STANDARD: Final = NormalDist()
 _STEPS: Final = 2_000
-"""Of the quantile function, for a mean: right within a tenth of a token for the draft's ranges."""
+"""Steps of the quantile function for a mean: exact to 0.1 tokens for the draft's ranges."""
 
 
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A class of requests (5.6.2)."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="its name, small letters")]
-    share: Annotated[float, Meta(gt=0, le=1, description="of all requests; shares add up to 1")]
-    input: Annotated[tuple[Tokens, Tokens], Meta(description="tokens of the prompt, from and to")]
-    output: Annotated[tuple[Tokens, Tokens], Meta(description="tokens of the answer, from and to")]
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="name in small letters")]
+    share: Annotated[float, Meta(gt=0, le=1, description="fraction of all requests; the sum is 1")]
+    input: Annotated[tuple[Tokens, Tokens], Meta(description="range of prompt lengths, tokens")]
+    output: Annotated[tuple[Tokens, Tokens], Meta(description="range of response lengths, tokens")]
 
 
 SHORT: Final = RequestClass(name="short", share=0.8, input=(64, 256), output=(32, 128))
@@ -81,16 +82,15 @@ def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> No
 @dataclass(frozen=True, slots=True)
 class ClassMix:
     classes: tuple[RequestClass, ...]
-    lengths: Literal["skewed", "uniform"] = "skewed"
     content: Literal["words", "ids"] = "words"
     vocabulary: int = CL100K_IDS
-    """Of ids: they are below it."""
+    """Upper bound of token ids."""
     name: str = "request-classes"
 
     def alone(self, name: str) -> "ClassMix":
         (one,) = (one for one in self.classes if one.name == name)
         whole = msgspec.structs.replace(one, share=1.0)
-        return ClassMix((whole,), self.lengths, self.content, self.vocabulary)
+        return ClassMix((whole,), self.content, self.vocabulary)
 
     def describe(self) -> Mapping[str, object]:
         content = RandomIds(self.vocabulary) if self.content == "ids" else ProseWords()
@@ -99,8 +99,8 @@ class ClassMix:
             "about": "requests of classes, mixed by share",
             "source": "IETF draft, 5.6.2, 4.3.2.2 and A.2",
             "classes": msgspec.to_builtins(self.classes),
-            "input": self._described(_INPUT, "the prompt"),
-            "output": {**self._described(_OUTPUT, "the answer"), "control": "max_tokens"},
+            "input": _described(_INPUT, "the prompt"),
+            "output": {**_described(_OUTPUT, "the answer"), "control": "max_tokens"},
             "content": content.describe(),
             "sharing": None,
             "conversations": None,
@@ -112,7 +112,7 @@ class ClassMix:
                 {
                     "section": "4.3.2.2", "says": "log-normal lengths up to a cap",
                     "here": "the lengths of 5.6.2's classes in their ratio, within whose ranges they are"
-                    + (" as these log-normals have them" if self.lengths == "skewed" else " all as likely"),
+                    " as these log-normals have them",
                 },
                 *([] if self.content == "ids" else [{
                     "section": "4.3.2.2", "says": "random token sequences",
@@ -122,12 +122,12 @@ class ClassMix:
         }  # fmt: skip
 
     def names(self, seed: int) -> Iterator[str]:
-        """The class of one row after the other; endless."""
+        """Yield the class of each row, endlessly."""
         return (one.name for one in self._drawn(seed))
 
     def mean_tokens(self) -> float:
         return sum(
-            one.share * (self._mean(_INPUT, one.input) + self._mean(_OUTPUT, one.output))
+            one.share * (_mean_length(_INPUT, one.input) + _mean_length(_OUTPUT, one.output))
             for one in self.classes
         )
 
@@ -135,7 +135,7 @@ class ClassMix:
         return self._parts(count, seed).requests
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
+        """Return the prompts of `requests(count, seed)`. Raises ValueError for other requests."""
         parts = self._parts(len(requests), seed)
         check_rows(parts.requests, requests)
         if self.content == "ids":
@@ -149,8 +149,8 @@ class ClassMix:
         given, made = Random(f"{seed}/input"), Random(f"{seed}/output")
         for one in self._drawn(seed):
             yield PlannedTurn(
-                self._length(_INPUT, one.input, uniform_draw(given)),
-                self._length(_OUTPUT, one.output, uniform_draw(made)),
+                _length(_INPUT, one.input, uniform_draw(given)),
+                _length(_OUTPUT, one.output, uniform_draw(made)),
             )
 
     def _drawn(self, seed: int) -> Iterator[RequestClass]:
@@ -161,30 +161,29 @@ class ClassMix:
             # The last end is 1 but for rounding.
             yield next((c for c, end in zip(self.classes, ends, strict=True) if u < end), self.classes[-1])
 
-    def _length(self, skewed: LogNormal, span: tuple[int, int], u: float) -> int:
-        """The quantile u of lengths within a span, both ends included."""
-        low, high = span
-        if self.lengths == "uniform":
-            return min(high, low + int(u * (high - low + 1)))
-        mu, sigma = skewed.logarithm
-        first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
-        p = min(max(first + u * (last - first), 2**-54), 1 - 2**-53)
-        return max(low, min(high, skewed.quantile(p)))
 
-    def _mean(self, skewed: LogNormal, span: tuple[int, int]) -> float:
-        return math.fsum(self._length(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
+def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
+    """Return quantile u of the lengths within a span, both ends included."""
+    low, high = span
+    mu, sigma = skewed.logarithm
+    first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
+    p = min(max(first + u * (last - first), 2**-54), 1 - 2**-53)
+    return max(low, min(high, skewed.quantile(p)))
 
-    def _described(self, skewed: LogNormal, of: str) -> dict[str, Any]:
-        about: dict[str, Any] = {"of": of, "unit": "tokens", "within": "the class's range"}
-        if self.lengths == "uniform":
-            return {"distribution": "uniform", **about}
-        mu, sigma = skewed.logarithm
-        return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **about}
+
+def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
+    return math.fsum(_length(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
+
+
+def _described(skewed: LogNormal, of: str) -> dict[str, Any]:
+    mu, sigma = skewed.logarithm
+    about = {"of": of, "unit": "tokens", "within": "the class's range"}
+    return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **about}
 
 
 @dataclass(frozen=True, slots=True)
 class _Ids:
-    """Prompts of random token ids: of just the tokens that they were to have, whoever counts."""
+    """Prompts of random token ids of exact length."""
 
     requests: Requests
     vocabulary: int
@@ -228,7 +227,7 @@ def open_mix(
 def closed_mix(
     mix: ClassMix, *, slots: int, requests: int, seed: int, tokenizer: str | None = None, chat: bool = True
 ) -> Load:
-    """So many requests of the mix in a closed loop."""
+    """Return requests of the mix as a closed loop."""
     return _load(mix, mix.requests(requests, seed), seed, None, tokenizer, chat, slots=slots)
 
 
@@ -248,7 +247,7 @@ def _load(
 
 
 PRIMER_TOKENS: Final = 16
-"""Of the message behind a prefix that is sent only so that it is known; its answer is of one token."""
+"""Tokens of the message after a prefix that is sent only to fill the cache; its response has one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +258,7 @@ class Prefixes:
     tokenizer: str | None = None
     chat: bool = True
     output_tokens: int | None = None
-    """Of every answer, in place of the workload's own lengths."""
+    """Response length in place of the workload's own lengths."""
 
     @property
     def sharing(self) -> Sharing:
@@ -279,7 +278,7 @@ class Prefixes:
         return Load(plan=plan, closed=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
-        """Return each prefix of a load of these seeds once, each with a message of its own."""
+        """Return a load with each prefix of these seeds once, each with a message of its own."""
         lengths = self.sharing.lengths(seed)
         parts = Parts(lengths=lengths)
         for number, tokens in enumerate(lengths):
@@ -293,7 +292,7 @@ class Prefixes:
         return Load(plan=plan, closed=1)
 
     def shared(self, count: int, seed: int) -> tuple[Sequence[int], Sequence[int]]:
-        """By row, which prefix it shares (NO_CONTEXT: none), and the tokens of each prefix."""
+        """Return the number of each row's prefix (or NO_CONTEXT), and the tokens of each prefix."""
         parts = self._parts(count, seed)
         return parts.contexts, parts.lengths
 
@@ -328,7 +327,7 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Primer(ConversationScript):
-    """The contexts of a script, and other messages: what is primed is the prefix, not a request."""
+    """The contexts of a script with other messages, so that only prefixes get into the cache."""
 
     script: Written
 

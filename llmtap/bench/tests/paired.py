@@ -1,8 +1,8 @@
-"""Figures of tests that compare configurations of one system: prefix caches (5.7) and guardrails (5.10).
+"""Compare configurations of one system request by request: figures of the prefix cache and guardrail tests.
 
-Configurations are sent in blocks of random order, so that drift becomes noise. All of a repeat get the same
-rows, and each row is compared with itself; repeats have rows of their own and are independent runs (IETF
-draft, 6.1 and 6.3). All figures are public JSON.
+Configurations are sent in blocks of random order, so that drift becomes noise. All configurations of a repeat
+get the same rows, and each row is compared with itself. Repeats have rows of their own and are independent
+runs (IETF draft, 6.1 and 6.3). All figures are public JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from scipy import stats
 
 from llmtap.bench.run.figures import KEY_SHARES, figure, latency_row
-from llmtap.bench.run.levels import Capacity, is_long, overload
-from llmtap.bench.run.measurement import Measurement, steady_of
+from llmtap.bench.run.levels import Capacity, overload
+from llmtap.bench.run.measurement import Measurement
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.comparison import (
     adjusted,
@@ -40,7 +40,7 @@ __all__ = [
 
 T = TypeVar("T")
 RUNS_MIN: Final = 3
-"""Independent runs, for a claim (6.3)."""
+"""Independent runs that a claim needs (6.3)."""
 _NS: Final = 1e9
 
 
@@ -83,7 +83,7 @@ def pairs(both: Iterable[tuple[Measurement, Measurement]], column: str) -> tuple
 
 
 def values_by_row(measured: Measurement, column: str) -> dict[int, float]:
-    """A column's known values of complete answers, by row of the plan; seconds where it ends in `_ns`."""
+    """Return a column of complete responses by row of the plan, in seconds if its name ends in `_ns`."""
     table = measured.table
     scale = _NS if column.endswith("_ns") else 1
     columns = (table.column(name).to_pylist() for name in ("row", "outcome", column))
@@ -131,10 +131,10 @@ Rates = Mapping[str, Sequence[tuple[float, float | None]]]
 
 @dataclass(slots=True)
 class PrefixRun:
-    """A repeat: one measurement for each state."""
+    """Repeat of the prefix cache test: one measurement per state of the cache."""
 
     contexts: Sequence[int]
-    """By row, which prefix it shares; NO_CONTEXT where it shares none."""
+    """Number of the shared prefix by row, or NO_CONTEXT."""
     lengths: Sequence[int]
     states: dict[str, Measurement] = field(default_factory=dict)
 
@@ -146,18 +146,11 @@ class PrefixRun:
 def prefix_figures(
     runs: Sequence[PrefixRun], rate: float, capacity: Capacity | None, rates: Rates | None
 ) -> dict[str, Any]:
-    """All that 5.7.4 asks for; of cold and of warm against off."""
+    """Return the measurements of 5.7.4, of cold and warm compared with off."""
     told: dict[str, Any] = {
         "rate_rps": rate,
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
         "ttft": {state: latency_row(ttfts(runs, state), KEY_SHARES) for state in STATES},
-        "by_sharing": {
-            state: {
-                says: latency_row(ttfts(runs, state, shares), KEY_SHARES)
-                for says, shares in (("shared", True), ("not_shared", False))
-            }
-            for state in STATES
-        },
         "reduction": {},
         "hit_rate": {state: _hits(runs, state) for state in STATES},
         "throughput": None if rates is None else _improvement(rates),
@@ -175,18 +168,12 @@ def prefix_figures(
     return told
 
 
-def ttfts(runs: Iterable[PrefixRun], state: str, shares: bool | None = None) -> list[float]:
-    """TTFT of all repeats in a state; of requests that do, or do not, share a prefix, where that is asked."""
-    return [
-        value
-        for one in runs
-        for row, value in values_by_row(one.states[state], "ttft_ns").items()
-        if shares is None or shares == bool(one.prefix(row))
-    ]
+def ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
+    return [value for one in runs for value in values_by_row(one.states[state], "ttft_ns").values()]
 
 
 def _less(ratio: Mapping[str, Any]) -> dict[str, Any]:
-    """on / off as a reduction, (off - on) / off."""
+    """Convert the ratio on / off to the reduction (off - on) / off."""
     return {
         **ratio,
         "value": 1 - ratio["value"],
@@ -196,7 +183,7 @@ def _less(ratio: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_repeats(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
-    """The reduction of P50 in one repeat after the other: their geometric mean; None of fewer than three."""
+    """Return the geometric mean of the repeats' reductions of P50, or None with fewer than three."""
     logs = []
     for one in runs:
         off, on = pairs([(one.states["off"], one.states[state])], "ttft_ns")
@@ -226,7 +213,7 @@ def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
 
 
 def _improvement(rates: Rates) -> dict[str, Any]:
-    """Output tokens per second, or requests where tokens are not known; off, on, and the increase."""
+    """Return output tokens (or requests) per second, off and on, and the increase."""
     known = all(tps is not None for runs in rates.values() for _, tps in runs)
     off, on = ([(tps if known else rps) or 0.0 for rps, tps in rates[state]] for state in ("off", "on"))
     means = [sum(values) / len(values) for values in (off, on)]
@@ -242,7 +229,7 @@ def _improvement(rates: Rates) -> dict[str, Any]:
 
 
 def hot_firsts(runs: Sequence[PrefixRun]) -> int:
-    """First requests of a prefix, in cold runs, for most of which the cache had something."""
+    """Return the number of first requests of a prefix in cold runs whose prefix was mostly cached."""
     hot = 0
     for one in runs:
         cold = one.states["cold"]
@@ -261,27 +248,19 @@ ARMS: Final = {
     BASELINE: "Baseline", "input_filter": "Input Filter", "output_filter": "Output Filter",
     "full": "Full Filter",
 }  # fmt: skip
-"""By name, as the draft's tables call them."""
+"""Names in the draft's tables by arm."""
 NAMES: Final = {**ARMS, AGAIN: "Baseline again (A/A)"}
 METRICS: Final = {"ttft": "TTFT", "e2e": "E2E"}
 
 
 @dataclass(slots=True)
 class GuardrailCell:
-    """A configuration at a load: a block for each repeat."""
+    """A configuration at a load: one block per repeat."""
 
     runs: dict[int, Measurement] = field(default_factory=dict)
 
     def values(self, column: str) -> list[float]:
         return [value for one in self.runs.values() for value in values_by_row(one, column).values()]
-
-    def tps(self) -> dict[int, float] | None:
-        """Output tokens per second, by repeat; requests where tokens are not known. None of short blocks."""
-        if not all(is_long(one) for one in self.runs.values()):
-            return None
-        steadies = {i: steady_of(self.runs[i]) for i in sorted(self.runs)}
-        known = all(one.output_tps is not None for one in steadies.values())
-        return {i: (one.output_tps if known else one.completed_rps) or 0.0 for i, one in steadies.items()}
 
 
 Cells = Mapping[tuple[str, float], GuardrailCell]
@@ -341,7 +320,6 @@ def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
         "overhead": None if arm == BASELINE else {
             metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS
         },
-        "throughput": _throughput(base, cell, arm),
         "overload": [kept for one in cell.runs.values() if (kept := overload(one)) is not None],
     }  # fmt: skip
 
@@ -381,30 +359,15 @@ def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[st
 
 
 def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Of one block against another: Hodges and Lehmann's, or of very few pairs the median."""
+    """Return the shift between two blocks: Hodges and Lehmann's, or the median of very few pairs."""
     compared = compare_paired(ours, theirs)
     if compared is not None:
         return compared.difference
     return percentile(sorted(b - a for a, b in zip(ours, theirs, strict=True)), 0.5)
 
 
-def _throughput(base: GuardrailCell, other: GuardrailCell, arm: str) -> dict[str, Any] | None:
-    """None where blocks are so short that most of the time answers begin or end."""
-    ours, theirs = base.tps(), other.tps()
-    if ours is None or theirs is None:
-        return None
-    told: dict[str, Any] = {
-        "value": sum(theirs.values()) / len(theirs), "runs": [*theirs.values()], "reduction": None
-    }  # fmt: skip
-    if arm != BASELINE:
-        less = [change for i in ours if (change := reduction(ours[i], theirs[i])) is not None]
-        mean = sum(less) / len(less) if less else None
-        told["reduction"] = over_repeats(less) or figure(mean, None, None, len(less), p=None)
-    return told
-
-
 def cached_share(cells: Cells) -> float | None:
-    """Of all input tokens; None where no answer tells."""
+    """Return the share of cached input tokens, or None."""
     columns = [one.table for cell in cells.values() for one in cell.runs.values()]
     cached = [pc.sum(table["cached_tokens"]).as_py() for table in columns]
     known = [count for count in cached if count is not None]

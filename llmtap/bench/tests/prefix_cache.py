@@ -41,7 +41,16 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    BenchTest,
+    ChartSpec,
+    Count,
+    OutputTokens,
+    Rate,
+    ReportTable,
+    SlotsMax,
+    TestResult,
+)
 from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.bench.tests.paired import STATES, PrefixRun, hot_firsts, prefix_figures, ttfts
 from llmtap.errors import ConfigError
@@ -53,47 +62,46 @@ ON: Final = "cache_on"
 RUNS_MIN: Final = 3
 KEPT: Final = "texts.json"
 _APART: Final = 1_000
-"""Seeds of repeats are so far apart, so that no two loads of the test share one."""
+"""Difference between seeds of repeats, so that no two loads share a seed."""
 
 
 class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.7.2). Sharing and prefix lengths are the workload's by default."""
 
     workload: Annotated[
-        str, Meta(description="code-completion, conversation, or a FILE.toml of written texts")
+        str, Meta(description="workload: code-completion, conversation, or FILE.toml with generated texts")
     ] = "code-completion"
     sharing: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        Meta(description="share of the requests that share a prefix"),
+        Meta(description="fraction of the requests with a shared prefix"),
     ] = None
-    prefix_tokens: Annotated[
-        tuple[int, int] | None, Meta(description="tokens of a shared prefix, from and to")
-    ] = None
-    prefixes: Annotated[Count | None, Meta(description="how many different ones there are")] = None
-    output_tokens: Annotated[
-        Count | None,
-        Meta(description="of every answer; default: the workload's own lengths"),
-    ] = None
-    requests: Annotated[
-        int, Meta(ge=1, description="of each run; all repeats together make the percentiles")
-    ] = 400
-    repeats: Annotated[int, Meta(ge=1, description="independent runs of each configuration; 6.3 wants 3")] = 3
-    rate: Annotated[Rate | None, Meta(description="requests/s; default: share of max_rate")] = None
+    prefix_tokens: Annotated[tuple[int, int] | None, Meta(description="range of prefix lengths, tokens")] = (
+        None
+    )
+    prefixes: Annotated[Count | None, Meta(description="number of different prefixes")] = None
+    output_tokens: OutputTokens = None
+    requests: Annotated[int, Meta(ge=1, description="requests per run; percentiles are over all repeats")] = (
+        400
+    )
+    repeats: Annotated[
+        int, Meta(ge=1, description="independent runs of each configuration; 6.3 demands 3")
+    ] = 3
+    rate: Annotated[Rate | None, Meta(description="rate, requests/s; default: `share` of max_rate")] = None
     max_rate: Annotated[
         Rate | None,
         Meta(
-            description="requests/s at capacity, cache off; default: of the throughput test, or looked for",
+            description="capacity without the cache, requests/s; default: as measured",
         ),
     ] = None
-    share: Annotated[float, Meta(gt=0, le=1, description="of the capacity without the cache")] = 0.5
+    share: Annotated[float, Meta(gt=0, le=1, description="load as a fraction of max_rate")] = 0.5
     concurrency: Annotated[
-        int, Meta(ge=0, description="requests at a time, for throughput; 0: it is not measured")
+        int, Meta(ge=0, description="concurrent requests in throughput runs; 0: no such runs")
     ] = 16
-    throughput_requests: Annotated[int, Meta(ge=1, description="of each run for throughput")] = 200
-    slots_max: Annotated[int, Meta(ge=1, description="highest concurrency that the search tries")] = 128
+    throughput_requests: Annotated[int, Meta(ge=1, description="requests per throughput run")] = 200
+    slots_max: SlotsMax = 128
     texts: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="seed of the words, to send what another run sent; default: new ones each time"),
+        Meta(description="random seed of the words, to repeat another run's requests; default: random"),
     ] = None
 
 
@@ -162,13 +170,13 @@ def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
 
 
 def _apart(session: BenchSession) -> bool:
-    """Off and on are two servers, or one that is started anew: what one was asked the other does not know."""
+    """Return whether off and on are two servers, or one that is restarted, with separate caches."""
     off, on = session.arms[OFF], session.arms[ON]
     return off.switches or on.switches or (off.url or session.target.url) != (on.url or session.target.url)
 
 
 class _Texts:
-    """Seeds of words: new ones for a load that is to be sent, those that it had for one that was measured."""
+    """Seeds of words: new ones for a load to send, stored ones for a load measured before."""
 
     def __init__(self, session: BenchSession, given: int | None) -> None:
         self._session = session
@@ -177,7 +185,7 @@ class _Texts:
         self.used: dict[str, int] = {}
 
     def of(self, step: str, shape: Load) -> int:
-        """Return the seeds of a step; a step that was broken off gets new ones."""
+        """Return the seed of a load; an interrupted load gets a new one."""
         if step in self.used:
             return self.used[step]
         key = f"{step} {shape.fingerprint()}"

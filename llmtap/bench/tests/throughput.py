@@ -67,22 +67,19 @@ DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Workload = "synthetic-uniform"
     duration: Annotated[
-        Duration, Meta(description="of each level: 60s at least, 300s for stable figures (5.2.2.1)")
+        Duration, Meta(description="duration of each level; at least 60s, 300s for stable figures (5.2.2.1)")
     ] = DURATION_MIN
     mode: Annotated[
-        Literal["open", "closed"], Meta(description="load model: at a rate, or so many at a time")
+        Literal["open", "closed"],
+        Meta(description="load model: at a rate (open), or with fixed concurrency (closed)"),
     ] = "open"
     arrivals: ArrivalProcess = "poisson"
     rate_min: Annotated[float, Meta(gt=0, description="open loop: lowest rate, requests/s")] = 1.0
-    rate_max: Annotated[
-        float, Meta(gt=0, description="open loop: highest rate to try; the search doubles the rate")
-    ] = 1_024.0
-    rate_step: Annotated[float, Meta(gt=0, description="open loop: increment; rates are multiples of it")] = (
-        1.0
-    )
-    concurrency_min: Annotated[int, Meta(ge=1, description="closed loop: fewest at a time")] = 1
-    concurrency_max: Annotated[int, Meta(ge=1, description="closed loop: most at a time")] = 512
-    concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment, as of the rate")] = 1
+    rate_max: Annotated[float, Meta(gt=0, description="open loop: highest rate")] = 1_024.0
+    rate_step: Annotated[float, Meta(gt=0, description="open loop: increment of the rate")] = 1.0
+    concurrency_min: Annotated[int, Meta(ge=1, description="closed loop: lowest concurrency")] = 1
+    concurrency_max: Annotated[int, Meta(ge=1, description="closed loop: highest concurrency")] = 512
+    concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment of the concurrency")] = 1
     ttft_p99: TtftBound = None
     tpot_p99: TpotBound = None
 
@@ -99,14 +96,14 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class Sought:
     search: RateSearch
     step: float
-    """The increment, by which its numbers are multiplied."""
+    """Load per level of the search."""
     tried: list[Tried] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
-    """Steps whose requests were over before their time was."""
+    """Loads that ran out of requests before their time ended."""
 
     @property
     def best(self) -> Tried | None:
-        """The last try of the highest level that holds, of those that held."""
+        """The last successful try of the highest level that holds."""
         best = self.search.best
         if best is None:
             return None

@@ -38,6 +38,7 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import (
+    ArrivalProcess,
     BenchTest,
     ChartSeries,
     ChartSpec,
@@ -59,37 +60,35 @@ __all__ = ["TEST", "TradeoffParams"]
 
 LEVELS_MIN: Final = 10
 RATE_MAX: Final = 1_024.0
-"""Requests per second, beyond which nobody looks for capacity without saying so."""
+"""Highest rate of the search for capacity, requests/s."""
 STEPS: Final = 12
-"""Increments into which a preliminary search divides what is to be found."""
+"""Increments per capacity in the preliminary search."""
 SEARCH_LEVELS: Final = 16
-"""At most, of such a search: eleven doublings to `RATE_MAX`, and five halvings."""
+"""Maximum number of levels of that search: eleven doublings and five halvings."""
 _ANY: Final = 1 << 62
-"""Of a resolution: none is needed."""
+"""Resolution that ends a search after its doublings."""
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Workload = "synthetic-uniform"
-    duration: Annotated[Duration, Meta(description="of each level: 60s at least (5.3.2)")] = DURATION_MIN
+    duration: Annotated[Duration, Meta(description="duration of a level, at least 60s (5.3.2)")] = (
+        DURATION_MIN
+    )
     levels: Annotated[
         tuple[float, ...],
-        Meta(description="percent of capacity: 10 levels at least, from 10 to saturation (5.3.2)"),
+        Meta(description="loads in % of capacity; at least 10, from 10 % to saturation (5.3.2)"),
     ] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
     max_rate: Annotated[
         Rate | None,
         Meta(
-            description="estimated capacity, requests/s; default: the throughput test's, or looked for",
+            description="capacity, requests/s; default: as measured",
         ),
     ] = None
     search_duration: Annotated[
-        Duration, Meta(description="of each level of that search, where capacity is not known")
+        Duration, Meta(description="duration of each level of the search for capacity")
     ] = Duration(20 * NS_PER_S)
-    search_from: Annotated[float, Meta(gt=0, description="rate at which that search begins, requests/s")] = (
-        1.0
-    )
-    arrivals: Annotated[
-        str, Meta(description="poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
-    ] = "poisson"
+    search_from: Annotated[float, Meta(gt=0, description="first rate of that search, requests/s")] = 1.0
+    arrivals: ArrivalProcess = "poisson"
     ttft_p99: TtftBound = None
     tpot_p99: TpotBound = None
 
@@ -155,11 +154,10 @@ MORE_COLUMNS: Final[Mapping[str, Cell]] = {
 
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
-    """5.3.3, 1: as somebody says, as the throughput test found, or by a short one of our own."""
+    """Return the capacity (5.3.3, 1): given, found by the throughput test, or by a short search."""
     told = capacity_told(session, params.max_rate, params.workload)
     if told is not None:
         return told
-    # Doubled until it breaks, and from there in steps of its own size.
     rough = await _search(session, params, params.search_from, "capacity/rough", resolution=_ANY)
     fine = await _search(session, params, rough / STEPS, "capacity/fine", low=rough / 2, high=rough * 2)
     seconds = to_seconds(params.search_duration)

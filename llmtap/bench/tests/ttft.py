@@ -1,7 +1,7 @@
 """Time to First Token (IETF draft, 5.1): its distribution at a given load.
 
-From the last byte of the request to the first content token that is not empty or white space (5.1.3.1,
-B.1.1); the time to a token of any kind is reported beside it.
+TTFT is the time from the last byte of the request to the first content token that is not empty or white space
+(5.1.3.1, B.1.1). The time to a token of any kind is reported beside it.
 """
 
 from collections.abc import Mapping
@@ -51,17 +51,17 @@ EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _HISTOGRAM_TO: Final = 0.995
 SHARE: Final = 0.5
-"""Of the sustainable rate, where no load is given."""
+"""Share of the sustainable rate that is the default load."""
 
 
 class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.1.2). Default load: half of the throughput test's sustainable load."""
 
     workload: Workload = "synthetic-uniform"
-    requests: Annotated[int, Meta(ge=1, description="how many: P99 needs 1,000, P99.9 needs 10,000")] = 10_000
-    rate: Annotated[Rate | None, Meta(description="open loop: requests/s")] = None
+    requests: Annotated[int, Meta(ge=1, description="number; P99 needs 1,000, P99.9 needs 10,000")] = 10_000
+    rate: Annotated[Rate | None, Meta(description="open loop: rate, requests/s")] = None
     arrivals: ArrivalProcess = "poisson"
-    concurrency: Annotated[Count | None, Meta(description="closed loop: requests at a time")] = None
+    concurrency: Annotated[Count | None, Meta(description="closed loop: concurrent requests")] = None
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
@@ -102,7 +102,7 @@ def _capacity(session: BenchSession, params: TtftParams) -> Capacity | None:
 
 
 def _rate(session: BenchSession, params: TtftParams) -> float | None:
-    """Return the rate as given or as a share of capacity; None of a closed loop, or if nobody knows it."""
+    """Return the rate: given, or a share of capacity; None if unknown or a closed loop."""
     if params.rate is not None or params.concurrency is not None:
         return params.rate
     found = _capacity(session, params)
@@ -145,7 +145,7 @@ def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
 
 
 def _any_token(measured: Measurement) -> dict[str, Any] | None:
-    """Time to the first token of any kind, where some answer had one before its first content (5.1.3.1)."""
+    """Return the time to any token, or None if content always came first (5.1.3.1)."""
     table = measured.ended_well()
     earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # null where either is
     only_other = pc.and_(pc.is_valid(table["ttft_any_ns"]), pc.is_null(table["ttft_ns"]))
@@ -156,7 +156,7 @@ def _any_token(measured: Measurement) -> dict[str, Any] | None:
 
 
 def _told(measured: Measurement, column: str) -> dict[str, Any] | None:
-    """A part of TTFT by the server's own instruments; None where it tells none."""
+    """Return a part of TTFT as reported by the server, or None."""
     values = measured.values(column)
     return latency_row(values) if values else None
 

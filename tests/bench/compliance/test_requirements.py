@@ -129,7 +129,7 @@ SETUP: list[Case] = [
     ("4.3.2.5-1", "long-context", {f"{S}.plan.workload.name": "conversation"}, "not met", "long-context"),
     ("4.3.2.5-1", "long-context", {f"{S}.plan": {}}, "cannot tell", "not reported"),
     ("4.3.3-1", "ttft", {f"{S}.plan.seed": None}, "not met", "no seed"),
-    ("4.3.3-2", "ttft", {"seed": None}, "not met", "no seed"),
+    ("4.3.3-2", "ttft", {"seed": None}, "not met", "seed is not stated"),
     ("4.3.3-3", "ttft", {"exact_requests": None}, "met", "made again by llmtap 1.0 with seed 42"),
     ("4.3.3-3", "ttft", {"exact_requests": None, f"{S}.plan.workload.generation": ""}, "not met", "neither"),
     *(
@@ -342,7 +342,7 @@ PROCEDURES: list[Case] = [
     ("5.4.3-1", "itl", {f"{S}.chunking": {}}, "cannot tell", "numbers of gaps"),
     ("5.4.5-p1", "itl", WITHOUT_TABLES, "not met", "Table 6"),
     ("5.5.2-1", "capacity", {f"{S}.plan.workload.name": "conversation"}, "not met", "conversation"),
-    ("5.5.2-p1", "capacity", {"params.output_tokens": None}, "not met", "own lengths"),
+    ("5.5.2-p1", "capacity", {"params.output_tokens": None}, "not met", "answer length"),
     ("5.5.2-p2", "capacity", {}, "met", "99% complete, TTFT P99 <= 2 s, 0 out of memory"),
     ("5.5.2-p2", "capacity", {"measurements.criteria.completion": 0.9}, "not met", "90% complete"),
     ("5.5.2-p2", "capacity", {"measurements.criteria": {}}, "not met", "no criteria"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from llmtap.bench.report.texts import full_markdown, main_load, minimum_text
-from tests.support.results.bench_documents import CHARTS, bench_document, bench_report, load_step
+from tests.support.results.bench_documents import bench_document, bench_report, load_step
 from tests.support.results.compliance_reports import report_of_test
 
 LEVELS: list[dict[str, Any]] = [
@@ -72,21 +72,6 @@ def test_a_length_that_was_refused_has_no_figures_to_show() -> None:
         refused,
     ]
     assert found("long-context", steps) == "2048-tokens"
-
-
-@pytest.mark.parametrize(
-    ("test", "others", "name"),
-    [
-        ("fairness", ["alone/short", "alone/long"], "mix"),
-        ("prefix-cache", ["capacity/0008-at-a-time", "0/cold"], "0/off"),
-    ],
-)
-def test_the_minimum_report_has_its_ttft(test: str, others: list[str], name: str) -> None:
-    steps = [load_step(other, n=5_000, ttft_p99=9.0) for other in others]
-    steps.append(load_step(name, n=500, ttft_p99=0.4, arm="cache_off" if test == "prefix-cache" else ""))
-    text = minimum_text(bench_document(bench_report(test, steps=steps)))
-    assert "- TTFT P99: 400 ms" in text
-    assert f", load {name}" in text
 
 
 LABELS = [
@@ -161,11 +146,3 @@ def test_what_others_named_breaks_no_table_and_begins_no_tag() -> None:
     text = full_markdown(bench_document(report))
     assert "| a\\|b |" in text
     assert "| &lt;script>x&lt;/script> next |" in text
-
-
-def test_every_table_row_has_as_many_cells_as_its_head() -> None:
-    text = full_markdown(bench_document(bench_report(charts=CHARTS)))
-    for block in text.split("\n\n"):
-        rows = [line for line in block.splitlines() if line.startswith("|")]
-        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in rows}
-        assert len(cells) <= 1, block

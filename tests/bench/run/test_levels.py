@@ -28,7 +28,7 @@ from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import Duration
-from tests.bench.support import Planted, measured
+from tests.bench.support import Planted, answered, measured
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -137,10 +137,7 @@ def slots_of(limit: int, e2e_s: float = 1.0, tokens: int | None = 10) -> Any:
         for i in range(len(load.plan.requests)):
             # Slots begin one after the other, and go on so.
             sent = (i // load.closed + i % load.closed / load.closed) * each
-            rows.append({
-                "sent_ns": round(sent * S), "end_ns": round((sent + each) * S), "ttft_ns": 1,
-                "ttft_any_ns": 1, "e2e_ns": round(each * S), "output_tokens": tokens, "input_tokens": 1,
-            })  # fmt: skip
+            rows.append(answered(sent, 0, each, output_tokens=tokens, input_tokens=1))
         return measured(name, rows)
 
     return answer
@@ -219,10 +216,7 @@ def queued(rate: float, per_s: float, seconds: float, seed: int) -> Measurement:
         if at > seconds:
             return measured("load", rows)
         free = max(at, free) + 1 / per_s
-        rows.append({
-            "sent_ns": round(at * S), "end_ns": round(free * S), "e2e_ns": round((free - at) * S),
-            "ttft_ns": round((free - at) * S), "ttft_any_ns": round((free - at) * S), "output_tokens": 1,
-        })  # fmt: skip
+        rows.append(answered(at, free - at, free - at, output_tokens=1))
 
 
 def test_what_does_not_keep_up_is_told_and_what_does_is_not() -> None:
@@ -235,11 +229,7 @@ def test_what_does_not_keep_up_is_told_and_what_does_is_not() -> None:
 
 def test_a_load_that_is_no_longer_than_its_answers_says_nothing() -> None:
     """24 requests in 2.4 s, each of 2 s: none is answered in the first half, and nothing is wrong."""
-    rows = [
-        {"sent_ns": i * S // 10, "ttft_ns": S // 10, "ttft_any_ns": S // 10, "e2e_ns": 2 * S,
-         "end_ns": i * S // 10 + 2 * S, "output_tokens": 10}
-        for i in range(24)
-    ]  # fmt: skip
+    rows = [answered(i / 10, 0.1, 2, output_tokens=10) for i in range(24)]
     assert not is_long(measured("short", rows))
     assert overload(measured("short", rows)) is None
     assert is_long(queued(8.0, 10.0, 60.0, 1))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder, Steady, steady_of, tail_is_heavy
-from tests.bench.support import measured
+from tests.bench.support import answered, measured
 from tests.support.traffic.exchanges import streamed
 
 S = 1_000_000_000
@@ -17,12 +17,8 @@ OVER = {"stopped": "the time was up"}
 
 def answer(sent_s: float, first_s: float, end_s: float, **more: Any) -> dict[str, Any]:
     """A request by its times since the load's start."""
-    times = {
-        "sent_ns": round(sent_s * S), "ttft_any_ns": round((first_s - sent_s) * S),
-        "ttft_ns": round((first_s - sent_s) * S), "end_ns": round(end_s * S),
-        "e2e_ns": round((end_s - sent_s) * S),
-    }  # fmt: skip
-    return {**times, "input_tokens": 100, "output_tokens": 10, **more}
+    tokens = {"input_tokens": 100, "output_tokens": 10}
+    return answered(sent_s, first_s - sent_s, end_s - sent_s, **tokens | more)
 
 
 def served(

@@ -297,11 +297,6 @@ def test_files_of_others_are_not_written_among(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not a results folder"):
-        load_document(tmp_path)
-
-
 RATE = "ttft.rate=4"
 
 

@@ -50,15 +50,11 @@ def test_the_example_loads_and_says_what_the_comments_beside_it_say() -> None:
     assert [one.name for one in params(file, "fairness").classes] == ["short", "long"]
 
 
-def test_the_example_of_the_embedded_engine_has_the_arms_of_all_tests() -> None:
+def test_the_example_of_the_embedded_engine_has_all_arms_and_declares_its_tokenizer() -> None:
     file = load_bench(HOUSE / "config/bench-sim.toml", tests=list(registry.TESTS))
-    arms = {"baseline", "input_filter", "output_filter", "full", "cache_off", "cache_on"}
-    assert file.arms.keys() == arms
+    sut = file.sut
+    assert file.arms.keys() == {"cache_off", "cache_on", *ARMS}
     assert file.arms["cache_on"].url != file.target.url
-
-
-def test_the_example_of_the_embedded_engine_declares_its_tokenizer() -> None:
-    sut = load_bench(HOUSE / "config/bench-sim.toml").sut
     assert sut.tokenizer.name == f"llmtap words, {__version__}"
     assert sut.tokenizer.vocabulary == len(VOCABULARY)
     report = {"test": "ttft", "sut": msgspec.to_builtins(sut)}
@@ -241,6 +237,7 @@ def test_results_have_no_keys_in_them() -> None:
     assert told["headers"]["x-team"] == "perf"
     assert told["body"]["max_tokens"] == 7
     assert "secret" not in str(without_keys(TargetArm(headers={"cookie": "secret"})))
+    assert without_keys(BenchTarget(url="http://h", metrics="none"))["metrics"] == "none"
 
 
 @pytest.mark.parametrize("name", TESTS)

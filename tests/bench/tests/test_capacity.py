@@ -11,7 +11,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.capacity import TEST
 from llmtap.units import Duration
-from tests.bench.support import Planted, measured, perform
+from tests.bench.support import Planted, answered, measured, perform
 
 S = 1_000_000_000
 SECOND = Duration(S)
@@ -28,13 +28,9 @@ def rows_of(load: Load, seats: int, service_s: float, broken: float = 0.0) -> li
         begin = max(at, free[0])
         heapreplace(free, begin + service_s)
         heapreplace(slots, begin + service_s)
-        rows.append({
-            "row": row, "sent_ns": round(at * S), "end_ns": round((begin + service_s) * S),
-            "ttft_ns": round((begin + 0.05 - at) * S), "ttft_any_ns": round((begin + 0.05 - at) * S),
-            "e2e_ns": round((begin + service_s - at) * S), "tpot_ns": (service_s - 0.05) / 255 * S,
-            "input_tokens": 44, "output_tokens": 256,
-            "outcome": "complete" if row < fail_from else "upstream_error",
-        })  # fmt: skip
+        more = {"tpot_ns": (service_s - 0.05) / 255 * S, "input_tokens": 44, "output_tokens": 256}
+        outcome = "complete" if row < fail_from else "upstream_error"
+        rows.append(answered(at, begin + 0.05 - at, begin + service_s - at, row=row, outcome=outcome, **more))
     return rows
 
 

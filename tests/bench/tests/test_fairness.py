@@ -13,7 +13,7 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.fairness import TEST, FairnessParams
 from llmtap.bench.tests.mixes import ClassMix
 from llmtap.units import NS_PER_S, Duration
-from tests.bench.support import Planted, measured, perform
+from tests.bench.support import Planted, answered, measured, perform
 
 S = 1_000_000_000
 SECOND = Duration(NS_PER_S)
@@ -31,13 +31,9 @@ def served(ttft_s: Callable[[str, bool, Random], float]) -> Callable[[str, Load]
         requests = load.plan.requests
         for row in range(len(requests)):
             of = load.class_of(row) or ""
-            ttft_ns = round(ttft_s(of, name == "mix", random) * S)
-            e2e_ns = ttft_ns + 20_000_000 * requests.output[row]
-            rows.append({
-                "row": row, "request_class": of, "sent_ns": requests.arrival_ns[row], "ttft_ns": ttft_ns,
-                "ttft_any_ns": ttft_ns, "e2e_ns": e2e_ns, "end_ns": requests.arrival_ns[row] + e2e_ns,
-                "tpot_ns": 20e6, "output_tokens": requests.output[row],
-            })  # fmt: skip
+            first, output = ttft_s(of, name == "mix", random), requests.output[row]
+            more = {"row": row, "request_class": of, "tpot_ns": 20e6, "output_tokens": output}
+            rows.append(answered(requests.arrival_ns[row] / S, first, first + 0.02 * output, **more))
         return measured(name, rows, seconds=320.0)
 
     return answer
@@ -82,22 +78,14 @@ def test_slowdowns_by_hand(tmp_path: Path) -> None:
 
 def test_each_class_alone_is_as_much_work_as_the_mix(tmp_path: Path) -> None:
     mix = ClassMix(FairnessParams().classes)
-    for isolation in ("tokens", "requests"):
-        session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
-        perform(
-            TEST, session, rate=10.0, duration=Duration(30 * S), requests_per_class=10, isolation=isolation
-        )
-        rates = {name: load.rate_rps or 0.0 for name, load in session.asked}
-        assert list(rates) == ["alone/short", "alone/long", "mix"]
-        assert rates["mix"] == 10.0
-        if isolation == "requests":
-            assert rates["alone/short"] == rates["alone/long"] == 10.0
-        else:
-            for name in ("short", "long"):
-                work = rates[f"alone/{name}"] * mix.alone(name).mean_tokens()
-                assert work == pytest.approx(10.0 * mix.mean_tokens())
-        first = [load.plan.requests.input[:5] for _, load in session.asked]
-        assert len({tuple(column) for column in first}) == 3
+    session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
+    perform(TEST, session, rate=10.0, duration=Duration(30 * S), requests_per_class=10)
+    rates = {name: load.rate_rps or 0.0 for name, load in session.asked}
+    assert list(rates) == ["alone/short", "alone/long", "mix"]
+    work = {"mix": mix, **{f"alone/{name}": mix.alone(name) for name in ("short", "long")}}
+    for name, rate in rates.items():
+        assert rate * work[name].mean_tokens() == pytest.approx(10.0 * mix.mean_tokens())
+    assert len({tuple(load.plan.requests.input[:5]) for _, load in session.asked}) == 3
 
 
 def test_who_waits_five_medians_is_starved(tmp_path: Path) -> None:
@@ -142,11 +130,8 @@ def test_a_mix_that_is_too_much_is_a_deviation(tmp_path: Path) -> None:
             return quick(name, load)
         rows = []
         for row, at_ns in enumerate(load.plan.requests.arrival_ns):
-            ttft_ns = 100_000_000 + at_ns
-            rows.append({
-                "row": row, "request_class": load.class_of(row), "sent_ns": at_ns, "ttft_ns": ttft_ns,
-                "ttft_any_ns": ttft_ns, "e2e_ns": ttft_ns + S // 10, "end_ns": at_ns + ttft_ns + S // 10,
-            })  # fmt: skip
+            at = at_ns / S
+            rows.append(answered(at, 0.1 + at, 0.2 + at, row=row, request_class=load.class_of(row)))
         return measured(name, rows)
 
     found = perform(

@@ -10,7 +10,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.guardrail_overhead import TEST
-from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.bench.support import Planted, answered, measured, perform, session_to, sim
 
 INPUT = {"x-sim-input-filter-ms": "40"}
 OUTPUT = {"x-sim-output-hold": "4", "x-sim-output-filter-ms": "30"}
@@ -26,11 +26,8 @@ def answer(name: str, load: Load) -> Measurement:
     """100 ms to the first token, and what the arm costs."""
     arm, random, rows = name.rpartition("/")[2], Random(name), []
     for row, at_ns in enumerate(load.plan.requests.arrival_ns):
-        ttft_ns = round((100 + COSTS_MS.get(arm, 0) + random.gauss(0, 1)) * 1e6)
-        rows.append({
-            "row": row, "sent_ns": at_ns, "ttft_ns": ttft_ns, "ttft_any_ns": ttft_ns, "e2e_ns": 2 * ttft_ns,
-            "end_ns": at_ns + 2 * ttft_ns, "output_tokens": 20, "input_tokens": 50,
-        })  # fmt: skip
+        ttft = (100 + COSTS_MS.get(arm, 0) + random.gauss(0, 1)) / 1e3
+        rows.append(answered(at_ns / 1e9, ttft, 2 * ttft, row=row, output_tokens=20, input_tokens=50))
     return measured(name, rows)
 
 
@@ -78,16 +75,6 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     assert found.charts[1].series[0].x == [25.0, 50.0, 75.0]
     line = found.charts[1].series[0]
     assert line.low[0] - 1 < 40 < line.high[0] + 1
-
-
-def test_a_table_of_dashes_is_left_out_and_a_note_says_why(tmp_path: Path) -> None:
-    """Two requests in a block are fewer than three answers long."""
-    found = run(planted(tmp_path), requests=2, repeats=2)
-    assert all(one["throughput"] is None for one in found.measurements["levels"][0]["arms"].values())
-    assert not any(table.caption.startswith("Throughput at each load") for table in found.tables)
-    assert any(note.startswith("no throughput at a load") for note in found.notes)
-    longer = run(planted(tmp_path))
-    assert any(table.caption.startswith("Throughput at each load") for table in longer.tables)
 
 
 def test_an_overhead_at_a_percentile_has_its_interval_and_its_mark(tmp_path: Path) -> None:
@@ -143,15 +130,9 @@ def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
     def limited(name: str, load: Load) -> Measurement:
         if load.closed is None:
             return answer(name, load)
-        each_ns = round(1e9 * max(1.0, load.closed / (8 if "/full/" in name else 16)))
-        rows: list[dict[str, Any]] = []
-        for row in range(len(load.plan.requests)):
-            at_ns = (row // load.closed * load.closed + row % load.closed) * each_ns // load.closed
-            rows.append({
-                "row": row, "sent_ns": at_ns, "ttft_ns": 1, "ttft_any_ns": 1, "e2e_ns": each_ns,
-                "end_ns": at_ns + each_ns, "output_tokens": 10,
-            })  # fmt: skip
-        return measured(name, rows)
+        each = max(1.0, load.closed / (8 if "/full/" in name else 16))
+        starts = [row * each / load.closed for row in range(len(load.plan.requests))]
+        return measured(name, [answered(at, 1e-9, each, output_tokens=10) for at in starts])
 
     session = Planted(tmp_path, limited, "guardrail-overhead")
     session.arms = {name: ARMS[name] for name in ("baseline", "full")}

@@ -13,22 +13,18 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.memory_pressure import TEST, WARNING
 from llmtap.errors import ConfigError
 from llmtap.units import Duration
-from tests.bench.support import Planted, Silent, measured, perform, session_to, sim
+from tests.bench.support import Planted, Silent, answered, measured, perform, session_to, sim
 
 S = 1_000_000_000
 
 
 def rows_of(n: int, ttft_s: float, failing: int, seconds: float) -> list[dict[str, Any]]:
-    rows = []
-    for row in range(n):
-        sent_ns = round(row * seconds / n * S)
-        rows.append({
-            "row": row, "sent_ns": sent_ns, "end_ns": sent_ns + S, "ttft_ns": round(ttft_s * S),
-            "ttft_any_ns": round(ttft_s * S), "e2e_ns": S, "tpot_ns": 0.01 * S, "input_tokens": 100,
-            "output_tokens": 50, "gaps_ns": [10_000_000] * 49,
-            "outcome": "upstream_error" if row < failing else "complete",
-        })  # fmt: skip
-    return rows
+    more = {"tpot_ns": 0.01 * S, "input_tokens": 100, "output_tokens": 50, "gaps_ns": [10_000_000] * 49}
+    outcomes = ["upstream_error"] * failing + ["complete"] * (n - failing)
+    return [
+        answered(row * seconds / n, ttft_s, 1, row=row, outcome=outcome, **more)
+        for row, outcome in enumerate(outcomes)
+    ]
 
 
 Level = tuple[float, int, int | None]

@@ -12,7 +12,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.prefix_cache import TEST
-from tests.bench.support import Planted, measured, perform
+from tests.bench.support import Planted, answered, measured, perform
 
 S = 1_000_000_000
 ARMS = {"cache_off": TargetArm(headers={"x-cache": "off"}), "cache_on": TargetArm()}
@@ -28,13 +28,9 @@ def served(cached: Cached, *, tokens: int = 1_000, ms_a_token: float = 0.1) -> A
         requests = load.plan.requests
         for row, given in enumerate(requests.input):
             had = cached(name, row, random)
-            ttft_ns = round((10 + ms_a_token * (given - (had or 0))) * random.gauss(1, 0.02) * 1e6)
-            at_ns = requests.arrival_ns[row]
-            rows.append({
-                "row": row, "sent_ns": at_ns, "ttft_ns": ttft_ns, "ttft_any_ns": ttft_ns,
-                "e2e_ns": ttft_ns + 10, "end_ns": at_ns + ttft_ns + 10, "cached_tokens": had,
-                "output_tokens": 1, "input_tokens": given,
-            })  # fmt: skip
+            ttft = (0.01 + ms_a_token / 1e3 * (given - (had or 0))) * random.gauss(1, 0.02)
+            more = {"row": row, "cached_tokens": had, "output_tokens": 1, "input_tokens": given}
+            rows.append(answered(requests.arrival_ns[row] / S, ttft, ttft + 1e-8, **more))
         return measured(name, rows)
 
     return answer
@@ -198,13 +194,10 @@ def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:
         if load.closed is None:
             return served(by_state)(name, load)
         rows: list[dict[str, Any]] = []
-        each_ns = 120_000_000 if name.endswith("off") else 24_000_000
+        each = 0.12 if name.endswith("off") else 0.024
         for row in range(len(load.plan.requests)):
-            at_ns = row // load.closed * each_ns + row % load.closed * each_ns // load.closed
-            rows.append({
-                "row": row, "sent_ns": at_ns, "ttft_ns": 1, "ttft_any_ns": 1, "e2e_ns": each_ns,
-                "end_ns": at_ns + each_ns, "output_tokens": 10,
-            })  # fmt: skip
+            at = (row // load.closed + row % load.closed / load.closed) * each
+            rows.append(answered(at, 1e-9, each, row=row, output_tokens=10))
         return measured(name, rows)
 
     session = Planted(tmp_path, answer, "prefix-cache")

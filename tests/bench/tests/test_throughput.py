@@ -12,7 +12,7 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.sut.sut import Hardware, Sut
 from llmtap.bench.tests.throughput import TEST
 from llmtap.units import Duration
-from tests.bench.support import Planted, measured, perform
+from tests.bench.support import Planted, answered, measured, perform
 
 S = 1_000_000_000
 
@@ -30,12 +30,8 @@ def queued(load: Load, *, servers: int = 8, service_s: float = 1.0, failing: int
         begin = max(at, free[0])
         heapreplace(free, begin + service_s)
         ttft, e2e = begin + 0.1 - at, begin + service_s - at
-        rows.append({
-            "row": row, "sent_ns": round(at * S), "end_ns": round((at + e2e) * S),
-            "ttft_ns": round(ttft * S), "ttft_any_ns": round(ttft * S), "e2e_ns": round(e2e * S),
-            "tpot_ns": (e2e - ttft) / 49 * S, "input_tokens": 100, "output_tokens": 50,
-            "outcome": "complete",
-        })  # fmt: skip
+        more = {"row": row, "tpot_ns": (e2e - ttft) / 49 * S, "input_tokens": 100, "output_tokens": 50}
+        rows.append(answered(at, ttft, e2e, **more))
         return at + e2e
 
     requests = load.plan.requests

@@ -10,7 +10,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.tradeoff import TEST
 from llmtap.units import Duration
-from tests.bench.support import Planted, measured, perform
+from tests.bench.support import Planted, answered, measured, perform
 
 S = 1_000_000_000
 OVER = {"stopped": "the time was up"}
@@ -27,11 +27,8 @@ def rows_of(load: Load, ttft_s: float, served_rps: float) -> list[dict[str, Any]
             break
         at = arrival_ns / S
         end_s = max(at + 0.5, end_s + 1 / served_rps)
-        rows.append({
-            "row": row, "sent_ns": arrival_ns, "end_ns": round(end_s * S), "ttft_ns": round(ttft_s * S),
-            "ttft_any_ns": round(min(ttft_s, end_s - at) * S), "e2e_ns": round((end_s - at) * S),
-            "tpot_ns": 0.01 * S, "input_tokens": 10, "output_tokens": 20, "outcome": "complete",
-        })  # fmt: skip
+        more = {"ttft_any_ns": round(min(ttft_s, end_s - at) * S), "tpot_ns": 0.01 * S}
+        rows.append(answered(at, ttft_s, end_s - at, row=row, input_tokens=10, output_tokens=20, **more))
     return rows
 
 
