@@ -167,7 +167,7 @@ class Ports:
             if relay.listen != self.listen_at:
                 self.clients = bind_for("relay.listen", relay.listen, relay.workers)
                 self.listen_at = relay.listen
-            host, port = parse_address(relay.listen)
+            host, port = parse_address(relay.listen, "relay.listen")
             try:
                 for _ in range(relay.workers - len(self.clients)):
                     self.clients.append(bind(host, port, shared=True))
@@ -207,7 +207,7 @@ class Ports:
 
 def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
     """Return `copies` sockets that listen on `text`, the value of `key`. Raises ConfigError."""
-    host, port = parse_address(text)
+    host, port = parse_address(text, key)
     try:
         if copies == 1:
             return [bind(host, port, shared=False)]
