@@ -192,7 +192,8 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     packets: dict[str, int] = {}
     """Of a passive vantage: packets `captured`, and those that the kernel `lost` for lack of room."""
     watched: dict[str, int] = {}
-    """Its connections: `followed`, `joined` in the middle, and those that it cannot measure, by kind."""
+    """Its connections with a request: `followed`, or `joined` in the middle; those that it cannot measure, by
+    kind."""
     missing_bytes: int = 0
     side: str = ""
     """Where it stands: `client`, `server`, `host` (both ends), `middle`, `mixed`."""

@@ -323,7 +323,10 @@ _WATCH_STATUS: Final[dict[str, Schema]] = {
         {"type": ["string", "null"], "enum": ["client", "server", "host", "middle", "mixed", None]},
     ),
     "packets": _map(COUNT, "Packets that it captured, and that the kernel lost."),
-    "watched": _map(COUNT, "Connections that it followed, joined in the middle, or cannot measure, by kind."),
+    "watched": _map(
+        COUNT,
+        "Connections with a request (followed, joined late); not measured, by kind.",
+    ),
     "missing_bytes": _about("Bytes of its streams that no packet brought.", COUNT),
 }
 

@@ -35,8 +35,8 @@ class WatchCounts:
 
     def __init__(self) -> None:
         self.connections: dict[str, int] = {}
-        """`followed` from their beginning, `joined` in the middle; of these `encrypted`, `http2`, `not_http`.
-        `overflow`: packets of connections that are not followed, because the table was full."""
+        """With a request: `followed` from their beginning, or `joined` later. Without one: `encrypted`,
+        `http2`, `not_http`. `overflow`: packets of connections for which the table had no room."""
         self.missing_bytes = 0
 
     def add(self, kind: str) -> None:
@@ -47,10 +47,11 @@ class Connection:
     """One connection. `client` and `server` are the bytes from them."""
 
     __slots__ = (
-        "_conversation", "_counts", "_fresh", "client", "ignored", "last_ns", "over", "ring_lost", "server"
+        "_conversation", "_counts", "_fresh", "_uncounted", "client", "ignored", "last_ns", "over",
+        "ring_lost", "server",
     )  # fmt: skip
 
-    def __init__(self, sink: FrameSink, counts: WatchCounts, early: EarlyBytes) -> None:
+    def __init__(self, sink: FrameSink, counts: WatchCounts, early: EarlyBytes, kind: str) -> None:
         self.client = TcpDirection(early, is_up=True)
         self.server = TcpDirection(early, is_up=False)
         self.client.peer, self.server.peer = self.server, self.client
@@ -64,11 +65,21 @@ class Connection:
         self._counts = counts
         self._conversation = Conversation(sink)
         self._fresh = True
+        self._uncounted = kind  # until its first request
 
     @property
     def has_asked(self) -> bool:
         """Whether a request has begun on it."""
         return self._conversation.began
+
+    def may_have_ended(self, loss_ns: int) -> bool:
+        """Return whether packets were lost since its last one (the latest loss: `loss_ns`), or its place was.
+
+        Its end may be among the lost packets. False while an exchange is under way.
+        """
+        if self.ignored or self._conversation.is_busy:
+            return False
+        return self.client.next is None or self.last_ns < loss_ns
 
     def segment(
         self, way: TcpDirection, seq: int, ack: int, flags: int, window: int, payload: bytes, t_ns: int
@@ -131,6 +142,9 @@ class Connection:
         try:
             if way.is_up:
                 self._conversation.request(payload, t_ns)
+                if self._uncounted and self._conversation.began:
+                    self._counts.add(self._uncounted)
+                    self._uncounted = ""
             else:
                 self._conversation.response(payload, t_ns)
         except UnfollowableError as exc:
