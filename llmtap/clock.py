@@ -1,7 +1,7 @@
-"""Clocks of the process: the only module, with `native/reading.c`, that reads them.
+"""Read the clocks of this machine; no other module does, except `native/reading.c`.
 
-Monotonic time is for measuring, wall time for labels; only a WallAnchor converts between them. Stamps are
-integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+Durations are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a
+host share. Wall time is for dates. Only a WallAnchor converts between them.
 """
 
 import time

@@ -1,8 +1,8 @@
-"""Load all settings: defaults, configuration file, environment, flags.
+"""Load all settings from defaults, a TOML file, environment variables and flags, and check them.
 
-A TOML file has a table for each package (`[relay]`, `[meter]`, `[log]`), and for each class of tenants
-(`[slo.NAME]`). Every key is an environment variable too: `relay.idle_timeout` is `LLMTAP_RELAY_IDLE_TIMEOUT`,
-`slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`.
+The file has a table for each package (`[relay]`, `[meter]`, `[log]`) and for each class of tenants
+(`[slo.NAME]`). Every key is also an environment variable: `relay.idle_timeout` is
+`LLMTAP_RELAY_IDLE_TIMEOUT`, `slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`.
 """
 
 import difflib

@@ -1,8 +1,8 @@
 """Exceptions of llmtap.
 
-Our own mistake is an `assert`. A fault of a peer (it breaks the protocol, or is away) becomes an outcome of
-one exchange. A user's mistake (a bad option, an unreadable file) is one sentence that names the place, with a
-hint, and exit code 2.
+A ConfigError is a mistake of the user, such as an invalid option or an unreadable file: a sentence that names
+the place, with a hint, and exit code 2. A PeerProtocolError is a fault of a client or server, and becomes the
+outcome of one exchange. A bug in llmtap is an `assert`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

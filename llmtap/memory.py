@@ -1,4 +1,4 @@
-"""Memory size of this process."""
+"""Read the resident memory of this process."""
 
 import resource
 

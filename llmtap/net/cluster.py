@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster, or starting a local one."""
+"""Connect to a Ray cluster for `--ray`, or start a local one."""
 
 import os
 import secrets

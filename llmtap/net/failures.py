@@ -1,4 +1,4 @@
-"""Texts for connection failures, for reports and error messages."""
+"""Describe a failed connection (refused, unknown name, TLS error) in a few words for reports and errors."""
 
 import errno
 import os

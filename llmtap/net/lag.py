@@ -1,8 +1,8 @@
-"""Event-loop lag: the time that bytes wait unread, which is the uncertainty of timestamps.
+"""Measure event-loop lag: the time that bytes may wait in the kernel before this process reads them.
 
-LagMeter is fed with a timer's lateness and, with kernel stamps, each read's own wait. The worst lag since a
-given moment becomes the `uncertainty` of an exchange. `make_lag_meter` chooses the compiled implementation
-or the Python one.
+A LagMeter gets the lateness of a timer and, with the kernel's timestamps, the waiting time of each read. The
+worst lag during an exchange becomes the `uncertainty` of its timestamps. `make_lag_meter` chooses the
+compiled implementation or the Python one.
 """
 
 from bisect import bisect_left

@@ -1,7 +1,7 @@
-"""Listening sockets and accepting from them.
+"""Open listening TCP sockets, and accept connections from them.
 
-The supervisor makes the sockets, and they outlive a relay process: connections that arrive while a relay
-restarts wait in the kernel's queue.
+The supervisor opens the sockets and relay processes inherit them. While a relay restarts, new connections
+wait in the kernel's queue.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Precise timers: one heap and one kernel timer for all streams of a server.
+"""Precise timers for servers that send at planned times: one heap, and one kernel timer for all streams.
 
-The loop's own timers count whole milliseconds, so the timer is the kernel's (`timerfd_create(2)`, Linux). No
+The event loop's own timers count whole milliseconds, so the kernel's `timerfd_create(2)` (Linux) is used. No
 callback is early; a late one follows at once.
 """
 

@@ -1,8 +1,8 @@
-"""Connections to the upstream: opened when needed, kept while idle, checked before use.
+"""Pool of connections to an upstream server: opened when needed, kept while idle, checked before reuse.
 
-An idle connection leaves the pool as soon as the upstream closes it, or sends anything. Two races remain: the
-upstream closes while a request is on its way (the relay decides whether to send it again), or sends an
-unsolicited answer after the check, which HTTP/1.1 cannot tell from the right one.
+An idle connection leaves the pool as soon as the upstream closes it or sends anything. Two races remain. The
+upstream may close the connection while a request is on its way; the relay decides whether to send it again.
+Or it may send an unsolicited answer after the check, which HTTP/1.1 cannot tell from the right one.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""One connected socket, read by callback and written at once.
+"""Read and write one TCP socket, with a timestamp for each read.
 
-One `recv` and one `send` per event, without transports. A Stream gives each read with its stamp to its
-handler, and keeps bytes that the kernel does not take. Back-pressure is its owner's duty: `write` returns
-False, `on_drained` follows. `open_stream` chooses the class; TlsStream is in `net/tls.py`.
+A Stream calls its handler with the bytes of each `recv` and the time at which they arrived, and keeps bytes
+that the kernel does not accept. Its owner applies back-pressure: `write` returns False, and `on_drained`
+follows. `open_stream` chooses the compiled class or the Python one; `TlsStream` is in `net/tls.py`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""TLS contexts, and `TlsStream`, which has the interface of a plain stream and lets asyncio encrypt."""
+"""TLS contexts for listeners and upstreams, and `TlsStream`, a Stream that asyncio encrypts."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""Checks of a configuration against the system, before anything starts."""
+"""Check a configuration against the system (files, addresses, certificates) before anything starts."""
 
 import os
 from collections.abc import Iterator

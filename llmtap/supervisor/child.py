@@ -1,4 +1,7 @@
-"""One child process: started with a line on its stdin, which it answers with `ready`."""
+"""Start, signal and stop one child process of the supervisor.
+
+A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout.
+"""
 
 import asyncio
 import contextlib

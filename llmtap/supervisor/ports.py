@@ -1,8 +1,9 @@
-"""Listening sockets of a proxy, which outlive its processes; systemd's socket activation.
+"""Listening sockets of a proxy: opened by the supervisor, or received from systemd (socket activation).
 
-Connections wait at them while a relay restarts. Sockets from systemd stay where they are; our own move when
-the configuration names another address. A socket named `admin` (FileDescriptorName=) is the admin port's, all
-others are the clients'. Sources: sd_listen_fds(3), sd_notify(3).
+They outlive all other processes, so connections wait in them while a relay restarts. Sockets from systemd
+keep their addresses; sockets of the supervisor move when the configuration names another address. A socket
+with FileDescriptorName=admin is for the admin port, all others are for clients. Sources: sd_listen_fds(3),
+sd_notify(3).
 """
 
 import errno

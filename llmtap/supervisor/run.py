@@ -1,6 +1,6 @@
-"""One run of a proxy: the names and keys that outlive its processes, and the setup of each process.
+"""State of one run of a proxy that outlives its processes (names, keys, capture id), and their setups.
 
-It continues across a hot restart, so that captures, arms of experiments and names of relays fit together.
+The state continues across a hot restart, so that captures, experiment arms and relay names stay consistent.
 """
 
 import logging

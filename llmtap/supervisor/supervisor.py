@@ -1,11 +1,9 @@
-"""Start relays and meter, restart failed ones; drain on SIGTERM, reload on SIGHUP, upgrade on SIGUSR2.
+"""Supervisor of `llmtap proxy`: starts relays and meter, restarts failed ones, drains, reloads and upgrades.
 
-The supervisor owns what must outlive its children: the listening sockets, where connections wait while a
-relay restarts, and the folder of the tap's socket. A reload starts new relays on the same sockets, waits
-until they are ready, and lets the old ones drain: no connection is lost.
-
-A hot restart does the same for all processes, with the program that is on disk now (`handover.py`). The old
-relays drain once the new processes are ready, and their meter measures them to their end.
+The supervisor owns the listening sockets and the folder of the socket between relays and meter. On SIGTERM
+it drains. On SIGHUP (reload) it starts new relays on the same sockets, waits until they are ready, and lets
+the old ones finish, so no connection is lost. On SIGUSR2 (hot restart) it does the same for all processes
+with the installed version of the program (`handover.py`); the old meter measures the old relays to their end.
 """
 
 import asyncio

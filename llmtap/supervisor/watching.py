@@ -1,7 +1,7 @@
-"""Processes of `llmtap watch`: a meter and a watching process, without a relay.
+"""Parent process of `llmtap watch`: opens the packet sockets, drops privileges, runs a watcher and a meter.
 
-The packet sockets are opened first, then all privileges are dropped, and the children inherit the sockets. A
-child that dies is started again; a new watching process continues where the ring was read last.
+The children inherit the sockets and have no privileges. A child that dies is started again; a new watcher
+continues at the first packet that the earlier one did not read.
 """
 
 import asyncio

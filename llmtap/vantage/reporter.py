@@ -1,7 +1,7 @@
-"""Report the state of a vantage to the meter: name, clocks, event-loop lag, counters.
+"""Report the state of a vantage to the meter: its name, clocks, event-loop lag and counters.
 
-A relay process has one Reporter, and an app with the middleware one for each event loop. The meter cannot
-tell the two apart but by `Hello.guest`.
+A relay process and a watcher have one Reporter each, and an application with the middleware has one for each
+event loop.
 """
 
 import asyncio

@@ -2,12 +2,12 @@
 
     setup(app, socket="/run/llmtap/tap.sock")
 
-All responses, also aiohttp's own, go through the public writer of a request (`Request.writer`): its methods
-`write_headers`, `write` and `write_eof` are wrapped until the answer has ended.
+Every response goes through `Request.writer`. Its methods `write_headers`, `write` and `write_eof` are wrapped
+until the response has ended.
 
-The request's body is known once a handler has read it (`json`, `text`, `read`, `post`), and not from
-`request.content`. A file that the kernel sends (`web.FileResponse`) is an answer without a body. WebSockets
-(dropped) and requests in `skip` pass unmeasured and are counted.
+The request's body is known once a handler has read it with `json`, `text`, `read` or `post`, but not from
+`request.content`. A file that the kernel sends (`web.FileResponse`) counts as a response without a body.
+WebSockets and requests in `skip` pass unmeasured and are counted.
 """
 
 import asyncio

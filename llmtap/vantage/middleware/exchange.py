@@ -1,8 +1,9 @@
-"""One exchange in the middleware, reported in the frames of a relay.
+"""Report one request and its response inside an application as the frames of a relay.
 
-Heads have no Transfer-Encoding, because bodies have no chunks here. `arrival` is the call of the app,
-`request_end` and `submit` the last bytes of the request into the app: TTFT has the work of the app and its
-upstream, not the network. `added` is our own work before a message, which delays the app.
+`arrival` is the time of the call of the app; `request_end` and `submit` are the times of the last request
+bytes that the app received. So TTFT includes the work of the app and its upstream, but no network. `added` is
+the time that the middleware itself needed before it forwarded a message. Heads have no Transfer-Encoding,
+because bodies have no chunks here.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,9 @@
-"""A TCP connection seen from packets: both directions in order, passed to `conversation.py`.
+"""Follow one TCP connection from its packets, and pass both byte streams in order to `conversation.py`.
 
-Bytes that were missed are a hole. A hole is final if the receiver acknowledged what is missing, if the ring
-has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under way are dropped,
-and the connection is followed again from a segment that begins a request. If a client has pipelined requests
-just then, one could get the answer of an earlier one; clients of LLM servers do not pipeline.
+Bytes that no packet brought are a hole. A hole is final if the receiver acknowledged the missing bytes, if
+the packet ring has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under
+way are dropped, and measuring resumes at a segment that begins a request. If a client pipelines requests at
+that time, a request could get the response of an earlier one; clients of LLM servers do not pipeline.
 """
 
 import re

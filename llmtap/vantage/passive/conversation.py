@@ -1,7 +1,7 @@
-"""Convert the HTTP/1.1 messages of one connection to the frames of a relay. No IO.
+"""Convert the HTTP/1.1 requests and responses of one connection to the frames of a relay. No IO.
 
-Differences from a relay's frames: every time is that of a packet; `added` is always 0; SUBMIT is the packet
-with the request's last byte, and CLOSE the packet with the answer's last byte.
+Differences from a relay: every time is that of a packet, `added` is always 0, SUBMIT has the time of the
+packet with the request's last byte, and CLOSE that of the packet with the response's last byte.
 """
 
 import re

@@ -1,8 +1,9 @@
-"""Packet ring shared with the kernel (packet(7), TPACKET_V3): no system call per packet.
+"""Capture live packets from a ring buffer that is shared with the kernel (packet(7), TPACKET_V3).
 
-The socket is opened with CAP_NET_RAW and may be passed to a process without it. Its packets begin with the
-IP header (SOCK_DGRAM), so that all interfaces look alike, and VLAN tags are removed. A filter in the kernel
-passes TCP segments of the ports that hold data, begin or end a connection, or close the receive window.
+Reading a packet needs no system call. The socket is opened with CAP_NET_RAW and may be passed to a process
+without it. Its packets begin with the IP header (SOCK_DGRAM), so all interfaces look alike and VLAN tags are
+removed. A filter in the kernel passes TCP segments of the given ports that hold data, begin or end a
+connection, or close the receive window.
 """
 
 import ctypes

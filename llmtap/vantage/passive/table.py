@@ -1,4 +1,4 @@
-"""The connections of one interface or file, by the addresses and ports of their packets."""
+"""Table of the TCP connections on one interface or in one file: assigns each packet to its connection."""
 
 import socket
 from collections import OrderedDict

@@ -1,9 +1,9 @@
-"""The watching process: packets from the rings, exchanges to the meter.
+"""The process of `llmtap watch` that reads packets from the ring buffers and sends frames to the meter.
 
-Run by the supervisor as `python -m llmtap.vantage.passive`, without privileges: it inherits the packet
-sockets. The line on stdin is a WatchSetup as JSON. A packet's time is the kernel's or the adapter's, mapped
-from that one's clock to the monotonic clock; the uncertainty of an exchange is the width of that mapping,
-however late the packet was read.
+The supervisor runs it as `python -m llmtap.vantage.passive` without privileges; it inherits the packet
+sockets, and reads a WatchSetup as JSON from stdin. The time of a packet is that of the kernel's or the
+network card's clock, converted to the monotonic clock. The uncertainty of an exchange is the error of that
+conversion, however late the packet was read.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""A client connection: requests one after another, answered in order.
+"""One client connection of the relay: reads requests one after another, and refuses malformed heads.
 
-Reads heads strictly, gives bodies to the exchange that is running, and keeps what a client sends ahead of its
-answer (pipelining) up to a bound. The connection stays readable during an answer, so that a client's leaving
-is noticed at once.
+Bodies go to the exchange that is running. Bytes that a client sends before its response is complete
+(pipelining) are kept up to a bound. The connection is also read during a response, so that the relay notices
+at once when the client leaves.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Shared state of all connections and exchanges of a relay."""
+"""State that all connections and exchanges of a relay share: options, route, channel, refusal counts."""
 
 import asyncio
 import logging

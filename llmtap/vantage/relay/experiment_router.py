@@ -1,12 +1,12 @@
-"""Experiments in the relay: the arm of a request, and the changes that the arm makes.
+"""Assign requests to the arms of an experiment, and make the changes of each arm.
 
-A POST or WebSocket is assigned to an arm as soon as its unit is known: from the head, or from the complete
-body, which is held back up to `body_bytes`. A request without a conversation or tenant is a unit of its own.
+A POST or WebSocket is assigned as soon as its unit (request, conversation or tenant) is known: from the head,
+or from the complete body, which is held back up to `body_bytes`. A request without a conversation or tenant
+is a unit of its own.
 
-A request that cannot be changed (a compressed body) is forwarded unmodified, stays in its arm and is marked
-as excluded. A body that finds no room (`held_bytes`) takes the control arm's way.
-
-This is the only place of the relay where a request is changed: all other fields and values keep their bytes.
+A request that cannot be changed, such as one with a compressed body, is forwarded unmodified, stays in its
+arm and is marked as excluded. A body that finds no room (`held_bytes`) goes to the control arm. No other
+module changes the content of requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence

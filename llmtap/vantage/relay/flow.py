@@ -1,8 +1,8 @@
-"""One exchange in the relay: request up (`upload.py`), answer down, and a frame for each read.
+"""Forward one exchange through the relay: request (`upload.py`), response, and a frame for each read.
 
-For each read of the answer (`Flow.on_data`), with its stamp: find out whether the answer ends in these bytes,
-send them to the client, then report them. Nothing here looks into a body. The tap takes no frame of an
-exchange that is not measured.
+For each read of the response, `Flow.on_data` finds whether the response ends in these bytes, sends them to
+the client, and then reports them with their timestamp. Bodies are not parsed. An exchange that is not
+measured sends no frames.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -1,8 +1,8 @@
-"""The relay process: listeners, connections and upstreams, from its setup on stdin to the drain.
+"""Main program of a relay process: its listeners, client connections and upstreams, from start to drain.
 
-The supervisor runs it as `python -m llmtap.vantage.relay`. The line is a RelaySetup as JSON; the listening
-sockets are inherited file descriptors, so they outlive this process and no connection is refused during its
-restart. The process ends on SIGTERM, or when its stdin is closed: then the supervisor is gone.
+The supervisor runs it as `python -m llmtap.vantage.relay`. It reads a RelaySetup as JSON from stdin, and
+inherits the listening sockets, so no connection is refused while it restarts. It ends on SIGTERM, or when
+stdin closes because the supervisor is gone.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""Tunnel after an upgrade: two spliced connections with back-pressure and timestamps.
+"""Forward both directions of a connection after an upgrade (WebSocket), with back-pressure and timestamps.
 
-Each side's end is passed on behind all its bytes, and the tunnel is over when both ends have been. A side
-with TLS cannot close one way only: after its end it is soon gone, and once the other's end has been passed to
-it, it sends nothing more.
+The end of each side is forwarded behind all its bytes; the tunnel is over when both sides have ended. A TLS
+connection cannot close in one direction only: once it has received the other side's end, it sends no more.
 """
 
 from collections.abc import Callable

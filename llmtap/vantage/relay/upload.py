@@ -1,8 +1,8 @@
-"""Upload of one request: the upstream connection, the bytes, and the frames about them.
+"""Send one request to the upstream, on a kept or a new connection, and report its frames.
 
-A request is sent again, once, only when a kept-alive connection turned out to be closed before it answered a
-single byte, and either nothing of the request had left this process or its method is idempotent (RFC 9110
-9.2.2) and all of it is at hand. A POST that may have been read is never repeated.
+A request is sent again once at most, and only if a kept-alive connection was closed before it returned a
+byte, and if either no byte of the request had left this process, or its method is idempotent (RFC 9110
+9.2.2) and all of it is in memory. A POST that the upstream may have read is never repeated.
 """
 
 from typing import Final, Protocol
