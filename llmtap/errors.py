@@ -11,7 +11,7 @@ __all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "failures", "insta
 
 
 class LlmtapError(Exception):
-    """Base class."""
+    """Base class of all exceptions of llmtap."""
 
 
 class ConfigError(LlmtapError):
@@ -26,7 +26,7 @@ class ConfigError(LlmtapError):
         """The other mistakes of one check (`raise_all`)."""
 
     def each(self) -> "Iterator[ConfigError]":
-        """Yield each mistake apart."""
+        """Yield this mistake and `others`, one ConfigError each."""
         yield ConfigError(self.place, self.problem, self.hint)
         yield from self.others
 
@@ -55,7 +55,7 @@ def install_hint(name: str) -> str:
 
 
 class PeerProtocolError(LlmtapError):
-    """A peer broke HTTP. `status`: the answer to a client that did so."""
+    """A client or server violated HTTP. `status`: status code for a client that did."""
 
     def __init__(self, problem: str, status: int = 400) -> None:
         super().__init__(problem)

@@ -189,7 +189,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[int], None] | None]:
-    """A bar of the bytes read, in a terminal."""
+    """Show a progress bar of the bytes read, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -19,7 +19,7 @@ PEAKS_MAX: Final = 4_096
 
 
 class LagMeter(Protocol):
-    """Lags of one process, in ns of the monotonic clock."""
+    """Event-loop lags of one process; times are monotonic nanoseconds."""
 
     @property
     def buckets(self) -> list[int]:
@@ -47,7 +47,7 @@ class LagMeter(Protocol):
 
 
 class PythonLagMeter:
-    """The reference."""
+    """LagMeter in Python: the reference of the compiled one."""
 
     __slots__ = (
         "_blind_from_ns", "_blind_ns", "_floor_ns", "_peaks", "_turns", "buckets", "max_ns", "sum_ns",

@@ -67,13 +67,12 @@ def keep_port() -> socket.socket:
 
 
 def name_of(sock: socket.socket) -> str:
-    """Return a socket's own address as HOST:PORT: `127.0.0.1:8080`, `[::]:8443`."""
+    """Return the local address of a socket as HOST:PORT: `127.0.0.1:8080`, `[::]:8443`."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bound_url(sock: socket.socket, *, tls: bool) -> str:
-    """Return the URL of a socket's own address."""
     return f"http{'s' if tls else ''}://{name_of(sock)}"
 
 

@@ -177,7 +177,7 @@ class Ports:
         self._share(relay.workers)
 
     def move_admin(self, settings: Settings) -> None:
-        """The same for the admin port, which only a new meter can serve. Raises ConfigError."""
+        """Move the admin port, which only a new meter can serve, in the same way. Raises ConfigError."""
         at = settings.meter.admin
         if self.admin_at in (None, at):
             return

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class _Plan(NamedTuple):
-    """What children are started with."""
+    """Settings, sockets and run state with which children are started."""
 
     settings: Settings
     ports: Ports
@@ -61,7 +61,7 @@ class _Plan(NamedTuple):
 
 
 class Supervisor:
-    """The parent of one proxy."""
+    """Parent process of one proxy."""
 
     _run: ProxyRun
     _ports: Ports
@@ -126,7 +126,7 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _inherit(self, left: Handover) -> None:
-        """Take over what the supervisor before us had. Its children stay at work until ours are ready."""
+        """Take over sockets and children of the previous program; its children work until ours are ready."""
         self._ports = Ports.take(left.ports)
         self._run = left.run
         self._run.follow(self._settings)
@@ -215,7 +215,7 @@ class Supervisor:
         return fresh, all(ready) and len(fresh) == workers
 
     def _go_on_with(self, relays: dict[int, Child]) -> dict[int, Child]:
-        """Make these the present generation; return the previous one."""
+        """Make these relays the present generation; return the previous one."""
         self._generation += 1
         before, self._relays = self._relays, relays
         for index, child in relays.items():
@@ -380,7 +380,7 @@ class Supervisor:
     # ---------------------------------------------------------------- hot restart
 
     async def _restart(self) -> None:
-        """Become the program that is on disk now, if it passes its check."""
+        """Replace this program by the installed one, if that passes its check."""
         argv = command()
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")

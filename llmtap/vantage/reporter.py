@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """The channel of one event loop to the meter, and what it reports about the process.
+    """Channel of one event loop to the meter, and status reports about the process.
 
     Args:
         clock_name: `kernel`, `mono` or `packet`: who stamps reads.
@@ -90,7 +90,6 @@ class Reporter:
         self.skipped[rule] = self.skipped.get(rule, 0) + 1
 
     def began(self, exchange: object, arrival_ns: int) -> None:
-        """Register an exchange that is running."""
         self.arrivals[exchange] = arrival_ns
         if self._probe is None:
             self.start_probe()

@@ -30,7 +30,7 @@ _WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
 def setup(
     app: web.Application, *, socket: str, skip: Collection[str] = NOT_INFERENCE, tap_bytes: int = TAP_BYTES
 ) -> None:
-    """Put the tap around an app, outside of all its middlewares, and end it with the app.
+    """Measure an application, outside of all its other middlewares, until it ends.
 
     The options are those of `LlmtapMiddleware`. Raises ConfigError.
     """
@@ -91,7 +91,7 @@ def _watch(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | 
 
 
 class _Call:
-    """The writer's methods while one request is answered."""
+    """Wrapper of the writer's methods during one response."""
 
     __slots__ = (
         "_compresses", "_enable_compression", "_exchange", "_request", "_request_end_ns", "_task", "_write",

@@ -66,7 +66,7 @@ class AppExchange:
     # ---------------------------------------------------------------- the request
 
     def asked_whole(self) -> None:
-        """The request has no body: the call is all of it."""
+        """The request has no body: it is complete at the call."""
         try:
             self.request_over = self._submitted = True
             self._begin(self._head, mono_ns(), SENT)
@@ -188,7 +188,7 @@ class AppExchange:
             self._end(Outcome.UPSTREAM_ERROR, f"the app {how} without an answer")
 
     def leave_unmeasured(self, reason: str) -> None:
-        """Measure it no longer, or not at all."""
+        """Stop measuring the exchange; count it as dropped for `reason`."""
         if self.over:
             return
         try:

@@ -32,7 +32,7 @@ def pack_addresses(addresses: Collection[str]) -> frozenset[bytes]:
 
 
 class ConnectionTable:
-    """Follows connections.
+    """Connections of one interface or file, each with its state.
 
     Args:
         sink: gets the frames of all exchanges.
@@ -113,7 +113,7 @@ class ConnectionTable:
             self._forget(flow if way.is_up else reverse_flow(flow))
 
     def ring_lost(self, t_ns: int, *, now: bool) -> None:
-        """The ring has lost packets (`now`), or has not for a while: holes are not waited for meanwhile."""
+        """The ring lost packets (`now`), or has not for a while. Until then a hole is final at once."""
         if now:
             self._ring_lost_ns = t_ns
         if now or self._ring_lost:
@@ -124,7 +124,7 @@ class ConnectionTable:
                     connection.lose(t_ns, "packets_lost")
 
     def sweep(self, t_ns: int) -> None:
-        """Give up old holes, and forget silent connections."""
+        """Drop exchanges with old holes, and forget silent connections."""
         for flow, connection in self._connections().items():
             connection.sweep(t_ns)
             silent_ns = t_ns - connection.last_ns
@@ -135,7 +135,7 @@ class ConnectionTable:
                 self._forget(flow)
 
     def close(self, t_ns: int) -> None:
-        """The end of the packets: drop what is under way."""
+        """No more packets: drop the exchanges under way."""
         for flow, connection in self._connections().items():
             connection.give_up(t_ns, "watch_ended")
             self._forget(flow)

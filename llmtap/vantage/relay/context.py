@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RelayContext:
-    """A relay's options, its way to the upstream and to the meter, and its counts of refusals."""
+    """Options of a relay, its route to the upstream, its channel to the meter, and counts of refusals."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, options: RelayOptions, reporter: Reporter, route: Route
@@ -39,11 +39,10 @@ class RelayContext:
         self._warned_ns: dict[str, int] = {}
 
     def refuse(self, limit: str) -> None:
-        """Count a connection or request that was turned away."""
         self.refused[limit] = self.refused.get(limit, 0) + 1
 
     def warn(self, kind: str, what: str, error: Exception | None = None) -> None:
-        """Log a fault of a peer or of the system: at most one line a second of a kind.
+        """Log a fault of a peer or of the system: at most one line per second and kind.
 
         Where the fault is ours, `error` is logged with its traceback.
         """

@@ -41,7 +41,7 @@ wall_ns = SystemClock.wall_ns
 
 @dataclass(slots=True)
 class _Plan:
-    """What one arm does to a request."""
+    """Changes that one arm makes to a request."""
 
     name: str
     what: str | None
@@ -52,7 +52,7 @@ class _Plan:
 
 
 class Assignment:
-    """One request's place in the experiment.
+    """Assignment of one request to an arm.
 
     `holds`: the body must be read before the request is sent (`settle`). `note`: data of the ARM frame.
     """
@@ -71,7 +71,7 @@ class Assignment:
 
     @property
     def route(self) -> Route:
-        """Where the request goes, once its arm is known."""
+        """Route of the request, once its arm is known."""
         assert self._plan is not None
         return self._plan.route
 
@@ -250,7 +250,7 @@ def _whole_body(head: RequestHead, held: bytes) -> tuple[bytes, str | None]:
 
 
 class _Body(msgspec.Struct):
-    """The fields in which the dialects we know keep a conversation; their text stays raw."""
+    """Fields in which the known dialects keep a conversation, as raw JSON."""
 
     messages: list[msgspec.Raw] = []
     system: msgspec.Raw = _ABSENT

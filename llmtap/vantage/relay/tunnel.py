@@ -14,7 +14,7 @@ __all__ = ["Tunnel"]
 
 
 class _Direction:
-    """Bytes from one stream to the other; the handler of the first."""
+    """One direction of a tunnel; the handler of its source stream."""
 
     __slots__ = ("_kind", "_tunnel", "ended", "passed", "sink", "source")
 
@@ -44,13 +44,12 @@ class _Direction:
             self.pass_end()  # or it follows when the sink has taken the rest
 
     def pass_end(self) -> None:
-        """Pass the end on, behind all bytes of the source."""
+        """Forward the end of the source behind all its bytes."""
         self.sink.shutdown_write()
         self.passed = True
         self._tunnel.end_passed(self)
 
     def sink_drained(self) -> None:
-        """The sink has taken all that was kept."""
         if self.ended:
             self.pass_end()
         else:
@@ -65,7 +64,7 @@ class _Direction:
 
 
 class Tunnel:
-    """Two streams, each other's sink.
+    """Both directions of an upgraded connection.
 
     Args:
         passed: called with kind of frame, data and stamp of what was passed on.
@@ -91,11 +90,10 @@ class Tunnel:
         upstream.handler = self.down
 
     def other(self, direction: _Direction) -> _Direction:
-        """The opposite direction."""
         return self.down if direction is self.up else self.up
 
     def end_passed(self, direction: _Direction) -> None:
-        """One direction is over in order; the tunnel ends when both are."""
+        """One direction ended in order; the tunnel ends when both have."""
         other = self.other(direction)
         if direction.sink.closed and not other.ended:
             other.on_eof()  # TLS: the sink is closed both ways, and reports no end
@@ -112,7 +110,7 @@ class Tunnel:
             self._broken(self.other(direction), error)
 
     def lost(self, direction: _Direction, error: OSError | None) -> None:
-        """The source of `direction` is gone."""
+        """The connection of the source of `direction` broke or closed."""
         if not direction.ended or (error is not None and direction is self.up):
             self._broken(direction, error)
             return
@@ -123,7 +121,7 @@ class Tunnel:
             other.pass_end()
 
     def _broken(self, direction: _Direction, error: OSError | None) -> None:
-        """The source of `direction` is gone too early: end the tunnel."""
+        """The source of `direction` closed too early: end the tunnel."""
         by_client = direction is self.up
         who = "client" if by_client else "upstream"
         if self._outcome is Outcome.COMPLETE:  # the first break counts
