@@ -27,7 +27,7 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class Handed(NamedTuple):
-    """Listening sockets that came with the process, if any."""
+    """Listening sockets received from systemd, if any."""
 
     clients: list[socket.socket]
     admin: socket.socket | None
@@ -77,7 +77,7 @@ def _listening(fd: int, name: str) -> socket.socket:
 
 
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send `READY=1`, say, to the service manager, if there is one; return whether. Never raises."""
+    """Send a state such as `READY=1` to systemd; return whether it was sent. Never raises."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -91,7 +91,7 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class HandedPorts(msgspec.Struct, kw_only=True):
-    """The sockets as one supervisor leaves them to the next: descriptors, and the configured addresses."""
+    """State of the sockets in a hot restart: descriptors and configured addresses."""
 
     clients: list[int]
     admin: int
@@ -132,7 +132,7 @@ class Ports:
 
     @classmethod
     def take(cls, handed: HandedPorts) -> "Ports":
-        """Return the sockets of the supervisor before us."""
+        """Return the sockets that the previous program of this process left."""
         sockets = [socket.socket(fileno=fd) for fd in (*handed.clients, handed.admin)]
         for sock in sockets:
             sock.set_inheritable(False)
@@ -148,7 +148,7 @@ class Ports:
         )
 
     def copy(self) -> "Ports":
-        """Return the same sockets, of which one set may move and the other stays."""
+        """Return a copy with the same sockets, in which sockets can be replaced."""
         return Ports(list(self.clients), self.admin, self.listen_at, self.admin_at)
 
     def close_but(self, others: "Ports") -> None:

@@ -74,9 +74,9 @@ class Supervisor:
         self._read_again = reload
         self._announce = announce
         self._children: set[Child] = set()
-        """All that live, draining ones included."""
+        """All living children, draining ones included."""
         self._relays: dict[int, Child] = {}
-        """Those of the present generation, by index."""
+        """Relays of the present generation, by index."""
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
         self._generation = 0
@@ -87,12 +87,12 @@ class Supervisor:
         self._asked = asyncio.Event()
         self._wants_restart = False
         self._failed = False
-        """A task of ours failed, which is a bug."""
+        """An internal task failed, which is a bug."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Run until SIGTERM or SIGINT; return 0, or 1 when a task of ours failed. Raises ConfigError."""
+        """Run until SIGTERM or SIGINT; return 0, or 1 after an internal error. Raises ConfigError."""
         left = take_handover(os.environ, os.getpid())
         if left is None:
             if self._settings.meter.socket is not None:
@@ -182,7 +182,7 @@ class Supervisor:
         return task
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait until it is done, or we are to stop: then `_stop` cancels it. Raises its exception."""
+        """Wait for `work`, or until the proxy stops: then `_stop` cancels it. Raises its exception."""
         task = self._begin(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -278,7 +278,7 @@ class Supervisor:
             return child
 
     def _plan(self) -> _Plan:
-        """Return what is in force."""
+        """Return the settings, sockets and run state in force."""
         return _Plan(self._settings, self._ports, self._run)
 
     def _register(self, child: Child) -> Child:
@@ -346,7 +346,7 @@ class Supervisor:
 
     @contextmanager
     def _moving(self) -> Iterator[Ports]:
-        """Yield a copy of our sockets to move; new ones that are not in force at the end are closed."""
+        """Yield a copy of the sockets to change; new sockets that are not in force at the end are closed."""
         ports = self._ports.copy()
         try:
             yield ports
@@ -355,7 +355,7 @@ class Supervisor:
                 ports.close_but(self._ports)
 
     def _enforce(self, plan: _Plan) -> None:
-        """Start children with this from now on."""
+        """Put a plan in force: later children start with it."""
         before = self._ports
         plan.run.catch_up(self._run)
         self._settings, self._ports, self._run = plan
@@ -459,7 +459,7 @@ class Supervisor:
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
     async def _fall_back(self, left: Handover, failed: Child | None) -> None:
-        """Go back to the children that were at work: those that we started have failed."""
+        """Return to the old children, because the new ones failed to start."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
         if failed is not None:
             await failed.stop(GRACE_S)
