@@ -125,7 +125,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
 
 def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:
-    """Return the setup of any meter; `own`: its other fields; `tenant_salt`: used if the settings have none."""
+    """Return the setup of any meter; `own`: its other fields; `tenant_salt`: if the settings have none."""
     return MeterSetup(
         options=settings.meter,
         changeable=Changeable(

@@ -32,7 +32,7 @@ RESPONSE_END: Final = FrameKind.RESPONSE_END
 
 
 class AppExchange:
-    """An exchange in an app. No method raises; an error of ours withdraws the exchange.
+    """One exchange in an application. No method raises: an internal error drops the exchange.
 
     `head`: by `request_head`; `arrival_ns`: when the app was called.
     """
@@ -56,7 +56,7 @@ class AppExchange:
         self.begun = False
         self.over = False
         self.own_ns = 0
-        """Our own work since the last frame that reported it."""
+        """Time that the middleware itself used since the last frame that reported it."""
         self.paused_ns = 0
         self.request_over = False
         self.seq = 0
@@ -109,7 +109,7 @@ class AppExchange:
     # ---------------------------------------------------------------- the answer
 
     def answered(self, status: int, fields: Fields, t_ns: int) -> None:
-        """The app began its answer at `t_ns`."""
+        """The app sent the response head at `t_ns`."""
         if self.over:
             return
         try:
@@ -129,7 +129,7 @@ class AppExchange:
             self.give_up(exc)
 
     def said(self, data: bytes, t_ns: int) -> None:
-        """The app sent `data` of its answer's body at `t_ns`."""
+        """The app sent `data` of the response body at `t_ns`."""
         if self.over or self._bodiless:
             return
         try:
@@ -155,7 +155,7 @@ class AppExchange:
             self.paused_ns += wait_ns
 
     def handed_on(self, passed_ns: int) -> None:
-        """The server took a message at `passed_ns`, and it has been reported."""
+        """Add the middleware's own time since the server took a message at `passed_ns`."""
         self.own_ns += mono_ns() - passed_ns
 
     # ---------------------------------------------------------------- ends
@@ -171,7 +171,7 @@ class AppExchange:
             self.give_up(exc)
 
     def client_gone(self) -> None:
-        """The client left before the answer's end."""
+        """The client left before the end of the response."""
         self._end(Outcome.CLIENT_CANCELLED, "the client closed the connection")
 
     def cut(self, how: str, status: int | None = None) -> None:
@@ -201,7 +201,7 @@ class AppExchange:
         self._finish()
 
     def give_up(self, error: Exception) -> None:
-        """Withdraw the exchange, because our own code failed."""
+        """Drop the exchange after an internal error."""
         self._emitter.failed(error)
         self.leave_unmeasured("middleware_error")
 

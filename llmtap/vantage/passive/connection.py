@@ -24,7 +24,7 @@ _TLS_RECORD: Final = re.compile(rb"[\x14-\x18]\x03[\x00-\x04]")
 
 
 def begins_request(payload: bytes) -> bool:
-    """Whether a segment begins with a whole request line."""
+    """Return whether a segment begins with a whole request line."""
     return _REQUEST_LINE.match(payload) is not None
 
 
@@ -44,7 +44,7 @@ class WatchCounts:
 
 
 class Connection:
-    """One connection. `client` and `server` are the bytes from them."""
+    """One TCP connection; `client` and `server` are its two byte streams."""
 
     __slots__ = (
         "_conversation", "_counts", "_fresh", "_uncounted", "client", "ignored", "last_ns", "over",
@@ -56,11 +56,11 @@ class Connection:
         self.server = TcpDirection(early, is_up=False)
         self.client.peer, self.server.peer = self.server, self.client
         self.over = False
-        """Both ends are done: nothing follows."""
+        """Both sides have closed the connection."""
         self.ignored = False
-        """It speaks something else than HTTP/1.1."""
+        """It does not carry HTTP/1.1."""
         self.ring_lost = False
-        """The ring has overflowed lately: waiting for what is missing is in vain."""
+        """The ring has overflowed lately: missing bytes will not come."""
         self.last_ns = 0
         self._counts = counts
         self._conversation = Conversation(sink)
@@ -84,7 +84,7 @@ class Connection:
     def segment(
         self, way: TcpDirection, seq: int, ack: int, flags: int, window: int, payload: bytes, t_ns: int
     ) -> None:
-        """Take a segment that came from one end."""
+        """Process a segment from one side."""
         peer = way.peer
         if flags & RST:
             self._reset(way, seq, t_ns)
@@ -138,7 +138,7 @@ class Connection:
                     return
 
     def take(self, way: TcpDirection, payload: bytes, t_ns: int) -> None:
-        """Take bytes that are in order."""
+        """Process bytes that are in order."""
         try:
             if way.is_up:
                 self._conversation.request(payload, t_ns)
@@ -154,20 +154,20 @@ class Connection:
             self.lose(t_ns, "not_understood")
 
     def lose(self, t_ns: int, reason: str, missing_bytes: int = 0) -> None:
-        """Drop the exchanges under way, and wait for the next request."""
+        """Drop the exchanges under way; measuring resumes at the next request."""
         self._counts.missing_bytes += missing_bytes
         self._conversation.lose(t_ns, reason)
         self.client.forget()
         self.server.forget()
 
     def sweep(self, t_ns: int) -> None:
-        """Give up a hole that is too old."""
+        """Drop the exchanges under way if a hole is too old."""
         for way in (self.client, self.server):
             if way.hole_ns and t_ns - way.hole_ns > HOLE_NS:
                 self.lose(t_ns, "packets_lost")
 
     def give_up(self, t_ns: int, reason: str) -> None:
-        """The connection is not followed any more."""
+        """Stop following the connection."""
         self._conversation.give_up(t_ns, reason)
         self.client.forget()
         self.server.forget()

@@ -38,7 +38,7 @@ LENGTH: Final = Framing.LENGTH
 
 
 class UnfollowableError(LlmtapError):
-    """The connection speaks something else: `kind` is `encrypted`, `http2` or `not_http`."""
+    """The connection is not HTTP/1.1: `kind` is `encrypted`, `http2` or `not_http`."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -64,7 +64,7 @@ class _Exchange:
         self.method = method
         self.seq = 0
         self.tapped = False
-        """It is measured, as far as is known."""
+        """The channel accepts its frames."""
         self.status: int | None = None
         self.request_bytes = self.response_bytes = 0
         self.paused_ns = 0
@@ -83,7 +83,7 @@ class Conversation:
         self.began = False
         """A request has begun."""
         self.over = False
-        """The server has ended, or both have where there is a tunnel."""
+        """The server has closed its side; in a tunnel both sides have."""
         self._pending: list[_Exchange] = []
         self._head = bytearray()  # of a request, as far as it came
         self._head_ns = 0  # its first byte
@@ -249,7 +249,7 @@ class Conversation:
         return b""
 
     def window_closed(self, t_ns: int) -> None:
-        """The client's receive window is 0: it does not read."""
+        """The client's receive window is 0: a pause begins."""
         if self._answering is not None and not self._window_closed_ns:
             self._window_closed_ns = t_ns
 
@@ -287,7 +287,7 @@ class Conversation:
         self._cut(t_ns, "reset")
 
     def give_up(self, t_ns: int, reason: str) -> None:
-        """Nothing more is seen of the connection."""
+        """End the exchanges under way, because no more packets come."""
         if self._client_left_ns:
             self._cut(t_ns, "closed")
         self.lose(t_ns, reason)

@@ -30,14 +30,14 @@ class LostSyncError(LlmtapError):
 
 @dataclass(slots=True)
 class EarlyBytes:
-    """Bytes of early segments, of all connections together."""
+    """Bytes of early segments of all connections, with their bound."""
 
     limit: int = 64 << 20
     used: int = 0
 
 
 class TcpDirection:
-    """Bytes from one end.
+    """Byte stream of one side of a connection.
 
     Args:
         is_up: from client to server.
@@ -69,7 +69,7 @@ class TcpDirection:
         self.next = seq & MASK
 
     def forget(self) -> None:
-        """Forget the place in the stream."""
+        """Forget the position in the stream and all early segments."""
         self.next = None
         self.last = b""
         self.hole_ns = 0
