@@ -23,10 +23,8 @@ from llmtap.net.tls import TlsStream
 __all__ = ["Attempt", "Origin", "Pool", "Route", "Waiter", "parse_origin"]
 
 RESOLVED_FOR_NS: Final = 30_000_000_000
-"""Maximum age of an address list."""
 
 Address = tuple[int, tuple[object, ...]]
-"""A family and what connect() takes."""
 
 mono_ns = SystemClock.mono_ns
 

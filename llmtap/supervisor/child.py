@@ -70,7 +70,6 @@ class Child:
         self.kind = kind
         self.name = name
         self.index = index
-        """Number of the worker; 0 for a meter."""
         self.began_s = time.monotonic()
         self.is_ready = False
         self.until_s: float | None = None

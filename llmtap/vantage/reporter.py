@@ -24,7 +24,6 @@ from llmtap.net.stream import Timebase
 __all__ = ["PROBE_GRAIN_NS", "PROBE_NS", "STATUS_S", "Reporter"]
 
 STATUS_S: Final = 0.5
-"""Time between two status reports."""
 PROBE_NS: Final = 10_000_000
 """Time between two probes of the loop's lag while exchanges run."""
 PROBE_GRAIN_NS: Final = 1_000_000
@@ -65,7 +64,6 @@ class Reporter:
         self.timebase = Timebase(clock, lag)
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._anchor_news)
         self.arrivals: dict[Any, int] = {}
-        """Arrival time of each exchange that is running."""
         self.skipped: dict[str, int] = {}
         """Requests that are not inference, by rule."""
         self.bytes_up = 0

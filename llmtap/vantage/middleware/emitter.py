@@ -29,7 +29,6 @@ TAP_BYTES_MIN: Final = 64 << 10
 DRAIN_S: Final = 2.0
 """Maximum time that the end of an app waits for the meter's last acknowledgement, as in a relay."""
 NO_METER_S: Final = 2.0
-"""Time without a meter before the warning."""
 
 log = logging.getLogger(__name__)
 mono_ns = SystemClock.mono_ns

@@ -25,7 +25,6 @@ __all__ = ["Conversation", "FrameSink", "UnfollowableError"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
 PIPELINED_MAX: Final = 64
-"""Requests under way on one connection."""
 _METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")
 _METHOD_BYTES: Final = 18
 _STATUS_LINE: Final = b"HTTP/1."
@@ -81,7 +80,6 @@ class Conversation:
     def __init__(self, sink: FrameSink) -> None:
         self._sink = sink
         self.began = False
-        """A request has begun."""
         self.over = False
         """The server has closed its side; in a tunnel both sides have."""
         self._pending: list[_Exchange] = []

@@ -37,7 +37,6 @@ class FileVantage:
             relay=NAME, pid=0, clock="packet", vantage="passive", anchor_mono_ns=0, anchor_wall_ns=0
         )
         self.truncated = False
-        """The file ended within a packet."""
         self.damage = ""
         """What is wrong with the file, and where, if `read` ended at damage behind the first packet."""
         self.stopped = False

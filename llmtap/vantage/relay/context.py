@@ -33,7 +33,6 @@ class RelayContext:
         self.route = route
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
-        """None where no experiment is configured."""
         self.skips = SkipRules(options.skip, "relay.skip")
         self.refused: dict[str, int] = {}
         self._warned_ns: dict[str, int] = {}

@@ -24,7 +24,6 @@ class _Direction:
         self.source = source
         self.sink = sink
         self.ended = False
-        """The source has sent its end."""
         self.passed = False
         """The sink has got all of it, with the end."""
 
