@@ -1,7 +1,7 @@
-"""Clocks of the process: the only module, with `native/reading.c`, that reads them.
+"""Read the clocks of this machine; no other module does, except `native/reading.c`.
 
-Monotonic time is for measuring, wall time for labels; only a WallAnchor converts between them. Stamps are
-integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+Durations are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a
+host share. Wall time is for dates. Only a WallAnchor converts between them.
 """
 
 import time
@@ -12,7 +12,7 @@ __all__ = ["AdapterClock", "Clock", "ManualClock", "SystemClock", "WallAnchor"]
 
 
 class Clock(Protocol):
-    """Source of stamps."""
+    """Source of timestamps, all in nanoseconds."""
 
     def mono_ns(self) -> int:
         """Now, on CLOCK_MONOTONIC, in nanoseconds."""
@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of this machine."""
 
     # Bound once as attributes: one call per stamp on the hot path (about 50 ns) instead of two.
     mono_ns = staticmethod(time.monotonic_ns)
@@ -37,7 +37,7 @@ class SystemClock:
 
 
 class AdapterClock:
-    """The machine's clocks, with that of a network adapter as the wall clock.
+    """The clocks of this machine, with the clock of a network card as the wall clock.
 
     Args:
         fd: of the adapter's /dev/ptpN.
@@ -77,7 +77,7 @@ class ManualClock:
 
 @dataclass(frozen=True, slots=True)
 class WallAnchor:
-    """One pair of readings of both clocks, by which stamps become dates."""
+    """Readings of both clocks at the same time; converts between monotonic and wall time."""
 
     mono_ns: int
     wall_ns: int
@@ -86,7 +86,7 @@ class WallAnchor:
 
     @classmethod
     def sample(cls, clock: Clock, tries: int = 5) -> "WallAnchor":
-        """Return the tightest of a few bracketed readings (mono, wall, mono)."""
+        """Return the sample with the smallest error out of a few (readings: mono, wall, mono)."""
         best: WallAnchor | None = None
         for _ in range(tries):
             before = clock.mono_ns()

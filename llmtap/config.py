@@ -1,8 +1,8 @@
-"""Load all settings: defaults, configuration file, environment, flags.
+"""Load all settings from defaults, a TOML file, environment variables and flags, and check them.
 
-A TOML file has a table for each package (`[relay]`, `[meter]`, `[log]`), and for each class of tenants
-(`[slo.NAME]`). Every key is an environment variable too: `relay.idle_timeout` is `LLMTAP_RELAY_IDLE_TIMEOUT`,
-`slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`.
+The file has a table for each package (`[relay]`, `[meter]`, `[log]`) and for each class of tenants
+(`[slo.NAME]`). Every key is also an environment variable: `relay.idle_timeout` is
+`LLMTAP_RELAY_IDLE_TIMEOUT`, `slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`.
 """
 
 import difflib
@@ -36,7 +36,7 @@ SLO: Final = "slo"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set."""
+    """All settings of llmtap; one field for each table of the configuration file."""
 
     relay: RelayOptions = RelayOptions()
     watch: WatchOptions = WatchOptions()
@@ -77,7 +77,6 @@ class Mistakes:
         self._wrong: set[str] = set()
 
     def set_place(self, key: str, place: str) -> None:
-        """Record where a key was set last."""
         self.places = {n: at for n, at in self.places.items() if not n.startswith((f"{key}.", f"{key}["))}
         self.places[key] = place
 
@@ -104,7 +103,6 @@ _KEY: Final = re.compile(rf"{SLO}\.[^.\s]+\.\w+|\w+\.\w+")
 
 
 def _names(text: str, key: str) -> bool:
-    """Return whether a text names the key, or something in it."""
     return re.search(rf"\b{re.escape(key)}\b", text) is not None
 
 
@@ -211,7 +209,7 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _nearest_key(key: str, known: list[str]) -> str | None:
-    """The same for a key: in its own table, or of the same name in another one."""
+    """Return the hint for the nearest key of the same table, or the same name in another table."""
     table, _, name = key.rpartition(".")
     own = _nearest(name, [k.removeprefix(f"{table}.") for k in known if k.rpartition(".")[0] == table])
     if own is not None:
@@ -329,7 +327,7 @@ def _choices(kind: Any) -> str | None:
 
 
 def _as_list(kind: Any, value: object) -> str | None:
-    """Return the hint how to write a list, for one name, or several with commas."""
+    """Return the hint that a list is written in JSON, with the given names as the example."""
     if get_origin(kind) not in (list, tuple) or not isinstance(value, str):
         return None
     shown = '[{"key": "value"}]'

@@ -1,8 +1,8 @@
 """Exceptions of llmtap.
 
-Our own mistake is an `assert`. A fault of a peer (it breaks the protocol, or is away) becomes an outcome of
-one exchange. A user's mistake (a bad option, an unreadable file) is one sentence that names the place, with a
-hint, and exit code 2.
+A ConfigError is a mistake of the user, such as an invalid option or an unreadable file: a sentence that names
+the place, with a hint, and exit code 2. A PeerProtocolError is a fault of a client or server, and becomes the
+outcome of one exchange. A bug in llmtap is an `assert`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +11,7 @@ __all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "failures", "insta
 
 
 class LlmtapError(Exception):
-    """Base class."""
+    """Base class of all exceptions of llmtap."""
 
 
 class ConfigError(LlmtapError):
@@ -26,7 +26,7 @@ class ConfigError(LlmtapError):
         """The other mistakes of one check (`raise_all`)."""
 
     def each(self) -> "Iterator[ConfigError]":
-        """Yield each mistake apart."""
+        """Yield this mistake and `others`, one ConfigError each."""
         yield ConfigError(self.place, self.problem, self.hint)
         yield from self.others
 
@@ -55,7 +55,7 @@ def install_hint(name: str) -> str:
 
 
 class PeerProtocolError(LlmtapError):
-    """A peer broke HTTP. `status`: the answer to a client that did so."""
+    """A client or server violated HTTP. `status`: status code for a client that did."""
 
     def __init__(self, problem: str, status: int = 400) -> None:
         super().__init__(problem)

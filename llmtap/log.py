@@ -1,6 +1,6 @@
-"""Structured logs: `key=value` lines on stderr; stdout is for data.
+"""Write log lines as `key=value` to stderr; stdout is for data.
 
-Nothing per chunk, and nothing of a prompt, a header's value or a key, at any level.
+There is no line per chunk, and no line contains a prompt, the value of a header or a key, at any level.
 """
 
 import logging

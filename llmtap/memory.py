@@ -1,4 +1,4 @@
-"""Memory size of this process."""
+"""Read the resident memory of this process."""
 
 import resource
 
@@ -6,7 +6,7 @@ __all__ = ["resident_bytes"]
 
 
 def resident_bytes() -> int:
-    """Resident memory now; its peak until now where the system tells no more."""
+    """Return the resident memory in bytes, or its peak where /proc does not exist."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()

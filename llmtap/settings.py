@@ -1,4 +1,4 @@
-"""Options as `NAME=VALUE`: read and explained by the fields of a struct."""
+"""Read `NAME=VALUE` options of the command line into a struct, and list its options with their meaning."""
 
 import difflib
 import types

@@ -318,6 +318,8 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
         vantage.read(io.BytesIO(data))
     except PcapError as exc:
         raise ConfigError(name, str(exc)) from None
+    if vantage.damage:
+        print(f"llmtap: warning: {name}: {vantage.damage}; the rest is not listed", file=sys.stderr)
     status = vantage.status()
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(status.watched.items())) or "none"
     dropped = "".join(f", {n:,} dropped as {reason}" for reason, n in sorted(status.dropped.items()))

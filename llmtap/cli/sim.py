@@ -3,6 +3,7 @@
 Long because the options of its commands stand in their signatures.
 """
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,10 +171,10 @@ def serve(
     from llmtap.sim.server.server import SimServer
 
     with _listening("--listen", listen):
-        sock = bind(*parse_address(listen), shared=False)
+        sock = bind(*parse_address(listen, "--listen"), shared=False)
     if grpc is not None:
         with _listening("--grpc", grpc):
-            grpc_host, grpc_port = parse_address(grpc)
+            grpc_host, grpc_port = parse_address(grpc, "--grpc")
             is_free(grpc_host, grpc_port)
     try:
         server = SimServer(options, engine=engine, truth_file=truth)
@@ -193,6 +194,7 @@ def serve(
         print("llmtap sim: stopping; streams may end within 60 s, a second signal cuts them", flush=True)
 
     server.app.on_shutdown.append(drain)
+    logging.getLogger("aiohttp.server").addFilter(_shorten_malformed)
     # What is loaded now stays; looking through it again and again would make streams late.
     # Answers leave no cycles behind, so there is little to find.
     gc.collect()
@@ -209,6 +211,15 @@ def serve(
     )
 
 
+def _shorten_malformed(record: logging.LogRecord) -> bool:
+    """Replace the traceback of a request that is not HTTP/1.1, for example HTTP/2, by one line."""
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    if record.exc_info and isinstance(error := record.exc_info[1], HttpProcessingError):
+        record.msg, record.args, record.exc_info = "event=malformed_request answer=%d", (error.code,), None
+    return True
+
+
 def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
     """Return the contents of certificate and key; None without TLS. Raises ConfigError."""
     from llmtap.net.tls import server_context
@@ -223,11 +234,9 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
 
 @contextmanager
 def _listening(option_name: str, address: str) -> Iterator[None]:
-    """Name the option of an address that is invalid or in use."""
+    """Name the option of an address that is in use."""
     try:
         yield
-    except ValueError as exc:
-        raise ConfigError(option_name, str(exc)) from None
     except OSError as exc:
         raise ConfigError(option_name, f"cannot listen on {address}: {exc.strerror}") from None
 

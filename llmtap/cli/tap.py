@@ -127,7 +127,7 @@ def announce(what: str, admin: str, settings: "Settings") -> None:
 
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
-    """Where files go and where spools lie, for people: without secrets."""
+    """Return the capture's target and its spool folder as text without secrets."""
     from llmtap.capture.store.places import open_place
     from llmtap.capture.store.store import spool_folder
 
@@ -193,9 +193,6 @@ def generate(
             envvar="LLMTAP_CONFIG",
         ),
     ] = None,
-    written: Annotated[
-        str, option("NAME", "Format of the rules: prometheus.", "--format", hidden=True)
-    ] = "prometheus",
     out: Annotated[Path | None, option("FILE", "Output file (default: standard output).")] = None,
     job: Annotated[str, option("NAME", "Name of the scrape job in Prometheus.")] = "llmtap",
     runbooks: Annotated[
@@ -212,11 +209,6 @@ def generate(
     from llmtap.export.rules.prometheus import check_job, missing_alarms, render
     from llmtap.metrics.slo import SloClass
 
-    if written != "prometheus":
-        raise ConfigError(
-            "--format", f"{written!r} cannot be written",
-            "rules for Prometheus only; the formats sloth and openslo were removed",
-        )  # fmt: skip
     check_job(job)
     settings = load_settings(config, os.environ, {})
     if not settings.slo:

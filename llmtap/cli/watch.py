@@ -45,8 +45,8 @@ Live capture requires root or CAP_NET_RAW; the privilege is dropped after the pa
 HTTP/1.1 without TLS is measured; TLS and HTTP/2 connections are counted. An exchange with a missing packet is
 dropped and counted.
 
-Exit codes: 0 stopped by a signal, or the file was read; 2 invalid option, missing permission, or not a packet
-capture."""
+Exit codes: 0 stopped by a signal, or the file was read; 1 the file is damaged, and the packets before the
+damage were measured; 2 invalid option, missing permission, or not a packet capture."""
 
 
 @app.command(short_help="Measure traffic from network packets, without a proxy.", epilog=_EPILOG)
@@ -156,6 +156,9 @@ def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
         print_rich(render_summary(told))
     if vantage.truncated:
         print("llmtap: warning: the file ends within a packet", file=sys.stderr)
+    if vantage.damage:
+        print(f"llmtap: error: {name}: {vantage.damage}; the rest is not measured", file=sys.stderr)
+        raise typer.Exit(1)
     if not told["n"]:
         hint = "is it plaintext HTTP/1.1, whole packets (tcpdump -s 0), and the right --port?"
         print(f"llmtap: warning: no exchange could be measured: {hint}", file=sys.stderr)
@@ -186,7 +189,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[int], None] | None]:
-    """A bar of the bytes read, in a terminal."""
+    """Show a progress bar of the bytes read, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

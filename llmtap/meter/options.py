@@ -15,6 +15,7 @@ from llmtap.exchange.refusal import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
+from llmtap.net.listener import parse_address
 from llmtap.units import NS_PER_S, Duration
 
 __all__ = [
@@ -24,7 +25,6 @@ __all__ = [
     "TenantOptions",
     "TenantRule",
     "is_loopback",
-    "split_address",
 ]
 
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
@@ -162,7 +162,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "normal"
 
     def __post_init__(self) -> None:
-        host, _ = split_address(self.admin, "meter.admin")
+        host, _ = parse_address(self.admin, "meter.admin")
         if self.window not in WINDOWS.values():
             raise ConfigError(
                 "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
@@ -347,21 +347,6 @@ def _check_pattern(text: str, place: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as exc:
         raise ConfigError(place, f"{text!r} is not a regular expression: {exc}") from None
-
-
-def split_address(text: str, place: str) -> tuple[str, int]:
-    """Return host and port of `127.0.0.1:9464`, `localhost:9464` or `[::1]:9464`.
-
-    Raises ConfigError of `place` for another text.
-    """
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not colon or not host or (":" in host and not bracketed):
-        raise ConfigError(place, f"expected HOST:PORT, got {text!r}", "write [::1]:9464 for IPv6")
-    if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
-        raise ConfigError(place, f"port {port!r} is not a number from 0 to 65535")
-    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

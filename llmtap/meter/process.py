@@ -26,11 +26,11 @@ from llmtap.clock import Clock, SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.log import set_up
 from llmtap.meter.admin.server import AdminTls, admin_app
-from llmtap.meter.options import split_address
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
 from llmtap.meter.setup import Changeable, MeterSetup
 from llmtap.meter.shutdown import Ending, Successor
+from llmtap.net.listener import parse_address
 from llmtap.units import decode_special
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ async def _run(
     if setup.admin_fd is not None:
         site = web.SockSite(runner, socket.socket(fileno=setup.admin_fd), ssl_context=context)
     else:
-        host, port = split_address(setup.options.admin, "meter.admin")
+        host, port = parse_address(setup.options.admin, "meter.admin")
         site = web.TCPSite(runner, host, port, ssl_context=context)
     opening = loop.create_task(_open_admin(site, pipeline, at_once=not setup.takes_over))
     if not setup.takes_over:

@@ -21,6 +21,11 @@ _COUNTS: Final = (
     "skipped", "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
 )  # fmt: skip
 """Fields of a status in the API, three of them converted."""
+_RELAY_ONLY: Final = frozenset(
+    ("streams", "upstream_idle", "upstream_connects", "upstream_reuses", "upstream_unsolicited", "upstreams",
+     "accepted", "refused")
+)  # fmt: skip
+"""Those that do not apply to a passive vantage."""
 RELAYS_MAX: Final = 64
 """Relays remembered, with those that left: a crash loop must not grow the exposition for ever."""
 
@@ -227,8 +232,13 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
                 "cpu": s.cpu_ns / 1e9,
                 "lag_max": s.lag_ns_max / 1e9,
             }
-            about |= {field: own[field] if field in own else getattr(s, field) for field in _COUNTS}
-            if relay.hello.vantage == "passive":
+            is_passive = relay.hello.vantage == "passive"
+            about |= {
+                field: own[field] if field in own else getattr(s, field)
+                for field in _COUNTS
+                if not (is_passive and field in _RELAY_ONLY)
+            }
+            if is_passive:
                 about |= {
                     "side": s.side or None, "packets": s.packets, "watched": s.watched,
                     "missing_bytes": s.missing_bytes,

@@ -1,13 +1,12 @@
-"""Choice between compiled code and Python, and the reason.
+"""Choose between the compiled extension and its Python twins: `compiled` is the extension module, or None.
 
-`compiled` is the extension module, or None. A constructor of which there is a compiled and a Python
-implementation chooses by it: `channel/frames.py` `make_frame_batch` and `make_frame_rows`, `net/lag.py`
-`make_lag_meter`, `net/stream.py` `open_stream`, `protocol/repetition.py` `make_token_run`. So do the base
-class of `vantage/relay/flow.py` `Flow`, the functions for plain heads in `protocol/http1.py` and
-`vantage/relay/heads.py`, and `metrics/latency.py` `measure`, `metrics/histogram.py` `Histogram.fold`,
-`export/buckets.py` `Buckets.record_many`. No other code asks. The Python implementation is the reference.
+Users of this choice, which have both implementations: `channel/frames.py` (`make_frame_batch`,
+`make_frame_rows`), `net/lag.py` (`make_lag_meter`), `net/stream.py` (`open_stream`), `protocol/repetition.py`
+(`make_token_run`), `protocol/http1.py` and `vantage/relay/heads.py` (plain heads), `vantage/relay/flow.py`
+(base class of `Flow`), `metrics/latency.py` (`measure`), `metrics/histogram.py` (`Histogram.fold`),
+`export/buckets.py` (`Buckets.record_many`). The Python implementation is the reference.
 
-The environment variable `LLMTAP_NATIVE=0` selects Python, and so does a value other than 0 and 1.
+`LLMTAP_NATIVE=0` in the environment selects Python, and so does a value other than 0 and 1.
 """
 
 import importlib

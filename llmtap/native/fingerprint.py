@@ -1,8 +1,7 @@
-"""Compute the fingerprint of the extension's sources. The importer (`native/__init__.py`) compares it.
+"""Compute a hash of the C and Cython sources, by which an outdated compiled extension is found.
 
-An editable installation keeps the extension that was built last. After a change of the sources, such as
-`git pull`, it may no longer fit the Python code. `setup.py` runs this file by its path, so it imports nothing
-of llmtap.
+An editable installation keeps the extension that was built last; after `git pull` it may no longer fit the
+Python code. `setup.py` runs this file by its path, so it imports nothing of llmtap.
 """
 
 import hashlib

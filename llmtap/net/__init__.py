@@ -1,1 +1,1 @@
-"""Asyncio sockets: streams, listeners, the upstream pool, TLS."""
+"""Networking for relay, load generator and servers: sockets, listeners, connection pool, TLS, timers, Ray."""

@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster, or starting a local one."""
+"""Connect to a Ray cluster for `--ray`, or start a local one."""
 
 import os
 import secrets
@@ -127,7 +127,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _reach(address: str) -> None:
-    """Raise ConfigError if nobody listens: Ray itself would try for minutes."""
+    """Raise ConfigError if no process listens at `address`: Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         if address != "auto":

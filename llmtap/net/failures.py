@@ -1,4 +1,4 @@
-"""Texts for connection failures, for reports and error messages."""
+"""Describe a failed connection (refused, unknown name, TLS error) in a few words for reports and errors."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 
 def failure_said(error: BaseException) -> str:
-    """Return for example `connection refused`, `name not known`, `TLS: certificate not trusted`.
+    """Return a short text such as `connection refused` or `TLS: certificate not trusted`.
 
     Errors inside others (aiohttp's `os_error`, `certificate_error`) come first.
     """

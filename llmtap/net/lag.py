@@ -1,8 +1,8 @@
-"""Event-loop lag: the time that bytes wait unread, which is the uncertainty of timestamps.
+"""Measure event-loop lag: the time that bytes may wait in the kernel before this process reads them.
 
-LagMeter is fed with a timer's lateness and, with kernel stamps, each read's own wait. The worst lag since a
-given moment becomes the `uncertainty` of an exchange. `make_lag_meter` chooses the compiled implementation
-or the Python one.
+A LagMeter gets the lateness of a timer and, with the kernel's timestamps, the waiting time of each read. The
+worst lag during an exchange becomes the `uncertainty` of its timestamps. `make_lag_meter` chooses the
+compiled implementation or the Python one.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ PEAKS_MAX: Final = 4_096
 
 
 class LagMeter(Protocol):
-    """Lags of one process, in ns of the monotonic clock."""
+    """Event-loop lags of one process; times are monotonic nanoseconds."""
 
     @property
     def buckets(self) -> list[int]:
@@ -47,7 +47,7 @@ class LagMeter(Protocol):
 
 
 class PythonLagMeter:
-    """The reference."""
+    """LagMeter in Python: the reference of the compiled one."""
 
     __slots__ = (
         "_blind_from_ns", "_blind_ns", "_floor_ns", "_peaks", "_turns", "buckets", "max_ns", "sum_ns",

@@ -1,7 +1,7 @@
-"""Listening sockets and accepting from them.
+"""Open listening TCP sockets, and accept connections from them.
 
-The supervisor makes the sockets, and they outlive a relay process: connections that arrive while a relay
-restarts wait in the kernel's queue.
+The supervisor opens the sockets and relay processes inherit them. While a relay restarts, new connections
+wait in the kernel's queue.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from llmtap.errors import ConfigError
 from llmtap.net.failures import is_own_shortage
 
 __all__ = ["Listener", "bind", "bound_url", "is_free", "keep_port", "name_of", "parse_address"]
@@ -20,12 +21,19 @@ FULL_PAUSE_S: Final = 0.1
 """Pause of accepting when the process has no file descriptor left."""
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of `127.0.0.1:8080`, `[::1]:80` or `:80` (every interface). Raises ValueError."""
-    host, sep, port = text.rpartition(":")
-    if not sep or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"expected HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
+def parse_address(text: str, place: str) -> tuple[str, int]:
+    """Return host and port of `127.0.0.1:8080`, `[::1]:80` or `:80` (every interface).
+
+    Raises ConfigError that names `place`, the option with this text.
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not colon or (":" in host and not bracketed):
+        raise ConfigError(place, f"expected HOST:PORT, got {text!r}", "write [::1]:80 for IPv6")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise ConfigError(place, f"port {port!r} is not a number from 0 to 65535")
+    return host, int(port)
 
 
 def bind(host: str, port: int, *, shared: bool) -> socket.socket:
@@ -59,13 +67,12 @@ def keep_port() -> socket.socket:
 
 
 def name_of(sock: socket.socket) -> str:
-    """Return a socket's own address as HOST:PORT: `127.0.0.1:8080`, `[::]:8443`."""
+    """Return the local address of a socket as HOST:PORT: `127.0.0.1:8080`, `[::]:8443`."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bound_url(sock: socket.socket, *, tls: bool) -> str:
-    """Return the URL of a socket's own address."""
     return f"http{'s' if tls else ''}://{name_of(sock)}"
 
 

@@ -1,6 +1,6 @@
-"""Precise timers: one heap and one kernel timer for all streams of a server.
+"""Precise timers for servers that send at planned times: one heap, and one kernel timer for all streams.
 
-The loop's own timers count whole milliseconds, so the timer is the kernel's (`timerfd_create(2)`, Linux). No
+The event loop's own timers count whole milliseconds, so the kernel's `timerfd_create(2)` (Linux) is used. No
 callback is early; a late one follows at once.
 """
 
@@ -39,7 +39,7 @@ class Pacer:
         self._closed = False
 
     async def wait_until(self, due_ns: int) -> None:
-        """Return at `due_ns` or as soon after as can be."""
+        """Wait until the monotonic time `due_ns`; never returns early."""
         done = asyncio.get_running_loop().create_future()
 
         def act(now_ns: int) -> int:
@@ -56,7 +56,7 @@ class Pacer:
         return self._armed_ns or NEVER
 
     def catch_up(self) -> None:
-        """Call what is due now, between two pieces of other work."""
+        """Call due wakers now, for a caller that does other work in between."""
         if 0 < self._armed_ns <= self._mono_ns() and not self._turning:
             self._turn()
 
@@ -68,7 +68,7 @@ class Pacer:
             self._alarm = None
 
     def add(self, due_ns: int, waker: "Waker") -> None:
-        """For Waker, which knows what it has asked for already."""
+        """Schedule a call of `waker`; called by Waker only."""
         if self._closed:
             return
         heapq.heappush(self._heap, (due_ns, next(self._order), waker))
@@ -94,7 +94,7 @@ class Pacer:
             self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
 
     def _call_due(self) -> int:
-        """Call what is due until nothing is, or the turn is over; return the time."""
+        """Call all due wakers for at most TURN_NS_MAX; return the time."""
         heap, mono_ns = self._heap, self._mono_ns
         now_ns = mono_ns()
         end_ns = now_ns + TURN_NS_MAX
@@ -111,7 +111,7 @@ class Pacer:
 
 
 class Waker:
-    """Reschedulable callback; may fire early.
+    """Reschedulable callback for `Pacer`; it may be called early.
 
     Requests to the pacer are not taken back but remembered, earliest last.
     """
@@ -132,7 +132,7 @@ class Waker:
             self._pacer.add(due_ns, self)
 
     def close(self) -> None:
-        """Call nothing any longer, and break the cycle of references."""
+        """Make no more calls, and break the reference cycle."""
         self.act = _nobody
 
 
@@ -141,7 +141,7 @@ def _nobody(now_ns: int) -> int:
 
 
 class _Alarm:
-    """Calls back at a moment of CLOCK_MONOTONIC, never before."""
+    """Kernel timer that calls back at a time of CLOCK_MONOTONIC, never earlier."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -152,7 +152,7 @@ class _Alarm:
         self._loop.add_reader(self._fd, self._rings)
 
     def set(self, at_ns: int) -> None:
-        """Ring at `at_ns` and not when it was to before."""
+        """Set the time of the call; replaces an earlier one."""
         # (interval s, ns, value s, ns); a value of 0 would disarm it.
         spec = _Timespecs(0, 0, *divmod(max(1, at_ns), NS_PER_S))
         _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, spec, None)

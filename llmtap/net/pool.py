@@ -1,8 +1,8 @@
-"""Connections to the upstream: opened when needed, kept while idle, checked before use.
+"""Pool of connections to an upstream server: opened when needed, kept while idle, checked before reuse.
 
-An idle connection leaves the pool as soon as the upstream closes it, or sends anything. Two races remain: the
-upstream closes while a request is on its way (the relay decides whether to send it again), or sends an
-unsolicited answer after the check, which HTTP/1.1 cannot tell from the right one.
+An idle connection leaves the pool as soon as the upstream closes it or sends anything. Two races remain. The
+upstream may close the connection while a request is on its way; the relay decides whether to send it again.
+Or it may send an unsolicited answer after the check, which HTTP/1.1 cannot tell from the right one.
 """
 
 import asyncio
@@ -23,17 +23,15 @@ from llmtap.net.tls import TlsStream
 __all__ = ["Attempt", "Origin", "Pool", "Route", "Waiter", "parse_origin"]
 
 RESOLVED_FOR_NS: Final = 30_000_000_000
-"""Maximum age of an address list."""
 
 Address = tuple[int, tuple[object, ...]]
-"""A family and what connect() takes."""
 
 mono_ns = SystemClock.mono_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """An upstream's address."""
+    """Address of an upstream, parsed from its URL."""
 
     host: str
     port: int
@@ -66,13 +64,13 @@ def parse_origin(url: str, place: str) -> Origin:
 
 
 class Waiter(Handler, Protocol):
-    """The handler to be of a connection that is being opened."""
+    """Receiver of a connection that is being opened; becomes its handler."""
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         """The connection is open."""
 
     def on_connect_failed(self, error: OSError) -> None:
-        """Refused, unreachable, timed out (TimeoutError), not trusted (ssl.SSLError), or our own shortage."""
+        """No connection: refused, timed out (TimeoutError), not trusted (SSLError), or no descriptor left."""
 
 
 class _Idle:
@@ -204,7 +202,7 @@ class Pool:
         return attempt
 
     async def _look_up(self) -> None:
-        """Look the name up, once for all attempts that wait for it."""
+        """Resolve the host name once for all waiting attempts."""
         error: OSError | None = None
         try:
             found = await self.loop.getaddrinfo(
@@ -229,15 +227,14 @@ class Pool:
         self._unresolved.pop(attempt, None)
 
     def forget_addresses(self) -> None:
-        """Look the name up again next time: no address answered."""
+        """Resolve the name again at the next connection, because no address answered."""
         self._resolved_ns = -RESOLVED_FOR_NS
 
     def opened(self, sock: socket.socket, waiter: Waiter) -> Stream:
-        """Return the stream of a connected socket."""
         return open_stream(self.loop, sock, waiter, self._timebase, self._clock)
 
     async def secured(self, sock: socket.socket, waiter: Waiter) -> Stream:
-        """The same after a TLS handshake. Raises OSError, and ValueError for an impossible server name."""
+        """Return the stream after a TLS handshake. Raises OSError; ValueError for an invalid server name."""
         _, stream = await self.loop.create_connection(
             lambda: TlsStream(waiter), sock=sock, ssl=self.tls, server_hostname=self._server_name
         )
@@ -246,7 +243,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes: an upstream's origin, the name it is called by, and the connections to it."""
+    """Target of a request: origin of the upstream, its Host value, and its connection pool."""
 
     origin: Origin
     authority: bytes | None
@@ -255,7 +252,7 @@ class Route:
 
 
 class Attempt:
-    """One connection being opened; callbacks instead of a task, which would cost more in a burst."""
+    """One connection that is being opened, by callbacks: a task would cost more CPU."""
 
     __slots__ = ("_addresses", "_loop", "_pool", "_sock", "_task", "began_ns", "waiter")
 
@@ -356,7 +353,7 @@ class Attempt:
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:
-        """Give up, without a call of the waiter."""
+        """Stop the attempt without a call of the waiter."""
         self._pool.leave(self)
         if self._task is not None:
             self._task.cancel()

@@ -1,7 +1,7 @@
-"""The `/metrics` of inference servers, read into our names.
+"""Read the `/metrics` page of an inference server, and map its metrics to common names.
 
-The current and former metric names of vLLM, SGLang, TGI and llm-d's router are mapped; other lines are not
-parsed, so a scrape is cheap.
+Metric names of vLLM, SGLang, TGI and llm-d's router, present and former ones, are known. Other lines are not
+parsed, so that a scrape is cheap.
 
 Sources: vLLM, vllm/v1/metrics/loggers.py, docs/usage/metrics.md, pull requests 29330 and 32661 (removed
 names); SGLang, python/sglang/srt/metrics/collector.py and its "Production Metrics"; TGI, "Metrics" of its

@@ -1,8 +1,8 @@
-"""One connected socket, read by callback and written at once.
+"""Read and write one TCP socket, with a timestamp for each read.
 
-One `recv` and one `send` per event, without transports. A Stream gives each read with its stamp to its
-handler, and keeps bytes that the kernel does not take. Back-pressure is its owner's duty: `write` returns
-False, `on_drained` follows. `open_stream` chooses the class; TlsStream is in `net/tls.py`.
+A Stream calls its handler with the bytes of each `recv` and the time at which they arrived, and keeps bytes
+that the kernel does not accept. Its owner applies back-pressure: `write` returns False, and `on_drained`
+follows. `open_stream` chooses the compiled class or the Python one; `TlsStream` is in `net/tls.py`.
 """
 
 import asyncio
@@ -63,23 +63,23 @@ def keep_stamps_on() -> socket.socket:
 
 
 class Handler(Protocol):
-    """The owner of a stream for the moment."""
+    """Receiver of the events of a stream."""
 
     def on_data(self, data: bytes, t_ns: int) -> None:
-        """Bytes came; stamped before anything else was done."""
+        """Bytes arrived at monotonic time `t_ns`."""
 
     def on_eof(self) -> None:
-        """The peer will send no more; writing may still work."""
+        """The peer closed its sending side; writing may still work."""
 
     def on_lost(self, error: OSError | None) -> None:
-        """The connection is gone. Called once, never after `close`."""
+        """The connection broke. Called once, never after `close`."""
 
     def on_drained(self) -> None:
-        """All that `write` kept is now in the kernel."""
+        """All bytes that `write` kept are now in the kernel."""
 
 
 class Stream(Protocol):
-    """One connection, whatever it is made of."""
+    """One connection, plain (PlainStream) or encrypted (TlsStream)."""
 
     handler: Handler
     closed: bool
@@ -115,7 +115,7 @@ class Stream(Protocol):
 
 
 class Timebase:
-    """Maps the kernel's wall-clock stamps to monotonic ones; records lag and detects clock steps."""
+    """Converts kernel timestamps (wall clock) to monotonic time; records lag, detects clock steps."""
 
     __slots__ = (
         "_checked_ns", "_clock", "_noticed_ns", "_offset_before_ns", "anchor", "lag", "offset_ns", "since_ns",
@@ -187,7 +187,7 @@ class Timebase:
 
 
 class PlainStream:
-    """A TCP socket; stamps are taken on read."""
+    """A TCP socket; the timestamp of a read is taken after `recv`."""
 
     __slots__ = (
         "_fd", "_loop", "_out", "_reading", "_recv", "_send", "_sock", "_timebase", "closed", "handler",
@@ -331,14 +331,13 @@ class PlainStream:
         return False
 
     def has_unread(self) -> bool:
-        """True when the kernel holds unread bytes."""
         try:
             return not self.closed and bool(self._recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
     def lose(self, error: OSError) -> None:
-        """Close, and tell the handler why."""
+        """Close, and call `on_lost` of the handler."""
         handler = self.handler
         self.close()
         handler.on_lost(error)
@@ -354,7 +353,7 @@ class PlainStream:
             self._sock.close()
 
     def abort(self) -> None:
-        """Close with a reset, which tells the peer that something is missing."""
+        """Close with a TCP reset, so that the peer sees an incomplete message."""
         if not self.closed:
             try:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)

@@ -1,4 +1,4 @@
-"""TLS contexts, and `TlsStream`, which has the interface of a plain stream and lets asyncio encrypt."""
+"""TLS contexts for listeners and upstreams, and `TlsStream`, a Stream that asyncio encrypts."""
 
 import asyncio
 import ssl
@@ -86,7 +86,7 @@ class TlsStream(asyncio.Protocol):
             self._transport.resume_reading()
 
     def shutdown_write(self) -> None:
-        """Close once everything is sent: TLS ends both ways at once."""
+        """Close once everything is sent: TLS cannot close one direction only."""
         self.close()
 
     def peer_left(self) -> bool:
@@ -94,7 +94,7 @@ class TlsStream(asyncio.Protocol):
         return False
 
     def look_again(self) -> None:
-        """Done by the transport."""
+        """Do nothing: asyncio's transport does it."""
 
     def is_alive(self) -> bool:
         return not self.closed and self._transport is not None and not self._transport.is_closing()

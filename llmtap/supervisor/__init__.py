@@ -1,1 +1,1 @@
-"""The process that starts, restarts, drains and reloads relays and meter."""
+"""The parent process of `proxy`, `meter` and `watch`: starts, restarts, reloads and stops their processes."""

@@ -1,4 +1,4 @@
-"""Meter without relays for applications with the middleware: one process, no children."""
+"""Run `llmtap meter`: one process that measures applications with the middleware, without relays."""
 
 import os
 import socket

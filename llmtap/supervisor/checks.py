@@ -1,4 +1,4 @@
-"""Checks of a configuration against the system, before anything starts."""
+"""Check a configuration against the system (files, addresses, certificates) before anything starts."""
 
 import os
 from collections.abc import Iterator
@@ -31,12 +31,11 @@ def check_measuring(settings: Settings, supervisor: int | None = None) -> None:
 def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:
     """Yield what is wrong with a proxy's settings; `supervisor`: its process, if not this one."""
     relay = settings.relay
-    addresses = {}
-    for key, text in (("relay.listen", relay.listen), ("meter.admin", settings.meter.admin)):
-        try:
-            addresses[key] = parse_address(text)
-        except ValueError as exc:
-            yield ConfigError(key, str(exc))
+    listen = None
+    try:
+        listen = parse_address(relay.listen, "relay.listen")
+    except ConfigError as exc:
+        yield exc
     urls = {"relay.upstream": relay.upstream} | {
         f"experiment.arms[{i}].upstream": arm.upstream
         for i, arm in enumerate(settings.experiment.arms)
@@ -52,7 +51,7 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         except ConfigError as exc:
             yield exc
             continue
-        if (origin.host, origin.port) == addresses.get("relay.listen"):
+        if (origin.host, origin.port) == listen:
             yield ConfigError(
                 place, "is the address of the proxy (relay.listen): it would forward requests to itself"
             )

@@ -1,4 +1,7 @@
-"""One child process: started with a line on its stdin, which it answers with `ready`."""
+"""Start, signal and stop one child process of the supervisor.
+
+A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout.
+"""
 
 import asyncio
 import contextlib
@@ -40,14 +43,14 @@ log = logging.getLogger(__name__)
 
 
 class HandedChild(msgspec.Struct, kw_only=True):
-    """A child as one supervisor hands it over to the next in the same process."""
+    """State of a child in a hot restart."""
 
     kind: Kind
     name: str
     index: int
     pid: int
     stdin: int
-    """Our end of its stdin; the child ends when it is closed."""
+    """Writing end of its stdin; the child ends when it is closed."""
     ready: bool
     until_s: float | None
     """Monotonic time at which it is killed, if it was told to end."""
@@ -67,7 +70,6 @@ class Child:
         self.kind = kind
         self.name = name
         self.index = index
-        """Number of the worker; 0 for a meter."""
         self.began_s = time.monotonic()
         self.is_ready = False
         self.until_s: float | None = None
@@ -106,7 +108,7 @@ class Child:
 
     @classmethod
     def adopt(cls, handed: HandedChild) -> "Child":
-        """Return a child of the supervisor before us."""
+        """Return a child that the previous program of this process started."""
         os.set_inheritable(handed.stdin, False)
         child = cls(handed.kind, handed.name, handed.index, _Adopted(handed.pid), handed.stdin)
         child.is_ready = handed.ready
@@ -176,7 +178,7 @@ class Child:
 
 
 class _Adopted:
-    """A child from before this process replaced its program: asyncio does not know it."""
+    """Process that was started before a hot restart, so asyncio does not know it."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -200,7 +202,7 @@ class _Adopted:
             os.kill(self._pid, signal)
 
     def _look(self) -> None:
-        """Reap it, if it has ended. Until then its number is not reused."""
+        """Store the exit status, if the process has ended."""
         if self._status is not None:
             return
         try:
@@ -224,7 +226,7 @@ def log_not_started(kind: str, exc: OSError) -> None:
 
 
 async def start_at_last(kind: str, start: Callable[[], Awaitable[Child]]) -> Child:
-    """Return a child, as soon as the system has memory, files and process numbers for it."""
+    """Return a started child; retry while the system has no memory, descriptors or process ids."""
     failures = 0
     while True:
         try:

@@ -1,8 +1,8 @@
-"""Hot restart (SIGUSR2): replace the supervisor's program by the one on disk, in the same process.
+"""Hot restart (SIGUSR2): replace the running supervisor by the installed version, in the same process.
 
-The state for the new program is in a memfd, whose descriptor the environment names, because it has keys and
-salts. Listening sockets and the children's stdin stay open across execve(2), and children stay children of
-the process. Signals are blocked from just before the change until the new program handles them.
+The state for the new program is in a memfd, whose descriptor an environment variable names, because the state
+contains keys and salts. Listening sockets and the stdin of the children stay open across execve(2). Signals
+are blocked from just before execve until the new program handles them.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
-"""Listening sockets of a proxy, which outlive its processes; systemd's socket activation.
+"""Listening sockets of a proxy: opened by the supervisor, or received from systemd (socket activation).
 
-Connections wait at them while a relay restarts. Sockets from systemd stay where they are; our own move when
-the configuration names another address. A socket named `admin` (FileDescriptorName=) is the admin port's, all
-others are the clients'. Sources: sd_listen_fds(3), sd_notify(3).
+They outlive all other processes, so connections wait in them while a relay restarts. Sockets from systemd
+keep their addresses; sockets of the supervisor move when the configuration names another address. A socket
+with FileDescriptorName=admin is for the admin port, all others are for clients. Sources: sd_listen_fds(3),
+sd_notify(3).
 """
 
 import errno
@@ -26,7 +27,7 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class Handed(NamedTuple):
-    """Listening sockets that came with the process, if any."""
+    """Listening sockets received from systemd, if any."""
 
     clients: list[socket.socket]
     admin: socket.socket | None
@@ -76,7 +77,7 @@ def _listening(fd: int, name: str) -> socket.socket:
 
 
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send `READY=1`, say, to the service manager, if there is one; return whether. Never raises."""
+    """Send a state such as `READY=1` to systemd; return whether it was sent. Never raises."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -90,7 +91,7 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class HandedPorts(msgspec.Struct, kw_only=True):
-    """The sockets as one supervisor leaves them to the next: descriptors, and the configured addresses."""
+    """State of the sockets in a hot restart: descriptors and configured addresses."""
 
     clients: list[int]
     admin: int
@@ -131,7 +132,7 @@ class Ports:
 
     @classmethod
     def take(cls, handed: HandedPorts) -> "Ports":
-        """Return the sockets of the supervisor before us."""
+        """Return the sockets that the previous program of this process left."""
         sockets = [socket.socket(fileno=fd) for fd in (*handed.clients, handed.admin)]
         for sock in sockets:
             sock.set_inheritable(False)
@@ -147,7 +148,7 @@ class Ports:
         )
 
     def copy(self) -> "Ports":
-        """Return the same sockets, of which one set may move and the other stays."""
+        """Return a copy with the same sockets, in which sockets can be replaced."""
         return Ports(list(self.clients), self.admin, self.listen_at, self.admin_at)
 
     def close_but(self, others: "Ports") -> None:
@@ -167,7 +168,7 @@ class Ports:
             if relay.listen != self.listen_at:
                 self.clients = bind_for("relay.listen", relay.listen, relay.workers)
                 self.listen_at = relay.listen
-            host, port = parse_address(relay.listen)
+            host, port = parse_address(relay.listen, "relay.listen")
             try:
                 for _ in range(relay.workers - len(self.clients)):
                     self.clients.append(bind(host, port, shared=True))
@@ -176,7 +177,7 @@ class Ports:
         self._share(relay.workers)
 
     def move_admin(self, settings: Settings) -> None:
-        """The same for the admin port, which only a new meter can serve. Raises ConfigError."""
+        """Move the admin port, which only a new meter can serve, in the same way. Raises ConfigError."""
         at = settings.meter.admin
         if self.admin_at in (None, at):
             return
@@ -207,7 +208,7 @@ class Ports:
 
 def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
     """Return `copies` sockets that listen on `text`, the value of `key`. Raises ConfigError."""
-    host, port = parse_address(text)
+    host, port = parse_address(text, key)
     try:
         if copies == 1:
             return [bind(host, port, shared=False)]

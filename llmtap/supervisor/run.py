@@ -1,6 +1,6 @@
-"""One run of a proxy: the names and keys that outlive its processes, and the setup of each process.
+"""State of one run of a proxy that outlives its processes (names, keys, capture id), and their setups.
 
-It continues across a hot restart, so that captures, arms of experiments and names of relays fit together.
+The state continues across a hot restart, so that captures, experiment arms and relay names stay consistent.
 """
 
 import logging
@@ -10,6 +10,7 @@ import tempfile
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -85,7 +86,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             self.capture_met = False
 
     def catch_up(self, other: "ProxyRun") -> None:
-        """Add what was started for `other` since this was copied from it."""
+        """Take over the counts of `other`, of which this is an older copy."""
         self.relays = other.relays
         if self.capture_id == other.capture_id:
             self.capture_met = other.capture_met
@@ -108,16 +109,13 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
         """Return the setup of a meter."""
-        setup = _meter_setup(
+        return _meter_setup(
             settings,
+            self.tenant_salt,
             socket=self.tap_path(settings),
             admin_fd=admin_fd,
-            tenant_salt=self.tenant_salt,
             capture_id=self.capture_id,
             capture_salt=self.capture_salt,
-        )
-        return msgspec.structs.replace(
-            setup,
             experiment=None if self.experiment is None else self.experiment.without_key(),
             # Totals that are exported name the server: those of one are not to become another's.
             servers=_servers(settings) if settings.otlp.exports(os.environ) else {},
@@ -126,20 +124,10 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         )
 
 
-def _meter_setup(
-    settings: Settings,
-    *,
-    socket: str,
-    admin_fd: int | None,
-    tenant_salt: str,
-    capture_id: str,
-    capture_salt: str,
-) -> MeterSetup:
-    """Return the setup of any meter, with relays or without; `tenant_salt`: where the settings have none."""
+def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:
+    """Return the setup of any meter; `own`: its other fields; `tenant_salt`: if the settings have none."""
     return MeterSetup(
         options=settings.meter,
-        socket=socket,
-        admin_fd=admin_fd,
         changeable=Changeable(
             log=settings.log, config=fingerprint(settings), drain_s=settings.relay.drain_timeout / 1e9
         ),
@@ -149,15 +137,14 @@ def _meter_setup(
         slo=settings.slo,
         cost=settings.cost,
         capture=settings.capture,
-        capture_id=capture_id,
-        capture_salt=capture_salt,
+        **own,
     )
 
 
 def fresh_meter_setup(settings: Settings, socket: str = "", admin_fd: int | None = None) -> MeterSetup:
-    """Return the setup of a meter without relays, with keys of its own; without `socket`: it reads a file."""
+    """Return the setup of a meter without relays, with new keys; without `socket` it reads a file."""
     return _meter_setup(
-        settings, socket=socket, admin_fd=admin_fd, tenant_salt=host_salt() or secrets.token_hex(16),
+        settings, host_salt() or secrets.token_hex(16), socket=socket, admin_fd=admin_fd,
         capture_id=_new_capture_id(SystemClock.wall_ns()), capture_salt=secrets.token_hex(32),
     )  # fmt: skip
 

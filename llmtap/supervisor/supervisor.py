@@ -1,11 +1,9 @@
-"""Start relays and meter, restart failed ones; drain on SIGTERM, reload on SIGHUP, upgrade on SIGUSR2.
+"""Supervisor of `llmtap proxy`: starts relays and meter, restarts failed ones, drains, reloads and upgrades.
 
-The supervisor owns what must outlive its children: the listening sockets, where connections wait while a
-relay restarts, and the folder of the tap's socket. A reload starts new relays on the same sockets, waits
-until they are ready, and lets the old ones drain: no connection is lost.
-
-A hot restart does the same for all processes, with the program that is on disk now (`handover.py`). The old
-relays drain once the new processes are ready, and their meter measures them to their end.
+The supervisor owns the listening sockets and the folder of the socket between relays and meter. On SIGTERM
+it drains. On SIGHUP (reload) it starts new relays on the same sockets, waits until they are ready, and lets
+the old ones finish, so no connection is lost. On SIGUSR2 (hot restart) it does the same for all processes
+with the installed version of the program (`handover.py`); the old meter measures the old relays to their end.
 """
 
 import asyncio
@@ -55,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class _Plan(NamedTuple):
-    """What children are started with."""
+    """Settings, sockets and run state with which children are started."""
 
     settings: Settings
     ports: Ports
@@ -63,7 +61,7 @@ class _Plan(NamedTuple):
 
 
 class Supervisor:
-    """The parent of one proxy."""
+    """Parent process of one proxy."""
 
     _run: ProxyRun
     _ports: Ports
@@ -76,9 +74,9 @@ class Supervisor:
         self._read_again = reload
         self._announce = announce
         self._children: set[Child] = set()
-        """All that live, draining ones included."""
+        """All living children, draining ones included."""
         self._relays: dict[int, Child] = {}
-        """Those of the present generation, by index."""
+        """Relays of the present generation, by index."""
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
         self._generation = 0
@@ -89,12 +87,12 @@ class Supervisor:
         self._asked = asyncio.Event()
         self._wants_restart = False
         self._failed = False
-        """A task of ours failed, which is a bug."""
+        """An internal task failed, which is a bug."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Run until SIGTERM or SIGINT; return 0, or 1 when a task of ours failed. Raises ConfigError."""
+        """Run until SIGTERM or SIGINT; return 0, or 1 after an internal error. Raises ConfigError."""
         left = take_handover(os.environ, os.getpid())
         if left is None:
             if self._settings.meter.socket is not None:
@@ -128,7 +126,7 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _inherit(self, left: Handover) -> None:
-        """Take over what the supervisor before us had. Its children stay at work until ours are ready."""
+        """Take over sockets and children of the previous program; its children work until ours are ready."""
         self._ports = Ports.take(left.ports)
         self._run = left.run
         self._run.follow(self._settings)
@@ -184,7 +182,7 @@ class Supervisor:
         return task
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait until it is done, or we are to stop: then `_stop` cancels it. Raises its exception."""
+        """Wait for `work`, or until the proxy stops: then `_stop` cancels it. Raises its exception."""
         task = self._begin(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +215,7 @@ class Supervisor:
         return fresh, all(ready) and len(fresh) == workers
 
     def _go_on_with(self, relays: dict[int, Child]) -> dict[int, Child]:
-        """Make these the present generation; return the previous one."""
+        """Make these relays the present generation; return the previous one."""
         self._generation += 1
         before, self._relays = self._relays, relays
         for index, child in relays.items():
@@ -280,7 +278,7 @@ class Supervisor:
             return child
 
     def _plan(self) -> _Plan:
-        """Return what is in force."""
+        """Return the settings, sockets and run state in force."""
         return _Plan(self._settings, self._ports, self._run)
 
     def _register(self, child: Child) -> Child:
@@ -348,7 +346,7 @@ class Supervisor:
 
     @contextmanager
     def _moving(self) -> Iterator[Ports]:
-        """Yield a copy of our sockets to move; new ones that are not in force at the end are closed."""
+        """Yield a copy of the sockets to change; new sockets that are not in force at the end are closed."""
         ports = self._ports.copy()
         try:
             yield ports
@@ -357,7 +355,7 @@ class Supervisor:
                 ports.close_but(self._ports)
 
     def _enforce(self, plan: _Plan) -> None:
-        """Start children with this from now on."""
+        """Put a plan in force: later children start with it."""
         before = self._ports
         plan.run.catch_up(self._run)
         self._settings, self._ports, self._run = plan
@@ -382,7 +380,7 @@ class Supervisor:
     # ---------------------------------------------------------------- hot restart
 
     async def _restart(self) -> None:
-        """Become the program that is on disk now, if it passes its check."""
+        """Replace this program by the installed one, if that passes its check."""
         argv = command()
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
@@ -461,7 +459,7 @@ class Supervisor:
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
     async def _fall_back(self, left: Handover, failed: Child | None) -> None:
-        """Go back to the children that were at work: those that we started have failed."""
+        """Return to the old children, because the new ones failed to start."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
         if failed is not None:
             await failed.stop(GRACE_S)

@@ -1,7 +1,7 @@
-"""Processes of `llmtap watch`: a meter and a watching process, without a relay.
+"""Parent process of `llmtap watch`: opens the packet sockets, drops privileges, runs a watcher and a meter.
 
-The packet sockets are opened first, then all privileges are dropped, and the children inherit the sockets. A
-child that dies is started again; a new watching process continues where the ring was read last.
+The children inherit the sockets and have no privileges. A child that dies is started again; a new watcher
+continues at the first packet that the earlier one did not read.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from llmtap.supervisor.checks import check_measuring
 from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
 from llmtap.supervisor.ports import bind_for, notify
 from llmtap.supervisor.run import fresh_meter_setup
-from llmtap.vantage.passive.ring import PORTS_MAX, open_adapter_clock, open_ring
+from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_adapter_clock, open_ring
 from llmtap.vantage.passive.table import pack_addresses
 from llmtap.vantage.passive.watcher import WatchSetup
 
@@ -46,10 +46,19 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
     options = settings.watch
     if not options.interfaces:
         yield ConfigError("watch.interfaces", "is missing", "give --interface eth0, or --read FILE.pcap")
+    known = [ANY, *(name for _, name in socket.if_nameindex())]
+    for i, name in enumerate(options.interfaces):
+        if name not in known:
+            hint = f"the interfaces are {', '.join(known)}"
+            yield ConfigError(f"watch.interfaces[{i}]", f"there is no interface {name!r}", hint)
     if not options.ports:
         yield ConfigError("watch.ports", "is missing", "give --port 8000, the port of the server")
     if len(options.ports) > PORTS_MAX:
         yield ConfigError("watch.ports", f"has more than {PORTS_MAX} ports")
+    if options.ring_bytes < RING_BYTES_MIN:
+        yield ConfigError("watch.ring_bytes", f"must be at least {RING_BYTES_MIN >> 10} KiB")
+    if options.user is not None:
+        yield from failures(_user_named, options.user)
     if settings.experiment.enabled:
         yield ConfigError("experiment.enabled", "needs `llmtap proxy`: packets cannot be assigned to arms")
 
@@ -95,10 +104,7 @@ def drop_privileges(user: str | None) -> None:
     """Give up all capabilities for good, and become `user` if one is named. Raises ConfigError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if user is not None:
-        try:
-            known = pwd.getpwnam(user)
-        except KeyError:
-            raise ConfigError("watch.user", f"there is no user {user!r}") from None
+        known = _user_named(user)
         if os.geteuid() != known.pw_uid:
             try:
                 os.setgroups([])
@@ -111,6 +117,13 @@ def drop_privileges(user: str | None) -> None:
     none = (ctypes.c_uint32 * 6)()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, none):
         raise ConfigError("watch.user", f"cannot drop privileges: {os.strerror(ctypes.get_errno())}")
+
+
+def _user_named(name: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise ConfigError("watch.user", f"there is no user {name!r}") from None
 
 
 class _Processes:

@@ -1,1 +1,1 @@
-"""Vantages, the places that observe exchanges: relay, middleware, packets."""
+"""Vantages are the places that observe traffic: the relay, the middleware, and network packets."""

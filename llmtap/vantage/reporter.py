@@ -1,7 +1,7 @@
-"""Report the state of a vantage to the meter: name, clocks, event-loop lag, counters.
+"""Report the state of a vantage to the meter: its name, clocks, event-loop lag and counters.
 
-A relay process has one Reporter, and an app with the middleware one for each event loop. The meter cannot
-tell the two apart but by `Hello.guest`.
+A relay process and a watcher have one Reporter each, and an application with the middleware has one for each
+event loop.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ from llmtap.net.stream import Timebase
 __all__ = ["PROBE_GRAIN_NS", "PROBE_NS", "STATUS_S", "Reporter"]
 
 STATUS_S: Final = 0.5
-"""Time between two status reports."""
 PROBE_NS: Final = 10_000_000
 """Time between two probes of the loop's lag while exchanges run."""
 PROBE_GRAIN_NS: Final = 1_000_000
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """The channel of one event loop to the meter, and what it reports about the process.
+    """Channel of one event loop to the meter, and status reports about the process.
 
     Args:
         clock_name: `kernel`, `mono` or `packet`: who stamps reads.
@@ -65,7 +64,6 @@ class Reporter:
         self.timebase = Timebase(clock, lag)
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._anchor_news)
         self.arrivals: dict[Any, int] = {}
-        """Arrival time of each exchange that is running."""
         self.skipped: dict[str, int] = {}
         """Requests that are not inference, by rule."""
         self.bytes_up = 0
@@ -90,7 +88,6 @@ class Reporter:
         self.skipped[rule] = self.skipped.get(rule, 0) + 1
 
     def began(self, exchange: object, arrival_ns: int) -> None:
-        """Register an exchange that is running."""
         self.arrivals[exchange] = arrival_ns
         if self._probe is None:
             self.start_probe()

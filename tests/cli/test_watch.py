@@ -79,7 +79,7 @@ def refused(*args: str, **environ: str) -> ConfigError:
     return done.exception
 
 
-def test_an_unknown_interface_and_a_missing_permission_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_permission_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object) -> object:
         raise PermissionError(1, "Operation not permitted")
 
@@ -94,15 +94,29 @@ def test_a_check_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (done.exit_code, done.stdout.startswith("ok (config ")) == (0, True)
 
 
-def test_a_user_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError) as told:
-        watching.drop_privileges("nobody-of-this-name")
-    assert told.value.place == "watch.user"
+def test_a_check_reports_everything_that_this_host_does_not_have() -> None:
+    wrong = ("watch.user=nobody-of-this-name", "watch.ring_bytes=100KiB")
+    options = [option for value in wrong for option in ("--set", value)]
+    exc = refused("--check", "--interface", "lo", "--interface", "eth98", "--port", "80", *options)
+    places = [error.place.partition(" ")[0] for error in exc.each()]
+    assert places == ["watch.interfaces[1]", "watch.ring_bytes", "watch.user"]
 
 
 def test_a_cut_file_warns(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-3])
     assert "ends within a packet" in run("--read", str(file)).stderr
+
+
+@pytest.mark.parametrize("command", ["watch", "inspect"])
+def test_packets_before_damage_are_measured(file: Path, command: str) -> None:
+    file.write_bytes(file.read_bytes() + b"\xff" * 16)
+    if command == "watch":
+        done = run("--read", str(file), "--json")
+        assert (done.exit_code, json.loads(done.stdout)["n"]) == (1, 1)
+    else:
+        done = CliRunner().invoke(app, ["inspect", str(file), "--json"])
+        assert (done.exit_code, len(json.loads(done.stdout))) == (0, 1)
+    assert f"{file}: damaged before byte {file.stat().st_size:,}" in done.stderr
 
 
 def test_a_bar_reports_the_bytes_read(file: Path) -> None:

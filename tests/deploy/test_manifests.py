@@ -16,16 +16,17 @@ from llmtap.capture.options import CaptureOptions
 from llmtap.clock import ManualClock
 from llmtap.config import keys, load_settings
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, split_address
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.process import RECORDER_S
+from llmtap.net.listener import parse_address
 from llmtap.supervisor.supervisor import GRACE_S, check_settings
 from llmtap.units import parse_duration_ns
 from llmtap.vantage.relay.options import RelayOptions
 
 HOUSE = Path(__file__).parents[2]
 DEPLOY = HOUSE / "deploy"
-HTTP, ADMIN = (split_address(text, "x")[1] for text in (RelayOptions().listen, MeterOptions().admin))
+HTTP, ADMIN = (parse_address(text, "x")[1] for text in (RelayOptions().listen, MeterOptions().admin))
 END_S = GRACE_S + RECORDER_S
 """What the supervisor needs after the drain, at most."""
 
@@ -377,6 +378,7 @@ def test_the_watching_examples_start_with_one_capability(name: str) -> None:
         assert tap["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_RAW"]}
         command, *args = tap["args"]
         assert command == "watch"
+        args = ["lo" if arg == "cni0" else arg for arg in args]  # the interface of a cluster's node
     argv = [sys.executable, "-P", "-m", "llmtap.cli", "watch", *args, "--check"]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=HOUSE, timeout=60)
     assert done.returncode == 0, done.stderr

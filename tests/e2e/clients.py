@@ -1,7 +1,6 @@
 """Clients that people have, unchanged, on `llmtap sim serve`: is it the server they take it for?
 
     .venv/bin/python tests/e2e/clients.py           openai (Python, Node), curl, LiteLLM; a minute
-    .venv/bin/python tests/e2e/clients.py --bench   AIPerf as well: 860 MB of packages the first time
 
 Every client asks what `client_plan.py` says, and records what it saw and when. The server's own account of
 each token (`/sim/truth`) is what the records are held against, by `client_checks.py`. Exits 1, naming what
@@ -19,12 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from parts import aiperf_bench, client_checks, client_plan, curl_client, environments
+from parts import client_checks, client_plan, curl_client, environments
 from parts.script import LLMTAP, LOGS, PROGRAMS, ROOT, carry_out, phase
 from parts.servers import Failure, get_json, port_free, run_to_end
 from run import OFFLINE, running
 
 HOME = ROOT / "clients"
+TOKENIZER = HOME / "tokenizer.json"
 RUN_S_MAX = 1_500  # with an install of everything on a slow machine
 READY_S_MAX = 120
 CLIENT_S_MAX = 400  # LiteLLM alone takes 15 s to import here
@@ -128,21 +128,11 @@ def read_truths(port: int, wanted: set[str]) -> dict[str, list[Json]]:
 
 def count_tokens(texts: list[str]) -> list[int]:
     """As Hugging Face's `tokenizers` counts with the file that `llmtap sim tokenizer` writes."""
-    file = HOME / "tokenizer/tokenizer.json"
-    argv = [*in_gateway("token_counts.py"), str(file)]
+    argv = [*in_gateway("token_counts.py"), str(TOKENIZER)]
     done = subprocess.run(argv, input=json.dumps(texts), capture_output=True, text=True, timeout=200)
     if done.returncode:
         raise Failure(f"the tokens could not be counted: {done.stderr}")
     return json.loads(done.stdout)
-
-
-def write_tokenizer(llmtap: Path) -> Path:
-    """A folder as `AutoTokenizer.from_pretrained` reads it, with the server's own tokenizer."""
-    folder = HOME / "tokenizer"
-    folder.mkdir(exist_ok=True)
-    subprocess.run([str(llmtap), "sim", "tokenizer", str(folder / "tokenizer.json")], check=True, timeout=200)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
-    return folder
 
 
 def put_together(
@@ -191,33 +181,20 @@ def run_all(port: int, told: Json) -> list[str]:
     return [f"{row.client}: {row.name}: {sentence}" for row in rows for sentence in row.wrong]
 
 
-def run_bench(port: int, tokenizer: Path, told: Json) -> list[str]:
-    """AIPerf and its table; what is wrong."""
-    with phase("AIPerf"):
-        bench = aiperf_bench.run(f"http://127.0.0.1:{port}", tokenizer, HOME, LOGS)
-    truths = read_truths(port, set(bench["requests"]))
-    wrong = [f"AIPerf: {sentence}" for sentence in aiperf_bench.check(bench, truths)]
-    print(f"\n{aiperf_bench.table(bench)}", flush=True)
-    told["bench"] = {name: bench[name] for name in ("version", "lines")}
-    return wrong
-
-
 def run(options: argparse.Namespace) -> list[str]:
     """Everything; returns what is wrong."""
     HOME.mkdir(exist_ok=True)
     if not options.llmtap.exists():
         raise Failure(f"{options.llmtap} is missing: run `make setup` first")
-    environments.prepare("gateway", *(["bench"] if options.bench else []))
-    tokenizer = write_tokenizer(options.llmtap)
+    environments.prepare("gateway")
+    subprocess.run([str(options.llmtap), "sim", "tokenizer", str(TOKENIZER)], check=True, timeout=200)
     port = port_free()
     argv = [str(options.llmtap), "sim", "serve", "--listen", f"127.0.0.1:{port}", *client_plan.SERVE]
     wrong: list[str] = []
-    told: Json = {"versions": {}, "skipped": {}, "rows": [], "bench": None, "wrong": wrong}
+    told: Json = {"versions": {}, "skipped": {}, "rows": [], "wrong": wrong}
     with running("sim-clients", argv, wrong) as sim:
         sim.wait_ready(f"http://127.0.0.1:{port}/health", limit_s=READY_S_MAX)
         wrong += run_all(port, told)
-        if options.bench:
-            wrong += run_bench(port, tokenizer, told)
     (ROOT / "clients.json").write_text(json.dumps(told, indent=1))
     return wrong
 
@@ -226,7 +203,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bench", action="store_true", help="AIPerf as well, against the server's truth")
     parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start as the server")
     options = parser.parse_args()
     return carry_out("clients", lambda: run(options), limit_s=RUN_S_MAX)

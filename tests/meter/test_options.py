@@ -1,7 +1,7 @@
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.meter.options import MeterOptions, split_address
+from llmtap.meter.options import MeterOptions
 from llmtap.units import Duration
 
 
@@ -43,26 +43,6 @@ def test_our_words_of_a_refusal_can_be_kept_left_out_and_added_to() -> None:
     assert mine.match("Nope, not this")
     with pytest.raises(ConfigError, match=r"meter\.refusal_patterns\[1\].*not a regular expression"):
         MeterOptions(refusal_patterns=("default", "(unclosed"))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("127.0.0.1:80", ("127.0.0.1", 80)),
-        ("[::1]:0", ("::1", 0)),
-        ("localhost:65535", ("localhost", 65_535)),
-    ],
-)
-def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> None:
-    assert split_address(text, "x") == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["", "9464", ":9464", "::1:9464", "host:", "host:http", "host:65536", "h:-1"]
-)
-def test_what_is_no_address_names_its_place(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^meter\.admin: "):
-        split_address(text, "meter.admin")
 
 
 @pytest.mark.parametrize(

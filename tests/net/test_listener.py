@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from llmtap.errors import ConfigError
 from llmtap.net.listener import (
     ACCEPTS_PER_TURN,
     FULL_PAUSE_S,
@@ -30,15 +31,16 @@ from tests.support.servers.peer import play, scene, wait_until
     ],
 )
 def test_an_address(text: str, address: tuple[str, int]) -> None:
-    assert parse_address(text) == address
+    assert parse_address(text, "x") == address
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8080", "host", "host:", "host:http", "host:65536", "host:-1", "host:1.5"]
+    "text", ["", "8080", "host", "host:", "host:http", "host:65536", "host:-1", "host:1.5", "::1:80"]
 )
 def test_no_address(text: str) -> None:
-    with pytest.raises(ValueError, match="HOST:PORT"):
-        parse_address(text)
+    with pytest.raises(ConfigError) as told:
+        parse_address(text, "relay.listen")
+    assert told.value.place == "relay.listen"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])

@@ -255,7 +255,7 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     ),
     "watch_connections": SelfMetric(
         _C,
-        "Connections of a passive vantage: followed, joined in the middle; not measured, by kind",
+        "Connections of a passive vantage: with a request (followed, joined late); not measured, by kind",
         ("relay", "kind"),
     ),
     "watch_missing_bytes": SelfMetric(_C, "Bytes of streams that no packet brought", _RELAY),

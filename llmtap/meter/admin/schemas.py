@@ -323,7 +323,7 @@ _WATCH_STATUS: Final[dict[str, Schema]] = {
         {"type": ["string", "null"], "enum": ["client", "server", "host", "middle", "mixed", None]},
     ),
     "packets": _map(COUNT, "Packets `captured`, and `lost` by the kernel."),
-    "watched": _map(COUNT, "Connections that it followed, joined in the middle, or cannot measure, by kind."),
+    "watched": _map(COUNT, "Connections with a request: followed, or joined late; not measured, by kind."),
     "missing_bytes": _about("Bytes of its streams that were in no packet.", COUNT),
 }
 

@@ -1,1 +1,1 @@
-"""Middlewares that measure inside an application and report to a meter as a relay does."""
+"""Middleware that measures requests inside an application, and reports to a meter as a relay does."""

@@ -2,12 +2,12 @@
 
     setup(app, socket="/run/llmtap/tap.sock")
 
-All responses, also aiohttp's own, go through the public writer of a request (`Request.writer`): its methods
-`write_headers`, `write` and `write_eof` are wrapped until the answer has ended.
+Every response goes through `Request.writer`. Its methods `write_headers`, `write` and `write_eof` are wrapped
+until the response has ended.
 
-The request's body is known once a handler has read it (`json`, `text`, `read`, `post`), and not from
-`request.content`. A file that the kernel sends (`web.FileResponse`) is an answer without a body. WebSockets
-(dropped) and requests in `skip` pass unmeasured and are counted.
+The request's body is known once a handler has read it with `json`, `text`, `read` or `post`, but not from
+`request.content`. A file that the kernel sends (`web.FileResponse`) counts as a response without a body.
+WebSockets and requests in `skip` pass unmeasured and are counted.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
 def setup(
     app: web.Application, *, socket: str, skip: Collection[str] = NOT_INFERENCE, tap_bytes: int = TAP_BYTES
 ) -> None:
-    """Put the tap around an app, outside of all its middlewares, and end it with the app.
+    """Measure an application, outside of all its other middlewares, until it ends.
 
     The options are those of `LlmtapMiddleware`. Raises ConfigError.
     """
@@ -91,7 +91,7 @@ def _watch(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | 
 
 
 class _Call:
-    """The writer's methods while one request is answered."""
+    """Wrapper of the writer's methods during one response."""
 
     __slots__ = (
         "_compresses", "_enable_compression", "_exchange", "_request", "_request_end_ns", "_task", "_write",

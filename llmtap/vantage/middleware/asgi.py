@@ -36,12 +36,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LAST_WORDS: Final = ("lifespan.shutdown.complete", "lifespan.shutdown.failed")
 _FOR_NO_ANSWER: Final = 500
-"""Answer of servers for an app that raised or returned before its own."""
+"""Status that servers send if the app raises or returns without a response."""
 _SELDOM_A_BODY: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 
 
 class LlmtapMiddleware:
-    """An app with the tap around it."""
+    """ASGI middleware that measures the requests of an application."""
 
     def __init__(
         self, app: App, *, socket: str, skip: Collection[str] = NOT_INFERENCE, tap_bytes: int = TAP_BYTES

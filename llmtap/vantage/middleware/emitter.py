@@ -1,10 +1,10 @@
-"""The middleware's part of one process: its channel to the meter.
+"""Connection of an application with the middleware to its meter: one Emitter for each event loop.
 
-For the meter an application is one more relay (`vantage/reporter.py`) with the same bounded channel.
-Exchanges that do not fit, or find no meter, are dropped whole and counted.
+To the meter an application is one more relay, with the same bounded channel. Exchanges that do not fit, or
+find no meter, are dropped whole and counted.
 
-Nothing here raises into the application. An error in our own code costs the exchange (`middleware_error`). It
-is logged once for each kind, without its text, which could quote a header. A missing meter is logged once.
+No function here raises into the application. An error in llmtap's code drops the exchange
+(`middleware_error`) and is logged once for each kind, without its text, which could quote a header.
 """
 
 import asyncio
@@ -29,7 +29,6 @@ TAP_BYTES_MIN: Final = 64 << 10
 DRAIN_S: Final = 2.0
 """Maximum time that the end of an app waits for the meter's last acknowledgement, as in a relay."""
 NO_METER_S: Final = 2.0
-"""Time without a meter before the warning."""
 
 log = logging.getLogger(__name__)
 mono_ns = SystemClock.mono_ns

@@ -1,8 +1,9 @@
-"""One exchange in the middleware, reported in the frames of a relay.
+"""Report one request and its response inside an application as the frames of a relay.
 
-Heads have no Transfer-Encoding, because bodies have no chunks here. `arrival` is the call of the app,
-`request_end` and `submit` the last bytes of the request into the app: TTFT has the work of the app and its
-upstream, not the network. `added` is our own work before a message, which delays the app.
+`arrival` is the time of the call of the app; `request_end` and `submit` are the times of the last request
+bytes that the app received. So TTFT includes the work of the app and its upstream, but no network. `added` is
+the time that the middleware itself needed before it forwarded a message. Heads have no Transfer-Encoding,
+because bodies have no chunks here.
 """
 
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ RESPONSE_END: Final = FrameKind.RESPONSE_END
 
 
 class AppExchange:
-    """An exchange in an app. No method raises; an error of ours withdraws the exchange.
+    """One exchange in an application. No method raises: an internal error drops the exchange.
 
     `head`: by `request_head`; `arrival_ns`: when the app was called.
     """
@@ -55,7 +56,7 @@ class AppExchange:
         self.begun = False
         self.over = False
         self.own_ns = 0
-        """Our own work since the last frame that reported it."""
+        """Time that the middleware itself used since the last frame that reported it."""
         self.paused_ns = 0
         self.request_over = False
         self.seq = 0
@@ -65,7 +66,7 @@ class AppExchange:
     # ---------------------------------------------------------------- the request
 
     def asked_whole(self) -> None:
-        """The request has no body: the call is all of it."""
+        """The request has no body: it is complete at the call."""
         try:
             self.request_over = self._submitted = True
             self._begin(self._head, mono_ns(), SENT)
@@ -108,7 +109,7 @@ class AppExchange:
     # ---------------------------------------------------------------- the answer
 
     def answered(self, status: int, fields: Fields, t_ns: int) -> None:
-        """The app began its answer at `t_ns`."""
+        """The app sent the response head at `t_ns`."""
         if self.over:
             return
         try:
@@ -128,7 +129,7 @@ class AppExchange:
             self.give_up(exc)
 
     def said(self, data: bytes, t_ns: int) -> None:
-        """The app sent `data` of its answer's body at `t_ns`."""
+        """The app sent `data` of the response body at `t_ns`."""
         if self.over or self._bodiless:
             return
         try:
@@ -154,7 +155,7 @@ class AppExchange:
             self.paused_ns += wait_ns
 
     def handed_on(self, passed_ns: int) -> None:
-        """The server took a message at `passed_ns`, and it has been reported."""
+        """Add the middleware's own time since the server took a message at `passed_ns`."""
         self.own_ns += mono_ns() - passed_ns
 
     # ---------------------------------------------------------------- ends
@@ -170,7 +171,7 @@ class AppExchange:
             self.give_up(exc)
 
     def client_gone(self) -> None:
-        """The client left before the answer's end."""
+        """The client left before the end of the response."""
         self._end(Outcome.CLIENT_CANCELLED, "the client closed the connection")
 
     def cut(self, how: str, status: int | None = None) -> None:
@@ -187,7 +188,7 @@ class AppExchange:
             self._end(Outcome.UPSTREAM_ERROR, f"the app {how} without an answer")
 
     def leave_unmeasured(self, reason: str) -> None:
-        """Measure it no longer, or not at all."""
+        """Stop measuring the exchange; count it as dropped for `reason`."""
         if self.over:
             return
         try:
@@ -200,7 +201,7 @@ class AppExchange:
         self._finish()
 
     def give_up(self, error: Exception) -> None:
-        """Withdraw the exchange, because our own code failed."""
+        """Drop the exchange after an internal error."""
         self._emitter.failed(error)
         self.leave_unmeasured("middleware_error")
 

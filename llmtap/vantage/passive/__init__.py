@@ -1,6 +1,6 @@
-"""The passive vantage: converts packets of an interface or a file to the frames of a relay.
+"""Measure from network packets (`llmtap watch`): convert them to the frames that a relay sends to the meter.
 
-`ConnectionTable` takes IP packets and reports exchanges to a `FrameSink`: the channel to the meter, or the
-reader of a capture file. `segments` parses headers, `reassembly` orders bytes, `conversation` cuts HTTP/1.1
-messages, `ring` and `pcap_file` bring packets, `watcher` is the live process.
+`ConnectionTable` gets IP packets and reports exchanges to a `FrameSink`: the channel to the meter, or the
+reader of a capture file. `ring` and `pcap_file` read packets, `segments` parses their headers, `reassembly`
+orders the bytes of a connection, `conversation` finds its HTTP/1.1 messages. `watcher` is the live process.
 """

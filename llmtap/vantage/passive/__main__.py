@@ -1,4 +1,4 @@
-"""`python -m llmtap.vantage.passive`: see watcher.py."""
+"""Entry point of the watcher process: `python -m llmtap.vantage.passive`."""
 
 import sys
 

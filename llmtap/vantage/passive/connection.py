@@ -1,9 +1,9 @@
-"""A TCP connection seen from packets: both directions in order, passed to `conversation.py`.
+"""Follow one TCP connection from its packets, and pass both byte streams in order to `conversation.py`.
 
-Bytes that were missed are a hole. A hole is final if the receiver acknowledged what is missing, if the ring
-has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under way are dropped,
-and the connection is followed again from a segment that begins a request. If a client has pipelined requests
-just then, one could get the answer of an earlier one; clients of LLM servers do not pipeline.
+Bytes that no packet brought are a hole. A hole is final if the receiver acknowledged the missing bytes, if
+the packet ring has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under
+way are dropped, and measuring resumes at a segment that begins a request. If a client pipelines requests at
+that time, a request could get the response of an earlier one; clients of LLM servers do not pipeline.
 """
 
 import re
@@ -24,7 +24,7 @@ _TLS_RECORD: Final = re.compile(rb"[\x14-\x18]\x03[\x00-\x04]")
 
 
 def begins_request(payload: bytes) -> bool:
-    """Whether a segment begins with a whole request line."""
+    """Return whether a segment begins with a whole request line."""
     return _REQUEST_LINE.match(payload) is not None
 
 
@@ -35,8 +35,8 @@ class WatchCounts:
 
     def __init__(self) -> None:
         self.connections: dict[str, int] = {}
-        """`followed` from their beginning, `joined` in the middle; of these `encrypted`, `http2`, `not_http`.
-        `overflow`: packets of connections that are not followed, because the table was full."""
+        """With a request: `followed` from their beginning, or `joined` later. Without one: `encrypted`,
+        `http2`, `not_http`. `overflow`: packets of connections for which the table had no room."""
         self.missing_bytes = 0
 
     def add(self, kind: str) -> None:
@@ -44,36 +44,47 @@ class WatchCounts:
 
 
 class Connection:
-    """One connection. `client` and `server` are the bytes from them."""
+    """One TCP connection; `client` and `server` are its two byte streams."""
 
     __slots__ = (
-        "_conversation", "_counts", "_fresh", "client", "ignored", "last_ns", "over", "ring_lost", "server"
+        "_conversation", "_counts", "_fresh", "_uncounted", "client", "ignored", "last_ns", "over",
+        "ring_lost", "server",
     )  # fmt: skip
 
-    def __init__(self, sink: FrameSink, counts: WatchCounts, early: EarlyBytes) -> None:
+    def __init__(self, sink: FrameSink, counts: WatchCounts, early: EarlyBytes, kind: str) -> None:
         self.client = TcpDirection(early, is_up=True)
         self.server = TcpDirection(early, is_up=False)
         self.client.peer, self.server.peer = self.server, self.client
         self.over = False
-        """Both ends are done: nothing follows."""
+        """Both sides have closed the connection."""
         self.ignored = False
-        """It speaks something else than HTTP/1.1."""
+        """It does not carry HTTP/1.1."""
         self.ring_lost = False
-        """The ring has overflowed lately: waiting for what is missing is in vain."""
+        """The ring has overflowed lately: missing bytes will not come."""
         self.last_ns = 0
         self._counts = counts
         self._conversation = Conversation(sink)
         self._fresh = True
+        self._uncounted = kind  # until its first request
 
     @property
     def has_asked(self) -> bool:
         """Whether a request has begun on it."""
         return self._conversation.began
 
+    def may_have_ended(self, loss_ns: int) -> bool:
+        """Return whether packets were lost since its last one (the latest loss: `loss_ns`), or its place was.
+
+        Its end may be among the lost packets. False while an exchange is under way.
+        """
+        if self.ignored or self._conversation.is_busy:
+            return False
+        return self.client.next is None or self.last_ns < loss_ns
+
     def segment(
         self, way: TcpDirection, seq: int, ack: int, flags: int, window: int, payload: bytes, t_ns: int
     ) -> None:
-        """Take a segment that came from one end."""
+        """Process a segment from one side."""
         peer = way.peer
         if flags & RST:
             self._reset(way, seq, t_ns)
@@ -127,10 +138,13 @@ class Connection:
                     return
 
     def take(self, way: TcpDirection, payload: bytes, t_ns: int) -> None:
-        """Take bytes that are in order."""
+        """Process bytes that are in order."""
         try:
             if way.is_up:
                 self._conversation.request(payload, t_ns)
+                if self._uncounted and self._conversation.began:
+                    self._counts.add(self._uncounted)
+                    self._uncounted = ""
             else:
                 self._conversation.response(payload, t_ns)
         except UnfollowableError as exc:
@@ -140,20 +154,20 @@ class Connection:
             self.lose(t_ns, "not_understood")
 
     def lose(self, t_ns: int, reason: str, missing_bytes: int = 0) -> None:
-        """Drop the exchanges under way, and wait for the next request."""
+        """Drop the exchanges under way; measuring resumes at the next request."""
         self._counts.missing_bytes += missing_bytes
         self._conversation.lose(t_ns, reason)
         self.client.forget()
         self.server.forget()
 
     def sweep(self, t_ns: int) -> None:
-        """Give up a hole that is too old."""
+        """Drop the exchanges under way if a hole is too old."""
         for way in (self.client, self.server):
             if way.hole_ns and t_ns - way.hole_ns > HOLE_NS:
                 self.lose(t_ns, "packets_lost")
 
     def give_up(self, t_ns: int, reason: str) -> None:
-        """The connection is not followed any more."""
+        """Stop following the connection."""
         self._conversation.give_up(t_ns, reason)
         self.client.forget()
         self.server.forget()

@@ -1,7 +1,7 @@
-"""Convert the HTTP/1.1 messages of one connection to the frames of a relay. No IO.
+"""Convert the HTTP/1.1 requests and responses of one connection to the frames of a relay. No IO.
 
-Differences from a relay's frames: every time is that of a packet; `added` is always 0; SUBMIT is the packet
-with the request's last byte, and CLOSE the packet with the answer's last byte.
+Differences from a relay: every time is that of a packet, `added` is always 0, SUBMIT has the time of the
+packet with the request's last byte, and CLOSE that of the packet with the response's last byte.
 """
 
 import re
@@ -25,7 +25,6 @@ __all__ = ["Conversation", "FrameSink", "UnfollowableError"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
 PIPELINED_MAX: Final = 64
-"""Requests under way on one connection."""
 _METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")
 _METHOD_BYTES: Final = 18
 _STATUS_LINE: Final = b"HTTP/1."
@@ -38,7 +37,7 @@ LENGTH: Final = Framing.LENGTH
 
 
 class UnfollowableError(LlmtapError):
-    """The connection speaks something else: `kind` is `encrypted`, `http2` or `not_http`."""
+    """The connection is not HTTP/1.1: `kind` is `encrypted`, `http2` or `not_http`."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -64,7 +63,7 @@ class _Exchange:
         self.method = method
         self.seq = 0
         self.tapped = False
-        """It is measured, as far as is known."""
+        """The channel accepts its frames."""
         self.status: int | None = None
         self.request_bytes = self.response_bytes = 0
         self.paused_ns = 0
@@ -81,9 +80,8 @@ class Conversation:
     def __init__(self, sink: FrameSink) -> None:
         self._sink = sink
         self.began = False
-        """A request has begun."""
         self.over = False
-        """The server has ended, or both have where there is a tunnel."""
+        """The server has closed its side; in a tunnel both sides have."""
         self._pending: list[_Exchange] = []
         self._head = bytearray()  # of a request, as far as it came
         self._head_ns = 0  # its first byte
@@ -96,6 +94,11 @@ class Conversation:
         self._client_left_ns = 0
         self._server_ended = False
         self._window_closed_ns = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request or its answer is under way."""
+        return bool(self._pending or self._head)
 
     # ---------------------------------------------------------------- the request
 
@@ -244,7 +247,7 @@ class Conversation:
         return b""
 
     def window_closed(self, t_ns: int) -> None:
-        """The client's receive window is 0: it does not read."""
+        """The client's receive window is 0: a pause begins."""
         if self._answering is not None and not self._window_closed_ns:
             self._window_closed_ns = t_ns
 
@@ -282,7 +285,7 @@ class Conversation:
         self._cut(t_ns, "reset")
 
     def give_up(self, t_ns: int, reason: str) -> None:
-        """Nothing more is seen of the connection."""
+        """End the exchanges under way, because no more packets come."""
         if self._client_left_ns:
             self._cut(t_ns, "closed")
         self.lose(t_ns, reason)

@@ -1,6 +1,6 @@
-"""Packet capture file as a vantage: its exchanges in file time, with the code for live packets.
+"""Read a packet capture file into frames, with the code for live packets.
 
-Both clocks are one here: a stamp is the packet's wall time.
+Wall time and monotonic time are the same here: a frame has the time that the file gives its packet.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from llmtap.channel.frames import Closing, Frame, FrameKind, Hello, RelayStatus
 from llmtap.protocol.http1 import RequestHead
 from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.passive.options import WatchOptions
-from llmtap.vantage.passive.pcap_file import PacketFile
+from llmtap.vantage.passive.pcap_file import PacketFile, PcapError
 from llmtap.vantage.passive.segments import network_offset
 from llmtap.vantage.passive.table import ConnectionTable, pack_addresses
 
@@ -37,7 +37,8 @@ class FileVantage:
             relay=NAME, pid=0, clock="packet", vantage="passive", anchor_mono_ns=0, anchor_wall_ns=0
         )
         self.truncated = False
-        """The file ended within a packet."""
+        self.damage = ""
+        """What is wrong with the file, and where, if `read` ended at damage behind the first packet."""
         self.stopped = False
         self.packets = 0
         self.began_ns = 0
@@ -51,8 +52,22 @@ class FileVantage:
         self._unit_ns = 1
 
     def read(self, file: BinaryIO, progress: Callable[[int], None] | None = None) -> None:
-        """Read all packets, or until `stop`; `progress` is called with the bytes read. Raises PcapError."""
+        """Read all packets, or until `stop` or damage; `progress` is called with the bytes read.
+
+        Raises PcapError if no packet can be read.
+        """
         packets = PacketFile(file)
+        try:
+            self._read(packets, progress)
+        except PcapError as exc:
+            if not self.packets:
+                raise
+            self.damage = str(exc)
+        self.truncated = packets.truncated
+        self._table.close(self.now_ns)
+        self._flush()
+
+    def _read(self, packets: PacketFile, progress: Callable[[int], None] | None) -> None:
         swept_ns = 0
         for t_ns, link, frame in packets:
             self.packets += 1
@@ -72,9 +87,6 @@ class FileVantage:
                 progress(packets.read_bytes)
             if self.stopped:
                 break
-        self.truncated = packets.truncated
-        self._table.close(self.now_ns)
-        self._flush()
 
     def stop(self) -> bool:
         """End `read` at the next packet: what was read is measured."""

@@ -46,7 +46,6 @@ class PacketFile:
         self._file = file
         self.truncated = False
         self.read_bytes = 0
-        """Bytes read so far."""
         self.unit_ns = 1
         """Resolution of the latest packet's timestamp."""
 

@@ -1,8 +1,8 @@
-"""Reassemble one direction of a TCP connection from segments in any order. No IO.
+"""Put the TCP segments of one direction of a connection in order. No IO.
 
-Segments that came early are kept, within bounds, until the bytes before them arrive. Bytes that arrive twice
-are used once; where the copies differ it is unknown which one the receiver got, and LostSyncError is raised.
-Copies are compared with the last piece that was returned and with pieces that are kept; older ones are gone.
+Early segments are kept, within bounds, until the bytes before them arrive. Bytes that arrive twice are used
+once. If the copies differ, nobody knows which one the receiver got, and LostSyncError is raised. A copy is
+compared with the last piece that was returned and with pieces that are kept.
 """
 
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ class LostSyncError(LlmtapError):
 
 @dataclass(slots=True)
 class EarlyBytes:
-    """Bytes of early segments, of all connections together."""
+    """Bytes of early segments of all connections, with their bound."""
 
     limit: int = 64 << 20
     used: int = 0
 
 
 class TcpDirection:
-    """Bytes from one end.
+    """Byte stream of one side of a connection.
 
     Args:
         is_up: from client to server.
@@ -69,7 +69,7 @@ class TcpDirection:
         self.next = seq & MASK
 
     def forget(self) -> None:
-        """Forget the place in the stream."""
+        """Forget the position in the stream and all early segments."""
         self.next = None
         self.last = b""
         self.hole_ns = 0

@@ -1,12 +1,12 @@
-"""Packet ring shared with the kernel (packet(7), TPACKET_V3): no system call per packet.
+"""Capture live packets from a ring buffer that is shared with the kernel (packet(7), TPACKET_V3).
 
-The socket is opened with CAP_NET_RAW and may be passed to a process without it. Its packets begin with the
-IP header (SOCK_DGRAM), so that all interfaces look alike, and VLAN tags are removed. A filter in the kernel
-passes TCP segments of the ports that hold data, begin or end a connection, or close the receive window.
+Reading a packet needs no system call. The socket is opened with CAP_NET_RAW and may be passed to a process
+without it. Its packets begin with the IP header (SOCK_DGRAM), so all interfaces look alike and VLAN tags are
+removed. A filter in the kernel passes TCP segments of the given ports that hold data, begin or end a
+connection, or close the receive window.
 """
 
 import ctypes
-import errno
 import fcntl
 import mmap
 import os
@@ -17,10 +17,13 @@ from typing import Final
 
 from llmtap.errors import ConfigError
 
-__all__ = ["PORTS_MAX", "PacketRing", "open_adapter_clock", "open_ring", "port_filter"]
+__all__ = [
+    "ANY", "PORTS_MAX", "RING_BYTES_MIN", "PacketRing", "open_adapter_clock", "open_ring", "port_filter",
+]  # fmt: skip
 
 BLOCK_BYTES: Final = 128 << 10
 """Larger than the largest segment (64 KiB) with its headers."""
+RING_BYTES_MIN: Final = 4 * BLOCK_BYTES
 RETIRE_MS: Final = 50
 """The kernel passes a block that is not full after this time."""
 BLOCKS_PER_TURN: Final = 8
@@ -46,9 +49,9 @@ _STATISTICS_V3: Final = struct.Struct("=III")
 
 
 def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.socket:
-    """Return a packet socket of an interface (or `any`) with a ring of about `ring_bytes`.
+    """Return a packet socket of an interface (or `any`) with a ring of `ring_bytes`, at least RING_BYTES_MIN.
 
-    Raises ConfigError: no permission, no such interface, not on Linux.
+    Raises ConfigError: no permission, interface gone, not on Linux.
     """
     if not hasattr(socket, "AF_PACKET"):
         raise ConfigError("watch.interfaces", "needs Linux (AF_PACKET)", "read a file: --read FILE.pcap")
@@ -65,7 +68,7 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
         sock.setblocking(False)
         sock.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
         _attach(sock, port_filter(ports, skip_loopback_out=interface == ANY))
-        blocks = max(4, ring_bytes // BLOCK_BYTES)
+        blocks = ring_bytes // BLOCK_BYTES
         frames = BLOCK_BYTES // _FRAME_BYTES * blocks
         request = struct.pack("=7I", BLOCK_BYTES, blocks, _FRAME_BYTES, frames, RETIRE_MS, 0, 0)
         sock.setsockopt(_SOL_PACKET, _RX_RING, request)
@@ -76,11 +79,6 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
             sock.bind((interface, _ETH_P_ALL))
     except OSError as exc:
         sock.close()
-        if exc.errno in (errno.ENODEV, errno.ENXIO):
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise ConfigError(
-                "watch.interfaces", f"there is no interface {interface!r}", f"there are {known}"
-            ) from None
         raise ConfigError("watch.interfaces", f"cannot read packets of {interface}: {exc.strerror}") from None
     return sock
 
@@ -91,7 +89,7 @@ class PacketRing:
     def __init__(self, sock: socket.socket, ring_bytes: int) -> None:
         self._sock = sock
         self.fd = sock.fileno()
-        self._blocks = max(4, ring_bytes // BLOCK_BYTES)
+        self._blocks = ring_bytes // BLOCK_BYTES
         self.buffer = mmap.mmap(self.fd, BLOCK_BYTES * self._blocks)
         self.packets = 0
         self.lost = 0

@@ -1,4 +1,4 @@
-"""The connections of one interface or file, by the addresses and ports of their packets."""
+"""Table of the TCP connections on one interface or in one file: assigns each packet to its connection."""
 
 import socket
 from collections import OrderedDict
@@ -16,7 +16,9 @@ __all__ = ["ConnectionTable", "pack_addresses"]
 CONNECTIONS_MAX: Final = 65_536
 """About 100 MB where all of them have asked."""
 SILENT_NS: Final = 600_000_000_000
-"""A connection without a packet for so long is forgotten; it is joined again at its next request."""
+"""A connection without a packet for this time is forgotten; it is joined again at its next request."""
+LOST_SILENT_NS: Final = 30_000_000_000
+"""The same for an idle connection whose end may be among lost packets."""
 _SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
@@ -30,7 +32,7 @@ def pack_addresses(addresses: Collection[str]) -> frozenset[bytes]:
 
 
 class ConnectionTable:
-    """Follows connections.
+    """Connections of one interface or file, each with its state.
 
     Args:
         sink: gets the frames of all exchanges.
@@ -62,6 +64,7 @@ class ConnectionTable:
         """By flow of the client: those that had not asked when they were last looked at, oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
+        self._ring_lost_ns = 0
 
     def __len__(self) -> int:
         return len(self._ways) // 2
@@ -110,7 +113,9 @@ class ConnectionTable:
             self._forget(flow if way.is_up else reverse_flow(flow))
 
     def ring_lost(self, t_ns: int, *, now: bool) -> None:
-        """The ring has lost packets (`now`), or has not for a while: holes are not waited for meanwhile."""
+        """The ring lost packets (`now`), or has not for a while. Until then a hole is final at once."""
+        if now:
+            self._ring_lost_ns = t_ns
         if now or self._ring_lost:
             self._ring_lost = now
             for connection in self._connections().values():
@@ -119,15 +124,18 @@ class ConnectionTable:
                     connection.lose(t_ns, "packets_lost")
 
     def sweep(self, t_ns: int) -> None:
-        """Give up old holes, and forget silent connections."""
+        """Drop exchanges with old holes, and forget silent connections."""
         for flow, connection in self._connections().items():
             connection.sweep(t_ns)
-            if t_ns - connection.last_ns > SILENT_NS:
+            silent_ns = t_ns - connection.last_ns
+            if silent_ns > SILENT_NS or (
+                silent_ns > LOST_SILENT_NS and connection.may_have_ended(self._ring_lost_ns)
+            ):
                 connection.give_up(t_ns, "silent")
                 self._forget(flow)
 
     def close(self, t_ns: int) -> None:
-        """The end of the packets: drop what is under way."""
+        """No more packets: drop the exchanges under way."""
         for flow, connection in self._connections().items():
             connection.give_up(t_ns, "watch_ended")
             self._forget(flow)
@@ -157,12 +165,12 @@ class ConnectionTable:
             return None
         if not up:
             flow, source, target = reverse_flow(flow), target, source
-        connection = Connection(self._sink, self.counts, self._early)
+        kind = "followed" if flags & SYN else "joined"
+        connection = Connection(self._sink, self.counts, self._early, kind)
         connection.ring_lost = self._ring_lost
         from_client, from_server = (connection, connection.client), (connection, connection.server)
         self._ways[flow], self._ways[reverse_flow(flow)] = from_client, from_server
         self._silent_ones[flow] = connection
-        self.counts.add("followed" if flags & SYN else "joined")
         if self._local:
             by_client, by_server = source in self._local, target in self._local
             self.sides.add(

@@ -1,9 +1,9 @@
-"""The watching process: packets from the rings, exchanges to the meter.
+"""The process of `llmtap watch` that reads packets from the ring buffers and sends frames to the meter.
 
-Run by the supervisor as `python -m llmtap.vantage.passive`, without privileges: it inherits the packet
-sockets. The line on stdin is a WatchSetup as JSON. A packet's time is the kernel's or the adapter's, mapped
-from that one's clock to the monotonic clock; the uncertainty of an exchange is the width of that mapping,
-however late the packet was read.
+The supervisor runs it as `python -m llmtap.vantage.passive` without privileges; it inherits the packet
+sockets, and reads a WatchSetup as JSON from stdin. The time of a packet is that of the kernel's or the
+network card's clock, converted to the monotonic clock. The uncertainty of an exchange is the error of that
+conversion, however late the packet was read.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class WatchSetup(msgspec.Struct, kw_only=True):
-    """What a watching process is started with."""
+    """Setup of a watcher process, sent by the supervisor."""
 
     options: WatchOptions
     name: str
@@ -68,7 +68,7 @@ class WatchSetup(msgspec.Struct, kw_only=True):
 
 
 class _ChannelSink:
-    """Frames to the channel, with the exchanges that are running and their uncertainty."""
+    """FrameSink that sends to the meter, with the uncertainty of each exchange."""
 
     def __init__(self, reporter: Reporter, skips: SkipRules, width_ns: Callable[[], int]) -> None:
         self._skips = skips
@@ -102,7 +102,7 @@ class _ChannelSink:
 
 
 class Watcher:
-    """Follows the connections of all rings on one event loop.
+    """Reads all packet rings on one event loop, and reports to the meter.
 
     Args:
         adapters: clock of the adapter that stamps the packets of each ring; empty: the kernel stamps them.
@@ -155,7 +155,7 @@ class Watcher:
         self._look()
 
     async def close(self) -> None:
-        """Take the packets that have passed, and report what became of all exchanges."""
+        """Process the last packets, then report and disconnect."""
         await asyncio.sleep(LAST_PACKETS_S)
         now_ns = self._clock.mono_ns()
         for ring, table in self._tables:
@@ -195,7 +195,7 @@ class Watcher:
             packet(buffer, start, stop, stamp_ns + offsets_ns[which])
 
     def _look(self) -> None:
-        """Twice a second: sweep, and report, which maps the clocks anew."""
+        """Sweep, report and sample the clocks; twice a second."""
         self._timer = self._loop.call_later(STATUS_S, self._look)
         try:
             now_ns = self._clock.mono_ns()
@@ -220,7 +220,7 @@ class Watcher:
             log.exception("event=watch_failed error=%r", str(exc))
 
     def _tell(self) -> None:
-        """Log what is not measured: lost packets as they come, each kind of connection once."""
+        """Log lost packets, and each kind of connection that cannot be measured once."""
         lost = sum(ring.lost for ring, _ in self._tables)
         if lost > self._reported_lost:
             log.warning(

@@ -1,1 +1,1 @@
-"""The data plane: accepts, forwards and timestamps; does not parse bodies."""
+"""The relay process: accepts clients, forwards their requests to the gateway, and timestamps every read."""

@@ -1,8 +1,8 @@
-"""A client connection: requests one after another, answered in order.
+"""One client connection of the relay: reads requests one after another, and refuses malformed heads.
 
-Reads heads strictly, gives bodies to the exchange that is running, and keeps what a client sends ahead of its
-answer (pipelining) up to a bound. The connection stays readable during an answer, so that a client's leaving
-is noticed at once.
+Bodies go to the exchange that is running. Bytes that a client sends before its response is complete
+(pipelining) are kept up to a bound. The connection is also read during a response, so that the relay notices
+at once when the client leaves.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ REJECTED_HEAD_BYTES: Final = 4_096
 
 
 class ConnectionState(IntEnum):
-    """What the next byte from the client is."""
+    """Meaning of the next byte from the client."""
 
     HEAD = 0
     BODY = 1
@@ -47,7 +47,7 @@ HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = ConnectionState
 
 
 class ClientConnection:
-    """One client's socket and the state of its conversation; the client stream's handler."""
+    """State of one client connection; the handler of the client's stream."""
 
     __slots__ = (
         "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered",
@@ -74,7 +74,6 @@ class ClientConnection:
         self.is_11 = True
 
     def attach(self, stream: Stream, now_ns: int) -> None:
-        """The connection is open."""
         self._stream = stream
         self._since_ns = now_ns
 
@@ -213,7 +212,7 @@ class ClientConnection:
         self._state = AHEAD
 
     def hand_over(self) -> bytes:
-        """Become a tunnel; return what the client sent ahead."""
+        """Become a tunnel; return the bytes that the client sent ahead."""
         self._state = TUNNEL
         early, self._buffer = self._buffer, b""
         if self._ahead_paused:
@@ -267,7 +266,7 @@ class ClientConnection:
     # ---------------------------------------------------------------- ends
 
     def check(self, now_ns: int) -> None:
-        """End what waits too long; to be called now and then."""
+        """Apply the time limits; called by the relay several times a second."""
         options = self._context.options
         if self._flow is not None:
             stream = self._stream
@@ -299,7 +298,7 @@ class ClientConnection:
             self._close()
 
     def kill(self) -> None:
-        """The time to finish is up."""
+        """Close now, because the drain limit is over."""
         if self._flow is not None:
             self._flow.cut_short()
         self._close()

@@ -1,4 +1,4 @@
-"""Shared state of all connections and exchanges of a relay."""
+"""State that all connections and exchanges of a relay share: options, route, channel, refusal counts."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RelayContext:
-    """A relay's options, its way to the upstream and to the meter, and its counts of refusals."""
+    """Options of a relay, its route to the upstream, its channel to the meter, and counts of refusals."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, options: RelayOptions, reporter: Reporter, route: Route
@@ -33,17 +33,15 @@ class RelayContext:
         self.route = route
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
-        """None where no experiment is configured."""
         self.skips = SkipRules(options.skip, "relay.skip")
         self.refused: dict[str, int] = {}
         self._warned_ns: dict[str, int] = {}
 
     def refuse(self, limit: str) -> None:
-        """Count a connection or request that was turned away."""
         self.refused[limit] = self.refused.get(limit, 0) + 1
 
     def warn(self, kind: str, what: str, error: Exception | None = None) -> None:
-        """Log a fault of a peer or of the system: at most one line a second of a kind.
+        """Log a fault of a peer or of the system: at most one line per second and kind.
 
         Where the fault is ours, `error` is logged with its traceback.
         """

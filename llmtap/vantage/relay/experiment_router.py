@@ -1,12 +1,12 @@
-"""Experiments in the relay: the arm of a request, and the changes that the arm makes.
+"""Assign requests to the arms of an experiment, and make the changes of each arm.
 
-A POST or WebSocket is assigned to an arm as soon as its unit is known: from the head, or from the complete
-body, which is held back up to `body_bytes`. A request without a conversation or tenant is a unit of its own.
+A POST or WebSocket is assigned as soon as its unit (request, conversation or tenant) is known: from the head,
+or from the complete body, which is held back up to `body_bytes`. A request without a conversation or tenant
+is a unit of its own.
 
-A request that cannot be changed (a compressed body) is forwarded unmodified, stays in its arm and is marked
-as excluded. A body that finds no room (`held_bytes`) takes the control arm's way.
-
-This is the only place of the relay where a request is changed: all other fields and values keep their bytes.
+A request that cannot be changed, such as one with a compressed body, is forwarded unmodified, stays in its
+arm and is marked as excluded. A body that finds no room (`held_bytes`) goes to the control arm. No other
+module changes the content of requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ wall_ns = SystemClock.wall_ns
 
 @dataclass(slots=True)
 class _Plan:
-    """What one arm does to a request."""
+    """Changes that one arm makes to a request."""
 
     name: str
     what: str | None
@@ -52,7 +52,7 @@ class _Plan:
 
 
 class Assignment:
-    """One request's place in the experiment.
+    """Assignment of one request to an arm.
 
     `holds`: the body must be read before the request is sent (`settle`). `note`: data of the ARM frame.
     """
@@ -71,7 +71,7 @@ class Assignment:
 
     @property
     def route(self) -> Route:
-        """Where the request goes, once its arm is known."""
+        """Route of the request, once its arm is known."""
         assert self._plan is not None
         return self._plan.route
 
@@ -250,7 +250,7 @@ def _whole_body(head: RequestHead, held: bytes) -> tuple[bytes, str | None]:
 
 
 class _Body(msgspec.Struct):
-    """The fields in which the dialects we know keep a conversation; their text stays raw."""
+    """Fields in which the known dialects keep a conversation, as raw JSON."""
 
     messages: list[msgspec.Raw] = []
     system: msgspec.Raw = _ABSENT

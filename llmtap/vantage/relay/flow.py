@@ -1,8 +1,8 @@
-"""One exchange in the relay: request up (`upload.py`), answer down, and a frame for each read.
+"""Forward one exchange through the relay: request (`upload.py`), response, and a frame for each read.
 
-For each read of the answer (`Flow.on_data`), with its stamp: find out whether the answer ends in these bytes,
-send them to the client, then report them. Nothing here looks into a body. The tap takes no frame of an
-exchange that is not measured.
+For each read of the response, `Flow.on_data` finds whether the response ends in these bytes, sends them to
+the client, and then reports them with their timestamp. Bodies are not parsed. An exchange that is not
+measured sends no frames.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -44,7 +44,7 @@ mono_ns = SystemClock.mono_ns
 
 
 class PythonFlowState:
-    """The part of a Flow that compiled code changes, too (native/relay.pxi).
+    """State of a Flow that the compiled code (native/relay.pxi) also changes.
 
     `tapped`: reads of the answer's body are reported.
     """
@@ -65,7 +65,7 @@ else:
 
 
 class Flow(FlowState):
-    """An exchange between a client's connection and the upstream; the upstream stream's handler."""
+    """One exchange between client and upstream; the handler of the upstream's stream."""
 
     __slots__ = (
         "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part",
@@ -215,7 +215,7 @@ class Flow(FlowState):
         self._tap.offer(FrameKind.INTERIM, self.seq, t_ns, 0, raw)
 
     def _answer(self, head: ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
-        """Forward the final head, and whatever of the body came with it."""
+        """Forward the final response head and the body bytes that came with it."""
         self.status = head.status
         self._keep_upstream = head.keep_alive
         is_11 = self._client.is_11
@@ -266,7 +266,7 @@ class Flow(FlowState):
         self._context.warn("upstream_unsolicited", self._error)
 
     def pause_upstream(self) -> None:
-        """The client is slow: read no more from the upstream until its socket has taken what we hold."""
+        """Stop reading from the upstream until the client's socket has taken all kept bytes."""
         upstream = self.upload.upstream
         if upstream is not None and not self._paused_since_ns:
             self._paused_since_ns = mono_ns()
@@ -321,7 +321,7 @@ class Flow(FlowState):
     # ---------------------------------------------------------------- after an upgrade
 
     def _switch(self, head: ResponseHead, raw: bytes, rest: bytes, t_ns: int) -> None:
-        """101: from here on the two connections are one."""
+        """Handle status 101: make both connections a tunnel."""
         upstream = self.upload.upstream
         assert upstream is not None
         self.status = 101
@@ -363,7 +363,7 @@ class Flow(FlowState):
         self._answer_complete()
 
     def _answer_complete(self) -> None:
-        """All of the answer has been forwarded."""
+        """The response has been forwarded completely."""
         upload = self.upload
         if isinstance(upload.upstream, CompiledStream):
             upload.upstream.reader.passage = None
@@ -378,7 +378,7 @@ class Flow(FlowState):
     def fail(
         self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
     ) -> None:
-        """End the exchange badly: with an answer of our own, or by cutting one that has begun."""
+        """End the exchange with an error response, or cut a response that has begun."""
         if self.over:
             return
         self._outcome, self._error = outcome, what
@@ -412,7 +412,7 @@ class Flow(FlowState):
             self._finish()
 
     def client_gone(self) -> None:
-        """The client has left: the upstream must not go on working for nobody."""
+        """The client left: close the upstream connection, so that it stops generating."""
         if self.over:
             return
         self.upload.cancel()
@@ -422,7 +422,7 @@ class Flow(FlowState):
         self._finish(cut=True)
 
     def check(self, now_ns: int) -> None:
-        """End the exchange if nothing moves any more; to be called now and then."""
+        """Apply the idle limits; called several times a second."""
         idle_ns = now_ns - self.last_ns
         upstream = self.upload.upstream
         if idle_ns > QUIET_NS:
@@ -462,14 +462,14 @@ class Flow(FlowState):
         return acked_bytes != before
 
     def cut_short(self) -> None:
-        """The time to finish is up: ended by the tap, and neither side is to blame."""
+        """End the exchange as `tap_error`, because the drain limit is over."""
         what = "llmtap was stopped and its drain time has passed"
         self.fail(503, "tap_stopped", what, Outcome.TRUNCATED if self._answered else Outcome.REJECTED)
         if not self.over:
             self._finish(cut=True)  # a client that does not take what it is sent is not waited for
 
     def _finish(self, *, cut: bool = False) -> None:
-        """The exchange is over: report it, and give the client's connection back."""
+        """Report the end of the exchange, and return the client connection."""
         if self.over:
             return
         self.over = True

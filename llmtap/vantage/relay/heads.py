@@ -1,7 +1,7 @@
-"""Heads for the next hop, written from the parsed fields with order, case and repeats kept.
+"""Write the HTTP head that goes to the next hop, from the parsed fields in their order and spelling.
 
-Only hop-by-hop fields (RFC 9110 7.6.1) are left out, only fields that the options ask for are added. Framing
-fields pass because the body passes with its framing.
+Only hop-by-hop fields (RFC 9110 7.6.1) are removed, and only fields that the options ask for are added.
+Framing fields stay, because the body passes with its framing.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""The relay process: listeners, connections and upstreams, from its setup on stdin to the drain.
+"""Main program of a relay process: its listeners, client connections and upstreams, from start to drain.
 
-The supervisor runs it as `python -m llmtap.vantage.relay`. The line is a RelaySetup as JSON; the listening
-sockets are inherited file descriptors, so they outlive this process and no connection is refused during its
-restart. The process ends on SIGTERM, or when its stdin is closed: then the supervisor is gone.
+The supervisor runs it as `python -m llmtap.vantage.relay`. It reads a RelaySetup as JSON from stdin, and
+inherits the listening sockets, so no connection is refused while it restarts. It ends on SIGTERM, or when
+stdin closes because the supervisor is gone.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class _UpstreamCheck:
-    """Waiter for a connection to an upstream that is closed at once: whether the upstream is there."""
+    """Check whether an upstream accepts a connection, which is closed at once."""
 
     def __init__(self, origin: Origin, pool: Pool) -> None:
         self.up: bool | None = None
@@ -85,7 +85,7 @@ class _UpstreamCheck:
 
 
 class Relay:
-    """The data plane of one process."""
+    """One relay: listeners, client connections, upstream pools, and its channel to the meter."""
 
     def __init__(
         self,
@@ -138,7 +138,6 @@ class Relay:
 
     @property
     def flows(self) -> Iterable[Any]:
-        """Exchanges that are running."""
         return self.reporter.arrivals.keys()
 
     def _route_to(self, origin: Origin, server_name: str | None) -> Route:
@@ -161,7 +160,7 @@ class Relay:
     # ---------------------------------------------------------------- the experiment
 
     def _arm_routes(self, experiment: Experiment) -> dict[str, Route]:
-        """Connections of their own for arms with an upstream of their own."""
+        """Return a route with its own connection pool for each arm that has an upstream."""
         return {
             arm.name: self._route_to(parse_origin(arm.upstream, f"experiment.arms[{i}].upstream"), None)
             for i, arm in enumerate(experiment.arms)
@@ -173,7 +172,7 @@ class Relay:
         self.context.warn("no_room", what)
 
     def _on_word(self, word: int) -> None:
-        """Follow the meter's word on the experiment; a word about another experiment means nothing here."""
+        """Switch the experiment on or off as the meter says; ignore messages about others."""
         experiment_id, on = read_switch(word)
         self._briefing.set()
         router = self.context.router
@@ -184,7 +183,7 @@ class Relay:
             router.switch(on)
 
     async def briefed(self) -> None:
-        """Wait for the meter's word on the experiment before the first request; not for long."""
+        """Wait up to BRIEFING_S for the meter to say whether the experiment is on."""
         self.tap.connect()
         try:
             await asyncio.wait_for(self._briefing.wait(), BRIEFING_S)
@@ -194,7 +193,7 @@ class Relay:
     # ---------------------------------------------------------------- tasks
 
     def start(self, sockets: Iterable[socket.socket]) -> None:
-        """Accept from `sockets`, and look for the meter."""
+        """Accept connections from `sockets`, and connect to the meter."""
         self.tap.connect()
         for sock in sockets:
             self._listeners.append(Listener(self.loop, sock, self._accept, self._accept_failed))
@@ -208,7 +207,7 @@ class Relay:
         return task
 
     def _vital_over(self, task: asyncio.Task[None]) -> None:
-        """Without time-outs or reports a relay still looks well: better that its process ends."""
+        """End the process if a periodic task fails: without it there are no time limits or reports."""
         if not task.cancelled():
             log.critical(
                 "event=relay_broken relay=%s task=%s", self.reporter.name, task.get_name(),
@@ -230,7 +229,7 @@ class Relay:
                 await asyncio.sleep(0)
 
     def _check(self, check: Callable[[int], None], now_ns: int) -> None:
-        """A mistake of ours about one connection must not take the time-outs from all others."""
+        """Run a check; log an exception, so that other connections keep their time limits."""
         try:
             check(now_ns)
         except Exception as exc:
@@ -314,7 +313,7 @@ class Relay:
         self.reporter.start_probe()
 
     def forget(self, connection: ClientConnection) -> None:
-        """A client's connection is closed."""
+        """Remove a client connection that is closed."""
         self.connections.discard(connection)
         if self.reporter.draining and not self.connections:
             self._drained.set()
@@ -322,7 +321,7 @@ class Relay:
     # ---------------------------------------------------------------- the end
 
     def hurry(self) -> None:
-        """Wait no longer for exchanges: a drain, now or to come, cuts what still runs."""
+        """End the drain, running or future, at once: exchanges still running are cut."""
         self._drained.set()
 
     async def drain(self) -> None:
@@ -358,7 +357,7 @@ class Relay:
 
 
 class RelaySetup(msgspec.Struct, kw_only=True):
-    """What a relay process is started with."""
+    """Setup of a relay process, sent by the supervisor."""
 
     options: RelayOptions
     name: str

@@ -1,8 +1,7 @@
-"""Tunnel after an upgrade: two spliced connections with back-pressure and timestamps.
+"""Forward both directions of a connection after an upgrade (WebSocket), with back-pressure and timestamps.
 
-Each side's end is passed on behind all its bytes, and the tunnel is over when both ends have been. A side
-with TLS cannot close one way only: after its end it is soon gone, and once the other's end has been passed to
-it, it sends nothing more.
+The end of each side is forwarded behind all its bytes; the tunnel is over when both sides have ended. A TLS
+connection cannot close in one direction only: once it has received the other side's end, it sends no more.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ __all__ = ["Tunnel"]
 
 
 class _Direction:
-    """Bytes from one stream to the other; the handler of the first."""
+    """One direction of a tunnel; the handler of its source stream."""
 
     __slots__ = ("_kind", "_tunnel", "ended", "passed", "sink", "source")
 
@@ -25,7 +24,6 @@ class _Direction:
         self.source = source
         self.sink = sink
         self.ended = False
-        """The source has sent its end."""
         self.passed = False
         """The sink has got all of it, with the end."""
 
@@ -45,13 +43,12 @@ class _Direction:
             self.pass_end()  # or it follows when the sink has taken the rest
 
     def pass_end(self) -> None:
-        """Pass the end on, behind all bytes of the source."""
+        """Forward the end of the source behind all its bytes."""
         self.sink.shutdown_write()
         self.passed = True
         self._tunnel.end_passed(self)
 
     def sink_drained(self) -> None:
-        """The sink has taken all that was kept."""
         if self.ended:
             self.pass_end()
         else:
@@ -66,7 +63,7 @@ class _Direction:
 
 
 class Tunnel:
-    """Two streams, each other's sink.
+    """Both directions of an upgraded connection.
 
     Args:
         passed: called with kind of frame, data and stamp of what was passed on.
@@ -92,11 +89,10 @@ class Tunnel:
         upstream.handler = self.down
 
     def other(self, direction: _Direction) -> _Direction:
-        """The opposite direction."""
         return self.down if direction is self.up else self.up
 
     def end_passed(self, direction: _Direction) -> None:
-        """One direction is over in order; the tunnel ends when both are."""
+        """One direction ended in order; the tunnel ends when both have."""
         other = self.other(direction)
         if direction.sink.closed and not other.ended:
             other.on_eof()  # TLS: the sink is closed both ways, and reports no end
@@ -113,7 +109,7 @@ class Tunnel:
             self._broken(self.other(direction), error)
 
     def lost(self, direction: _Direction, error: OSError | None) -> None:
-        """The source of `direction` is gone."""
+        """The connection of the source of `direction` broke or closed."""
         if not direction.ended or (error is not None and direction is self.up):
             self._broken(direction, error)
             return
@@ -124,7 +120,7 @@ class Tunnel:
             other.pass_end()
 
     def _broken(self, direction: _Direction, error: OSError | None) -> None:
-        """The source of `direction` is gone too early: end the tunnel."""
+        """The source of `direction` closed too early: end the tunnel."""
         by_client = direction is self.up
         who = "client" if by_client else "upstream"
         if self._outcome is Outcome.COMPLETE:  # the first break counts

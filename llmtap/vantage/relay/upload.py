@@ -1,8 +1,8 @@
-"""Upload of one request: the upstream connection, the bytes, and the frames about them.
+"""Send one request to the upstream, on a kept or a new connection, and report its frames.
 
-A request is sent again, once, only when a kept-alive connection turned out to be closed before it answered a
-single byte, and either nothing of the request had left this process or its method is idempotent (RFC 9110
-9.2.2) and all of it is at hand. A POST that may have been read is never repeated.
+A request is sent again once at most, and only if a kept-alive connection was closed before it returned a
+byte, and if either no byte of the request had left this process, or its method is idempotent (RFC 9110
+9.2.2) and all of it is in memory. A POST that the upstream may have read is never repeated.
 """
 
 from typing import Final, Protocol
@@ -30,7 +30,7 @@ mono_ns = SystemClock.mono_ns
 
 
 class ExchangeClient(Protocol):
-    """The client's connection, as an exchange sees it."""
+    """Interface of the client connection for an exchange."""
 
     address: bytes
     is_11: bool
@@ -46,7 +46,7 @@ class ExchangeClient(Protocol):
 
 
 class UploadOwner(Waiter, Protocol):
-    """The exchange; it becomes the handler of the upstream's stream."""
+    """Interface of the exchange; becomes the handler of the upstream's stream."""
 
     seq: int
     tapped: bool
@@ -58,14 +58,14 @@ class UploadOwner(Waiter, Protocol):
     def fail(
         self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
     ) -> None:
-        """End the exchange badly."""
+        """End the exchange with an error."""
 
     def client_drained(self) -> None:
         """End an exchange that only waits for its client."""
 
 
 class Upload:
-    """A request on its way.
+    """One request on its way to the upstream.
 
     Attributes:
         upstream: the connection that has the request, while there is one.
@@ -194,7 +194,7 @@ class Upload:
         return rest
 
     def feed(self, data: bytes, t_ns: int) -> bytes:
-        """Take more of the request's body; return the bytes behind its end."""
+        """Forward more of the request body; return the bytes behind its end."""
         flow = self._flow
         if flow.finishing:
             # Nobody is there to take it: it neither waits for a connection nor keeps the exchange alive.
@@ -315,7 +315,7 @@ class Upload:
             self._attempt = None  # it was all over before the call returned
 
     def connected(self, stream: Stream, took_ns: int) -> None:
-        """Send what waits on the connection that was asked for."""
+        """Send the waiting request on the new connection."""
         self._attempt = None
         self.connect_ns = took_ns
         self.upstream = stream
@@ -325,7 +325,7 @@ class Upload:
         self._send(request)
 
     def not_connected(self, error: OSError) -> None:
-        """There is no connection to be had: the exchange fails."""
+        """No connection could be opened: end the exchange with an error."""
         self._attempt = None
         flow, context = self._flow, self._context
         flow.reads_on = not self.end_ns and flow.tapped  # its body has the model
@@ -370,7 +370,7 @@ class Upload:
             upstream.close()
 
     def detach(self) -> None:
-        """Drop the exchange, which is over: no cycle of references is left to the garbage collector."""
+        """Drop the reference to the finished exchange, so that no cycle is left."""
         del self._flow
 
     def note_unsolicited(self) -> None:
@@ -383,7 +383,7 @@ class Upload:
             self.upstream = None
 
     def cancel(self) -> None:
-        """Give up: close the connection, or the attempt at one."""
+        """Close the upstream connection, or stop the attempt to open it."""
         self.drop_upstream()
         if self._attempt is not None:
             self._attempt.cancel()

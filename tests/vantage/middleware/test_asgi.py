@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmtap import native
 from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
-from llmtap.protocol.http1 import Framing, parse_request_head, parse_response_head
+from llmtap.protocol.http1 import parse_request_head
 from llmtap.vantage.middleware.asgi import Message, Receive, Scope, Send
 from tests.support.servers.peer import scene, wait_until
 from tests.vantage.middleware.asgi import Server, asked, http_scope, said, watched
@@ -111,27 +111,6 @@ async def test_an_exchange_is_told_in_the_frames_of_a_relay(
         stamps = [f.t_ns for f in seen.frames]
         assert stamps == sorted(stamps)
         await wait_until(lambda: of.ledger.measured == 1)
-
-
-@scene
-async def test_heads_are_whole_and_have_no_chunks_announced() -> None:
-    fields = [
-        ("host", "app.test"), ("authorization", "Bearer sk-1"), ("transfer-encoding", "chunked"),
-        ("x-twice", "a"), ("x-twice", "b"),
-    ]  # fmt: skip
-    answer = said(b"hi", headers=[(b"Transfer-Encoding", b"chunked"), (b"x-request-id", b"r1")])
-    async with watched(app_of(answering(*answer))) as of:
-        await of.call(asked(b"{}"), headers=fields, query_string=b"a=1&b=%20")
-        seen = await of.seen()
-        head = parse_request_head(seen.data(OPEN))
-        assert (head.method, head.target) == (b"POST", b"/v1/chat/completions?a=1&b=%20")
-        # As in a relay's frames: it is the meter that hashes keys.
-        assert (b"authorization", b"Bearer sk-1") in head.headers
-        assert head.headers.count((b"x-twice", b"a")) == head.headers.count((b"x-twice", b"b")) == 1
-        assert head.framing is Framing.NONE, "bodies come without their chunks"
-        reply = parse_response_head(seen.data(HEAD), b"POST")
-        assert (reply.status, reply.headers) == (200, [(b"x-request-id", b"r1")])
-        assert reply.framing is Framing.CLOSE
 
 
 @pytest.mark.parametrize(

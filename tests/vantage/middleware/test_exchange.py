@@ -10,7 +10,6 @@ from llmtap.channel.channel import FLUSH_BYTES
 from llmtap.channel.frames import FrameKind
 from llmtap.protocol.http1 import parse_request_head, parse_response_head
 from llmtap.vantage.middleware import exchange as module
-from llmtap.vantage.middleware.emitter import Emitter
 from llmtap.vantage.middleware.exchange import AppExchange, request_head, response_head
 from tests.support.servers.peer import play, scene, wait_until
 from tests.support.servers.proxy import Recording
@@ -120,24 +119,6 @@ def test_a_head_is_what_a_parser_reads_again() -> None:
     answer = parse_response_head(response_head(429, [*fields[1:], (b"content-length", b"3")]), b"GET")
     assert (answer.status, answer.length) == (429, 3)
     assert answer.headers == [(b"x-a", b"1"), (b"x-a", b"2"), (b"content-length", b"3")]
-
-
-def test_an_emitter_without_a_meter_keeps_nothing() -> None:
-    async def run() -> Emitter:
-        emitter = Emitter(asyncio.get_running_loop(), "/nowhere/tap.sock", 1 << 20)
-        emitter.start()
-        for _ in range(1_000):
-            exchange = AppExchange(emitter, "GET", request_head("GET", b"/", "1.1", []), 1)
-            exchange.asked_whole()
-            exchange.answered(200, [], 2)
-            exchange.said(b"x" * 1_000, 3)
-            exchange.complete(4, 5)
-        assert emitter.tap.pending_bytes == 0
-        await emitter.close()
-        return emitter
-
-    emitter = asyncio.run(run())
-    assert emitter.status().dropped == {"no_meter": 1_000}
 
 
 @scene

@@ -113,7 +113,7 @@ def test_syn_flood_has_bounded_memory_and_leaves_real_connections_alone() -> Non
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(table) == 2_000 and counted(table)["followed"] == 100_001
+    assert len(table) == 2_000 and counted(table) == {"followed": 1}
     assert peak < 8 << 20
     real.answer()
     assert sink.said() == [COMPLETE]

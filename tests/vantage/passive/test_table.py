@@ -7,7 +7,7 @@ import pytest
 
 from llmtap.channel.frames import FrameKind
 from llmtap.vantage.passive.segments import ACK, FIN, RST, SYN
-from llmtap.vantage.passive.table import SILENT_NS, ConnectionTable, pack_addresses
+from llmtap.vantage.passive.table import LOST_SILENT_NS, SILENT_NS, ConnectionTable, pack_addresses
 from tests.vantage.passive.wire import (
     ANSWER,
     ASK,
@@ -331,7 +331,7 @@ def test_what_is_not_http_1_is_counted_once(wire: Wire, sink: Sink, data: bytes,
     wire.up(data)
     wire.down(b"\x16\x03\x03 and so on")
     wire.up(data)
-    assert counted(table_of(wire)) == {"followed": 1, kind: 1} and not sink.ledger.opened
+    assert counted(table_of(wire)) == {kind: 1} and not sink.ledger.opened
     wire.at = [5_000, 6_000]
     wire.connect()  # the same ports again
     wire.up(ASK)
@@ -345,7 +345,7 @@ def test_what_is_not_http_1_is_counted_once(wire: Wire, sink: Sink, data: bytes,
 def test_encrypted_connection_that_is_joined(wire: Wire) -> None:
     wire.up(b"\x17\x03\x03\x00\x20" + bytes(32))
     wire.down(b"\x17\x03\x03\x00\x20" + bytes(32))
-    assert counted(table_of(wire)) == {"joined": 1, "encrypted": 1}
+    assert counted(table_of(wire)) == {"encrypted": 1}
 
 
 def test_malformed_answer_drops_its_exchange(wire: Wire, sink: Sink) -> None:
@@ -372,6 +372,24 @@ def test_end_and_silence_are_accounted(wire: Wire, sink: Sink) -> None:
     wire.up(ASK)
     table.close(wire.t_ns)
     assert sink.dropped == {"silent": 1, "watch_ended": 1} and not sink.said()
+
+
+@pytest.mark.parametrize("how", ["its place is lost", "the ring lost packets", "busy", "nothing is lost"])
+def test_connection_whose_end_may_be_lost_is_forgotten_sooner(wire: Wire, how: str) -> None:
+    table = table_of(wire)
+    wire.connect()
+    wire.up(ASK)
+    if how != "busy":
+        wire.answer()
+    if how == "its place is lost":
+        wire.make(1, EVENTS[0])
+        wire.up()
+    elif how != "nothing is lost":
+        table.ring_lost(wire.t_ns + MS, now=True)
+    table.sweep(wire.t_ns + LOST_SILENT_NS)
+    assert len(table) == 1
+    table.sweep(wire.t_ns + LOST_SILENT_NS + MS)
+    assert len(table) == (how in ("busy", "nothing is lost"))
 
 
 @pytest.mark.parametrize(("ports", "hosts"), [((), ()), ((PORT, 40_000), ("10.0.0.2",))])

@@ -314,27 +314,3 @@ async def test_each_piece_of_an_upload_arrives_before_the_next_is_sent(framing: 
         if framing == "chunked":
             await client.send(b"0\r\n\r\n")
         assert (await client.answer()).data == b"ok"
-
-
-@scene
-async def test_both_directions_at_once() -> None:
-    """An upstream that answers each piece of a request while the request goes on."""
-    async with stage() as (up, tap):
-
-        async def echo(call: Call) -> None:
-            await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            while piece := await call.peer.chunk():
-                await call.say(chunk(piece.upper()))
-            await call.peer.until(b"\r\n")
-            call.payload = Payload()
-            await call.say(b"0\r\n\r\n")
-
-        client = await tap.client()
-        await client.send(request("POST", up.on(echo), "Transfer-Encoding: chunked"))
-        await client.head()
-        for i in range(20):
-            await client.send(chunk(b"piece %d" % i))
-            assert await client.chunk() == b"PIECE %d" % i
-        await client.send(b"0\r\n\r\n")
-        assert await client.exactly(5) == b"0\r\n\r\n"
-        assert (await tap.meter.closed(1)).closing.outcome == "complete"

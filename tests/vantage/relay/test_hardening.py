@@ -20,11 +20,7 @@ from tests.vantage.relay.fault_cases import CASES, RECORD, Case, outcome_of, tab
     [
         b"\n",
         b"\r",
-        b"\r\r\n",
-        b"\n\r\n",
-        b"\r\n\n",
         b"\r\n\r\n",
-        b"\r\n\r\n\r\n",
         b"\n" * 5_000,
         b" ",
         b"\x00",
@@ -88,18 +84,9 @@ async def test_interim_answers_carry_no_framing_fields(status: bytes, framing: b
 
 PARTS = [
     (b"5;\x00", b"\x00"),
-    (b"5;a\rb", b"\rb"),
-    (b"5\r\r", b"\r\r"),
-    (b"g", b"g"),
-    (b"-1", b"-"),
     (b"0x5", b"x"),
-    (b" 5", b" "),
-    (b"5 ", b" "),
     (b"0\r\nX\x00", b"\x00"),
-    (b"0\r\nX: a\rb", b"\rb"),
     (b"0\r\n X: folded", b" X"),
-    (b"0\r\nX : 1", b"X :"),
-    (b"0\r\n: nameless", b": n"),
     (b"0" * 16, b"0" * 16),
 ]
 

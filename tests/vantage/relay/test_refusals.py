@@ -17,7 +17,7 @@ import pytest
 from llmtap.channel.experiment import Experiment
 from llmtap.vantage.relay.flow import READ_ON_NS
 from tests.net.test_pool import sockets_fail
-from tests.support.servers.peer import PATIENCE_S, Gone, chunked, scene, wait_still, wait_until
+from tests.support.servers.peer import PATIENCE_S, Gone, scene, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage
 from tests.support.servers.raw_client import Answer, RawClient, request
 from tests.support.servers.upstream import CLOSE, RESET, Call, answers, says
@@ -56,31 +56,9 @@ HIDDEN = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
 
 AMBIGUOUS = {
     "length and chunked": (b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n" + HIDDEN),
-    "chunked and length": (b"Transfer-Encoding: chunked\r\nContent-Length: 60\r\n", b"0\r\n\r\n" + HIDDEN),
     "two lengths": (b"Content-Length: 3\r\nContent-Length: 50\r\n", b"abc" + HIDDEN),
-    "the same length twice": (b"Content-Length: 3\r\nContent-Length: 3\r\n", b"abc"),
-    "a list of lengths": (b"Content-Length: 3, 50\r\n", b"abc" + HIDDEN),
-    "a length with a sign": (b"Content-Length: +3\r\n", b"abc" + HIDDEN),
-    "a hexadecimal length": (b"Content-Length: 0x3\r\n", b"abc" + HIDDEN),
-    "a negative length": (b"Content-Length: -3\r\n", HIDDEN),
-    "an endless length": (b"Content-Length: 99999999999999999999999\r\n", b"abc"),
-    "an empty length": (b"Content-Length: \r\n", HIDDEN),
-    "a length in another script": (b"Content-Length: \xb3\r\n", HIDDEN),
     "an unknown coding": (b"Transfer-Encoding: xchunked\r\n", b"0\r\n\r\n" + HIDDEN),
-    "chunked not last": (b"Transfer-Encoding: chunked, gzip\r\n", b"0\r\n\r\n" + HIDDEN),
-    "two codings": (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", b"0\r\n\r\n" + HIDDEN),
-    "chunked twice": (b"Transfer-Encoding: chunked, chunked\r\n", b"0\r\n\r\n" + HIDDEN),
-    "a space before the colon": (b"Transfer-Encoding : chunked\r\n", b"0\r\n\r\n" + HIDDEN),
-    "a tab before the colon": (b"Content-Length\t: 3\r\n", b"abc" + HIDDEN),
-    "a folded coding": (b"Transfer-Encoding:\r\n chunked\r\n", b"0\r\n\r\n" + HIDDEN),
-    "a vertical tab": (b"Transfer-Encoding: \x0bchunked\r\n", b"0\r\n\r\n" + HIDDEN),
-    "a line ended by LF": (b"X: 1\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n" + HIDDEN),
-    "a CR in a value": (b"X: 1\rTransfer-Encoding: chunked\r\n", b"0\r\n\r\n" + HIDDEN),
     "a NUL in a value": (b"X: a\x00b\r\nContent-Length: 0\r\n", HIDDEN),
-    "a space in a name": (b"X A: 1\r\nContent-Length: 0\r\n", HIDDEN),
-    "a nameless field": (b": 1\r\nContent-Length: 0\r\n", HIDDEN),
-    "no colon": (b"nonsense\r\nContent-Length: 0\r\n", HIDDEN),
-    "a second host": (b"Host: b\r\nContent-Length: 0\r\n", HIDDEN),
 }
 
 
@@ -107,18 +85,9 @@ async def test_a_request_that_could_be_read_in_two_ways_is_not_forwarded() -> No
     "raw",
     [
         b"GET /x HTTP/1.1\r\n\r\n",  # no Host
-        b"GET /x HTTP/9.9\r\nHost: a\r\n\r\n",
-        b"GET /x http/1.1\r\nHost: a\r\n\r\n",
-        b"GET /x y HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET /x\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET ftp://a/x HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET /x#f HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello waits for an answer: it gets one
-        b"\x00",
         b"\xff\xff",
-        b"hello there\r\n\r\n",
     ],
 )
 @scene
@@ -151,14 +120,8 @@ async def test_every_refusal_is_json_whatever_the_parser_minded() -> None:
 
 
 BAD_CHUNKS = {
-    "hex prefix": b"0x3\r\nabc\r\n0\r\n\r\n",
-    "sign": b"+3\r\nabc\r\n0\r\n\r\n",
-    "overflow": b"fffffffffffffffff3\r\nabc\r\n0\r\n\r\n",
     "too long": b"3\r\nabcXX0\r\n\r\n",
-    "bare LF": b"3\nabc\n0\n\n",
-    "bare LF at the end": b"3\r\nabc\r\n0\r\n\n",
     "bad trailer": b"3\r\nabc\r\n0\r\nX : 1\r\n\r\n",
-    "space": b"3 \r\nabc\r\n0\r\n\r\n",
 }
 
 
@@ -333,19 +296,9 @@ async def test_what_is_sent_ahead_is_bounded() -> None:
 
 BAD_ANSWERS = {
     "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 5\r\n\r\nabcde",
-    "a length and chunked": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
-    + chunked(b"abcde"),
-    "an unknown coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
-    "a NUL": b"HTTP/1.1 200 OK\r\nX: a\x00b\r\nContent-Length: 2\r\n\r\nok",
-    "a bare LF": b"HTTP/1.1 200 OK\r\nX: a\nY: b\r\nContent-Length: 2\r\n\r\nok",
-    "a huge length": b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999999999999\r\n\r\nok",
-    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\nnot http at all\r\n\r\n",
     "a line of text": b"sorry\n",
     "binary": b"\x15\x03\x01\x00\x02\x02\x46",
-    "HTTP/2": b"HTTP/2.0 200 OK\r\n\r\n",
-    "a request": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     "an unasked switch": b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
-    "chunks from HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(b"a"),
     "a bad first chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
     "an endless head": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
     "a large head": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\nContent-Length: 0\r\n\r\n",

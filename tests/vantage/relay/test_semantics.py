@@ -310,39 +310,6 @@ async def test_an_answer_to_the_close_closes_the_client_and_says_so() -> None:
 
 
 @scene
-async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with stage() as (up, tap):
-
-        def slowly(i: int) -> str:
-            async def script(call: Call) -> None:
-                await call.body()
-                await asyncio.sleep(0.05 if i == 0 else 0)
-                await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % i)
-
-            return up.on(script)
-
-        paths = [slowly(i) for i in range(8)]
-        client = await tap.client()
-        await client.send(
-            b"".join(request("GET" if i % 2 else "POST", p, body=b"x" * i) for i, p in enumerate(paths))
-        )
-        assert [(await client.answer()).data for _ in paths] == [b"%d" % i for i in range(8)]
-        assert len(up.calls) == 8
-
-
-@scene
-async def test_the_next_request_may_begin_before_the_answer_ends() -> None:
-    async with stage() as (up, tap):
-        path, slow = up.on(answers(b"second")), up.on(answers(b"x" * 10, chunks=5))
-        client = await tap.client()
-        following = request("POST", path, body=b"abc")
-        await client.send(request("GET", slow) + following[:25])
-        assert (await client.answer()).data == b"x" * 10
-        await client.send(following[25:])
-        assert (await client.answer()).data == b"second"
-
-
-@scene
 async def test_each_pipelined_request_is_stamped_when_it_was_read() -> None:
     """`arrival` is the first byte of the request read, not the moment its turn came (design.md 2)."""
     async with stage(clock="mono") as (up, tap):

@@ -200,24 +200,6 @@ async def test_an_upstream_that_has_said_all_still_hears() -> None:
 
 
 @scene
-async def test_an_end_waits_for_what_is_still_on_its_way() -> None:
-    """The sender has ended while the other side had yet to take most of it."""
-    size = 12_000_000
-    async with stage() as (up, tap):
-
-        async def talk(call: Call) -> str:
-            await call.say(b"z" * size)
-            return CLOSE
-
-        client = await tap.client(receive_buffer=65_536)
-        await client.send(request("GET", up.on(switches(talk)), *ASKS))
-        await client.head()
-        await asyncio.sleep(0.3)
-        data, _ = await client.to_end()
-        assert len(data) == size
-
-
-@scene
 async def test_a_clients_end_waits_for_an_upstream_that_does_not_keep_up() -> None:
     """The relay no longer reads a client that has said all: what it said must arrive, and then its end."""
     size = 16_000_000

@@ -72,7 +72,7 @@ export class Tap {
     this.relays.update(relays);
     say(this.dropped, (lost.length
       ? `Not measured, by reason: ${named(lost)}.`
-      : "No exchange was dropped since the relays started.") + skippedIn(s));
+      : "No exchange was dropped since the start.") + skippedIn(s));
     say(this.watched, packets(relays));
     const errors = ranked(s.meter_errors);
     say(this.errors, errors.length
@@ -89,34 +89,45 @@ export class Tap {
   renderCards(s) {
     const rests = basis(s.n, s.window);
     const included = s.uncertain.included ? "; included in the figures" : "";
-    refill(this.cards,
+    const path = inPath(s.relays) ? [
       added("Added to a request", s.added.request, s.window),
       added("Added to a first chunk", s.added.first_chunk, s.window),
       added("Added to a chunk", s.added.chunk, s.window),
-      card("Loop lag", seconds(s.window.lag_max), "worst of the relays in the window", rests),
+    ] : [];
+    refill(this.cards,
+      ...path,
+      card("Loop lag", seconds(s.window.lag_max), "worst of the vantages in the window", rests),
       card("Uncertainty", width(s.uncertainties),
-        `time that a byte may have waited unread; worst ${seconds(s.uncertainty)}`, rests),
+        `${path.length ? "time that a byte may have waited unread" : "error of a packet's time"}; `
+          + `worst ${seconds(s.uncertainty)}`, rests),
       card("Uncertain", count(s.uncertain.n),
         `exchanges above ${seconds(s.uncertain.limit)}${included}`, rests));
   }
 }
 
+/** Whether a vantage forwards the traffic; `llmtap watch` only reads packets. */
+function inPath(relays) {
+  const vantages = Object.values(relays);
+  return !vantages.length || vantages.some(({ vantage }) => vantage !== "passive");
+}
+
 function passed(relays) {
   return relays.some(({ relay }) => relay.opened)
     ? el("p", { class: "banner good" }, "Every exchange was measured.")
-    : el("p", { class: "banner" }, "The relays are connected; no exchange has begun since they started.");
+    : el("p", { class: "banner" }, "Connected; no exchange has begun since the start.");
 }
 
 /** Problems, as sentences. */
 function complaints(s, relays, lost) {
   const bad = [];
-  if (!relays.some(({ relay }) => relay.connected)) bad.push("No relay is connected: nothing is measured.");
+  if (!relays.some(({ relay }) => relay.connected)) bad.push("No vantage is connected: nothing is measured.");
   const down = relays.flatMap(({ relay }) => Object.entries(relay.connected && relay.upstreams || {})
     .filter(([, up]) => !up).map(([url]) => url));
   bad.push(...[...new Set(down)].map((url) => `${url} accepts no connection: clients get 502 or 504.`));
   if (lost.length) {
     const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
-    bad.push(`Not measured since the relays started: ${why}. Their traffic was forwarded.`);
+    const forwarded = inPath(s.relays) ? " Their traffic was forwarded." : "";
+    bad.push(`Not measured since the start: ${why}.${forwarded}`);
   }
   const unseen = relays.reduce((sum, { relay }) => sum + (relay.packets?.lost ?? 0), 0);
   if (unseen) bad.push(`The kernel lost ${count(unseen)} packets: exchanges in them may be missing entirely.`);
@@ -128,7 +139,7 @@ function complaints(s, relays, lost) {
   if (wide > UNCERTAIN_MAX) {
     const limit = seconds(s.uncertain.limit);
     const words = `${share(wide)} of the exchanges have an uncertainty above ${limit}`;
-    bad.push(`${words}: the relays get too little CPU.`);
+    bad.push(`${words}: llmtap gets too little CPU.`);
   }
   return bad;
 }
@@ -143,7 +154,7 @@ function captureComplaints(capture) {
   return bad;
 }
 
-/** Exchanges that were not measured since the relays started, by reason: [["overflow", 5], ...] */
+/** Exchanges that were not measured since the start, by reason: [["overflow", 5], ...] */
 export function losses(relays) {
   const lost = {};
   for (const relay of Object.values(relays)) {
