@@ -101,6 +101,7 @@ bench: $(STAMP)  ## compare the relay with nginx, HAProxy and LLM gateways (see 
 e2e: $(STAMP)  ## test with a real engine, gateway, clients, Prometheus, browser and Ray
 	$(BIN)/python tests/e2e/together.py prometheus,fleet,middleware,sdks environments,marked,clients
 	$(BIN)/python tests/e2e/run.py
+	$(BIN)/python tests/e2e/packets.py
 	$(BIN)/python tests/e2e/replay.py
 	$(BIN)/python tests/e2e/live_streams.py
 
