@@ -173,7 +173,7 @@ def gather(
     if texts:
         delta.output = True
         delta.choices = choices
-        delta.text = "".join(texts.get(first, ()))
+        delta.text = content if first <= EventClass.ERROR else "".join(texts.get(first, ()))
         spoken = texts.get(EventClass.CONTENT, ())
         delta.content = bool(spoken) and ("" in spoken or not content.isspace())  # audio has no text
         delta.blank = bool(spoken) and not delta.content

@@ -275,7 +275,7 @@ class ChoicesReader:
         if choices:
             self._begin(chunk, data)
             verdict = None if beside is None else beside.replaced()
-            replaced = verdict is not None
+            replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
                 findings.verdict(verdict)  # it says more than the finish reason does
             findings.railed = beside is not None and beside.guardrails_data is not None
