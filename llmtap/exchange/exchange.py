@@ -50,7 +50,8 @@ class Turn:
 
     session: str
     source: str
-    """`explicit`: the request named its conversation. `prefix`: its messages go on from an earlier one's."""
+    """`explicit`: the request named its conversation, or the answer before. `prefix`: its messages go on from
+    an earlier one's."""
     number: int
     parent: str | None = None
     """Id of the exchange before, where it was seen."""
@@ -198,6 +199,8 @@ class Exchange:
     slo_tpot_ns: int | None = None
     request_id: str | None = None
     """The X-Request-Id of the request, or else of the response."""
+    answer_id: bytes | None = None
+    """Id by which a later request may name this answer (`previous_response_id`); only its digest is kept."""
     status: int | None = None
     stream: bool = False
     padded: bool = False

@@ -504,7 +504,7 @@ class Observer:
             self._add(delta, self._last_read_ns)
         self._x.unparsed_events += answer.skipped
         self._x.stream, self._x.padded = answer.streamed, bool(answer.padded)
-        self._x.dialect = answer.dialect.name
+        self._x.dialect, self._x.answer_id = answer.dialect.name, answer.dialect.answer_id
 
 
 def _is_first_content(delta: Delta) -> bool:

@@ -88,11 +88,11 @@ class OpenAIResponses(ObjectReader):
     fields = Fields(ResponseEvent)
     names_read: Final = frozenset(ResponseEvent.__struct_encode_fields__)
 
-    __slots__ = ("_id", "_spoken")
+    __slots__ = ("_spoken", "answer_id")
 
     def __init__(self) -> None:
         super().__init__()
-        self._id = ""
+        self.answer_id: str | None = None
         self._spoken = False
 
     @staticmethod
@@ -115,10 +115,9 @@ class OpenAIResponses(ObjectReader):
             delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
         elif isinstance(said.response, dict):
             self._name(delta, said.response.get("model"))
-            if kind == "response.created":
-                now = text_of(said.response.get("id"))[:ID_CHARS_MAX]
-                delta.retry = self._spoken and now != self._id
-                self._id = now
+            now = text_of(said.response.get("id"))[:ID_CHARS_MAX] or None
+            delta.retry = kind == "response.created" and self._spoken and now != self.answer_id
+            self.answer_id = now or self.answer_id
         return delta
 
     def read_body(self, body: bytes) -> Delta:
@@ -131,6 +130,7 @@ class OpenAIResponses(ObjectReader):
         if delta.refusal and delta.verdict is None:
             delta.verdict = of_refusal("content.refusal")
         self._name(delta, value.get("model"))
+        self.answer_id = text_of(value.get("id"))[:ID_CHARS_MAX] or None
         return delta
 
 
