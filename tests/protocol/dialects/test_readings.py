@@ -104,6 +104,9 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
         ("/model/x/converse-stream", [("contentBlockDelta", {"delta": {"toolUse": {"input": ""}}})],
          "tool_call"),
         (GEMINI, [part(inlineData={"mimeType": "audio/L16", "data": "AA"})], "content*"),
+        # One candidate of several is filtered, and not the last one.
+        (GEMINI, [{"candidates": [{"finishReason": "SAFETY"}, {"index": 1, "finishReason": "STOP"}]}],
+         "guardrail"),
         # InvokeModel: Nova, Titan, Llama, Mistral.
         (INVOKE, [{"messageStart": {"role": "assistant"}}, {"contentBlockDelta": {"delta": {"text": "A"}}},
                   {"messageStop": {"stopReason": "end_turn"}}, {"metadata": {"usage": {"outputTokens": 3}}}],
