@@ -111,7 +111,6 @@ async def test_a_request_that_could_be_read_in_two_ways_is_not_forwarded() -> No
         b"GET /x http/1.1\r\nHost: a\r\n\r\n",
         b"GET /x y HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET /x\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET ftp://a/x HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET /x#f HTTP/1.1\r\nHost: a\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
@@ -129,6 +128,17 @@ async def test_a_malformed_start_is_refused(raw: bytes) -> None:
         recorded = await tap.meter.closed(1)
         assert recorded.closing.outcome == "rejected"
         assert recorded.closing.status in (400, 501, 505)
+
+
+@pytest.mark.parametrize(
+    "version", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /x HTTP/9.9\r\nHost: a\r\n\r\n"]
+)
+@scene
+async def test_another_version_of_http_is_refused_and_counted(version: bytes) -> None:
+    async with stage() as (up, tap):
+        assert await refused(tap, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505) == "http_version"
+        assert up.connections == 0
+        assert tap.relay.reporter.status().refused == {"http_version": 1}
 
 
 @scene
