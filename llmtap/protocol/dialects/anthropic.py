@@ -1,4 +1,4 @@
-"""Anthropic Messages: events of a message and its blocks, and whole messages; also the older `completion`.
+"""Read Anthropic's Messages stream, whole messages and the older `completion` as Deltas.
 
 Input is counted at the start and often nowhere else, without cached tokens. There is no `[DONE]`.
 

@@ -1,6 +1,7 @@
-"""Bedrock's ConverseStream and Converse, and the texts of InvokeModel (Titan, Llama, Mistral; Nova's events).
+"""Read Bedrock's ConverseStream and Converse, and the texts of InvokeModel, as Deltas.
 
-Other models' chunks of InvokeModelWithResponseStream are events of their own dialect.
+InvokeModel's texts are those of Titan, Llama and Mistral. Nova streams the events of Converse; chunks of other
+models are events of their own dialect.
 
 Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock userguide, model-parameters.
 """

@@ -1,4 +1,4 @@
-"""Gemini's own `generateContent` and `streamGenerateContent`: parts of candidates, and a running usage.
+"""Read Gemini's `generateContent` and `streamGenerateContent` as Deltas: parts of candidates, usage.
 
 An event stream or the elements of one JSON array; no end marker. Thoughts are counted apart.
 

@@ -1,6 +1,6 @@
-"""Shared code of dialects with flat JSON events: lenient decoding, token counts, Deltas of output.
+"""Decode flat JSON events leniently, and build the Delta of what one says; for the native dialects.
 
-Source: docs/dialects.md and 5.
+Source: docs/dialects.md.
 """
 
 from collections.abc import Iterable, Sequence

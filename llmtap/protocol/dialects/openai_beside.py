@@ -1,4 +1,4 @@
-"""Shared base of the readers of OpenAI's chat and completions.
+"""Read a chunk of chat or completions as a Delta: base of both readers, and all that is beside choices.
 
 Errors, filters, guardrail fields, hook results and server durations beside the choices are decoded in a
 second pass, where they may occur.

@@ -1,4 +1,4 @@
-"""OpenAI Responses and Realtime: named events around the items of a response, and whole responses.
+"""Read OpenAI's Responses and Realtime APIs as Deltas: named events, and whole responses.
 
 Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`.
 

@@ -1,6 +1,6 @@
-"""Shared code of OpenAI-like dialects: usage, errors, running counts, ranking of classes, other events.
+"""Read usage, errors and running counts of OpenAI-like chunks, and merge a chunk's choices into a Delta.
 
-Source: docs/dialects.md and 6.
+Source: docs/dialects.md.
 """
 
 import json
