@@ -1,7 +1,7 @@
 """Read Bedrock's ConverseStream and Converse, and the texts of InvokeModel, as Deltas.
 
-InvokeModel's texts are those of Titan, Llama and Mistral. Nova streams the events of Converse; chunks of other
-models are events of their own dialect.
+InvokeModel's texts are those of Titan, Llama and Mistral. Nova streams the events of Converse; chunks of
+other models are events of their own dialect.
 
 Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock userguide, model-parameters.
 """
