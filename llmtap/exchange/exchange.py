@@ -28,20 +28,19 @@ class RequestShape:
     n: int | None = None
     tools: int | None = None
     images: int | None = None
-    """Pictures, sounds and files in the prompt: they count no bytes below."""
+    """Pictures, sounds and files in the prompt, without their bytes."""
     response_format: str | None = None
     """`text`, `json_object`, `json_schema`, or another single word."""
     roles: list[str] = field(default_factory=list)
-    """Of each message, in order; a completion's prompt is one message of the role `prompt`."""
+    """Of each message; that of a completion is `prompt`."""
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each message: bytes of UTF-8, and four for each token id where a prompt is given as ids."""
+    """Bytes of each message: of UTF-8, or four a token id."""
     blocks: "array[int]" = field(default_factory=lambda: array("q"))
     """Chained hashes of the prompt's blocks: two prompts begin alike as far as their leading ids agree."""
     block_size: int | None = None
     block_unit: str | None = None
-    """`tokens` or `bytes`; both None where nothing was hashed."""
+    """`tokens` or `bytes`."""
     tokens: int | None = None
-    """Of the prompt, by the configured tokenizer."""
 
 
 @dataclass(slots=True)
@@ -50,10 +49,11 @@ class Turn:
 
     session: str
     source: str
-    """`explicit`: the request named its conversation. `prefix`: its messages go on from an earlier one's."""
+    """`explicit`: the request named its conversation, or the answer before. `prefix`: its messages go on from
+    an earlier one's."""
     number: int
     parent: str | None = None
-    """Id of the exchange before, where it was seen."""
+    """Id of the exchange before."""
     think_ns: int | None = None
     """From the end of the previous answer to this arrival: what a person, or a tool, took."""
     by: str | None = None
@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass(slots=True)
 class CapturedText:
-    """What was said, redacted. Only at the level `full`."""
+    """Redacted texts, at the capture level `full` alone."""
 
     request_body: str | None = None
     response_text: str | None = None
@@ -118,8 +118,6 @@ class EventLog:
 
 @dataclass(slots=True)
 class Timeline:
-    """The points of one exchange, in ns of the monotonic clock."""
-
     arrival_ns: int
     request_end_ns: int | None = None
     submit_ns: int | None = None
@@ -134,7 +132,7 @@ class Timeline:
     first_tool_call_ns: int | None = None
     first_refusal_ns: int | None = None
     first_content_ns: int | None = None
-    """First content that is not only white space (IETF draft, 5.1.3.1: T_first)."""
+    """First content that is not blank (IETF draft, 5.1.3.1: T_first)."""
     last_token_ns: int | None = None
     response_end_ns: int | None = None
     delivered_ns: int | None = None
@@ -183,7 +181,6 @@ class Exchange:
     """Of a request to an MCP server, which is no model traffic: its method, then its tool or prompt."""
     model: str | None = None
     response_model: str | None = None
-    """The model that the answer names, which may be a more exact name."""
     tenant: str = "default"
     route: str | None = None
     arm: str | None = None
@@ -197,7 +194,9 @@ class Exchange:
     """What the request asks for itself, by `x-llm-d-slo-ttft-ms`; below by `x-llm-d-slo-tpot-ms`."""
     slo_tpot_ns: int | None = None
     request_id: str | None = None
-    """The X-Request-Id of the request, or else of the response."""
+    """X-Request-Id of the request, else of the response."""
+    answer_id: bytes | None = None
+    """Id by which a later request may name this answer (`previous_response_id`); only its digest is kept."""
     status: int | None = None
     stream: bool = False
     padded: bool = False
@@ -209,10 +208,9 @@ class Exchange:
     """What a filter, rail or hook did: `phase`, `action`, `signal`, `event`, `category`; `late` and
     `tokens_before` where tokens had gone out before it acted."""
     retries: int = 0
-    """Times that a gateway began the answer again; `usage` is then that of the last attempt."""
+    """Times that a gateway began the answer again; `usage` is that of the last attempt."""
     resent: int = 0
-    """Times that the relay sent the request again on a fresh connection: the upstream had closed the kept one
-    as it came, without an answer."""
+    """Times that the relay sent the request again, on a fresh connection."""
     no_token_reason: str | None = None
     """Why a stream never brought a token: `guardrail`, `refusal`, `error`, `cancelled`, `rejected`, `empty`
     (keep-alives and an end marker at most) or `only_metadata`. None where one came, and for an answer in one
@@ -220,24 +218,22 @@ class Exchange:
     tokens: Tokens = field(default_factory=Tokens)
     usage: dict[str, object] | None = None
     server_timing: list[dict[str, object]] | None = None
-    """Durations the server told of its own work: `name`, `ms`, `where`, and what else is known. Those that
-    cannot be true are removed."""
+    """Durations that the server reports: `name`, `ms`, `where`. Those that cannot be true are removed."""
     server_gaps_ns: "array[int] | None" = None
-    """ITL option C: gaps between tokens by the server's own clock, where it tells one for each event."""
+    """ITL option C: gaps between tokens by the server's clock."""
     invalid_values: dict[str, int] | None = None
-    """Values from the server that could not be true and are in no figure, by reason
-    (`exchange/verdict.py`)."""
+    """Number of values that cannot be true, by reason (`exchange/verdict.py`)."""
     error: str | None = None
     """What went wrong, in one sentence that names the side; never text of a body."""
     added: Added = field(default_factory=Added)
     uncertainty_ns: int = 0
     """Worst time a byte may have waited unread in this exchange: the width of every stamp."""
     uncertain: bool = False
-    """That is more than the operator's limit."""
+    """`uncertainty_ns` exceeds the operator's limit."""
     clock: str = "mono"
     """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival; `virtual`: simulated."""
     anchor: int = 0
-    """How often this host's wall clock had been set, since its relay started, when the request arrived."""
+    """Times that the host's wall clock was set between the start of the relay and the arrival."""
     asked: RequestShape | None = None
     """The request's shape; this and the next two only while a capture runs."""
     turn: Turn | None = None
@@ -250,11 +246,11 @@ class Exchange:
     request_bytes: int = 0
     response_bytes: int = 0
     unparsed_events: int = 0
-    """Events whose shape the dialect did not know: counted, timed as chunks, never guessed."""
+    """Events of a shape that the dialect does not know: timed as chunks."""
     part: int = 0
-    """Number of the response in its session, from 1; 0 for an exchange that is none."""
+    """Number of the response in its session, from 1; 0 without a session."""
     unlogged_events: int = 0
-    """Events beyond the length an event log may have: they moved the points, but are not in `events`."""
+    """Events beyond the length of the event log; they are in the points alone."""
 
     @property
     def id(self) -> str:

@@ -53,6 +53,8 @@ LINES_FREE: Final = 1 << 16
 _UNTOLD: Final = array("l", (-1,))
 _HEADER_BYTES_MAX: Final = 1_024
 _CONTENT: Final = EventClass.CONTENT
+_SPOKEN: Final = (EventClass.CONTENT, EventClass.GUARDRAIL, EventClass.ERROR)
+"""Classes of an event whose text is content."""
 _FLAGS: Final = bytes((OUTPUT, OUTPUT | BLANK)) + bytes(254)
 
 
@@ -391,7 +393,7 @@ class Observer:
             if delta.text:
                 self._tokens.chunks += len(delta.choices)
                 # Of several choices the first one's words are read: mixed up they would be nobody's.
-                if delta.event_class is _CONTENT and delta.choices[0] == 0:
+                if delta.event_class in _SPOKEN and delta.choices[0] == 0:
                     if self._interventions.reading:
                         self._interventions.read(delta.text)
                     if self._texts is not None:
@@ -502,7 +504,7 @@ class Observer:
             self._add(delta, self._last_read_ns)
         self._x.unparsed_events += answer.skipped
         self._x.stream, self._x.padded = answer.streamed, bool(answer.padded)
-        self._x.dialect = answer.dialect.name
+        self._x.dialect, self._x.answer_id = answer.dialect.name, answer.dialect.answer_id
 
 
 def _is_first_content(delta: Delta) -> bool:

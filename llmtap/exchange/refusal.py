@@ -12,7 +12,7 @@ from typing import Final
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.protocol.delta import Verdict
-from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, reason_kind
+from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, PASSED_ON, reason_kind
 
 __all__ = ["APPLIED_GUARDRAILS", "TEXT_PATTERNS", "Interventions"]
 
@@ -72,8 +72,11 @@ class Interventions:
         """What the event with this index says, which came behind so many tokens."""
         if verdict.kind == MODEL_REFUSAL:
             self._refused = self._refused or _Said(verdict, event, tokens_before)
-        elif verdict.action == "flagged":
+        elif verdict.action in PASSED_ON:
             self._flagged = self._flagged or _Said(verdict, event, tokens_before)
+            acted = self._acted
+            if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
+                self._acted = None  # Bedrock's trace: the guardrail named by the stop reason only masked
         else:
             acted = self._acted
             # A trace that follows says what a stop reason left open.
@@ -189,6 +192,6 @@ def _guardrail(said: _Said) -> dict[str, object]:
     }  # fmt: skip
     if verdict.category is not None:
         out["category"] = verdict.category
-    if said.tokens_before and verdict.action != "flagged" and not verdict.substituted:
+    if said.tokens_before and verdict.action not in PASSED_ON and not verdict.substituted:
         out["late"], out["tokens_before"] = True, said.tokens_before
     return out

@@ -40,6 +40,7 @@ class _Message(msgspec.Struct, gc=False):
     type: Any = None
     stream_id: Any = None
     response_id: Any = None
+    previous_response_id: Any = None
     event_id: Any = None
     response: Any = None
     error: Any = None
@@ -108,6 +109,9 @@ class Session:
             if said.type == "response.create":
                 self._begin(stream, t_ns, added_ns, message.payload, _text(said.event_id), message.size)
             elif said.type in _CAUSES:
+                # A steering has no stream of its own: it is that of the response that it names.
+                steered = _text(said.previous_response_id)
+                stream = next((r.stream for r in self._open if steered and r.id == steered), stream)
                 self._note(stream, t_ns, added_ns, message.payload)
             elif said.type == "response.cancel":
                 response = self._of(said, stream)

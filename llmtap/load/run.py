@@ -74,7 +74,8 @@ class Schedule:
 
     Open loop without `slots`: each row at its arrival. Closed loop: `slots` rows at a time, in row order. A
     slot serves one conversation to its end, think times included. If several turns follow one, all are sent,
-    and no conversation starts until fewer than `slots` are left.
+    and no conversation starts until fewer than `slots` are left. A row that waits for several others starts
+    after the last of their ends; one of them that fails does not stop it.
     """
 
     def __init__(self, requests: Requests, rows: Sequence[int], slots: int | None = None) -> None:
@@ -86,6 +87,10 @@ class Schedule:
         self._free = slots
         """Free slots; less than none while more turns follow than there are slots."""
         self._followers: dict[int, list[int]] = {}
+        self._joiners: dict[int, list[int]] = {}
+        """Rows that wait for a row which is not the one before them."""
+        self._awaited: dict[int, tuple[int, int]] = {}
+        """Of rows that wait for several: number of ends to come, and the latest so far."""
         self._heap: list[tuple[int, int]] = []
         self._left = len(rows)
         self.dropped = 0
@@ -98,6 +103,9 @@ class Schedule:
                 if before >= 0:
                     assert ours[before], "a turn is of the same sender as the one before it"
                     self._followers.setdefault(before, []).append(row)
+                for other in requests.joins.get(row, ()):
+                    self._joiners.setdefault(other, []).append(row)
+                    self._awaited[row] = len(requests.joins[row]) + 1, 0
 
     @property
     def next_ns(self) -> int:
@@ -127,20 +135,31 @@ class Schedule:
 
     def followed(self, row: int) -> bool:
         """Whether other rows depend on the result of this one."""
-        return row in self._followers
+        return row in self._followers or row in self._joiners
 
     def ended(self, row: int, end_ns: int, *, served: bool) -> None:
         """Record the end of an answer; `served`: its conversation continues."""
         followers = self._followers.pop(row, [])
         if self._free is not None:
             self._free += 1 - (len(followers) if served else 0)
-        if served:
-            for follower in followers:
-                heapq.heappush(self._heap, (end_ns + self._think_ns[follower], follower))
-            return
-        while followers:
+        over = [row]
+        for follower in followers if served else ():
+            self._may_begin(follower, end_ns)
+        while followers and not served:
             self.dropped += 1
-            followers += self._followers.pop(followers.pop(), [])
+            over.append(followers.pop())
+            followers += self._followers.pop(over[-1], [])
+        for joiner in (joiner for gone in over for joiner in self._joiners.pop(gone, ())):
+            self._may_begin(joiner, end_ns)
+
+    def _may_begin(self, row: int, end_ns: int) -> None:
+        """Plan a row, unless it waits for more ends than this one."""
+        left, latest_ns = self._awaited.get(row, (1, end_ns))
+        latest_ns = max(latest_ns, end_ns)
+        if left > 1:
+            self._awaited[row] = left - 1, latest_ns
+        else:
+            heapq.heappush(self._heap, (latest_ns + self._think_ns[row], row))
 
 
 TURN_NS_MAX: Final = 1_000_000

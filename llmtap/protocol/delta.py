@@ -106,7 +106,7 @@ class Delta(msgspec.Struct, gc=False):
     reasoning: bool = False
     # The fast path of openai_chat.py builds the fields up to `also` by position.
     text: str = ""
-    """The text of the primary class; in passing only, nothing keeps it."""
+    """The text of the primary class, beside an error or a guardrail the content; nothing keeps it."""
     choices: tuple[int, ...] = ()
     """Indexes of the choices that carry output. Without output: those that sent only a marker, `<think>` say,
     which is no text and yet was generated."""

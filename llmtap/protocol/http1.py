@@ -182,6 +182,8 @@ def _parse_request_head(raw: bytes) -> RequestHead:
             raise PeerProtocolError("the method is not a token")
         if len(method) > METHOD_CHARS_MAX:
             raise PeerProtocolError("the method is too long", 501)
+    if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4; llhttp takes it for malformed
+        raise PeerProtocolError("HTTP/2 is not spoken here: use HTTP/1.1", 505)
     if method == b"CONNECT":
         raise PeerProtocolError("CONNECT is not offered: this is a reverse proxy", 405)
     fields = _tokenise_request(raw, method)

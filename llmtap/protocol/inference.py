@@ -1,4 +1,4 @@
-"""Rules for requests that ask a model for nothing: forwarded and counted, and not measured.
+"""Decide by method and path whether a request asks a model for output; others are only counted.
 
 A rule is a method (`GET`; streams and WebSockets are excepted) or a path with all below it: `/health` holds
 `/health/live`, not `/healthz`. Paths are decoded and without the query.

@@ -8,21 +8,23 @@ Source: docs/dialects.md.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from llmtap.protocol.delta import Verdict
 
 __all__ = [
-    "AMBIGUOUS", "FAILED", "INPUT", "MODEL_REFUSAL", "OUTPUT", "filter_category", "of_block_reason",
-    "of_error", "of_filter_results", "of_finish_reason", "of_guardrail_action", "of_hook_results",
-    "of_moderation", "of_prompt_filter_results", "of_rails", "of_refusal", "of_warnings", "phase_of_trace",
-    "reason_kind", "word",
+    "AMBIGUOUS", "FAILED", "INPUT", "MODEL_REFUSAL", "OUTPUT", "PASSED_ON", "filter_category",
+    "of_block_reason", "of_content_filters", "of_error", "of_filter_results", "of_finish_reason",
+    "of_guardrail_action", "of_hook_results", "of_moderation", "of_prompt_filter_results", "of_rails",
+    "of_refusal", "of_warnings", "phase_of_trace", "reason_kind", "word",
 ]  # fmt: skip
 
 MODEL_REFUSAL: Final = "model_refusal"
 INPUT: Final = "input_guardrail"
 OUTPUT: Final = "output_guardrail"
+PASSED_ON: Final = ("flagged", "redacted")
+"""Actions of a guardrail that let the answer through: no refusal."""
 
 AMBIGUOUS: Final = "whether input or output was blocked is only in the trace"
 
@@ -90,16 +92,36 @@ def of_filter_results(results: Any, place: str = "content_filter_results") -> Ve
 
 
 def of_prompt_filter_results(results: Any) -> Verdict | None:
-    best: Verdict | None = None
-    for result in _dicts(results):
-        filters = result.get("content_filter_results") or result.get("content_filter_result")
-        found = of_filter_results(filters, "prompt_filter_results")
-        if found is not None and (best is None or (best.kind is None and found.kind is not None)):
-            best = found
-    if best is not None:
-        best.phase = "input"
-        best.kind = None if best.kind is None else INPUT
-    return best
+    filters = (r.get("content_filter_results") or r.get("content_filter_result") for r in _dicts(results))
+    found = _strongest(of_filter_results(f, "prompt_filter_results") for f in filters)
+    return None if found is None else _of_input(found)
+
+
+def of_content_filters(filters: Any) -> Verdict | None:
+    """Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts, `detected`
+    alone flags. `source_type` names the phase."""
+    return _strongest(map(_of_content_filter, _dicts(filters)))
+
+
+def _of_content_filter(entry: dict[str, Any]) -> Verdict | None:
+    results = entry.get("content_filter_results")
+    found = of_filter_results(results, "content_filters")
+    if entry.get("blocked") is True and (found is None or found.kind is None):
+        category = _category(results, "detected") or None
+        found = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
+    return found if found is None or entry.get("source_type") != "prompt" else _of_input(found)
+
+
+def _of_input(found: Verdict) -> Verdict:
+    found.phase = "input"
+    found.kind = None if found.kind is None else INPUT
+    return found
+
+
+def _strongest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
+    """Return the first that acts, else the first."""
+    found = [v for v in verdicts if v is not None]
+    return next((v for v in found if v.kind is not None), found[0] if found else None)
 
 
 def filter_category(results: Any) -> str | None:
@@ -176,10 +198,14 @@ def _detected(detections: Any, phase: str) -> str | None:
 
 def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
     """Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced. `amazon-bedrock-trace` says whether
-    the input or the output was assessed; without it that is not known, and output is assumed."""
+    the input or the output was assessed (without it that is not known, and output is assumed), and whether
+    personal data was only masked."""
     if not isinstance(action, str) or action.upper() not in ("INTERVENED", "GUARDRAIL_INTERVENED"):
         return None
-    phase, _ = phase_of_trace(trace)
+    phase, acted = phase_of_trace(trace)
+    if acted == "redacted":
+        place = "amazon-bedrock-guardrailAction"
+        return Verdict("body_field", None, acted, phase or "output", value=action, path=place)
     return Verdict(
         "body_field", INPUT if phase == "input" else OUTPUT, "replaced", phase or "output",
         "medium" if phase is None else "high", action, None, "amazon-bedrock-guardrailAction",
@@ -192,33 +218,34 @@ _ASSESSED: Final = {
     "output": "output", "outputs": "output", "outputAssessments": "output", "outputAssessment": "output",
 }  # fmt: skip
 _TRACE_DEPTH_MAX: Final = 8
-_ACTED: Final = ("BLOCKED", "ANONYMIZED", "MASKED")
+_ACTED: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
 
 
-def phase_of_trace(trace: Any) -> tuple[str | None, bool]:
-    """Return the phase that a guardrail's trace assessed (None: both), preferably that of assessments that
-    acted, and whether a policy acted."""
+def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
+    """Return the phase that a guardrail's trace assessed (None: both), preferably that of the strongest
+    action, and that action: `replaced`, `redacted` where text was only masked, or None."""
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
-        return None, False
-    found = {
-        phase: _acted(part)
-        for name, part in guardrail.items()
-        if part and (phase := _ASSESSED.get(name)) is not None
-    }
-    acting = [phase for phase, acted in found.items() if acted]
-    phases = acting or list(found)
-    return phases[0] if len(phases) == 1 else None, bool(acting)
+        return None, None
+    found: dict[str, int] = {}
+    for name, part in guardrail.items():
+        if part and (phase := _ASSESSED.get(name)) is not None:
+            found[phase] = max(found.get(phase, 0), _acted(part))
+    strongest = max(found.values(), default=0)
+    phases = [phase for phase, acted in found.items() if acted == strongest]
+    return phases[0] if len(phases) == 1 else None, (None, "redacted", "replaced")[strongest]
 
 
-def _acted(value: Any, depth: int = 0) -> bool:
-    if depth > _TRACE_DEPTH_MAX:
-        return False
+def _acted(value: Any, depth: int = 0) -> int:
+    """Return the strongest action in a part of a trace: 2 blocked, 1 masked, 0 none."""
+    own = 0
     if isinstance(value, dict):
-        if value.get("action") in _ACTED:
-            return True
+        action = value.get("action")
+        own = _ACTED.get(action, 0) if isinstance(action, str) else 0
         value = list(value.values())
-    return isinstance(value, list) and any(_acted(v, depth + 1) for v in value[:_ITEMS_MAX])
+    if depth == _TRACE_DEPTH_MAX or not isinstance(value, list):
+        return own
+    return max((own, *(_acted(v, depth + 1) for v in value[:_ITEMS_MAX])))
 
 
 def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
@@ -358,8 +385,9 @@ def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str
             for key in ("content_filter_result", "content_filter_results")
         )
         category = next((c for f in filters if (c := filter_category(f))), None)
-        phase = _CODES[code.lower()] or _filtered_role(value) or _phase_of(text)
-        return _blocked("error.code", phase, value=code, path=path, category=category)
+        azure = of_content_filters(error.get("content_filters")) or Verdict("")
+        phase = _CODES[code.lower()] or azure.phase or _filtered_role(value) or _phase_of(text)
+        return _blocked("error.code", phase, value=code, path=path, category=category or azure.category)
     return None
 
 

@@ -33,6 +33,9 @@ class Requests:
     """Row of the preceding turn, always a smaller one; -1 for the first of a conversation."""
     think_ns: "array[int]" = field(default_factory=_column)
     """Time from the end of that turn's answer to this request; 0 if `after` is -1."""
+    joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rows beside `after` whose answers a row waits for, such as those of subagents; all smaller. The think
+    time then counts from the last of these ends."""
     tenants: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     """JSON body of the request in a trace; b"" if it has none."""
@@ -49,8 +52,12 @@ class Requests:
         columns = (self.arrival_ns, self.input, self.output, self.predicted)
         arrivals, given, made, told = (array("q", [c[row] for row in rows] if c else []) for c in columns)
         after, think_ns = _column(), _column()
+        joins: dict[int, tuple[int, ...]] = {}
         if self.after:
             places = {row: place for place, row in enumerate(rows)}
+            for place, row in enumerate(rows):
+                if kept := tuple(places[other] for other in self.joins.get(row, ()) if other in places):
+                    joins[place] = kept
             after.extend(places.get(self.after[row], -1) for row in rows)
             think_ns.extend(
                 self.think_ns[row] if place >= 0 else 0 for row, place in zip(rows, after, strict=True)
@@ -58,7 +65,7 @@ class Requests:
         return Requests(
             arrivals, given, made, told,
             [self.blocks[row] for row in rows] if self.blocks else [], self.block_tokens, self.epoch_ns,
-            after, think_ns,
+            after, think_ns, joins,
             [self.tenants[row] for row in rows] if self.tenants else [],
             [self.bodies[row] for row in rows] if self.bodies else [],
             [self.models[row] for row in rows] if self.models else [],

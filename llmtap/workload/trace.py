@@ -112,7 +112,14 @@ class Trace:
             array("q", offsets), (given.input * more)[:count], (given.output * more)[:count], array("q"),
             (given.blocks * more)[:count], given.block_tokens, given.arrival_ns[0] if self.dated else 0,
             array("q", [row if row < 0 else row + k * n for k in range(more) for row in before][:count]),
-            (think_ns * more)[:count], (given.tenants * more)[:count], (given.bodies * more)[:count],
+            (think_ns * more)[:count],
+            {
+                row + k * n: tuple(other + k * n for other in others)
+                for k in range(more)
+                for row, others in given.joins.items()
+                if row + k * n < count
+            },
+            (given.tenants * more)[:count], (given.bodies * more)[:count],
             (given.models * more)[:count],
         )  # fmt: skip
 

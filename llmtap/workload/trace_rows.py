@@ -4,6 +4,8 @@
   row of the session.
 - Think time is the trace's `think_us`, else from the end of the answer before to this arrival, at least 0.
   Without a known end it is the distance of the two arrivals.
+- A row also waits for the sessions that the row before it started (subagents), if these had ended when it
+  arrived. Its think time then counts from the last of the ends.
 - A row without arrival in a session (AIPerf writes only a delay) arrives its think time after the answer
   before it.
 
@@ -49,6 +51,7 @@ class Links:
     after: "array[int]" = field(default_factory=_column)
     think_ns: "array[int]" = field(default_factory=_column)
     session: "array[int]" = field(default_factory=_column)
+    joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -141,7 +144,35 @@ class TraceTurns:
                 numbers += 1
             if (id_ := self._id[row]) is not None:
                 by_id[id_] = place
+        self._join(links, order, arrivals_ns)
         return links
+
+    def _join(self, links: Links, order: Sequence[int], arrivals_ns: Sequence[int]) -> None:
+        """Add the ends of subagents that a row waited for."""
+        names = [self._session[row] for row in order]
+        ends_ns = [
+            None if (end_us := self._end_us[row]) is None else at_ns + end_us * 1_000
+            for row, at_ns in zip(order, arrivals_ns, strict=True)
+        ]
+        last: dict[_Name, int] = {}
+        """Latest row of each session."""
+        started: dict[int, list[_Name]] = {}
+        """Sessions by the row that started them."""
+        for place, (name, before) in enumerate(zip(names, links.after, strict=True)):
+            if name is None:
+                continue
+            if name not in last and before >= 0 and names[before] is not None:
+                started.setdefault(before, []).append(name)
+            last[name] = place
+        for place, before in enumerate(links.after):
+            if before < 0 or names[place] != names[before] or before not in started:
+                continue
+            ends = {last[name]: ends_ns[last[name]] for name in started[before]}
+            at_ns = arrivals_ns[place]
+            joined = {row: ns for row, ns in ends.items() if row < place and ns is not None and ns <= at_ns}
+            if joined:
+                links.joins[place] = tuple(joined)
+                links.think_ns[place] = at_ns - max((*joined.values(), ends_ns[before] or 0))
 
     def notes(self) -> list[str]:
         told = (
@@ -269,6 +300,7 @@ class TraceRows:
             self.links = self._turns.linked(order, requests.arrival_ns)
             if any(place >= 0 for place in self.links.after):
                 requests.after, requests.think_ns = self.links.after, self.links.think_ns
+                requests.joins = self.links.joins
         return requests
 
     def notes(self) -> list[str]:

@@ -108,12 +108,14 @@ def test_responses_on_two_streams_do_not_mix() -> None:
     ]  # fmt: skip
 
 
-def test_a_steered_response_ends_and_its_continuation_begins_with_the_steering() -> None:
+@pytest.mark.parametrize("lane", [{}, {"stream_id": "a"}])
+def test_a_steered_response_ends_and_its_continuation_begins_with_the_steering(lane: dict[str, str]) -> None:
+    *begun, cut = answer(110, "resp_1", 7, "incomplete", **lane)
     steered, more = play(
-        up(100, "response.create", model="m", input="x"), *answer(110, "resp_1", 7, "incomplete")[:3],
+        up(100, "response.create", model="m", input="x", **lane), *begun,
         up(145, "response.steer", previous_response_id="resp_1", input="shorter"),
         down(146, "response.steer.accepted", steer={"id": "s", "previous_response_id": "resp_1"}),
-        answer(110, "resp_1", 7, "incomplete")[3], *answer(200, "resp_2", 4),
+        cut, *answer(200, "resp_2", 4, **lane),
     )  # fmt: skip
     assert (steered.finish_reason, steered.outcome, steered.tokens.output) == (
         "incomplete:steered", Outcome.COMPLETE, 7,

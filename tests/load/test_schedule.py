@@ -44,6 +44,34 @@ def test_rows_are_due_at_their_arrivals_whatever_becomes_of_them() -> None:
     assert (schedule.left, schedule.next_ns, schedule.take(LATER)) == (0, NEVER, None)
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_row_that_joins_others_waits_for_the_last_of_their_ends(served: bool) -> None:
+    # 0 starts 1 - 2 and 3; 4 follows 0 and joins 2 and 3.
+    r = requests([0] * 5, after=[-1, 0, 1, 0, 0], think=[0, 0, 0, 0, 7])
+    r.joins = {4: (2, 3)}
+    schedule = opened(r)
+    assert taken(schedule, 0) == [(0, 0)]
+    schedule.ended(0, 10, served=True)
+    assert [row for row, _ in taken(schedule, 10)] == [1, 3]
+    schedule.ended(3, 20, served=True)
+    schedule.ended(1, 30, served=served)  # if it failed, 2 is never sent
+    if served:
+        assert [row for row, _ in taken(schedule, LATER)] == [2]
+        assert schedule.followed(2)
+        schedule.ended(2, 30, served=False)
+    assert (taken(schedule, 36), taken(schedule, 37)) == ([], [(4, 37)])
+    assert (schedule.left, schedule.dropped) == (0, 0 if served else 1)
+
+
+def test_what_follows_a_failed_row_is_dropped_although_it_joins_others() -> None:
+    r = requests([0] * 3, after=[-1, 0, 0], think=[0, 0, 7])
+    r.joins = {2: (1,)}
+    schedule = opened(r)
+    taken(schedule, 0)
+    schedule.ended(0, 10, served=False)
+    assert (schedule.left, schedule.dropped, taken(schedule, LATER)) == (0, 2, [])
+
+
 def test_a_turn_waits_for_the_end_before_it_and_its_reader() -> None:
     # 0 - 2 - 3 is a conversation; what stands in arrival_ns of its later turns is of no account.
     schedule = opened(requests([0, 5, 0, 0], after=[-1, -1, 0, 2], think=[0, 0, 7, 100]))

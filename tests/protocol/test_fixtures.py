@@ -294,6 +294,14 @@ def test_reasoning_is_counted_beside_the_output_where_the_total_says_so(name: st
     assert tpot_ns == pytest.approx(span_ns / (written - 1), abs=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "answer_id"), [("azure_responses_filtered", b"resp_7a"), ("openai_chat_basic", None)]
+)
+def test_an_answer_that_may_be_named_later_has_its_id(name: str, answer_id: bytes | None) -> None:
+    doc, body = load(name)
+    assert play(doc, reads_of(doc, body), chunked=False).answer_id == answer_id
+
+
 def test_a_streamed_array_read_as_one_value_says_the_same() -> None:
     doc, body = load("gemini_native_array")
     doc = {**doc, "request": {**doc["request"], "path": "/elsewhere"}}

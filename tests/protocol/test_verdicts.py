@@ -10,6 +10,7 @@ from llmtap.protocol import verdicts
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.verdicts import (
     of_block_reason,
+    of_content_filters,
     of_error,
     of_filter_results,
     of_finish_reason,
@@ -151,6 +152,20 @@ def test_filters() -> None:
     assert of_prompt_filter_results(prompts) == Verdict(
         "prompt_filter_results.filtered", "input_guardrail", "blocked", "input", category="sexual"
     )
+    blocked = [
+        {"source_type": "completion", "content_filter_results": noting},
+        {
+            "source_type": "prompt",
+            "blocked": True,
+            "content_filter_results": {"jailbreak": {"detected": True}},
+        },
+    ]
+    assert of_content_filters(blocked) == Verdict(
+        "content_filters.blocked", "input_guardrail", "blocked", "input", category="jailbreak"
+    )
+    assert of_content_filters(blocked[:1]) == Verdict(
+        "content_filters.detected", None, "flagged", "output", category="a"
+    )
     for nothing in ({}, {"error": {"code": "content_filter_error"}}, None, [], {"a": {"filtered": "true"}}):
         assert of_filter_results(nothing) is None
 
@@ -199,6 +214,7 @@ NAMES = [
     "reasons", "flagged_input", "hook_results", "after_request_hooks", "before_request_hooks", "verdict",
     "contentFilter", "role", "x_groq", "hate", "filtered", "detected", "results", "flagged", "input",
     "output", "detection_type", "blockReason", "direction", "action", "content_filter_results",
+    "source_type", "blocked",
 ]  # fmt: skip
 SECRET = "words of somebody"
 values = st.recursive(
@@ -221,6 +237,7 @@ def test_nothing_raises_and_no_text_gets_out(value: Any) -> None:
         of_error(value),
         of_filter_results(value),
         of_prompt_filter_results(value),
+        of_content_filters(value),
         of_hook_results(value),
         of_moderation(value),
         of_warnings(value, value, answered=False),

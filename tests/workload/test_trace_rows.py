@@ -56,6 +56,24 @@ def test_a_row_follows_its_parent_after_the_time_that_was_told(tmp_path: Path) -
     assert trace.notes == []
 
 
+def test_a_row_joins_the_subagents_that_had_ended_when_it_arrived(tmp_path: Path) -> None:
+    trace = loaded(
+        tmp_path,
+        row(0, "main", id="a", turn=0, response_end_us=US),
+        row(2, "one", id="b", turn=0, parent="a", response_end_us=US),
+        row(2, "two", id="c", turn=0, parent="a", response_end_us=2 * US),
+        row(4, "one", id="d", turn=1, parent="b", response_end_us=US),
+        row(2, "background", id="e", turn=0, parent="a", response_end_us=20 * US),
+        row(8, "main", id="f", turn=1, parent="a", think_us=7 * US, response_end_us=US),
+        row(12, "main", id="g", turn=2, parent="f", think_us=3 * US),
+    )
+    assert trace.requests.joins == {5: (4, 2)}  # in the order of arrivals: a b c e d f g
+    assert links(trace)[5:] == [(0, 3), (5, 3)]
+    assert trace.first(6).requests.joins == trace.requests.joins
+    again = trace.requests_at(count=13)
+    assert again.joins == {5: (4, 2), 12: (11, 9)}
+
+
 def test_without_a_parent_the_turn_decides(tmp_path: Path) -> None:
     trace = loaded(
         tmp_path,

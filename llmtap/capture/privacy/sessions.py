@@ -11,6 +11,7 @@ mixed. A request without messages and name has no session.
   when the request arrived; then one with a follower after the same answer; then the latest.
 - With an explicit id the parent is found in the same way among the session's exchanges, else (the server
   keeps the history) it is the latest that had ended.
+- A `previous_response_id` names the parent. If that exchange was not seen, there is no parent.
 - The first exchange of a conversation that names the conversation which started it (as a subagent's does) has
   as its parent the latest exchange there that had ended. Its number is 0 all the same.
 - Think time runs from the end of the parent's answer to the arrival; None where that end is unknown or
@@ -52,6 +53,8 @@ class Keys:
     named: bytes | None = None
     starter: bytes | None = None
     """Digest of the id of the conversation that started this one, for example of a subagent's caller."""
+    before: bytes | None = None
+    """Digest of the `previous_response_id`; the messages are a continuation of that response."""
     chain: list[bytes] = field(default_factory=list)
     """Of its messages, as in `blocks.chain`; empty where it has no conversation."""
     by: str | None = None
@@ -113,13 +116,16 @@ class Sessions:
         """Return the digests of a request, at its end, while its text is available."""
         keys = Keys(self._name_in(headers, prompt), self._digest_of(headers, self._parents))
         if prompt is not None and prompt.chat:
-            keys.chain = chain(prompt, self._salt)
+            before = prompt.value.get("previous_response_id")
+            if isinstance(before, str) and before:
+                keys.before = self._digest_id(before.encode("utf-8", "surrogatepass"))
+            keys.chain = chain(prompt, self._salt) if keys.before is None else []
             keys.by = _by(prompt.messages)
         return keys
 
     def turn(self, x: Exchange, keys: Keys) -> Turn | None:
         """Return the place of an exchange at its end, and remember it; None: it has no session."""
-        if keys.named is None and not keys.chain:
+        if keys.named is None and keys.before is None and not keys.chain:
             return None
         tag = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TAG_BYTES)
         own = None if keys.named is None else tag + keys.named
@@ -127,8 +133,11 @@ class Sessions:
         ended_wall_ns = x.arrival_wall_ns + ((ended_ns or x.timeline.arrival_ns) - x.timeline.arrival_ns)
         self._forget(ended_wall_ns - self._idle_ns)
         siblings = None if own is None else self._by_key.get(own, [])
-        parent = self._parent(x, keys.chain, tag, siblings)
-        known = parent or (siblings[0] if siblings else None)
+        if keys.before is not None:
+            parent = max(self._by_key.get(tag + keys.before, ()), key=_ended_wall_ns, default=None)
+        else:
+            parent = self._parent(x, keys.chain, tag, siblings)
+        known = siblings[0] if siblings else parent if own is None else None
         if known is not None:
             session = known.session
         elif own is not None and self._named:
@@ -138,15 +147,17 @@ class Sessions:
         number = 0 if parent is None else parent.number + 1
         if parent is None and not siblings and keys.starter not in (None, keys.named):
             parent = _latest_ended(self._by_key.get(tag + keys.starter, ()), x)
+        chained = tag + keys.chain[-1] if keys.chain else None
+        answered = tag + self._digest_id(x.answer_id) if x.answer_id else None
         seen = _Seen(
-            (*([own] if own else []), *([tag + keys.chain[-1]] if keys.chain else [])),
+            tuple(filter(None, (own, chained, answered))),
             session, number, x.id, x.relay, ended_ns, ended_wall_ns, _closing_ns(x, ended_ns),
             answered=x.status is not None and x.status < 400,
         )  # fmt: skip
         self._remember(seen)
         return Turn(
             session=session,
-            source="prefix" if own is None else "explicit",
+            source="explicit" if own or keys.before else "prefix",
             number=number,
             parent=None if parent is None else parent.id,
             think_ns=None if parent is None else _think_ns(parent, x),
@@ -206,13 +217,21 @@ class Sessions:
         values = filter(None, (header_value(headers, name) for name in names))
         return next((self._digest(value, CHAIN_BYTES) for value in values), None)
 
+    def _digest_id(self, answer_id: bytes) -> bytes:
+        """Return the digest of an answer's id, which is none of a conversation's."""
+        return self._digest(b"answer " + answer_id, CHAIN_BYTES)
+
     def _digest(self, data: bytes, size: int) -> bytes:
         return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
 
 
+def _ended_wall_ns(seen: _Seen) -> int:
+    return seen.ended_wall_ns
+
+
 def _latest_ended(found: Sequence[_Seen], x: Exchange) -> _Seen | None:
     ended = [seen for seen in found if _think_ns(seen, x) is not None]
-    return max(ended, key=lambda seen: seen.ended_wall_ns, default=None)
+    return max(ended, key=_ended_wall_ns, default=None)
 
 
 def _preference(seen: _Seen, answer: bytes, x: Exchange) -> tuple[int, int]:

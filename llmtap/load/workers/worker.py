@@ -75,7 +75,7 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     sender = _sender(loop, setup)
     requests = Requests(
         _column(script.arrival_ns), after=_column(script.after), think_ns=_column(script.think_ns),
-        tenants=script.tenants,
+        joins=script.joins, tenants=script.tenants,
     )  # fmt: skip
     rows = _column(script.rows)
     schedule = Schedule(requests, rows, setup.slots)

@@ -73,6 +73,7 @@ class WorkerScript(msgspec.Struct, array_like=True):
     body_begins: bytes
     """Range of each row's body in the file of bodies."""
     body_ends: bytes
+    joins: dict[int, tuple[int, ...]] = {}
 
 
 class WorkerReady(msgspec.Struct, tag=True):

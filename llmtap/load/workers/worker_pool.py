@@ -224,7 +224,7 @@ class WorkerPool:
         requests, rows = self._requests, self._hands[i]
         script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
-            requests.think_ns.tobytes(), requests.tenants, *self._bodies,
+            requests.think_ns.tobytes(), requests.tenants, *self._bodies, requests.joins,
         )  # fmt: skip
         spill = self._spills[i] if self._keep else None
         starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))

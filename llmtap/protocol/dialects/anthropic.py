@@ -1,4 +1,4 @@
-"""Anthropic Messages: events of a message and its blocks, and whole messages; also the older `completion`.
+"""Read Anthropic's Messages stream, whole messages and the older `completion` as Deltas.
 
 Input is counted at the start and often nowhere else, without cached tokens. There is no `[DONE]`.
 
@@ -177,7 +177,7 @@ class Anthropic(ObjectReader):
         counts = _counts(said.usage)
         beside = () if counts is None else (EventClass.USAGE,)
         verdict = of_guardrail_action(said.guardrail_action, said.trace)
-        if verdict is not None:
+        if verdict is not None and verdict.substituted:
             pieces = []  # the guardrail's text stands in place of the answer
         delta = gather(pieces, beside, reason=reason, signal="stop_reason", verdict=verdict)
         if delta.verdict is not None and isinstance(details, dict):

@@ -1,6 +1,7 @@
-"""Bedrock's ConverseStream and Converse, and the texts of InvokeModel (Titan, Llama, Mistral; Nova's events).
+"""Read Bedrock's ConverseStream and Converse, and the texts of InvokeModel, as Deltas.
 
-Other models' chunks of InvokeModelWithResponseStream are events of their own dialect.
+InvokeModel's texts are those of Titan, Llama and Mistral. Nova streams the events of Converse; chunks of
+other models are events of their own dialect.
 
 Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock userguide, model-parameters.
 """
@@ -95,9 +96,9 @@ class BedrockConverse(ObjectReader):
             return failure_in(value)
         blocks = message.get("content")
         pieces = [p for b in (blocks if isinstance(blocks, list) else [])[:PIECES_MAX] for p in _block(b)]
-        verdict = of_finish_reason(text_of(said.stop_reason), "stopReason")
+        verdict = _traced(said.trace) or of_finish_reason(text_of(said.stop_reason), "stopReason")
         if verdict is not None and verdict.substituted:
-            verdict, pieces = _traced(said.trace) or verdict, []
+            pieces = []
         return _read_end(said, pieces, reason=said.stop_reason, verdict=verdict)
 
 
@@ -130,7 +131,9 @@ def _traced(trace: Any) -> Verdict | None:
     """Return what a guardrail's trace says; None where nothing in it acted."""
     guardrail = trace.get("guardrail") if isinstance(trace, dict) else None
     phase, acted = phase_of_trace(guardrail)
-    if phase is None or not acted:
+    if acted == "redacted":
+        return Verdict("trace.guardrail", None, acted, phase or "output", path="trace.guardrail")
+    if phase is None or acted is None:
         return None
     kind = INPUT if phase == "input" else OUTPUT
     return Verdict("trace.guardrail", kind, "replaced", phase, path="trace.guardrail", substituted=True)
@@ -194,7 +197,8 @@ class BedrockText(ObjectReader):
             return failure_in(read_json(data), event.event)
         text = text_of(said.output_text or said.generation or part.get("text") or part.get("outputText"))
         verdict = of_guardrail_action(said.guardrail_action, said.trace)
-        pieces = [(EventClass.CONTENT, text)] if text and verdict is None else []
+        replaced = verdict is not None and verdict.substituted
+        pieces = [(EventClass.CONTENT, text)] if text and not replaced else []
         told = (
             said.completion_reason,
             said.stop_reason,

@@ -1,4 +1,4 @@
-"""Cohere's chat, version 2: named events of one message, and whole answers.
+"""Read Cohere's chat, version 2, as Deltas: named events of one message, and whole answers.
 
 Its end counts billed tokens and tokens; the second ones count here.
 

@@ -1,4 +1,4 @@
-"""Gemini's own `generateContent` and `streamGenerateContent`: parts of candidates, and a running usage.
+"""Read Gemini's `generateContent` and `streamGenerateContent` as Deltas: parts of candidates, usage.
 
 An event stream or the elements of one JSON array; no end marker. Thoughts are counted apart.
 
@@ -23,7 +23,7 @@ from llmtap.protocol.dialects.native_shapes import (
 )
 from llmtap.protocol.dialects.openai_shapes import EVENT_CHOICES_MAX, INDEX_MAX, PIECES_MAX, read_json
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_block_reason
+from llmtap.protocol.verdicts import of_block_reason, of_finish_reason
 
 __all__ = ["Gemini"]
 
@@ -83,7 +83,7 @@ class Gemini(ObjectReader):
     def _read_answer(self, said: _Event) -> Delta:
         pieces: list[Piece] = []
         choices: list[int] = []
-        reason, role = None, False
+        reason, role, verdict = None, False, None
         candidates = said.candidates if isinstance(said.candidates, list) else []
         for candidate in candidates[:EVENT_CHOICES_MAX]:
             if not isinstance(candidate, dict):
@@ -93,11 +93,12 @@ class Gemini(ObjectReader):
             found = list(_parts(parts))
             role |= isinstance(content, dict) and "role" in content
             reason = text_of(candidate.get("finishReason")) or reason
+            verdict = verdict or of_finish_reason(reason or "", "finishReason")
             if found:
                 index = candidate.get("index")
                 choices.append(index if type(index) is int and 0 <= index < INDEX_MAX else 0)
                 pieces += found
-        verdict = of_block_reason(said.prompt_feedback, "promptFeedback")
+        verdict = of_block_reason(said.prompt_feedback, "promptFeedback") or verdict
         usage = said.usage if isinstance(said.usage, dict) else {}
         counts = counted(*(usage.get(name) for name in _COUNTS))
         beside = [EventClass.USAGE] if counts is not None else []

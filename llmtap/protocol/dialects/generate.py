@@ -1,4 +1,4 @@
-"""The `/generate` endpoints of SGLang and of TGI, which share a path.
+"""Read answers of `/generate`, a path that SGLang and TGI share, as Deltas.
 
 SGLang repeats the text so far in each event, or streams increments: then a text does not begin with the one
 before. TGI sends one token an event; its last event repeats the whole text and counts the tokens, the

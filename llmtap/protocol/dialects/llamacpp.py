@@ -1,4 +1,4 @@
-"""llama.cpp's own `/completion`: a text and its token ids, and the server's timings; no end marker.
+"""Read llama.cpp's `/completion` as Deltas: a text, its token ids, the server's timings; no end marker.
 
 Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp.
 """

@@ -1,4 +1,4 @@
-"""LM Studio's own `/api/v1/chat`: named events from the loading of the model to the end of the chat.
+"""Read LM Studio's `/api/v1/chat` as Deltas: named events from loading the model to the end.
 
 Source: lmstudio-ai/docs#142; docs/dialects.md.
 """

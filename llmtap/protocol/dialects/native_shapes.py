@@ -1,6 +1,6 @@
-"""Shared code of dialects with flat JSON events: lenient decoding, token counts, Deltas of output.
+"""Decode flat JSON events leniently, and build the Delta of what one says; for the native dialects.
 
-Source: docs/dialects.md and 5.
+Source: docs/dialects.md.
 """
 
 from collections.abc import Iterable, Sequence
@@ -173,7 +173,7 @@ def gather(
     if texts:
         delta.output = True
         delta.choices = choices
-        delta.text = "".join(texts.get(first, ()))
+        delta.text = content if first <= EventClass.ERROR else "".join(texts.get(first, ()))
         spoken = texts.get(EventClass.CONTENT, ())
         delta.content = bool(spoken) and ("" in spoken or not content.isspace())  # audio has no text
         delta.blank = bool(spoken) and not delta.content

@@ -1,4 +1,4 @@
-"""Ollama's own `/api/chat` and `/api/generate`: a JSON object a line; the last one has counts and durations.
+"""Read Ollama's `/api/chat` and `/api/generate` as Deltas: a JSON object a line, counts in the last.
 
 Source: ollama/ollama docs/api.md.
 """

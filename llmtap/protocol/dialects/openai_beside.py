@@ -1,4 +1,4 @@
-"""Shared base of the readers of OpenAI's chat and completions.
+"""Read a chunk of chat or completions as a Delta: base of both readers, and all that is beside choices.
 
 Errors, filters, guardrail fields, hook results and server durations beside the choices are decoded in a
 second pass, where they may occur.
@@ -275,7 +275,7 @@ class ChoicesReader:
         if choices:
             self._begin(chunk, data)
             verdict = None if beside is None else beside.replaced()
-            replaced = verdict is not None
+            replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
                 findings.verdict(verdict)  # it says more than the finish reason does
             findings.railed = beside is not None and beside.guardrails_data is not None

@@ -1,4 +1,4 @@
-"""OpenAI chat completions: `chat.completion.chunk` events and `chat.completion` bodies.
+"""Read OpenAI's chat completions as Deltas: chunks of a stream, and whole answers.
 
 A chunk with one piece of one choice takes a short path (`_read_usual`); everything else goes through
 `_read`.

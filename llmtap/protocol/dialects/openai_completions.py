@@ -1,4 +1,4 @@
-"""OpenAI's older completions: `text_completion` events and bodies, where a choice has a `text`.
+"""Read OpenAI's older completions as Deltas: events and bodies in which a choice has a `text`.
 
 With `echo` the first text holds the prompt: only usage or token ids count right then.
 

@@ -1,4 +1,4 @@
-"""OpenAI Responses and Realtime: named events around the items of a response, and whole responses.
+"""Read OpenAI's Responses and Realtime APIs as Deltas: named events, and whole responses.
 
 Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`.
 
@@ -36,7 +36,7 @@ from llmtap.protocol.dialects.openai_shapes import (
     read_usage,
 )
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import OUTPUT, of_error, of_refusal
+from llmtap.protocol.verdicts import OUTPUT, of_content_filters, of_error, of_refusal
 
 __all__ = ["OpenAIRealtime", "OpenAIResponses"]
 
@@ -48,6 +48,7 @@ class ResponseEvent(msgspec.Struct, gc=False):
     item: Any = None
     response: Any = None
     command: Any = None
+    content_filters: Any = None
 
 
 _TEXTS: Final = {
@@ -87,11 +88,11 @@ class OpenAIResponses(ObjectReader):
     fields = Fields(ResponseEvent)
     names_read: Final = frozenset(ResponseEvent.__struct_encode_fields__)
 
-    __slots__ = ("_id", "_spoken")
+    __slots__ = ("_spoken", "answer_id")
 
     def __init__(self) -> None:
         super().__init__()
-        self._id = ""
+        self.answer_id: str | None = None
         self._spoken = False
 
     @staticmethod
@@ -107,15 +108,16 @@ class OpenAIResponses(ObjectReader):
         delta = read_response_event(kind, said)
         if delta is None:
             return _read_other(kind, data, event)
+        if not delta.done:
+            _add_filters(delta, said)
         if delta.output:
             self._spoken = True
             delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
         elif isinstance(said.response, dict):
             self._name(delta, said.response.get("model"))
-            if kind == "response.created":
-                now = text_of(said.response.get("id"))[:ID_CHARS_MAX]
-                delta.retry = self._spoken and now != self._id
-                self._id = now
+            now = text_of(said.response.get("id"))[:ID_CHARS_MAX] or None
+            delta.retry = kind == "response.created" and self._spoken and now != self.answer_id
+            self.answer_id = now or self.answer_id
         return delta
 
     def read_body(self, body: bytes) -> Delta:
@@ -128,6 +130,7 @@ class OpenAIResponses(ObjectReader):
         if delta.refusal and delta.verdict is None:
             delta.verdict = of_refusal("content.refusal")
         self._name(delta, value.get("model"))
+        self.answer_id = text_of(value.get("id"))[:ID_CHARS_MAX] or None
         return delta
 
 
@@ -158,6 +161,19 @@ def read_response_event(kind: str, said: ResponseEvent) -> Delta | None:
         # What the model writes; the output of a tool is not.
         return _read_text(kind, EventClass.TOOL_CALL, said)
     return Delta(EventClass.METADATA)
+
+
+def _add_filters(delta: Delta, said: ResponseEvent) -> None:
+    """Add what Azure's filters say before the end of a response."""
+    filters = said.content_filters
+    if filters is None and isinstance(said.response, dict):
+        filters = said.response.get("content_filters")
+    verdict = None if filters is None else of_content_filters(filters)
+    if verdict is not None:
+        delta.verdict = delta.verdict or verdict
+        if verdict.kind is not None and not delta.output:
+            delta.also = (delta.event_class, *delta.also)
+            delta.event_class = EventClass.GUARDRAIL
 
 
 def _read_text(kind: str, known: EventClass, said: ResponseEvent) -> Delta:
@@ -220,12 +236,19 @@ def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done
             verdict.signal, verdict.path = f"response.{verdict.signal}", None
     elif reason == "content_filter":
         verdict = Verdict("incomplete_details.reason", OUTPUT, "blocked", "output", value=reason)
+    found = of_content_filters(response.get("content_filters"))
+    if found is not None and found.kind is not None:
+        if verdict is None:
+            verdict = found
+        elif verdict.signal == "incomplete_details.reason":
+            verdict.kind, verdict.phase, verdict.category = found.kind, found.phase, found.category
     usage = response.get("usage")
     counts = read_usage(usage)
     if counts is not None:
         beside.append(EventClass.USAGE)
     delta = gather(pieces, beside, verdict=verdict)
     delta.done = done
+    delta.verdict = delta.verdict or found
     if failed:
         delta.error_type, delta.error_message = read_error(error)
     if counts is not None:

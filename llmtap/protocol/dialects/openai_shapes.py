@@ -1,6 +1,6 @@
-"""Shared code of OpenAI-like dialects: usage, errors, running counts, ranking of classes, other events.
+"""Read usage, errors and running counts of OpenAI-like chunks, and merge a chunk's choices into a Delta.
 
-Source: docs/dialects.md and 6.
+Source: docs/dialects.md.
 """
 
 import json
@@ -12,7 +12,7 @@ import msgspec
 from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, EventClass, TokenSource, UsageCounts, Verdict
 from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import FAILED, of_filter_results, of_finish_reason, reason_kind
+from llmtap.protocol.verdicts import FAILED, PASSED_ON, of_filter_results, of_finish_reason, reason_kind
 
 __all__ = [
     "BAD_JSON", "CHOICES_MAX", "EVENT_CHOICES_MAX", "INDEX_MAX", "NO_RAW", "PIECES_MAX", "Findings", "Index",
@@ -359,7 +359,7 @@ class Findings:
         if shown is not None:
             self._mask |= 1 << shown
         standing = self.delta.verdict
-        if standing is None or (standing.action == "flagged" and verdict.action != "flagged"):
+        if standing is None or (standing.action in PASSED_ON and verdict.action not in PASSED_ON):
             self.delta.verdict = verdict
 
     def filtered(self, results: Any, *, alone: bool) -> None:
@@ -422,7 +422,8 @@ class Findings:
             first = delta.event_class = classes[0]
             delta.also = classes[1:]
             if self._texts:
-                delta.text = "".join(self._texts.get(first, ()))
+                spoken = EventClass.CONTENT if first <= EventClass.ERROR else first
+                delta.text = "".join(self._texts.get(spoken, ()))
         if self._carrying:
             delta.choices = tuple(self._carrying)
             delta.output = True

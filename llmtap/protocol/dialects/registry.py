@@ -87,6 +87,12 @@ class Undecided:
         names: frozenset[str] | None = getattr(self.chosen, "names_read", None)
         return names
 
+    @property
+    def answer_id(self) -> bytes | None:
+        """Id of the answer, of dialects in which a request may name the answer before it."""
+        found: str | None = getattr(self.chosen, "answer_id", None)
+        return None if found is None else found.encode("utf-8", "surrogatepass")
+
     def read_event(self, event: SseEvent) -> Delta:
         if self.chosen is not None:
             return self.chosen.read_event(event)

@@ -1,4 +1,4 @@
-"""Accepts a request of any protocol, and records how it ended.
+"""Turn a request of any API into a job of the simulated server, and record how it ended.
 
 A request's faults and answer are drawn (`answers.py`), and its tokens are scheduled or asked of the engine
 (`delivery.py`, `live.py`). A protocol's own code carries the resulting `ServerJob` out and hands it back.

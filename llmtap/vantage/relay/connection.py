@@ -27,6 +27,8 @@ FRESH_NS: Final = 500_000_000
 LINGER_BYTES: Final = 16 << 20
 REJECTED_HEAD_BYTES: Final = 4_096
 """Maximum bytes of a refused head that are reported."""
+_REFUSALS: Final = {431: "head_too_large", 505: "http_version"}
+"""Counted reasons of refused heads by status; all others are malformed."""
 
 
 class ConnectionState(IntEnum):
@@ -149,7 +151,7 @@ class ClientConnection:
             if not target_of(head):
                 raise PeerProtocolError("the request target is malformed")
         except PeerProtocolError as exc:
-            code = "head_too_large" if exc.status == 431 else "malformed_request"
+            code = _REFUSALS.get(exc.status, "malformed_request")
             self._reject(exc.status, code, str(exc), raw, t_ns)
             return
         self.is_11 = head.version == (1, 1)

@@ -109,6 +109,34 @@ def test_a_subagents_first_request_follows_the_request_that_started_it() -> None
     assert (lost.number, lost.parent, lost.think_ns) == (0, None, None)
 
 
+def test_a_previous_response_id_names_the_parent() -> None:
+    client = Client()
+
+    def send(
+        at_s: float, words: str, answer_id: bytes | None, header: str | None = None, **body: str
+    ) -> Turn:
+        x = client.exchange(at_s, at_s + 1)
+        x.answer_id = answer_id
+        turn = client.sessions.turn(x, client.keys(user(words), header=header, **body))
+        assert turn is not None
+        return turn
+
+    first = send(0, "Hello", b"resp_1")
+    other = send(2, "Go on", b"resp_2", previous_response_id="resp_1")
+    branch = send(5, "Go on", b"resp_3", previous_response_id="resp_1")
+    deep = send(8, "Go on", b"resp_4", previous_response_id="resp_3")
+    assert [(t.number, t.parent, t.think_ns) for t in (first, other, branch, deep)] == [
+        (0, None, None), (1, "r0-1", S), (1, "r0-1", 4 * S), (2, "r0-3", 2 * S),
+    ]  # fmt: skip
+    assert {t.session for t in (other, branch, deep)} == {first.session}
+    lost = send(12, "Go on", b"resp_6", previous_response_id="resp_5")
+    assert (lost.number, lost.parent, lost.source) == (0, None, "explicit")
+    named = send(14, "Go on", None, header="x", previous_response_id="resp_4")
+    assert (named.parent, named.number, named.session != first.session) == ("r0-4", 3, True)
+    fresh = client.send(20, 21, user("Go on"), bot("Yes."), user("More"))
+    assert fresh.parent is None, "what stood behind another answer is no beginning"
+
+
 def test_the_longest_beginning_is_the_parent() -> None:
     client = Client()
     client.send(0, 1, HELLO)

@@ -28,6 +28,7 @@ RESPONSE = {
     "id": "r", "object": "response", "model": "m", "status": "completed", "usage": USAGE,
     "error": {"code": "server_error", "message": "m"}, "incomplete_details": {"reason": "content_filter"},
     "output": [ITEM, {"type": "function_call", "name": "f", "arguments": "{}"}],
+    "content_filters": [{"blocked": True, "source_type": "prompt", "content_filter_results": {"a": {}}}],
 }  # fmt: skip
 META = {"finish_reason": {"type": "abort", "message": "m", "err_type": "e"}, "prompt_tokens": 1,
         "completion_tokens": 2, "cached_tokens": 1, "e2e_latency": 0.5}  # fmt: skip

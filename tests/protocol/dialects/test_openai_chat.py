@@ -228,7 +228,7 @@ def test_azures_filter() -> None:
 def test_hooks_and_warnings_beside_output_are_seen() -> None:
     failing = {"after_request_hooks": [{"verdict": True}, {"verdict": False}]}
     delta = read(ROLE, chunk({"content": "a"}), chunk({"content": "b"}, hook_results=failing))
-    assert (delta.event_class, delta.also, delta.text) == (C.GUARDRAIL, (C.CONTENT,), "")
+    assert (delta.event_class, delta.also, delta.text) == (C.GUARDRAIL, (C.CONTENT,), "b")
     assert delta.content
     assert delta.verdict == flagged("hook_results.after_request_hooks[1].verdict")
     warned = chunk({"content": "b"}, warnings=[{"type": "UNSUITABLE_OUTPUT"}])

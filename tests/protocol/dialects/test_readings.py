@@ -56,6 +56,8 @@ A, B, END = chunk({"content": "A"}), chunk({"content": "B"}), chunk({}, "stop")
 INTERVENED = {"amazon-bedrock-guardrailAction": "INTERVENED"}
 MARKED = chunk({"content": "A", "extra_content": {"google": {"thought": True}}})
 BY_GEMINI = {"model": "google/gemini-3-pro"}
+MASKED = {"guardrail": {"outputAssessments": {"g": [{"sensitiveInformationPolicy": {"regexes": [
+    {"name": "email", "action": "ANONYMIZED"}]}}]}}}  # fmt: skip
 METRICS = "amazon-bedrock-invocationMetrics"
 LLAMA = {"prompt_token_count": None, "stop_reason": None}
 
@@ -66,7 +68,7 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
         (COMPLETIONS, [text("hi"), text(" \n"), text(""), text(None), text("", finish_reason="stop")],
          "content:hi* content: \n* metadata metadata metadata"),
         (COMPLETIONS, [text("canned", finish_reason="content_filter")], "guardrail"),
-        (COMPLETIONS, [text("a"), text("b", finish_reason="content_filter")], "content:a* guardrail*"),
+        (COMPLETIONS, [text("a"), text("b", finish_reason="content_filter")], "content:a* guardrail:b*"),
         (COMPLETIONS, [text("a b", logprobs={"tokens": ["a", " b"]}), text("a", token_ids=[4, 5]),
                        text("c", content_filter_results={"hate": {"filtered": True}})],
          "content:a b=2* content:a=2* content:c*"),
@@ -92,12 +94,19 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
                 {"choices": [{"delta": {}, "finish_reason": "stop", **counted(3)}]}],
          "content:A* keepalive keepalive usage"),
         # What acts beside a piece of text is seen, and canned text is no content.
-        (CHAT, [A, {**B, "x_groq": {"error": "over capacity"}}], "content:A* error*"),
+        (CHAT, [A, {**B, "x_groq": {"error": "over capacity"}}], "content:A* error:B*"),
         (CHAT, [A, {**B, **INTERVENED}], "content:A* guardrail"),
+        # Masked text is the answer.
+        (INVOKE, [{"outputText": "A {EMAIL}", **INTERVENED, "amazon-bedrock-trace": MASKED}],
+         "guardrail:A {EMAIL}*"),
+        (CHAT, [{**A, **INTERVENED, "amazon-bedrock-trace": MASKED}], "guardrail:A*"),
         # A part of a call may be empty; audio has no text.
         ("/model/x/converse-stream", [("contentBlockDelta", {"delta": {"toolUse": {"input": ""}}})],
          "tool_call"),
         (GEMINI, [part(inlineData={"mimeType": "audio/L16", "data": "AA"})], "content*"),
+        # One candidate of several is filtered, and not the last one.
+        (GEMINI, [{"candidates": [{"finishReason": "SAFETY"}, {"index": 1, "finishReason": "STOP"}]}],
+         "guardrail"),
         # InvokeModel: Nova, Titan, Llama, Mistral.
         (INVOKE, [{"messageStart": {"role": "assistant"}}, {"contentBlockDelta": {"delta": {"text": "A"}}},
                   {"messageStop": {"stopReason": "end_turn"}}, {"metadata": {"usage": {"outputTokens": 3}}}],
@@ -163,11 +172,13 @@ def test_the_body_of_an_error_is_an_error_in_whatever_shape(path: str, body: Any
     assert not reader.streamed
 
 
-def test_a_whole_answer_of_a_guardrail_is_no_content() -> None:
+@pytest.mark.parametrize(("trace", "said"), [({}, "guardrail"), (MASKED, "guardrail:no*")])
+def test_a_whole_answer_of_a_guardrail_is_content_only_where_it_masked(trace: Any, said: str) -> None:
     message = {"type": "message", "content": [{"type": "text", "text": "no"}], "stop_reason": "end_turn"}
+    body = encode({**message, **INTERVENED, "amazon-bedrock-trace": trace})
     reader = AnswerReader(b"application/json", "/v1/messages")
-    (delta,) = [*reader.feed(json.dumps({**message, **INTERVENED}).encode()), *reader.close(whole=True)]
-    assert word(delta) == "guardrail"
+    (delta,) = [*reader.feed(body), *reader.close(whole=True)]
+    assert word(delta) == said
 
 
 def test_a_whole_completion() -> None:

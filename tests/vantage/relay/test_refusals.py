@@ -100,6 +100,17 @@ async def test_a_malformed_start_is_refused(raw: bytes) -> None:
         assert recorded.closing.status in (400, 501, 505)
 
 
+@pytest.mark.parametrize(
+    "version", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /x HTTP/9.9\r\nHost: a\r\n\r\n"]
+)
+@scene
+async def test_another_version_of_http_is_refused_and_counted(version: bytes) -> None:
+    async with stage() as (up, tap):
+        assert await refused(tap, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505) == "http_version"
+        assert up.connections == 0
+        assert tap.relay.reporter.status().refused == {"http_version": 1}
+
+
 @scene
 async def test_every_refusal_is_json_whatever_the_parser_minded() -> None:
     """The reason is a sentence in a JSON string: no quote or backslash of anybody's may break it."""
