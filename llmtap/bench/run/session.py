@@ -17,6 +17,7 @@ from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load, write_requests
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
 from llmtap.bench.sut.detect import round_trip_ns
+from llmtap.bench.sut.start import ModelLoad
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
@@ -70,6 +71,8 @@ class BenchSession:
     steps: list[Measurement] = field(default_factory=list)
     warmups: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
+    model_load: ModelLoad | None = None
+    """Of the server, if this run of the bench started it."""
     _trips: dict[str, int | None] = field(default_factory=dict)
     """Network round trip by address, measured before the test's first load to it (4.7.3)."""
     _warm: set[str] = field(default_factory=set)

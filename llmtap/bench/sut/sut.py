@@ -79,6 +79,10 @@ class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     guardrails: Guardrails = Guardrails()
     clock: SutClock = SutClock()
     notes: Annotated[list[str], Meta(description="anything else a reader should know")] = []
+    start: Annotated[
+        list[str],
+        Meta(description="command that starts the server; its model load is measured (4.5.3)"),
+    ] = []
 
 
 class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
