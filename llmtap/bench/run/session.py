@@ -29,6 +29,7 @@ from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
+from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
@@ -133,7 +134,8 @@ class BenchSession:
 
         def keeping(outcome: LoadResult) -> Callable[[int, Exchange], None]:
             nonlocal recorder
-            recorder = MeasurementRecorder(outcome.began_ns, load.class_of)
+            objectives = None if slo is None else Objectives.parse(slo)
+            recorder = MeasurementRecorder(outcome.began_ns, load.class_of, objectives, self.reader)
             return recorder.add
 
         url = overlay.url or self.target.url
