@@ -27,6 +27,12 @@ SHAPES: Final[dict[str, dict[str, int | float]]] = {
         "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
         "rope_theta": 1_000_000.0,
     },
+    # Qwen2-1.5B: the same; loads in a fifth of the time.
+    "qwen2-1.5b": {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768,
+        "rope_theta": 1_000_000.0, "tie_word_embeddings": True,
+    },
     # For trying the scripts where there is no GPU.
     "small": {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -2,9 +2,13 @@
 tests 5.1, 5.3 and 5.4 of the draft at their full sample sizes.
 
     python benchmarks/gpu/rates.py --engine-bin VENV/bin/vllm                       on a machine with a GPU
+    python benchmarks/gpu/rates.py --engine-bin "python3 -m transformers.cli.transformers" \
+        --engine transformers --shape qwen2-1.5b                                    without vLLM
     python benchmarks/gpu/rates.py --engine-bin VENV/bin/transformers --engine transformers --shape small \
-        --workload benchmarks/gpu/small.toml --rates 1,2,4 --requests 30 --quick        to try it without one
+        --workload benchmarks/gpu/small.toml --rates 1,2,4 --requests 30 --quick    to try it without a GPU
 
+The Python that runs this script runs llmtap, too. `--grid 1,4,16` also measures batch times (`llmtap bench
+grid`) of these batch sizes, for `llmtap sim run --latency`.
 `vllm serve --load-format dummy` fills the shape with random weights; `transformers serve` has them made and
 saved first. Rates are run `--repeats` times in an order drawn anew each time, so that drift is no effect of
 the rate. The curves are those of the smooth goodput paper, Fig. 5: goodput, smooth goodput, TTFT and time
@@ -16,6 +20,8 @@ import argparse
 import json
 import os
 import random
+import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -35,7 +41,8 @@ sys.path[:0] = [str(HERE), str(REPOSITORY / "tests" / "e2e")]
 from model import SHAPES, make_model  # noqa: E402 - folders of scripts
 from parts.servers import Failure, Server, port_free  # noqa: E402
 
-LLMTAP: Final = REPOSITORY / ".venv/bin/llmtap"
+LLMTAP: Final = (sys.executable, "-m", "llmtap.cli")
+PATHS: Final = {"PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
 READY_S_MAX: Final = 900
 """An engine compiles and captures graphs before it answers."""
 WEIGHTS: Final = """
@@ -69,7 +76,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
-    parser.add_argument("--engine-bin", type=Path, required=True, help="the engine's command")
+    parser.add_argument(
+        "--engine-bin", type=shlex.split, required=True,
+        help='the engine\'s command; several words such as "python3 -m transformers.cli.transformers"',
+    )  # fmt: skip
     parser.add_argument("--shape", choices=tuple(SHAPES), default="qwen2-7b")
     parser.add_argument("--rates", default="1,2,4,6,8,10,12,16,20,24", help="requests/s")
     parser.add_argument("--requests", type=int, default=1000, help="of each run; P99 needs 1,000 (5.1.4.3)")
@@ -77,6 +87,7 @@ def main() -> int:
     parser.add_argument("--workload", default="synthetic-uniform", help="llmtap replay --workloads")
     parser.add_argument("--slo", default="ttft:1s tpot:100ms")
     parser.add_argument("--tests", default=",".join(TESTS), help="of llmtap bench; empty: none")
+    parser.add_argument("--grid", default="", help="batch sizes of llmtap bench grid; empty: none")
     parser.add_argument(
         "--quick", action="store_true", help="short tests; their reports say what that forfeits"
     )
@@ -91,6 +102,7 @@ def main() -> int:
             swept = _swept(args, url, results)
             _show(swept, results)
             _tested(args, url, results)
+            _batches(args, url, results)
     except (Failure, subprocess.SubprocessError, OSError) as failure:
         print(f"FAILED {failure}", file=sys.stderr)
         return 1
@@ -103,15 +115,15 @@ def _engine(args: argparse.Namespace, results: Path) -> Iterator[str]:
     folder = make_model(results / args.shape, args.shape)
     port = port_free()
     if args.engine == "vllm":
-        argv = [str(args.engine_bin), "serve", args.shape, "--load-format", "dummy", "--dtype", "bfloat16"]
+        argv = [*args.engine_bin, "serve", args.shape, "--load-format", "dummy", "--dtype", "bfloat16"]
         argv += ["--no-enable-prefix-caching"]
     else:
         if not list(folder.glob("*.safetensors")):
-            python = args.engine_bin.with_name("python")
+            python = _python_of(args.engine_bin[0])
             subprocess.run([python, "-c", WEIGHTS, folder], check=True, timeout=READY_S_MAX)
         # Where there is no GPU its cache would take all memory.
         limits = ["--cb-num-blocks", "64", "--cb-max-batch-tokens", "256"] if args.shape == "small" else []
-        argv = [str(args.engine_bin), "serve", args.shape, "--continuous-batching", *limits]
+        argv = [*args.engine_bin, "serve", args.shape, "--continuous-batching", *limits]
         argv += ["--device", "cpu"] if args.shape == "small" else []
     argv += ["--host", "127.0.0.1", "--port", str(port)]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -124,6 +136,15 @@ def _engine(args: argparse.Namespace, results: Path) -> Iterator[str]:
         server.stop()
 
 
+def _python_of(command: str) -> str:
+    """The Python that has the engine: the command itself, or the one beside a script."""
+    place = Path(shutil.which(command) or command)
+    if place.name.startswith("python"):
+        return command
+    beside = place.with_name("python3")
+    return str(beside) if beside.exists() else sys.executable
+
+
 def _swept(args: argparse.Namespace, url: str, results: Path) -> list[dict[str, Any]]:
     """A row for each rate and repeat."""
     rates = [float(rate) for rate in args.rates.split(",")]
@@ -132,13 +153,13 @@ def _swept(args: argparse.Namespace, url: str, results: Path) -> list[dict[str, 
         for rate in chance.sample(rates, len(rates)):
             told = results / f"rate-{rate:g}-{repeat}.json"
             command = [
-                str(LLMTAP), "replay", args.workload, "--target", url, "--model", args.shape,
+                *LLMTAP, "replay", args.workload, "--target", url, "--model", args.shape,
                 "--tokenizer", str(results / args.shape), "--seed", str(repeat), "--slo", args.slo,
                 "--rate", f"{rate:g}", "--requests", str(args.requests), "--warmup", "8" if rows else "auto",
                 "--body-field", "temperature=1.0", "--json", str(told),
             ]  # fmt: skip
             command += ["--server", "vllm"] if args.engine == "vllm" else []
-            code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+            code = subprocess.run(command, stdout=subprocess.DEVNULL, env=os.environ | PATHS).returncode
             if code not in (0, 1):  # 1: figures that the result itself doubts
                 raise Failure(f"llmtap replay ended with {code}: {' '.join(command)}")
             row = _row(rate, repeat, json.loads(told.read_text()))
@@ -198,7 +219,7 @@ def _spread(values: list[float | None]) -> str:
 def _tested(args: argparse.Namespace, url: str, results: Path) -> None:
     for test in filter(None, args.tests.split(",")):
         command = [
-            str(LLMTAP), "bench", test, "--target", url, "--results", str(results / "bench"),
+            *LLMTAP, "bench", test, "--target", url, "--results", str(results / "bench"),
             "--set", f"target.tokenizer={results / args.shape}", "--set", f"target.model={args.shape}",
             "--html", str(results / f"{test}.html"), "--markdown", str(results / f"{test}.md"),
         ]  # fmt: skip
@@ -206,10 +227,24 @@ def _tested(args: argparse.Namespace, url: str, results: Path) -> None:
             word for name, value in TESTS[test].items() for word in ("--set", f"{test}.{name}={value}")
         ]
         command += ["--quick"] if args.quick else []
-        code = subprocess.run(command, env={**os.environ}).returncode
+        code = subprocess.run(command, env=os.environ | PATHS).returncode
         print(f"{test}: exit {code}", file=sys.stderr)
         if code not in (0, 1):
             raise Failure(f"llmtap bench {test} ended with {code}")
+
+
+def _batches(args: argparse.Namespace, url: str, results: Path) -> None:
+    if not args.grid:
+        return
+    command = [
+        *LLMTAP, "bench", "grid", "--target", url, "--model", args.shape,
+        "--tokenizer", str(results / args.shape), "--batch", args.grid, "--pp", "128", "--tg", "32,64,128",
+        "--repeat", "3", "--csv", str(results / "grid.csv"),
+    ]  # fmt: skip
+    command += ["--server", "vllm"] if args.engine == "vllm" else []
+    code = subprocess.run(command, env=os.environ | PATHS).returncode
+    if code not in (0, 1):  # 1: some cells are not valid, which the table names
+        raise Failure(f"llmtap bench grid ended with {code}")
 
 
 if __name__ == "__main__":

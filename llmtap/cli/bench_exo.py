@@ -1,4 +1,4 @@
-"""`llmtap bench exo`: prefill and generation rates over a grid, as defined by exo-bench."""
+"""`llmtap bench exo` (rates over a grid, as defined by exo-bench) and `llmtap bench grid` (batch times)."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,7 @@ from llmtap.cli.shared import (
     Outputs,
     SeveralValues,
     flag,
+    json_text,
     loop_signals,
     option,
     option_duration,
@@ -31,10 +32,11 @@ from llmtap.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llmtap.bench.exo.mode import ExoBench
+    from llmtap.bench.exo.grid import GridCell, MeasuredGrid
+    from llmtap.bench.exo.mode import ExoBench, ExoGrid
     from llmtap.bench.exo.result import ExoResult, ExoRow, Spread
 
-__all__ = ["exo", "render_exo"]
+__all__ = ["exo", "grid", "render_exo", "render_grid"]
 
 EPILOG = """Each point of the grid --pp x --tg x --concurrency is measured --repeat times, with its requests
 sent at the same instant. Rates use the timings that the server reports (exo, llama.cpp), otherwise the
@@ -54,12 +56,47 @@ Examples:
 Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with the results of the completed part."""
 
+GRID_EPILOG = """For each cell of the grid --batch x --pp x --tg, equal requests with different texts are sent
+at the same instant, --repeat times after --warmup unmeasured batches. A cell is not valid, and is left out of
+the file, if a request failed, an answer had other than --tg tokens, or not all requests ran at the same time.
+
+Example:
+
+  llmtap bench grid --target http://127.0.0.1:8000 --batch 1 2 4 8 16 --pp 128 --tg 64 128 256 --csv grid.csv
+
+  llmtap sim run chat --latency grid.csv --reading length=output --scheduler static_fifo,dynamic_no_bins
+
+Exit codes: 0 ok; 1 some cells are not valid; 2 invalid option; 130 stopped by Ctrl-C, 143 by SIGTERM, with
+the results of the completed part."""
+
+Target = Annotated[str, option("URL", "URL of the server: http://host:port[/prefix].")]
+PromptLengths = Annotated[str, option("N...", "Prompt lengths in tokens, including the chat template.")]
+ResponseLengths = Annotated[str, option("N...", "Response lengths in tokens, at least 2.")]
+ServerType = Annotated[
+    str,
+    option(
+        "auto|openai|vllm|sglang|llamacpp|exo",
+        "Server type; decides which vendor-specific fields are sent (default: detected).",
+    ),
+]
+TokenizerName = Annotated[
+    str | None,
+    option(
+        "FOLDER|FILE|tiktoken:NAME",
+        "Tokenizer for exact prompt lengths: model folder (its chat template is applied), "
+        "tokenizer.json or tiktoken name (default: the tokenizer of `llmtap sim serve`).",
+    ),
+]
+PromptSeed = Annotated[
+    int | None, option("N", "Random seed of the first words of the prompts (default: random).", min=0)
+]
+
 
 @bench.command(epilog=EPILOG, cls=SeveralValues)
 def exo(
-    target: Annotated[str, option("URL", "URL of the server: http://host:port[/prefix].")] = "",
-    pp: Annotated[str, option("N...", "Prompt lengths in tokens, including the chat template.")] = "",
-    tg: Annotated[str, option("N...", "Response lengths in tokens, at least 2.")] = "",
+    target: Target = "",
+    pp: PromptLengths = "",
+    tg: ResponseLengths = "",
     concurrency: Annotated[str, option("N...", "Numbers of concurrent requests.")] = "1",
     repeat: Annotated[int, option("N", "Number of measurements of each point.", min=1, max=10_000)] = 1,
     warmup: Annotated[
@@ -99,21 +136,8 @@ def exo(
         int | None, option("N", "exo only: place the model again, on at most N nodes (default: 4).", min=1)
     ] = None,
     model: ModelName = None,
-    server: Annotated[
-        str,
-        option(
-            "auto|openai|vllm|sglang|llamacpp|exo",
-            "Server type; decides which vendor-specific fields are sent (default: detected).",
-        ),
-    ] = "auto",
-    tokenizer: Annotated[
-        str | None,
-        option(
-            "FOLDER|FILE|tiktoken:NAME",
-            "Tokenizer for exact prompt lengths: model folder (its chat template is applied), "
-            "tokenizer.json or tiktoken name (default: the tokenizer of `llmtap sim serve`).",
-        ),
-    ] = None,
+    server: ServerType = "auto",
+    tokenizer: TokenizerName = None,
     header: Headers = None,
     api_key_env: ApiKeyEnv = None,
     body_field: BodyFields = None,
@@ -126,30 +150,18 @@ def exo(
             "URL of the server's metrics, or none (default: /metrics of the server, if available).",
         ),
     ] = None,
-    seed: Annotated[
-        int | None,
-        option("N", "Random seed of the first words of the prompts (default: random).", min=0),
-    ] = None,
+    seed: PromptSeed = None,
     json: Json = None,
 ) -> None:
     """Measure prefill and generation rates over a grid of lengths and concurrency, like exo-bench."""
-    if not target:
-        raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     outputs = Outputs(json=json)
-    from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
+    from llmtap.bench.exo.mode import ExoGrid
     from llmtap.bench.exo.placement import PlacementWish
-    from llmtap.bench.exo.server import KINDS
-    from llmtap.cli.progress import watching_bench
-    from llmtap.load.bodies import parse_body_fields
-    from llmtap.load.replay.options import read_headers
 
-    if server not in KINDS:
-        raise ConfigError("--server", f"expected one of {', '.join(KINDS)}, got {server!r}")
-    grid = ExoGrid(
+    points = ExoGrid(
         pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--concurrency", concurrency),
         repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache, distinct_prompts=distinct_prompts,
     )  # fmt: skip
-    grid.check()
     for name, given, choices in (
         ("--instance-meta", instance_meta, ("ring", "jaccl", "both")),
         ("--sharding", sharding, ("pipeline", "tensor", "both")),
@@ -160,22 +172,112 @@ def exo(
         "instance_meta": instance_meta, "sharding": sharding, "nodes_min": min_nodes, "nodes_max": max_nodes
     }  # fmt: skip
     told = {name: value for name, value in wish.items() if value is not None}
-    options = ExoOptions(
-        target=target, model=model, server=server, tokenizer=tokenizer,  # type: ignore[arg-type]
-        headers=read_headers(header or [], None, api_key_env), fields=parse_body_fields(body_field or []),
-        ca=ca, timeout=option_duration("--timeout", timeout), metrics=metrics, seed=seed,
+    result, heard = _measured(
+        points, target, server, timeout, header, api_key_env, body_field,
+        model=model, tokenizer=tokenizer, ca=ca, metrics=metrics, seed=seed,
         placement=PlacementWish(**told) if told else None,  # type: ignore[arg-type]
     )  # fmt: skip
-    heard = Heard()
-    with watching_bench() as watcher:
-        one = ExoBench(options, grid, watcher)
-        result = asyncio.run(_run(one, heard))
     outputs.tell({"--json": result.to_json}, lambda: print_rich(render_exo(result)))
-    if one.stopped:
-        assert heard.code is not None
+    if heard.code is not None:
         raise typer.Exit(heard.code)
     if any(row.failed for row in _rows(result)):
         raise typer.Exit(FAILED)
+
+
+@bench.command(epilog=GRID_EPILOG, cls=SeveralValues)
+def grid(
+    target: Target = "",
+    batch: Annotated[str, option("N...", "Batch sizes: numbers of requests sent at the same instant.")] = "",
+    pp: PromptLengths = "",
+    tg: ResponseLengths = "",
+    repeat: Annotated[int, option("N", "Number of measured batches of each cell.", min=1, max=10_000)] = 5,
+    warmup: Annotated[
+        int, option("N", "Number of unmeasured batches before those of each cell.", min=0, max=100)
+    ] = 1,
+    length: Annotated[
+        str,
+        option(
+            "output|prompt+output",
+            "Tokens that count as the length of a batch in the file; "
+            "llmtap sim run --reading length=... has to have the same.",
+        ),
+    ] = "output",
+    model: ModelName = None,
+    server: ServerType = "auto",
+    tokenizer: TokenizerName = None,
+    header: Headers = None,
+    api_key_env: ApiKeyEnv = None,
+    body_field: BodyFields = None,
+    ca: CaFile = None,
+    timeout: AnswerTimeout = "10m",
+    seed: PromptSeed = None,
+    csv: Annotated[
+        str | None,
+        option("FILE", "File for the valid cells as CSV, for llmtap sim run --latency; - is stdout."),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Measure the time of a batch over a grid of batch sizes and lengths, and fit the simulator's model."""
+    outputs = Outputs(json=json, csv=csv)
+    from llmtap.bench.exo.grid import LENGTHS, measured_grid
+    from llmtap.bench.exo.mode import ExoGrid
+
+    if length not in LENGTHS:
+        raise ConfigError("--length", f"expected one of {', '.join(LENGTHS)}, got {length!r}")
+    points = ExoGrid(
+        pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--batch", batch),
+        repeat=repeat + warmup, distinct_prompts=True,
+    )  # fmt: skip
+    try:
+        points.check()
+    except ConfigError as exc:
+        place = "--batch" if exc.place == "--concurrency" else exc.place
+        raise ConfigError(place, exc.problem, f"such as {place} 8,32") from None
+    result, heard = _measured(
+        points, target, server, timeout, header, api_key_env, body_field,
+        model=model, tokenizer=tokenizer, ca=ca, metrics="none", seed=seed,
+    )  # fmt: skip
+    found = measured_grid(result.runs, warmup=warmup, length=length)  # type: ignore[arg-type]
+    told = {
+        "length": length,
+        "repeat": repeat,
+        "warmup": warmup,
+        **found.to_dict(),
+        "cluster": result.cluster,
+    }
+    texts = {"--json": lambda: json_text(told), "--csv": lambda: found.to_csv().rstrip("\n")}
+    outputs.tell(texts, lambda: print_rich(render_grid(found, result)))
+    if heard.code is not None:
+        raise typer.Exit(heard.code)
+    if any(cell.problem for cell in found.cells):
+        raise typer.Exit(FAILED)
+
+
+def _measured(
+    points: "ExoGrid", target: str, server: str, timeout: str, header: list[str] | None,
+    api_key_env: str | None, body_field: list[str] | None, **options: Any,
+) -> "tuple[ExoResult, Heard]":  # fmt: skip
+    """Run the benchmark with checked options; `options` are further fields of `ExoOptions`."""
+    if not target:
+        raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
+    from llmtap.bench.exo.mode import ExoBench, ExoOptions
+    from llmtap.bench.exo.server import KINDS
+    from llmtap.cli.progress import watching_bench
+    from llmtap.load.bodies import parse_body_fields
+    from llmtap.load.replay.options import read_headers
+
+    if server not in KINDS:
+        raise ConfigError("--server", f"expected one of {', '.join(KINDS)}, got {server!r}")
+    points.check()
+    chosen = ExoOptions(
+        target=target, server=server,  # type: ignore[arg-type]
+        headers=read_headers(header or [], None, api_key_env), fields=parse_body_fields(body_field or []),
+        timeout=option_duration("--timeout", timeout), **options,
+    )  # fmt: skip
+    heard = Heard()
+    with watching_bench() as watcher:
+        result = asyncio.run(_run(ExoBench(chosen, points, watcher), heard))
+    return result, heard
 
 
 def render_exo(result: "ExoResult") -> "RenderableType":
@@ -202,9 +304,61 @@ def render_exo(result: "ExoResult") -> "RenderableType":
         parts.append(
             Text(f"energy  {energy['joules']:,.1f} J in {energy['inference_seconds']:,.1f} s: {watts}")
         )
-    parts += [Text(f"note: {note}") for note in result.cluster["bench"]["notes"]]
-    parts += [Text(f"beware: {line}", style="yellow") for line in _findings(result)]
-    return Group(*parts)
+    return Group(*parts, *_notes(result))
+
+
+def _notes(result: "ExoResult") -> "Iterator[RenderableType]":
+    from rich.text import Text
+
+    for note in result.cluster["bench"]["notes"]:
+        yield Text(f"note: {note}")
+    for line in _findings(result):
+        yield Text(f"beware: {line}", style="yellow")
+
+
+def render_grid(found: "MeasuredGrid", result: "ExoResult") -> "RenderableType":
+    """A row for each valid cell, the fitted model, the cells that are not valid, and all notes."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head, _ in _GRID_COLUMNS:
+        table.add_column(head, justify="right")
+    for cell in found.cells:
+        if cell.problem is None:
+            table.add_row(*(text(cell) for _, text in _GRID_COLUMNS))
+    parts: list[RenderableType] = [table]
+    parts.append(Text("times in ms: the median, and the range of the n batches", style="dim"))
+    if found.fit is None:
+        parts.append(Text(f"no model: {found.problem}"))
+    else:
+        model, part = found.fit.model, found.fit.part
+        constants = (
+            f"alpha {model.alpha_ns / 1e6:.4g} ms, beta {model.beta_ns / 1e6:.4g} ms, gamma {model.gamma:.4g}"
+        )
+        parts.append(Text(f"model: {constants}; R2 {part.r2:.4f}, largest error {part.error_max:.1%}"))
+    for cell in found.cells:
+        if cell.problem is not None:
+            name = f"batch {cell.batch:,} pp {cell.prompt_tokens:,} tg {cell.output_tokens:,}"
+            parts.append(Text(f"not valid: {name}: {cell.problem}", style="yellow"))
+    return Group(*parts, *_notes(result))
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.4g}"
+
+
+_GRID_COLUMNS: Final[Sequence[tuple[str, Callable[["GridCell"], str]]]] = (
+    ("batch", lambda cell: f"{cell.batch:,}"),
+    ("pp", lambda cell: f"{cell.prompt_tokens:,}"),
+    ("tg", lambda cell: f"{cell.output_tokens:,}"),
+    ("n", lambda cell: f"{cell.n:,}"),
+    ("time", lambda cell: f"{_ms(cell.median_s)} ({_ms(cell.min_s)} - {_ms(cell.max_s)})"),
+    ("step", lambda cell: _ms(cell.step_s)),
+    ("uncertainty", lambda cell: _ms(cell.uncertainty_s)),
+    ("model", lambda cell: _ms(cell.model_s)),
+)
 
 
 def _findings(result: "ExoResult") -> Iterator[str]:

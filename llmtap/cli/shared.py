@@ -40,15 +40,16 @@ _SIGNAL_EXIT: Final = 128
 
 
 class Outputs:
-    """Files of `--json`, `--html` and `--markdown`; `-` is stdout.
+    """Files of `--json`, `--html`, `--markdown` and `--csv`; `-` is stdout.
 
     The constructor checks, before a long run, that the files can be written. Raises ConfigError.
     """
 
     def __init__(
-        self, *, json: str | None = None, html: str | None = None, markdown: str | None = None
-    ) -> None:
-        named = {"--json": json, "--html": html, "--markdown": markdown}
+        self, *, json: str | None = None, html: str | None = None, markdown: str | None = None,
+        csv: str | None = None,
+    ) -> None:  # fmt: skip
+        named = {"--json": json, "--html": html, "--markdown": markdown, "--csv": csv}
         to_stdout = [option for option, name in named.items() if name == STDOUT]
         if len(to_stdout) > 1:
             raise ConfigError(to_stdout[1], f"cannot be written to stdout together with {to_stdout[0]}")
@@ -288,8 +289,8 @@ class SeveralValues(TyperCommand):
     """Command with options of several words: `--pp 512 4096` is `--pp 512,4096`."""
 
     words: ClassVar[Mapping[str, str]] = {
-        "--pp": r"[\d,]+", "--tg": r"[\d,]+", "--concurrency": r"[\d,]+", "--goodput": r"[a-z0-9]+:[\d.]+",
-        "--percentiles": r"[\d.,]+",
+        "--pp": r"[\d,]+", "--tg": r"[\d,]+", "--concurrency": r"[\d,]+", "--batch": r"[\d,]+",
+        "--goodput": r"[a-z0-9]+:[\d.]+", "--percentiles": r"[\d.,]+",
     }  # fmt: skip
     """Form of the additional words of each option; other words are arguments of the command."""
 

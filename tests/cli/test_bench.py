@@ -25,6 +25,7 @@ from llmtap.cli.main import app
 from llmtap.cli.progress import Bars, BenchLines, watching_bench
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
+from llmtap.sim.sweep.fitting import load_grid
 from llmtap.units import Duration
 from tests.bench.support import sim
 from tests.cli.traces import Call
@@ -171,7 +172,6 @@ def test_one_signal_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> 
     assert not (tmp_path / "r/ttft/result.json").exists()
 
 
-EXO = [sys.executable, "-P", "-m", "llmtap.cli", "bench", "exo"]
 TIMEOUT_S = 250
 assert bench_exo.exo is not None, "imported, it is one of the commands"
 
@@ -180,7 +180,7 @@ async def measured(*args: str, options: SimOptions = QUICK) -> tuple[int | None,
     """Exit code, stdout and stderr of a benchmark of a server of our own."""
     async with engine(options) as server:
         process = await asyncio.create_subprocess_exec(
-            *EXO, *args, "--target", server.url, stdout=asyncio.subprocess.PIPE,
+            *BENCH, *args, "--target", server.url, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
@@ -189,7 +189,7 @@ async def measured(*args: str, options: SimOptions = QUICK) -> tuple[int | None,
 
 def test_a_row_for_each_point_of_the_grid_and_a_run_for_each_request(tmp_path: Path) -> None:
     place = tmp_path / "exo.json"
-    args = ("--pp", "16,32", "--tg", "8", "--concurrency", "1,2", "--repeat", "2", "--warmup", "1")
+    args = ("exo", "--pp", "16,32", "--tg", "8", "--concurrency", "1,2", "--repeat", "2", "--warmup", "1")
     quick = SimOptions(ttft=Duration(20_000_000), itl=Duration(2_000_000))
     code, out, err = asyncio.run(measured(*args, "--json", str(place), options=quick))
     assert code == 0, err
@@ -217,10 +217,23 @@ def test_a_row_for_each_point_of_the_grid_and_a_run_for_each_request(tmp_path: P
 
 
 def test_requests_that_fail_are_told_by_the_exit_code() -> None:
-    args = ("--pp", "16", "--tg", "4", "--header", "x-sim-fault: 503")
+    args = ("exo", "--pp", "16", "--tg", "4", "--header", "x-sim-fault: 503")
     code, out, err = asyncio.run(measured(*args))
     assert code == 1, err
     assert out.splitlines()[0].split()[-1] == "failed"
+
+
+def test_a_grid_is_printed_and_written_for_the_simulator(tmp_path: Path) -> None:
+    place = tmp_path / "grid.csv"
+    cells_of = ("--batch", "1", "2", "--pp", "16", "--tg", "4", "12", "--repeat", "1")
+    quick = SimOptions(ttft=Duration(40_000_000), itl=Duration(20_000_000))
+    code, out, err = asyncio.run(measured("grid", *cells_of, "--csv", str(place), options=quick))
+    assert code == 0, out + err
+    heads, *lines = out.splitlines()
+    assert heads.split() == ["batch", "pp", "tg", "n", "time", "step", "uncertainty", "model"]
+    cells = [["1", "16", "4", "1"], ["2", "16", "4", "1"], ["1", "16", "12", "1"], ["2", "16", "12", "1"]]
+    assert [line.split()[:4] for line in lines[:4]] == cells
+    assert len(load_grid(place)) == 4
 
 
 def progress(under_way: int, ended: int = 5) -> Progress:

@@ -36,7 +36,7 @@ def test_every_key_is_there_with_its_meaning() -> None:
 def test_every_command_is_there_with_its_options() -> None:
     page = generate.commands_page()
     for name in ("proxy", "meter", "sim serve", "sim run", "replay", "report", "convert", "inspect", "top",
-                 "demo", "bench all", "bench exo", "bench init", "slo generate"):  # fmt: skip
+                 "demo", "bench all", "bench grid", "bench init", "slo generate"):  # fmt: skip
         assert f"## llmtap {name}\n" in page
     assert "`--upstream" in section(page, "## llmtap proxy")
     said = "Options are those of [llmtap bench ttft](#llmtap-bench-ttft)."

@@ -159,6 +159,10 @@ def at(tree: object, path: str) -> Any:
     return tree
 
 
+MODEL_LOAD: Final = "Cold start: model load (4.5.3)"
+"""Name of its line in the configuration of a report."""
+
+
 def steps(report: Report) -> Sequence[Step]:
     return report.get("steps") or ()
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import (
     DATA_SETS,
+    MODEL_LOAD,
     MUSTS,
     Check,
     ComplianceVerdict,
@@ -501,6 +502,11 @@ def _settled(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _cold_unwarmed(report: Report) -> ComplianceVerdict:
+    load = report.get("model_load")
+    if load is not None and load["listening_before"]:
+        return not_met("model load: a server listened at the address before the command started one")
+    if load is not None:
+        return met(f"model load {load['first_token']:.3g} s: to the first answer of a process just started")
     cold = _says_cold(report)
     made = _made(report)
     if cold is None:
@@ -511,6 +517,9 @@ def _cold_unwarmed(report: Report) -> ComplianceVerdict:
 
 
 def _indicated(report: Report) -> ComplianceVerdict:
+    if report.get("model_load") is not None:
+        line = (report.get("configuration") or {}).get(MODEL_LOAD)
+        return met(f"it says: {MODEL_LOAD}: {line}") if line else not_met("the model load is not stated")
     if _made(report) or not steps(report):
         return not_applicable("no cold start is measured")
     cold = _says_cold(report)

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap import __version__
-from llmtap.bench.compliance.evidence import at, several
+from llmtap.bench.compliance.evidence import MODEL_LOAD, at, several
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.loads import FILE
@@ -28,6 +28,7 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
 from llmtap.bench.sut.file import params_told, without_keys
+from llmtap.bench.sut.start import model_load_said
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -135,9 +136,11 @@ def report_of(
         "configuration": found.configuration
         | _itl_line(option)
         | _trip_line(trip)
+        | ({} if session.model_load is None else {MODEL_LOAD: model_load_said(session.model_load)})
         | ({} if session.reader == DEFAULT_BENEFIT else {"Reader": session.reader.text})
         | ({"error of our own times": selftest_said(selftest)} if selftest else {}),
         "round_trip": trip,
+        "model_load": msgspec.to_builtins(session.model_load),
         "selftest": selftest,
         "notes": [*found.notes, *_warm_notes(session)],
         "deviations": [*found.deviations, *_unprobed(session), *_of_workloads(steps)],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from llmtap.bench.compliance.evidence import Report, Step, at, measured, name_of
+from llmtap.bench.compliance.evidence import MODEL_LOAD, Report, Step, at, measured, name_of
 from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.report.bench import compliance_said, deviations_said, findings_said
@@ -243,6 +243,8 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     if reports and not deviations and all(report.get("compliance") for report in reports):
         yield "No deviation from the methodology is known to the tests that were run"
     yield f"Guardrails: {guardrails_said(document.get('sut') or {})}"
+    loads = [said for one in reports if (said := (one.get("configuration") or {}).get(MODEL_LOAD))]
+    yield from (f"{MODEL_LOAD}: {said}" for said in loads[:1])
     refused = sum(report.get("refused") or 0 for report in reports)
     yield f"Requests refused by guardrails: {refused}"
 

@@ -67,26 +67,42 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
+    """What a level has to meet: P99s, a share of requests within objectives, a share of smooth tokens."""
+
     ttft: Duration | None = None
     tpot: Duration | None = None
+    objectives: str | None = None
+    """`Objectives.parse` reads it."""
+    attainment: float = 0.99
+    """Smallest share of requests that meet all `objectives`."""
+    smooth: float | None = None
+    """Smallest smooth goodput, as a share of the output tokens."""
 
     def __bool__(self) -> bool:
-        return self.ttft is not None or self.tpot is not None
+        return bool(self._given()) or self.objectives is not None or self.smooth is not None
 
     @property
     def slo(self) -> str | None:
-        return " ".join(f"{name}:{ns}ns" for name, ns in self._given()) or None
+        return self.objectives or " ".join(f"{name}:{ns}ns" for name, ns in self._given()) or None
 
     @property
     def says(self) -> str:
         """`TTFT P99 <= 2000 ms, TPOT P99 <= 50.0 ms`"""
-        return ", ".join(f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._given())
+        said = [f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._given()]
+        if self.objectives is not None:
+            said.append(f"{share(self.attainment)} of the requests within {self.objectives}")
+        if self.smooth is not None:
+            said.append(f"smooth goodput >= {share(self.smooth)} of the output tokens")
+        return ", ".join(said)
 
-    def to_dict(self) -> dict[str, float | None] | None:
+    def to_dict(self) -> dict[str, float | str | None] | None:
         if not self:
             return None
-        found: dict[str, float | None] = {"ttft_p99": None, "tpot_p99": None}
-        return found | {f"{name}_p99": to_seconds(ns) for name, ns in self._given()}
+        found: dict[str, float | str | None] = {"ttft_p99": None, "tpot_p99": None}
+        found |= {f"{name}_p99": to_seconds(ns) for name, ns in self._given()}
+        if self.objectives is not None:
+            found |= {"objectives": self.objectives, "attainment": self.attainment}
+        return found if self.smooth is None else found | {"smooth": self.smooth}
 
     def broken(self, steady: Steady) -> list[str]:
         """Return the violated bounds as texts. Failed requests violate every bound."""
@@ -97,7 +113,18 @@ class Bounds:
                 found.append("no answer has a TTFT")
             elif p99 is not None and p99 > to_seconds(ns):
                 found.append(f"{COLUMNS[name]} P99 {ms(p99)} > {ms(to_seconds(ns))}")
-        if steady.failed > FAILED_MAX:
+        if self.objectives is not None:
+            met = steady.attainment
+            if met is None:
+                found.append(f"no request counts for {self.objectives}")
+            elif met < self.attainment:
+                needed = f"{share(self.attainment)} needed"
+                found.append(f"{share(met)} of the requests met {self.objectives}, {needed}")
+        if self.smooth is not None:
+            smooth = steady.smooth_share
+            if smooth is None or smooth < self.smooth:
+                found.append(f"smooth goodput is {share(smooth)} of the tokens, {share(self.smooth)} needed")
+        if self._given() and steady.failed > FAILED_MAX:
             found.append(f"{share(steady.failed)} of the requests failed: a P99 leaves {FAILED_MAX:.0%}")
         return found
 

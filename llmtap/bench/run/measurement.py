@@ -20,7 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.metrics.latency import measure
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT, measure
+from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.saturation import SaturationLevel, heavy_tail, incomplete
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
@@ -36,7 +38,10 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
         "row", "sent_ns", "scheduled_ns", "end_ns", "ttft_ns", "ttft_any_ns", "e2e_ns", "input_tokens",
         "output_tokens", "cached_tokens", "uncertainty_ns",
     ), pa.int64()),
-    **dict.fromkeys(("tpot_ns", "jitter_ns", "server_queue_ns", "server_prefill_ns"), pa.float64()),
+    **dict.fromkeys((
+        "tpot_ns", "jitter_ns", "server_queue_ns", "server_prefill_ns", "smooth_benefit",
+    ), pa.float64()),
+    "met": pa.bool_(),
     **dict.fromkeys(("outcome", "request_class", "token_source", "itl_policy"), pa.string()),
     **dict.fromkeys(("gaps_ns", "server_gaps_ns", "chunk_tokens"), pa.list_(pa.int64())),
 }  # fmt: skip
@@ -52,7 +57,9 @@ class Measurement:
     table: pa.Table
     """`COLUMNS`, a row per request by time of submission. `sent_ns`, `scheduled_ns`, `end_ns`: from the
     load's start; `gaps_ns`: times between events with tokens; `server_gaps_ns`: the same by the server's
-    clock (option C); `chunk_tokens`: tokens of each event. Unknown values are null."""
+    clock (option C); `chunk_tokens`: tokens of each event; `met`: whether all objectives of the load were
+    met, null if the request does not count (`Objectives.meets`); `smooth_benefit`: eq. 7 of the smooth goodput
+    paper. Unknown values are null."""
     cached: bool = False
     """Whether it was read from the results folder."""
 
@@ -94,17 +101,22 @@ class Measurement:
 
     @classmethod
     def load(cls, folder: Path, name: str, arm: str, result: Mapping[str, Any]) -> "Measurement":
-        return cls(name, arm, dict(result), pq.read_table(folder / "requests.parquet"), cached=True)
+        table = pq.read_table(folder / "requests.parquet")
+        for column in COLUMNS.keys() - set(table.column_names):  # of an earlier version
+            table = table.append_column(column, pa.nulls(len(table), COLUMNS[column]))
+        return cls(name, arm, dict(result), table, cached=True)
 
 
 @dataclass(slots=True)
 class MeasurementRecorder:
     began_ns: int
     class_of: Callable[[int], str | None] = lambda row: None
+    objectives: Objectives | None = None
+    reader: Benefit = DEFAULT_BENEFIT
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add(self, row: int, x: Exchange) -> None:
-        m, t, tokens, began_ns = measure(x), x.timeline, x.tokens, self.began_ns
+        m, t, tokens, began_ns = measure(x, self.reader), x.timeline, x.tokens, self.began_ns
         told = {
             "row": row, "sent_ns": _since(began_ns, t.submit_ns),
             "scheduled_ns": _since(began_ns, x.scheduled_ns), "end_ns": _since(began_ns, t.response_end_ns),
@@ -114,7 +126,8 @@ class MeasurementRecorder:
             "server_queue_ns": _told_ns(x, "queue"), "server_prefill_ns": _told_ns(x, "prefill"),
             "outcome": x.outcome.value, "request_class": self.class_of(row), "token_source": tokens.source,
             "itl_policy": m.itl_policy, "gaps_ns": m.tbc_ns, "server_gaps_ns": m.itl_c_ns,
-            "chunk_tokens": m.tokens_per_chunk,
+            "chunk_tokens": m.tokens_per_chunk, "smooth_benefit": m.smooth_benefit,
+            "met": None if self.objectives is None else self.objectives.meets(m, x),
         }  # fmt: skip
         for name, column in self._columns.items():
             column.append(told[name])
@@ -218,6 +231,19 @@ class Steady:
     def failed(self) -> float:
         """Share of its requests without a complete response."""
         return (self.arrivals - len(self.sent.ended_well())) / self.arrivals if self.arrivals else 0.0
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of the requests sent in it that met all objectives, of those that count; None without any."""
+        met = self.sent.table["met"].drop_null().to_pylist()
+        return sum(met) / len(met) if met else None
+
+    @property
+    def smooth_share(self) -> float | None:
+        """Smooth goodput / output tokens of the requests sent in it; answers that broke off add none."""
+        tokens = pc.sum(self.sent.table["output_tokens"]).as_py()
+        benefit = pc.sum(self.sent.ended_well()["smooth_benefit"]).as_py()
+        return None if not tokens or benefit is None else benefit / tokens
 
     @property
     def queue_grows(self) -> bool:

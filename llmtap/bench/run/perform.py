@@ -8,6 +8,7 @@ Long because a run is one sequence: check, refuse or resume, measure, report.
 """
 
 import hashlib
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from llmtap.bench.run.session import BASELINE, BenchSession, Interrupted, Sessio
 from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
 from llmtap.bench.sut.file import BenchFile, params_told, without_keys
+from llmtap.bench.sut.start import ModelLoad, model_load_said, started
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE
@@ -39,6 +41,7 @@ __all__ = [
 
 
 TEST_ASKED: Final = "asked.json"
+SERVER_LOG: Final = "server.log"
 SHOWN_MAX: Final = 3
 _PARTS: Final = ("quick", "params", "target", "arms", "seed", "warmup", "reader", "hidden")
 """Parts of the parameters that change the measurement, in the order of messages."""
@@ -233,6 +236,7 @@ class Bench:
     clock: Clock = field(default_factory=SystemClock)
     reported: Callable[[dict[str, Any]], None] = lambda document: None
     _session: BenchSession | None = None
+    _model_load: ModelLoad | None = None
     _measured: bool = False
     """A load was sent and stored."""
     _stopped: bool = False
@@ -273,6 +277,33 @@ class Bench:
             raise next(iter(lacking.values()))
         if not self.again:
             self._refuse_other_parameters(chosen)
+        if self.file.sut.start and not self._stopped:
+            return await self._run_started(chosen, fresh, lacking)
+        return await self._run_all(chosen, fresh, lacking)
+
+    async def _run_started(
+        self, chosen: Sequence[BenchTest[Any]], fresh: Sequence[str], lacking: Mapping[str, ConfigError]
+    ) -> dict[str, Any]:
+        """Start the server, measure its model load, run the tests, and stop it."""
+
+        def check() -> None:
+            if self._stopped:
+                raise Interrupted("stopped while the server was started")
+
+        log = self.folder.path / SERVER_LOG
+        self.watcher.step("start", shlex.join(self.file.sut.start))
+        try:
+            async with started(self.file.sut.start, self.file.target, log, self.clock, check) as load:
+                self._model_load = load
+                self.watcher.step("start", f"model load: {model_load_said(load)}")
+                return await self._run_all(chosen, fresh, lacking)
+        finally:
+            if not self._measured:
+                log.unlink(missing_ok=True)
+
+    async def _run_all(
+        self, chosen: Sequence[BenchTest[Any]], fresh: Sequence[str], lacking: Mapping[str, ConfigError]
+    ) -> dict[str, Any]:
         asking = [test for test in chosen if test.name in fresh or self.again] if not self._stopped else []
         missing = await unreached([(test, self._prepared(test)[0]) for test in asking])
         if len({*lacking, *missing}) == len(chosen):
@@ -395,7 +426,7 @@ class Bench:
             name=test.name, folder=self.folder.within(test.name).run(run), target=self.file.target,
             watcher=self.watcher, sut=self.file.sut, arms=self.file.arms,
             seed=self.seed + SEEDS_APART * (run - 1), quick=self.quick, run=run, warmup=self.warmup,
-            reader=self.reader,
+            reader=self.reader, model_load=self._model_load,
         )  # fmt: skip
         return session, params
 

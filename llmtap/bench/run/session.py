@@ -18,6 +18,7 @@ from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load, write_requests
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
 from llmtap.bench.sut.detect import round_trip_ns
+from llmtap.bench.sut.start import ModelLoad
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
@@ -29,6 +30,7 @@ from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
+from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
@@ -71,6 +73,8 @@ class BenchSession:
     steps: list[Measurement] = field(default_factory=list)
     warmups: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
+    model_load: ModelLoad | None = None
+    """Of the server, if this run of the bench started it."""
     _trips: dict[str, int | None] = field(default_factory=dict)
     """Network round trip by address, measured before the test's first load to it (4.7.3)."""
     _warm: set[str] = field(default_factory=set)
@@ -131,7 +135,8 @@ class BenchSession:
 
         def keeping(outcome: LoadResult) -> Callable[[int, Exchange], None]:
             nonlocal recorder
-            recorder = MeasurementRecorder(outcome.began_ns, load.class_of)
+            objectives = None if slo is None else Objectives.parse(slo)
+            recorder = MeasurementRecorder(outcome.began_ns, load.class_of, objectives, self.reader)
             return recorder.add
 
         url = overlay.url or self.target.url

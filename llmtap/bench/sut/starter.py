@@ -59,13 +59,14 @@ ASKED_BY: Final = {
     "sut.hardware": "5.1.2.3", "sut.hardware.price_per_hour": "6.2", "sut.hardware.currency": "6.2",
     "sut.tokenizer": "4.4.1", "sut.tokenizer.counting": "4.4.2", "sut.tokenizer.special": "4.4.3",
     "sut.tokenizer.system_prompt": "4.4.3", "sut.tokenizer.tools": "4.4.3", "sut.guardrails": "4.8.1",
-    "sut.clock": "4.7",
+    "sut.clock": "4.7", "sut.start": "4.5.3",
 }  # fmt: skip
 """Sections of the IETF draft, by key or table."""
 _EXAMPLES: Final = {
     "sut.boundary": "model engine", "sut.model": "Qwen2-7B-Instruct, bf16", "sut.software": "vLLM 0.9.1",
     "sut.protocol": "SSE", "sut.chunking": "one token per chunk", "sut.prefix_cache": True,
-    "sut.max_batch": 256, "sut.notes": ["behind nginx"], "sut.hardware.accelerator": "H100 SXM",
+    "sut.max_batch": 256, "sut.notes": ["behind nginx"],
+    "sut.start": ["vllm", "serve", "NAME"], "sut.hardware.accelerator": "H100 SXM",
     "sut.hardware.count": 1, "sut.hardware.memory": "80 GB", "sut.hardware.cpu": "2 x EPYC 9554",
     "sut.hardware.price_per_hour": 2.5, "sut.hardware.currency": "USD",
     "sut.tokenizer.name": "Qwen2 tokenizer",

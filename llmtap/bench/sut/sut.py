@@ -82,6 +82,10 @@ class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     guardrails: Guardrails = Guardrails()
     clock: SutClock = SutClock()
     notes: Annotated[list[str], Meta(description="further remarks for the reader")] = []
+    start: Annotated[
+        list[str],
+        Meta(description="command that starts the server; its model load is measured (4.5.3)"),
+    ] = []
 
 
 class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

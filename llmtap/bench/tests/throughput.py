@@ -55,6 +55,7 @@ from llmtap.bench.run.test import (
 )
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
+from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.arrivals import parse_arrivals
 
@@ -82,10 +83,21 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment of the concurrency")] = 1
     ttft_p99: TtftBound = None
     tpot_p99: TpotBound = None
+    slo: Annotated[
+        str | None,
+        Meta(description="SLO: objectives of each request, such as ttft:1s user_idle:2s e2e:20s"),
+    ] = None
+    attainment: Annotated[
+        float, Meta(gt=0, le=1, description="SLO: smallest share of requests that meet all of slo")
+    ] = 0.99
+    smooth: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="SLO: smallest smooth goodput, as a share of the output tokens"),
+    ] = None
 
     @property
     def bounds(self) -> Bounds:
-        return Bounds(self.ttft_p99, self.tpot_p99)
+        return Bounds(self.ttft_p99, self.tpot_p99, self.slo, self.attainment, self.smooth)
 
     @property
     def unit(self) -> str:
@@ -116,6 +128,8 @@ class Sought:
 
 def check(session: BenchSession, params: ThroughputParams) -> None:
     check_duration(session, params.duration, DURATION_MIN, "5.2.2.1")
+    if params.slo is not None:
+        Objectives.parse(params.slo, "slo")
     if params.mode == "closed":
         _check_range("concurrency", params.concurrency_min, params.concurrency_max, params.concurrency_step)
     else:

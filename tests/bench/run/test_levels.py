@@ -71,6 +71,22 @@ def test_what_is_not_all_is_not_called_all(value: float | None, says: str) -> No
     assert share(value) == says
 
 
+def test_any_objective_can_bound_a_level() -> None:
+    """Of 100 requests one does not count and two miss; a tenth of the tokens is lost to waiting."""
+    rows = rows_of([100.0] * 100)
+    for i, row in enumerate(rows):
+        row |= {"met": None if i == 0 else i > 2, "output_tokens": 10, "smooth_benefit": 9.0}
+    steady = steady_of(measured("x", rows, load=OVER), 10.0)
+    assert (steady.attainment, steady.smooth_share) == (97 / 99, pytest.approx(0.9))
+    for attainment, smooth, broken in ((0.97, 0.89, 0), (0.98, 0.89, 1), (0.97, 0.91, 1), (0.98, 0.91, 2)):
+        bounds = Bounds(objectives="user_idle:1s", attainment=attainment, smooth=smooth)
+        assert len(bounds.broken(steady)) == broken
+        assert bounds.slo == "user_idle:1s"
+    failing = steady_of(measured("x", rows_of([100.0] * 100, 50), load=OVER), 10.0)
+    assert failing.attainment is failing.smooth_share is None
+    assert len(Bounds(objectives="e2e:9s", smooth=0.5).broken(failing)) == 2
+
+
 def test_bounds_are_met_or_named() -> None:
     bounds = Bounds(ttft=Duration(100 * MS), tpot=Duration(20 * MS))
     assert bounds.says == "TTFT P99 <= 100 ms, TPOT P99 <= 20.0 ms"

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder, Steady, steady_of, tail_is_heavy
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.objectives import Objectives
 from tests.bench.support import answered, measured
 from tests.support.traffic.exchanges import streamed
 
@@ -211,9 +213,11 @@ def test_times_of_an_exchange_count_from_the_start_of_the_load() -> None:
     x = streamed(1, 3, at_ms=7, gap_ms=10)
     began_ns = x.timeline.arrival_ns - S
     x.scheduled_ns = began_ns + S // 2
-    recorder = MeasurementRecorder(began_ns, lambda row: f"class {row}")
+    objectives = Objectives.parse("ttft:1s tbc_max:5ms")
+    recorder = MeasurementRecorder(began_ns, lambda row: f"class {row}", objectives, Benefit(alpha=0.0))
     recorder.add(4, x)
     (row,) = recorder.table().to_pylist()
+    assert (row["met"], row["smooth_benefit"]) == (False, row["output_tokens"]), "gaps of 10 ms; alpha is 0"
     t = x.timeline
     assert t.submit_ns is not None and t.response_end_ns is not None
     assert (row["row"], row["request_class"], row["scheduled_ns"]) == (4, "class 4", S // 2)

@@ -1,6 +1,7 @@
 """Tests are checked before anything is sent, run in order, kept, judged and continued."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from llmtap.bench.report.report import load_document
-from llmtap.bench.report.texts import full_markdown
+from llmtap.bench.report.texts import full_markdown, minimum_text
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.perform import ORDER, Bench
 from llmtap.bench.run.test import TESTS
@@ -19,7 +20,7 @@ from llmtap.bench.run.test import test_named as one_test
 from llmtap.bench.sut.file import load_bench
 from llmtap.errors import ConfigError
 from llmtap.report.bench import deviations_said
-from tests.bench.support import Silent, sim
+from tests.bench.support import SERVE, Silent, sim
 from tests.support.servers.peer import play
 
 NOBODY = "http://127.0.0.1:9"
@@ -52,6 +53,24 @@ def test_the_order_has_every_test_and_what_others_need_first() -> None:
     assert sorted(ORDER) == sorted(TESTS)
     assert ORDER[0] == "throughput"
     assert ORDER.index("capacity") < ORDER.index("memory-pressure")
+
+
+def test_the_model_load_of_a_server_that_is_started_is_reported(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    command = [*SERVE[:-1], f"127.0.0.1:{port}", "--ttft", "20ms"]
+    one = bench(tmp_path, f"http://127.0.0.1:{port}", f"sut.start={json.dumps(command)}")
+    told = run(one)
+    (report,) = told["tests"]
+    load = report["model_load"]
+    assert load["port_open"] <= load["ready"] <= load["first_token"]
+    line = report["configuration"]["Cold start: model load (4.5.3)"]
+    assert line in minimum_text(told) and line in full_markdown(told)
+    judged = {one["id"]: one["status"] for one in report["compliance"]["rows"]}
+    assert (judged["4.5.3-1"], judged["4.5.3-2"]) == ("met", "met")
+    assert "llmtap" in (tmp_path / "server.log").read_text()
+    told = load_document(tmp_path)
+    assert told["tests"][0]["model_load"] == load
 
 
 def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path, url: str) -> None:

@@ -1,0 +1,173 @@
+"""Start the server under test by its command, and measure its model load (IETF draft, 4.5.3).
+
+Times count from just before the process is created: until its port accepts a connection, until `GET
+/v1/models` is answered without a server error, and until the first token of the first request that succeeds.
+Polling adds up to `POLL_S` to the first two, and up to `RETRY_S` to the last if an earlier request failed.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from llmtap.bench.sut.detect import round_trip_ns
+from llmtap.bench.sut.sut import BenchTarget
+from llmtap.clock import Clock
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.bodies import BodyMaker, BodyOptions, model_ids
+from llmtap.load.http import LoadSender, SenderOptions
+from llmtap.load.replay.options import read_headers
+from llmtap.load.target import parse_target, protocol_of
+from llmtap.metrics.latency import ttft_any_ns
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.net.tls import client_context
+from llmtap.units import NS_PER_S, Duration, to_seconds
+from llmtap.workload.prompts.prompt import Prompt
+
+__all__ = ["ModelLoad", "model_load_said", "started"]
+
+POLL_S: Final = 0.02
+RETRY_S: Final = 0.2
+START_S_MAX: Final = 1800
+"""Large models load for minutes from network storage, and compile."""
+STOP_S_MAX: Final = 60
+_KEY: Final = "sut.start"
+_PROMPT: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
+_TOKENS: Final = 8
+
+
+class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from the start of the process."""
+
+    port_open: float
+    ready: float
+    first_token: float
+    ttft: float | None
+    """Of the first request that succeeded."""
+    failed_before: int
+    """Requests that failed before it."""
+    listening_before: bool
+    """Whether a server listened at the address before the start: then nothing is a cold start."""
+
+
+@asynccontextmanager
+async def started(
+    command: list[str], target: BenchTarget, log: Path, clock: Clock, check: Callable[[], None]
+) -> AsyncIterator[ModelLoad]:
+    """Start the server, measure its model load, and stop it at the end: SIGTERM, later SIGKILL to its group.
+
+    The server's output goes to `log`. `check` is called while waiting, and may raise. Raises ConfigError.
+    """
+    if protocol_of(target.url) != "http":
+        raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
+    listening = await round_trip_ns(target.url, clock) is not None
+    if listening:
+        raise ConfigError(_KEY, f"a server already listens at {target.url}", "stop it, or remove the key")
+    began_ns = clock.mono_ns()
+    with log.open("wb") as out:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as exc:
+            raise ConfigError(_KEY, f"cannot start {command[0]}: {exc.strerror}") from None
+
+    def check_all() -> None:
+        check()
+        if process.returncode is not None:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+            raise ConfigError(_KEY, f"the server ended with {process.returncode}: {last[0]}")
+        if clock.mono_ns() - began_ns > START_S_MAX * NS_PER_S:
+            raise ConfigError(_KEY, f"no answer within {START_S_MAX} s")
+
+    try:
+        while await round_trip_ns(target.url, clock) is None:
+            check_all()
+            await asyncio.sleep(POLL_S)
+        open_ns = clock.mono_ns()
+        while (models := await _models(target)) is None:
+            check_all()
+            await asyncio.sleep(POLL_S)
+        ready_ns = clock.mono_ns()
+        failed, x = -1, None
+        while x is None or x.outcome not in ENDED_WELL or x.timeline.first_token_ns is None:
+            failed += 1
+            if failed:
+                await asyncio.sleep(RETRY_S)
+            x = await _answer(target, models, check_all)
+        ttft_ns = ttft_any_ns(x.timeline)
+        yield ModelLoad(
+            port_open=to_seconds(open_ns - began_ns), ready=to_seconds(ready_ns - began_ns),
+            first_token=to_seconds(x.timeline.first_token_ns - began_ns),
+            ttft=None if ttft_ns is None else to_seconds(ttft_ns), failed_before=failed,
+            listening_before=listening,
+        )  # fmt: skip
+    finally:
+        await _stop(process)
+
+
+def model_load_said(load: ModelLoad) -> str:
+    """`12.0 s to the first token (port open 2.0 s, ready 11.5 s), TTFT of the first request 0.5 s`."""
+    steps = f"port open {load.port_open:.3g} s, ready {load.ready:.3g} s"
+    first = "" if load.ttft is None else f", TTFT of the first request {load.ttft:.3g} s"
+    return f"{load.first_token:.3g} s to the first token ({steps}){first}"
+
+
+async def _models(target: BenchTarget) -> list[str] | None:
+    """Return the models that the server lists; None while it is not ready."""
+    try:
+        async with (
+            aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=10), headers=read_headers([], None, target.key_env)
+            ) as session,
+            session.get(
+                f"{target.url.rstrip('/').removesuffix('/v1')}/v1/models", ssl=client_context(target.ca, True)
+            ) as response,
+        ):
+            return model_ids(await response.read()) if response.status < 500 else None
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+
+
+async def _answer(target: BenchTarget, models: list[str], check: Callable[[], None]) -> Exchange:
+    """Send one request from this process, and return its exchange."""
+    loop = asyncio.get_running_loop()
+    fields = [*read_headers([], None, target.key_env), *target.headers.items()]
+    headers = [(name.encode(), value.encode()) for name, value in fields]
+    tls = client_context(target.ca, True) if target.url.startswith("https") else None
+    sender = LoadSender(
+        loop, parse_target(target.url, target.endpoint, headers),
+        SenderOptions(timeout=Duration(START_S_MAX * NS_PER_S)), tls=tls,
+    )  # fmt: skip
+    options = BodyOptions(
+        endpoint=target.endpoint, server=target.server,  # type: ignore[arg-type]
+        model=target.model or next(iter(models), None), temperature=0.0, fields=target.body,
+    )  # fmt: skip
+    answered: asyncio.Future[Exchange] = loop.create_future()
+    try:
+        sender.send(BodyMaker(options).body(_PROMPT, _TOKENS), lambda call, x: answered.set_result(x))
+        while not answered.done():
+            check()
+            await asyncio.wait({answered}, timeout=RETRY_S)
+        return answered.result()
+    finally:
+        sender.close()
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S_MAX):
+                await process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

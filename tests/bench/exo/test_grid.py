@@ -1,0 +1,144 @@
+"""A grid of batch times has the constants that were planted, and only cells that were batches."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtap.bench.exo.grid import GridCell, MeasuredGrid, measured_grid
+from llmtap.bench.exo.mode import ExoGrid
+from llmtap.bench.exo.result import ExoBatch, ExoRun, Stats
+from llmtap.sim.latency import LatencyModel
+from llmtap.sim.server.options import SimOptions
+from llmtap.sim.sweep.fitting import fit_batches, load_grid
+from llmtap.units import Duration
+from tests.bench.exo.exo import LIMIT_S, bench
+from tests.support.busy_machine import measures
+from tests.support.servers.peer import play
+from tests.support.servers.sim_engine import engine
+
+MS = 1_000_000
+MODEL = LatencyModel(alpha_ns=60 * MS, beta_ns=5 * MS, gamma=0.3)
+LATE_S = 0.001
+_STATS = Stats(
+    prompt_tps=None, generation_tps=None, prompt_tokens=32, generation_tokens=0, peak_memory_usage=None
+)
+_BATCH = ExoBatch(
+    start_s=0.0, wall_s=None, per_req_tps=None, agg_gen_tps=None, wall_gen_tps=None, start_spread_s=0.002,
+    energy=None, findings=[],
+)  # fmt: skip
+
+
+def run(size: int, tokens: int, repeat: int, index: int, seconds: float, **changed: Any) -> ExoRun:
+    """A request of a batch that took `seconds` from its first byte, sent 1 ms after the common start."""
+    stats = msgspec.structs.replace(
+        _STATS, generation_tokens=tokens, generation_tps=1e9 / MODEL.step_ns(size)
+    )
+    one = ExoRun(
+        elapsed_s=LATE_S + seconds, output_text_preview=None, stats=stats, model_id="m",
+        placement_sharding=None, placement_instance_meta=None, placement_nodes=None, pp_tokens=32, tg=tokens,
+        repeat_index=repeat, concurrency=size, concurrent_index=index, prefix_cache_hit=None, pp=32,
+        cached_tokens=None, prompt_tps_stored=False, timing="client", timing_source="", ttft_s=0.06,
+        dispatch_late_s=LATE_S, uncertainty_s=0.0005, eos_banned=True, peak_memory_source=None,
+        outcome="complete", finish_reason="length", error=None, batch=_BATCH,
+    )  # fmt: skip
+    return msgspec.structs.replace(one, **changed)
+
+
+def planted(changed: Mapping[tuple[int, int], dict[str, Any]] = {}) -> list[ExoRun]:
+    """Three repeats of each cell; the first takes a second longer, the last one 2 ms longer.
+
+    `changed`: fields of the last request of the last batch of a cell.
+    """
+    runs = []
+    for size, tokens in ((b, n) for b in (1, 2, 4) for n in (16, 64)):
+        for repeat, more_s in enumerate((1.0, 0.0, 0.002)):
+            seconds = MODEL.batch_ns(size, tokens) / 1e9 + more_s
+            runs += [run(size, tokens, repeat, i, seconds) for i in range(size)]
+        runs[-1] = msgspec.structs.replace(runs[-1], **changed.get((size, tokens), {}))
+    return runs
+
+
+def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
+    grid = measured_grid(planted(), warmup=1, length="output")
+    assert [(c.batch, c.length, c.n, c.problem) for c in grid.cells] == [
+        (b, n, 2, None) for b in (1, 2, 4) for n in (16, 64)
+    ]
+    for cell in grid.cells:
+        seconds = MODEL.batch_ns(cell.batch, cell.length) / 1e9
+        assert (cell.min_s, cell.max_s) == (pytest.approx(seconds), pytest.approx(seconds + 0.002))
+        assert [cell.median_s, cell.mean_s, cell.model_s] == pytest.approx([seconds + 0.001] * 3)
+        assert cell.std_s == pytest.approx(0.002 / 2**0.5)
+        assert cell.step_s == pytest.approx(MODEL.step_ns(cell.batch) / 1e9)
+        assert cell.uncertainty_s == 0.002, "the requests were sent 2 ms apart"
+    place = tmp_path / "grid.csv"
+    place.write_text(grid.to_csv())
+    read = fit_batches(load_grid(place))
+    assert (read.model.alpha_ns, read.model.beta_ns, read.model.gamma) == (
+        pytest.approx(MODEL.alpha_ns + MS, rel=1e-6), pytest.approx(MODEL.beta_ns, rel=1e-6),
+        pytest.approx(MODEL.gamma, rel=1e-5),
+    )  # fmt: skip
+    assert [c.length for c in measured_grid(planted(), warmup=1, length="prompt+output").cells][:2] == [
+        48,
+        96,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"outcome": "upstream_reset"}, "1 of 4 requests failed: upstream_reset"),
+        ({"stats": msgspec.structs.replace(_STATS, generation_tokens=9)}, "an answer has 9 of 64 tokens"),
+        ({"ttft_s": 0.5}, "not all requests ran at the same time"),
+        (
+            {"ttft_s": None},
+            "answers were not streamed: whether all requests ran at the same time is not known",
+        ),
+    ],
+)
+def test_a_cell_that_was_no_batch_is_named_and_left_out(changed: dict[str, Any], problem: str) -> None:
+    grid = measured_grid(planted({(4, 64): changed}), warmup=1, length="output")
+    assert [(c.batch, c.length, c.problem) for c in grid.cells if c.problem] == [(4, 64, problem)]
+    assert grid.fit is not None and grid.fit.part.points == 5
+    assert "\n4,64," not in grid.to_csv()
+    assert "\n4,16," in grid.to_csv()
+
+
+def test_a_grid_of_one_size_has_no_model() -> None:
+    grid = measured_grid([one for one in planted() if one.concurrency == 2], warmup=1, length="output")
+    assert (grid.fit, len(grid.to_csv().splitlines())) == (None, 3)
+    assert grid.to_dict()["fit_problem"]
+
+
+@measures
+def test_a_server_of_known_cost_is_measured() -> None:
+    """80 ms to the first token and 8 ms to each other one, whatever the batch."""
+
+    async def measured() -> tuple[MeasuredGrid, MeasuredGrid]:
+        grid = ExoGrid(pp=[40], tg=[8, 32], concurrency=[1, 3], repeat=3, distinct_prompts=True)
+        async with engine(SimOptions(ttft=Duration(80 * MS), itl=Duration(8 * MS))) as e:
+            runs = (await bench(e.url, grid)).runs
+        return (
+            measured_grid(runs, warmup=1, length="output"),
+            measured_grid(runs, warmup=0, length="output"),
+        )
+
+    found, with_warmup = play(measured(), LIMIT_S)
+    assert [(c.batch, c.prompt_tokens, c.length, c.n, c.problem) for c in found.cells] == [
+        (b, 40, n, 2, None) for n in (8, 32) for b in (1, 3)
+    ]
+    assert {cell.n for cell in with_warmup.cells} == {3}
+    for cell in found.cells:
+        assert_near(cell, 0.08 + (cell.length - 1) * 0.008)
+    assert found.fit is not None
+    assert found.fit.model.beta_ns == pytest.approx(8 * MS, rel=0.25)
+
+
+def assert_near(cell: GridCell, seconds: float) -> None:
+    assert cell.min_s is not None and cell.max_s is not None
+    assert cell.uncertainty_s is not None and cell.step_s is not None
+    assert cell.min_s >= seconds - cell.uncertainty_s
+    assert cell.max_s <= seconds * 1.25 + cell.uncertainty_s
+    assert cell.step_s == pytest.approx(0.008, rel=0.25)
